@@ -1,0 +1,156 @@
+"""What a recogniser sees of a dask graph, and what it answers.
+
+Capture walks the graph from its outputs.  For every array layer that somebody needs it
+asks the recognisers in turn; the first that answers decides what the layer is.  A
+recogniser may swallow layers below the one it was asked about (the chunk step of a
+reduction, say) by naming, as its inputs, arrays further down; what nobody names is
+never visited.  A layer that no recogniser knows is left alone, with a reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from dask._task_spec import GraphNode, convert_legacy_graph
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
+
+Key = Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayInfo:
+    """The array that a layer makes: its keys are ``(name, *block)``."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: Chunks
+
+    @property
+    def numblocks(self) -> tuple[int, ...]:
+        return tuple(len(sizes) for sizes in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An array that a recognised operation reads: the layer's name, one map per axis."""
+
+    layer: str
+    axes: tuple[AxisMap, ...]
+    chunks: Chunks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A recognised operation; becomes an :class:`~dasktile.ir.Node`.
+
+    `kernel` is whatever the lowering of this family needs to write the operation's
+    tasks again for other tiles; the other fields are the node's.
+    """
+
+    op: str
+    kind: Kind
+    labels: tuple[Label, ...]
+    out: tuple[AxisMap, ...]
+    kernel: Any
+    inputs: tuple[Input, ...] = ()
+    partial: float = 0.0
+    work: float = 1.0
+    stored: Chunks | None = None
+    resident: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """The layer's array is that of another layer, only in other chunks (a rechunk)."""
+
+    layer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verbatim:
+    """Kernel of a node left alone: the graph layers it consists of, its own one last."""
+
+    layers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A program, and what is needed to write it as a dask graph again.
+
+    Parameters
+    ----------
+    program
+        The pure part.
+    kernels
+        One for each node.
+    graph
+        The graph captured from.
+    """
+
+    program: Program
+    kernels: tuple[Any, ...]
+    graph: HighLevelGraph
+
+
+@dataclass
+class GraphView:
+    """A high-level graph with what recognisers ask of it again and again.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    roots
+        Arrays whose name, shape, dtype and chunks are known from the collections
+        themselves; they outrank what layers say of themselves.
+    """
+
+    graph: HighLevelGraph
+    roots: Mapping[str, ArrayInfo] = field(default_factory=dict)
+    _arrays: dict[str, ArrayInfo | None] = field(default_factory=dict, repr=False)
+    _tasks: dict[str, dict[Key, GraphNode]] = field(default_factory=dict, repr=False)
+
+    @property
+    def layers(self) -> Mapping[str, Layer]:
+        return self.graph.layers
+
+    def array(self, name: str) -> ArrayInfo | None:
+        """The array a layer makes, or None where it is none of known shape and chunks."""
+        if name not in self._arrays:
+            self._arrays[name] = self.roots.get(name) or _annotated(name, self.layers.get(name))
+        return self._arrays[name]
+
+    def tasks(self, name: str) -> dict[Key, GraphNode]:
+        """The tasks of a layer, as dask's task objects whatever form they were in."""
+        if name not in self._tasks:
+            self._tasks[name] = dict(convert_legacy_graph(dict(self.layers[name])))
+        return self._tasks[name]
+
+    def dependencies(self, name: str) -> tuple[str, ...]:
+        """Names of the layers that a layer reads, sorted."""
+        return tuple(sorted(self.graph.dependencies.get(name, ())))
+
+
+Recogniser = Callable[[GraphView, str], "Found | Same | None"]
+
+
+def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:
+    notes = layer.collection_annotations if layer is not None else None
+    if not notes or "chunks" not in notes or "dtype" not in notes:
+        return None
+    chunks = notes["chunks"]
+    if chunks is None or notes["dtype"] is None:
+        return None
+    for sizes in chunks:
+        for size in sizes:
+            if not isinstance(size, (int, np.integer)):
+                return None
+    exact = tuple(tuple(int(size) for size in sizes) for sizes in chunks)
+    return ArrayInfo(name, tuple(map(sum, exact)), np.dtype(notes["dtype"]), exact)

@@ -1,0 +1,67 @@
+"""How one node is written as dask layers: what a writer is given and what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.ir import Chunks, Node, Tiling
+
+
+@dataclass(frozen=True, slots=True)
+class Emission:
+    """What the writer of one node needs.
+
+    Parameters
+    ----------
+    node, tiling
+        The operation and how it is cut.
+    name
+        The layer to write.  Its keys are ``(name, *block)`` over ``tiling.chunks``.
+    inputs
+        For every edge, the name of a layer that holds what each block of this node
+        needs: along an axis whose map has a label, block ``b`` of the layer is the
+        window (see :func:`dasktile.ir.windows`) of block ``b`` of that label; an axis
+        without a label has one block, the whole axis.  So the key to read is
+        ``(inputs[e], *(block[axis.label] if axis.label is not None else 0 ...))``.
+        For an edge with `chunks` the layer simply has those chunks.
+    fetch
+        ``fetch(edge, windows)`` returns the name of a layer that holds the array of
+        that edge (an index into ``node.edges``) cut by other windows, one tuple of
+        windows per axis, which the framework writes at most once.  For writers whose
+        blocks are not the labels' blocks.  No window may be empty.
+    graph
+        The graph captured from.
+    """
+
+    node: Node
+    tiling: Tiling
+    name: str
+    inputs: tuple[str, ...]
+    fetch: Callable[[int, tuple[tuple[tuple[int, int, int], ...], ...]], str]
+    graph: HighLevelGraph
+
+
+@dataclass(slots=True)
+class Emitted:
+    """Layers written for one node, and the layers each of them reads."""
+
+    layers: dict[str, Mapping[Any, Any]] = field(default_factory=dict)
+    dependencies: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
+        self.layers[name] = layer
+        self.dependencies[name] = reads
+
+
+@singledispatch
+def emit(kernel: Any, emission: Emission) -> Emitted:
+    """Write one node; implementations register themselves by the kernel's class."""
+    raise TypeError(f"no lowering is registered for kernels of type {type(kernel).__name__}")
+
+
+__all__ = ["Chunks", "Emission", "Emitted", "emit"]

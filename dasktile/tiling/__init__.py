@@ -1,0 +1,8 @@
+"""Program to tiled program: how every array is cut, and what that moves."""
+
+from dasktile.tiling.decide import MemoryLimitError, tile
+from dasktile.tiling.methods import methods
+from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.settings import Settings
+
+__all__ = ["MemoryLimitError", "Plan", "Price", "Settings", "methods", "tile"]

@@ -1,0 +1,223 @@
+"""Exact bytes between workers, for every candidate and every pair of candidates.
+
+Every worker receives what it needs minus what it already holds, once per worker and
+piece, whichever number of its tasks use it.  Boxes are products of ranges, so that the
+count is a product of overlaps, exact to the byte; two reads of one array by one node are
+counted as the union of their boxes.  A label summed across workers costs the partial
+results that meet: with ``r`` of them, ``r - 1`` times the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import Edge, Kind, Node, Role
+from dasktile.tiling.grid import sizes
+from dasktile.tiling.solve import Problem
+from dasktile.tiling.space import Boxes, Option, Space, Variable, effort
+
+Table = npt.NDArray[np.float64]
+
+#: Weight of a tile against a byte: it breaks ties between tilings that move equally
+#: much, and is small enough that no number of tiles outweighs one byte.
+TIE = 2.0**-20
+
+#: Entries of a temporary array while a table is computed.
+BLOCK = 2_000_000
+
+#: Reads of one array by one node whose union is counted exactly.
+EXACT_UNION = 3
+
+
+@dataclass
+class Costs:
+    """The cost tables of a space.
+
+    Parameters
+    ----------
+    space
+        Variables and candidates.
+    own
+        For every variable, bytes that its candidates move by themselves: partial results
+        that are summed, carries of scans.
+    tiles
+        For every variable, the number of boxes that each candidate divides the work into.
+    between
+        For pairs of variables (earlier, later), bytes moved from one to the other.
+    """
+
+    space: Space
+    own: list[Table] = field(default_factory=list)
+    tiles: list[Table] = field(default_factory=list)
+    between: dict[tuple[int, int], Table] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tables: dict[object, Table] = {}
+        for index, variable in enumerate(self.space.variables):
+            node = self.space.program.nodes[variable.node]
+            if variable.keep:
+                self.own.append(np.zeros(len(variable.options)))
+                self.tiles.append(np.zeros(len(variable.options)))
+                reads = {self.space.made[variable.node]: [variable.needs[0]]}
+            else:
+                self.own.append(self._own(variable, node))
+                self.tiles.append(
+                    np.array([self._tiles(variable, node, option) for option in variable.options])
+                )
+                reads = {}
+                for edge, need in zip(node.edges, variable.needs, strict=True):
+                    if not unknown_relation(node, edge):
+                        reads.setdefault(self.space.source(edge.producer), []).append(need)
+            for source, needs in reads.items():
+                producer = self.space.variables[source]
+                itemsize = self.space.program.nodes[producer.node].itemsize
+                key = (tuple(map(id, needs)), id(producer.held), itemsize)
+                if key not in tables:
+                    tables[key] = transfer(producer.held, needs) * itemsize
+                self.between[source, index] = tables[key]
+
+    def problem(self, tile_weight: float = TIE) -> Problem:
+        """Bytes moved plus `tile_weight` a tile, to be minimised."""
+        unary = [own + tile_weight * tiles for own, tiles in zip(self.own, self.tiles, strict=True)]
+        return Problem(unary, self.between)
+
+    def moved(self, states: Sequence[int]) -> tuple[int, ...]:
+        """Bytes moved for every node under an assignment."""
+        found = [0.0] * len(self.space.program.nodes)
+        for index, variable in enumerate(self.space.variables):
+            found[variable.node] += float(self.own[index][states[index]])
+        for (source, index), table in self.between.items():
+            node = self.space.variables[index].node
+            found[node] += float(table[states[source], states[index]])
+        return tuple(math.ceil(moved - 1e-6) for moved in found)
+
+    def loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Operations of every worker under an assignment."""
+        total = np.zeros(self.space.mesh.workers)
+        for index, variable in enumerate(self.space.variables):
+            if not variable.keep:
+                node = self.space.program.nodes[variable.node]
+                state = np.array([states[index]])
+                box = Boxes(variable.work.lo[state], variable.work.hi[state],
+                            variable.work.active[state])  # fmt: skip
+                total += box.volume()[0] * effort(node)
+        return total
+
+    def _own(self, variable: Variable, node: Node) -> Table:
+        constant = sum(
+            self.space.program.nodes[edge.producer].nbytes * (1 - 1 / self.space.mesh.workers)
+            for edge in node.edges
+            if unknown_relation(node, edge)
+        )
+        return np.array([constant + self._met(variable, node, option)
+                         for option in variable.options])  # fmt: skip
+
+    def _met(self, variable: Variable, node: Node, option: Option) -> float:
+        """Bytes of partial results and carries that cross between workers."""
+        total = 0.0
+        partials = 1
+        for position, label in enumerate(node.labels):
+            if label.role is Role.REDUCE:
+                partials *= self._pieces(variable, option, position)
+            elif label.role is Role.SCAN and label.size:
+                pieces = self._pieces(variable, option, position)
+                total += (pieces - 1) * node.size / label.size * node.partial
+        return total + (partials - 1) * node.size * node.partial
+
+    def _tiles(self, variable: Variable, node: Node, option: Option) -> float:
+        pieces = [self._pieces(variable, option, label) for label in range(len(node.labels))]
+        final = math.prod(
+            size
+            for size, target in zip(self.space.mesh.shape, option.scatter, strict=True)
+            if target is not None
+        ) * math.prod(pieces[axis.label] for axis in node.out if axis.label is not None)
+        return float(math.prod(pieces) + final)
+
+    def _pieces(self, variable: Variable, option: Option, label: int) -> int:
+        axes = tuple(axis for axis, cut in enumerate(option.mesh) if cut == label)
+        if not axes:
+            return 1
+        grid = self.space.axes.grids[variable.node][label]
+        size = self.space.program.nodes[variable.node].labels[label].size
+        return len(sizes(size, self.space.mesh.parts(axes), grid))
+
+
+def unknown_relation(node: Node, edge: Edge) -> bool:
+    """True where nothing ties a node's blocks to those of an array it reads.
+
+    Such a read is priced as if the array came from all workers alike.
+    """
+    return (
+        node.kind is Kind.OPAQUE
+        and edge.chunks is not None
+        and all(axis.label is None for axis in edge.axes)
+        and any(len(label.cuts) > 1 for label in node.labels)
+    )
+
+
+def transfer(held: Boxes, needs: Sequence[Boxes]) -> Table:
+    """Elements that workers must receive, (candidates of the holder, of the reader).
+
+    Parameters
+    ----------
+    held
+        What each worker holds.
+    needs
+        What it needs; several boxes count as their union.
+    """
+    if len(needs) > EXACT_UNION:
+        return transfer(held, [_hull(needs)])
+    total = np.zeros((len(held.lo), len(needs[0].lo)))
+    for count in range(1, len(needs) + 1):
+        for group in itertools.combinations(needs, count):
+            common = group[0]
+            for other in group[1:]:
+                common = _common(common, other)
+            missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common)
+            total += missing if count % 2 else -missing
+    return np.maximum(total, 0.0)
+
+
+def _common(one: Boxes, other: Boxes) -> Boxes:
+    lo = np.maximum(one.lo, other.lo)
+    hi = np.maximum(np.minimum(one.hi, other.hi), lo)
+    return Boxes(lo, hi, one.active & other.active, min(one.density, other.density))
+
+
+def _hull(needs: Sequence[Boxes]) -> Boxes:
+    """The box around many boxes (a stencil's reads overlap almost entirely)."""
+    lo = needs[0].lo
+    hi = needs[0].hi
+    active = needs[0].active
+    for other in needs[1:]:
+        empty = (hi <= lo).any(axis=2, keepdims=True)
+        none = (other.hi <= other.lo).any(axis=2, keepdims=True)
+        lo, hi = (
+            np.where(empty, other.lo, np.where(none, lo, np.minimum(lo, other.lo))),
+            np.where(empty, other.hi, np.where(none, hi, np.maximum(hi, other.hi))),
+        )
+        active = active | other.active
+    return replace(needs[0], lo=lo, hi=hi, active=active, density=1.0)
+
+
+def _overlap(held: Boxes, need: Boxes) -> Table:
+    """Elements that workers need and have, (candidates of the holder, of the reader)."""
+    rows, workers, axes = held.lo.shape
+    columns = len(need.lo)
+    found = np.empty((rows, columns))
+    step = max(1, BLOCK // max(1, columns * workers))
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        both = (held.active[part, None] & need.active[None]).astype(np.float64)
+        for axis in range(axes):
+            lo = np.maximum(held.lo[part, None, :, axis], need.lo[None, :, :, axis])
+            hi = np.minimum(held.hi[part, None, :, axis], need.hi[None, :, :, axis])
+            both *= np.maximum(hi - lo, 0)
+        found[part] = both.sum(axis=2)
+    return found * need.density

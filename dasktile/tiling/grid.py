@@ -1,0 +1,157 @@
+"""Where labels may be cut: axis classes, and the boundaries that data already has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from dasktile.ir import Kind, Node, Program, Role, bounds
+
+#: A class follows boundaries that data already has as long as its largest part stays
+#: within this factor of the mean: moving nothing is worth a little imbalance.
+EVEN_ENOUGH = 1.25
+
+#: Positions at which a label may be cut, 0 and its size included; None is anywhere.
+Grid = tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """The labels of a program, grouped into classes that are best cut alike.
+
+    Parameters
+    ----------
+    members
+        For every node, the class of each of its labels.
+    grids
+        For every node and label, the boundaries it keeps to.  Stored chunks and pinned
+        labels keep theirs strictly; the rest of a class follows where that is even
+        enough.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    grids: tuple[tuple[Grid, ...], ...]
+
+
+@lru_cache(maxsize=65536)
+def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
+    """Boundaries of `parts` near-even parts of a label, on the positions of `grid`.
+
+    The boundaries of few parts are among those of any multiple of them, so that a
+    coarse tile is always a union of fine ones.
+
+    Returns
+    -------
+    ``parts + 1`` boundaries; parts may be empty where the grid is too coarse.
+    """
+    ideal = [part * size // parts for part in range(parts + 1)]
+    if grid is None:
+        return tuple(ideal)
+    positions = np.asarray(grid)
+    wanted = np.asarray(ideal)
+    right = np.clip(np.searchsorted(positions, wanted), 0, len(positions) - 1)
+    left = np.maximum(right - 1, 0)
+    nearer = np.where(wanted - positions[left] < positions[right] - wanted, left, right)
+    return tuple(int(position) for position in positions[nearer])
+
+
+def sizes(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
+    """Chunk sizes of :func:`split`, empty parts left out."""
+    edges = split(size, parts, grid)
+    found = tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True) if hi > lo)
+    return found or (size,)
+
+
+def own_axes(program: Program) -> Axes:
+    """Every label keeps to the boundaries it has in the input's own graph."""
+    members = axis_classes(program)
+    grids = tuple(tuple(bounds(label.cuts) for label in node.labels) for node in program.nodes)
+    return Axes(members, grids)
+
+
+def free_axes(program: Program, workers: int) -> Axes:
+    """Boundaries for tiling anew: those of stored and pinned data, elsewhere free."""
+    members = axis_classes(program)
+    wanted: dict[int, dict[tuple[int, ...], int]] = {}
+    fixed: dict[tuple[int, int], tuple[int, ...]] = {}
+    for index, node in enumerate(program.nodes):
+        for position, grid in _fixed_grids(node):
+            fixed[index, position] = grid
+            if len(grid) > 2:
+                weights = wanted.setdefault(members[index][position], {})
+                weights[grid] = weights.get(grid, 0) + node.nbytes
+    shared: dict[int, Grid] = {}
+    for klass, weights in wanted.items():
+        common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))
+        heaviest = max(weights, key=lambda grid: (weights[grid], grid))
+        choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers)]
+        shared[klass] = choices[0] if choices else None
+    grids = tuple(
+        tuple(
+            fixed.get((index, position), shared.get(members[index][position]))
+            for position in range(len(node.labels))
+        )
+        for index, node in enumerate(program.nodes)
+    )
+    return Axes(members, grids)
+
+
+def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:
+    """Labels of a node that are only ever cut at certain boundaries."""
+    found = []
+    for position, label in enumerate(node.labels):
+        if label.role is Role.PINNED or node.kind is Kind.OPAQUE:
+            found.append((position, bounds(label.cuts)))
+        elif node.stored is not None:
+            for axis, stored in zip(node.out, node.stored, strict=True):
+                if axis.label == position and axis.identity:
+                    found.append((position, bounds(stored)))
+    return found
+
+
+def _even_enough(grid: Sequence[int], workers: int) -> bool:
+    size = grid[-1]
+    edges = split(size, workers, tuple(grid))
+    largest = max(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
+    return largest * workers <= EVEN_ENOUGH * size
+
+
+def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:
+    """Group labels that run along the same axis of the same data.
+
+    Two labels are in one class where an edge ties them one to one: a consumer's label
+    that walks a producer's axis from end to end, which is itself a label of the producer.
+    """
+    offsets: list[int] = []
+    total = 0
+    for node in program.nodes:
+        offsets.append(total)
+        total += len(node.labels)
+    parent = list(range(total))
+
+    def find(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    for index, node in enumerate(program.nodes):
+        for edge in node.edges:
+            producer = program.nodes[edge.producer]
+            for made, read in zip(producer.out, edge.axes, strict=True):
+                if made.label is None or read.label is None:
+                    continue
+                if not (made.identity and read.identity):
+                    continue
+                if producer.labels[made.label].size != node.labels[read.label].size:
+                    continue
+                one = find(offsets[index] + read.label)
+                other = find(offsets[edge.producer] + made.label)
+                parent[max(one, other)] = min(one, other)
+    return tuple(
+        tuple(find(offsets[index] + position) for position in range(len(node.labels)))
+        for index, node in enumerate(program.nodes)
+    )

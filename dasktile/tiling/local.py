@@ -1,0 +1,517 @@
+"""The second level: into how many tiles each worker's share is cut.
+
+Bytes between workers are settled by then.  What is left is memory (a task's tiles and
+result must fit), overlap (two to four tiles a worker, so that one travels while another
+is computed) and tasks (neighbours that cut an axis at different places need tasks that
+cut and join tiles).  Labels of one axis class are offered the same few part counts,
+each a multiple of the one before, so that most neighbours agree and the rest nest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Tiling, bounds, windows
+from dasktile.tiling.grid import Grid, sizes
+from dasktile.tiling.settings import Settings
+from dasktile.tiling.solve import Problem, solve
+from dasktile.tiling.space import Option, Space
+
+#: Local cuts offered for one node at the most.
+MAX_CUTS = 32
+
+#: Partial results that one task combines.
+FAN_IN = 8
+
+#: What a tile too few costs each worker, in tasks: it waits while that tile travels.
+IDLE = 4.0
+
+Parts = tuple[int, ...]
+
+
+class MemoryLimitError(ValueError):
+    """No tile of a node fits the memory limit, however finely it is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """One level-two variable: the parts of the labels of a node or of a kept array."""
+
+    node: int
+    keep: bool
+    option: Option
+    classes: tuple[int, ...]
+    label_sizes: tuple[int, ...]
+    grids: tuple[Grid, ...]
+    fixed: tuple[tuple[int, ...] | None, ...]
+    mesh_parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """The outcome: a tiling for every node, kept chunks, and what it costs.
+
+    Parameters
+    ----------
+    tilings, kept
+        As in :class:`~dasktile.ir.TiledProgram`.
+    tasks, peak
+        As in :class:`~dasktile.tiling.plan.Price`.
+    """
+
+    tilings: tuple[Tiling, ...]
+    kept: dict[int, Chunks]
+    tasks: tuple[int, ...]
+    peak: tuple[int, ...]
+
+
+@dataclass
+class Splitter:
+    """Chooses local cuts for given mesh tilings.
+
+    Parameters
+    ----------
+    space, states
+        The first level's variables and its decision.
+    settings
+        Constants.
+    memory_limit
+        Bytes that one task's tiles and result may take, or None.
+    threads
+        Tasks that a worker runs at once.
+    anew
+        True to choose part counts; False to keep every label's own cuts (the input's own
+        chunks, which are then only priced).
+    """
+
+    space: Space
+    states: Sequence[int]
+    settings: Settings
+    memory_limit: int | None = None
+    threads: int = 1
+    anew: bool = True
+    choices: list[_Choice] = field(default_factory=list)
+    fine: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for variable, state in zip(self.space.variables, self.states, strict=True):
+            self.choices.append(self._choice(variable.node, variable.keep, variable.options[state]))
+
+    def run(self) -> Local:
+        """Decide, and say what it costs.
+
+        Raises
+        ------
+        MemoryLimitError
+            If some node does not fit the memory limit in any tiles.
+        """
+        if self.anew:
+            self._start()
+            self._refine_for_overlap()
+            self._refine_for_memory()
+        offers = [self._offers(choice) for choice in self.choices]
+        chunks = [
+            [self._chunks(choice, parts) for parts in offer]
+            for choice, offer in zip(self.choices, offers, strict=True)
+        ]
+        unary = [
+            np.array([self._unary(choice, parts) for parts in offer])
+            for choice, offer in zip(self.choices, offers, strict=True)
+        ]
+        pairwise: dict[tuple[int, int], np.ndarray] = {}
+        for source, reader, edge in self._edges():
+            table = self._conversion_table(source, reader, edge, offers, chunks)
+            if (source, reader) in pairwise:
+                table = table + pairwise[source, reader]
+            pairwise[source, reader] = table
+        solution = solve(Problem(unary, pairwise), self.settings.width_budget)
+        return self._outcome(solution.states, offers, chunks)
+
+    # -- what may be chosen ------------------------------------------------------------
+
+    def _choice(self, index: int, keep: bool, option: Option) -> _Choice:
+        node = self.space.program.nodes[index]
+        classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
+        shape = self.space.mesh.shape
+        if keep:
+            seen = [(axis.label, axis.width) for axis in node.out]
+            found = tuple(-1 if label is None else classes[label] for label, _ in seen)
+            spots = tuple(
+                None if label is None or grids[label] is None
+                else tuple(width * position for position in grids[label] or ())
+                for label, width in seen
+            )  # fmt: skip
+            lengths, fixed = node.shape, (None,) * len(node.shape)
+        else:
+            found, spots = classes, grids
+            lengths = tuple(label.size for label in node.labels)
+            fixed = tuple(
+                label.cuts
+                if not self.anew or label.role is Role.PINNED or node.kind is Kind.OPAQUE
+                else (label.size,) if label.role is Role.WHOLE else None
+                for label in node.labels
+            )  # fmt: skip
+        mesh_parts = tuple(
+            math.prod(size for size, cut in zip(shape, option.mesh, strict=True) if cut == label)
+            for label in range(len(lengths))
+        )
+        return _Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts)
+
+    def _start(self) -> None:
+        """The coarsest common refinement of all mesh cuts of a class."""
+        for choice in self.choices:
+            for klass, parts, fixed in zip(
+                choice.classes, choice.mesh_parts, choice.fixed, strict=True
+            ):
+                if klass >= 0 and fixed is None:
+                    self.fine[klass] = math.lcm(self.fine.get(klass, 1), parts)
+
+    def _refine_for_overlap(self) -> None:
+        """Give every worker a few tiles of the arrays that are large enough."""
+        workers = self.space.mesh.workers
+        target = max(self.settings.tiles_per_worker, self.threads)
+        for choice in self.choices:
+            node = self.space.program.nodes[choice.node]
+            if choice.keep or not self._worth_overlap(node):
+                continue
+            while True:
+                parts = self._finest(choice)
+                if math.prod(parts) >= target * workers:
+                    break
+                widest = self._widest(choice, parts, [float(s) for s in choice.label_sizes])
+                if widest is None:
+                    break
+                self.fine[choice.classes[widest]] *= 2
+
+    def _worth_overlap(self, node: Node) -> bool:
+        most = max(
+            [node.nbytes]
+            + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
+        )
+        share = max(self.settings.tiles_per_worker, self.threads) * self.settings.min_tile
+        return most >= share * self.space.mesh.workers
+
+    def _refine_for_memory(self) -> None:
+        limit = self.memory_limit or self.settings.max_task
+        for choice in self.choices:
+            if choice.keep:
+                continue
+            node = self.space.program.nodes[choice.node]
+            while True:
+                parts = self._finest(choice)
+                need = self._working_set(choice, parts)
+                if need <= limit:
+                    break
+                weights = [
+                    need - self._working_set(choice, _doubled(parts, label))
+                    for label in range(len(parts))
+                ]
+                widest = self._widest(choice, parts, [float(weight) for weight in weights])
+                if widest is None:
+                    if self.memory_limit is None or node.pinned:
+                        break
+                    raise MemoryLimitError(
+                        f"memory_limit of {self.memory_limit} bytes is below one tile: {node.op} "
+                        f"{node.name!r} needs {need} bytes for its smallest tiles"
+                    )
+                self.fine[choice.classes[widest]] *= 2
+
+    def _widest(self, choice: _Choice, parts: Parts, weights: list[float]) -> int | None:
+        """The label most worth cutting further, labels cut by the mesh first among equals."""
+        able = [
+            label
+            for label, size in enumerate(choice.label_sizes)
+            if choice.fixed[label] is None and parts[label] < size and weights[label] > 0
+            and len(self._cuts(choice, label, parts[label] * 2))
+            > len(self._cuts(choice, label, parts[label]))
+        ]  # fmt: skip
+        if not able:
+            return None
+        return max(able, key=lambda label: (weights[label], parts[label], -label))
+
+    def _finest(self, choice: _Choice) -> Parts:
+        return tuple(
+            len(fixed) if fixed is not None
+            else min(max(self.fine.get(klass, 1), parts), max(size, 1))
+            for klass, parts, fixed, size in zip(
+                choice.classes, choice.mesh_parts, choice.fixed, choice.label_sizes, strict=True
+            )
+        )  # fmt: skip
+
+    def _offers(self, choice: _Choice) -> list[Parts]:
+        """Part counts to choose among, cheapest first, at most :data:`MAX_CUTS`."""
+        ladders: list[list[int]] = []
+        for fixed, low, high in zip(
+            choice.fixed, choice.mesh_parts, self._finest(choice), strict=True
+        ):
+            if fixed is not None:
+                ladders.append([len(fixed)])
+                continue
+            low = min(low, high)
+            steps = [low]
+            while steps[-1] * 2 < high and high % (steps[-1] * 2) == 0:
+                steps.append(steps[-1] * 2)
+            ladders.append(list(dict.fromkeys([*steps, high])))
+        while math.prod(map(len, ladders)) > 4 * MAX_CUTS:
+            longest = max(range(len(ladders)), key=lambda label: (len(ladders[label]), -label))
+            if len(ladders[longest]) == 2:
+                break
+            del ladders[longest][1]
+        offers = list(itertools.islice(itertools.product(*ladders), 64 * MAX_CUTS))
+        if len(offers) > MAX_CUTS:
+            # the finest always fits memory where anything does: it stays on offer
+            offers = sorted(offers[:-1], key=lambda parts: self._unary(choice, parts))
+            offers = offers[: MAX_CUTS - 1] + [self._finest(choice)]
+        return list(dict.fromkeys(offers))
+
+    def _cuts(self, choice: _Choice, label: int, parts: int) -> tuple[int, ...]:
+        fixed = choice.fixed[label]
+        if fixed is not None:
+            return fixed
+        return sizes(choice.label_sizes[label], parts, choice.grids[label])
+
+    # -- what it costs -----------------------------------------------------------------
+
+    def _unary(self, choice: _Choice, parts: Parts) -> float:
+        """Tasks, in bytes, and what is lost where nothing overlaps."""
+        if choice.keep:
+            return 0.0
+        node = self.space.program.nodes[choice.node]
+        settings, workers = self.settings, self.space.mesh.workers
+        cost = self._tasks(choice, parts) * settings.task_bytes
+        if self.anew and self._worth_overlap(node):
+            target = max(settings.tiles_per_worker, self.threads)
+            each = math.prod(parts) / math.prod(choice.mesh_parts)
+            if each < target:
+                cost += IDLE * settings.task_bytes * workers * (target - each)
+        if self.anew and not node.pinned:
+            limit = self.memory_limit or settings.max_task
+            need = self._working_set(choice, parts)
+            if need > limit:
+                cost += 1e6 * settings.task_bytes * need / limit
+        return cost
+
+    def _tasks(self, choice: _Choice, parts: Parts) -> float:
+        """Tasks that run a node's own operation."""
+        node = self.space.program.nodes[choice.node]
+        blocks = [len(self._cuts(choice, label, count)) for label, count in enumerate(parts)]
+        every = float(math.prod(blocks))
+        reduced = math.prod(
+            count for count, label in zip(blocks, node.labels, strict=True)
+            if label.role is Role.REDUCE
+        )  # fmt: skip
+        tiles = math.prod(map(len, self._chunks(choice, parts)))
+        if node.kind is Kind.CONTRACT and not self.anew:
+            # stock dask keeps every partial product and sums them in a tree of its own
+            return every + (every / 4 + tiles if reduced > 1 else tiles)
+        if node.kind is Kind.CONTRACT:
+            meeting = math.prod(
+                count for count, label in zip(choice.mesh_parts, node.labels, strict=True)
+                if label.role is Role.REDUCE
+            )  # fmt: skip
+            scattered = any(target is not None for target in choice.option.scatter)
+            return every + (tiles * (1 + (meeting if scattered else 0)) if meeting > 1 else 0)
+        if node.kind is Kind.FOLD:
+            return every + tiles * max(1, math.ceil((reduced - 1) / (FAN_IN - 1)))
+        if node.kind is Kind.SCAN:
+            return 3 * every
+        return every
+
+    def _working_set(self, choice: _Choice, parts: Parts) -> int:
+        """Bytes of the tiles that one task reads and writes."""
+        node = self.space.program.nodes[choice.node]
+        longest = [max(self._cuts(choice, label, count)) for label, count in enumerate(parts)]
+        blocks = [
+            math.prod(_span(axis, longest, size) for axis, size in zip(
+                edge.axes, self.space.program.nodes[edge.producer].shape, strict=True))
+            * self.space.program.nodes[edge.producer].itemsize
+            for edge in node.edges
+        ]  # fmt: skip
+        own = math.prod(
+            size if axis.label is None else axis.width * longest[axis.label]
+            for axis, size in zip(node.out, node.shape, strict=True)
+        )
+        # a tile joined from pieces is there twice for a moment
+        return max([sum(blocks) + own * node.itemsize] + [2 * block for block in blocks])
+
+    def _chunks(self, choice: _Choice, parts: Parts) -> Chunks:
+        """Chunks of the array."""
+        cuts = [self._cuts(choice, label, count) for label, count in enumerate(parts)]
+        if choice.keep:
+            return tuple(cuts)
+        node = self.space.program.nodes[choice.node]
+        found: list[tuple[int, ...]] = []
+        for column, (axis, size) in enumerate(zip(node.out, node.shape, strict=True)):
+            if axis.label is None:
+                found.append((size,))
+                continue
+            label_cuts = cuts[axis.label]
+            scattered = math.prod(
+                extent
+                for extent, target in zip(
+                    self.space.mesh.shape, choice.option.scatter, strict=True
+                )
+                if target == column
+            )
+            if self.anew and scattered > 1 and choice.fixed[axis.label] is None:
+                wanted = choice.mesh_parts[axis.label] * scattered
+                count = math.lcm(parts[axis.label], wanted)
+                label_cuts = self._cuts(choice, axis.label, min(count, max(size, 1)))
+                if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
+                    label_cuts = cuts[axis.label]
+            found.append(tuple(axis.width * cut for cut in label_cuts))
+        return tuple(found)
+
+    def _edges(self) -> list[tuple[int, int, Edge]]:
+        found = []
+        for reader, choice in enumerate(self.choices):
+            node = self.space.program.nodes[choice.node]
+            if choice.keep:
+                axes = tuple(AxisMap(axis) for axis in range(len(node.shape)))
+                found.append((self.space.made[choice.node], reader, Edge(choice.node, axes)))
+                continue
+            for edge in dict.fromkeys(node.edges):
+                found.append((self.space.source(edge.producer), reader, edge))
+        return found
+
+    def _conversion_table(
+        self,
+        source: int,
+        reader: int,
+        edge: Edge,
+        offers: Sequence[Sequence[Parts]],
+        chunks: Sequence[Sequence[Chunks]],
+    ) -> np.ndarray:
+        """Tasks, in bytes, that turn a producer's tiles into those its reader needs."""
+        producer = self.space.program.nodes[edge.producer]
+        choice = self.choices[reader]
+        copies = self._copies(choice, edge)
+        table = np.empty((len(offers[source]), len(offers[reader])))
+        for column, parts in enumerate(offers[reader]):
+            cuts = [self._cuts(choice, label, count) for label, count in enumerate(parts)]
+            for row, made in enumerate(chunks[source]):
+                tasks, pieces = conversion(edge, cuts, producer.shape, made)
+                table[row, column] = tasks * self.settings.task_bytes
+                if copies > 1 and pieces > 1:
+                    # a joined tile is made on one worker and sent whole to the others
+                    table[row, column] += producer.nbytes * (1 - 1 / pieces)
+        return table
+
+    def _copies(self, choice: _Choice, edge: Edge) -> int:
+        """How many workers need the same part of an array."""
+        used = {axis.label for axis in edge.axes}
+        return math.prod(
+            size
+            for size, cut, spread in zip(
+                self.space.mesh.shape, choice.option.mesh, choice.option.spread, strict=True
+            )
+            if (cut is not None and cut not in used) or spread
+        )
+
+    def _outcome(
+        self,
+        states: Sequence[int],
+        offers: Sequence[Sequence[Parts]],
+        chunks: Sequence[Sequence[Chunks]],
+    ) -> Local:
+        program = self.space.program
+        tasks = [0.0] * len(program.nodes)
+        peak = [0] * len(program.nodes)
+        tilings: list[Tiling] = []
+        kept: dict[int, Chunks] = {}
+        for position, (choice, state) in enumerate(zip(self.choices, states, strict=True)):
+            parts = offers[position][state]
+            if choice.keep:
+                if chunks[position][state] != tilings[choice.node].chunks:
+                    kept[choice.node] = chunks[position][state]
+                continue
+            tasks[choice.node] += self._tasks(choice, parts)
+            peak[choice.node] = self._working_set(choice, parts)
+            cuts = tuple(self._cuts(choice, label, count) for label, count in enumerate(parts))
+            tilings.append(
+                Tiling(choice.option.mesh, choice.option.scatter, cuts, chunks[position][state])
+            )
+        for source, reader, edge in self._edges():
+            choice = self.choices[reader]
+            cuts = tuple(
+                self._cuts(choice, label, count)
+                for label, count in enumerate(offers[reader][states[reader]])
+            )
+            shape = program.nodes[edge.producer].shape
+            tasks[choice.node] += conversion(edge, cuts, shape, chunks[source][states[source]])[0]
+        return Local(tuple(tilings), kept, tuple(math.ceil(count) for count in tasks), tuple(peak))
+
+
+def _doubled(parts: Parts, label: int) -> Parts:
+    return tuple(count * 2 if at == label else count for at, count in enumerate(parts))
+
+
+def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:
+    """Elements of an axis that the longest block of its label touches."""
+    if axis.label is None:
+        return size
+    extent = longest[axis.label]
+    if extent == 0:
+        return 0
+    if axis.width < abs(axis.step):
+        return min(extent * axis.width, size)
+    return min(abs(axis.step) * (extent - 1) + axis.width, size)
+
+
+def conversion(
+    edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
+) -> tuple[float, float]:
+    """Tasks that cut and join a producer's tiles for a reader, and pieces per joined tile.
+
+    Parameters
+    ----------
+    edge
+        The read.
+    cuts
+        Chunk sizes of the reader's labels.
+    shape, made
+        Shape and chunks of the producer's array.
+    """
+    wanted, pieces, whole, single, exact = 1, 1, 1, 1, True
+    for position, (axis, size, sizes_made) in enumerate(zip(edge.axes, shape, made, strict=True)):
+        if edge.chunks is not None:
+            found = _axis_pieces(AxisMap(0), edge.chunks[position], size, sizes_made)
+        else:
+            label_cuts = None if axis.label is None else cuts[axis.label]
+            found = _axis_pieces(axis, label_cuts, size, sizes_made)
+        wanted, pieces = wanted * found[0], pieces * found[1]
+        whole, single, exact = whole * found[2], single * found[3], exact and found[4]
+    if exact:
+        return 0.0, 1.0
+    return float(pieces - whole + wanted - single), pieces / max(wanted, 1)
+
+
+@lru_cache(maxsize=65536)
+def _axis_pieces(
+    axis: AxisMap, cuts: tuple[int, ...] | None, size: int, made: tuple[int, ...]
+) -> tuple[int, int, int, int, bool]:
+    """Along one axis: windows, pieces, whole blocks among them, windows of one piece, and
+    whether the windows are just the blocks."""
+    edges = np.asarray(bounds(made))
+    found = windows(axis, cuts, size)
+    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in found])
+    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in found])
+    filled = hi > lo
+    first = np.searchsorted(edges, lo, side="right") - 1
+    last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
+    pieces = np.where(filled, last - first + 1, 0)
+    plain = np.array([step == 1 for _, _, step in found])
+    begins = np.searchsorted(edges, lo, side="left")
+    ends = np.searchsorted(edges, hi, side="right") - 1
+    whole = np.where(filled & plain, np.maximum(ends - begins, 0), 0)
+    exact = len(found) == len(made) and bool(
+        np.all(plain) and np.all(lo == edges[:-1]) and np.all(hi == edges[1:])
+    )
+    return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),
+            int((pieces == 1).sum()), exact)  # fmt: skip

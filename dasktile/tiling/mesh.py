@@ -1,0 +1,90 @@
+"""The worker mesh: workers as a small grid whose axes cut labels."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+#: More axes give the solver more tilings to choose from, at a price that grows as a power.
+MAX_AXES = 3
+
+
+def mesh_shape(workers: int, max_axes: int = MAX_AXES) -> tuple[int, ...]:
+    """Factor a number of workers into the axes of a mesh, largest first.
+
+    Parameters
+    ----------
+    workers
+        Number of processes that send bytes to each other, at least 1.
+    max_axes
+        The prime factors are merged, as evenly as possible, into at most so many axes.
+
+    Examples
+    --------
+    >>> mesh_shape(4), mesh_shape(12), mesh_shape(64), mesh_shape(7), mesh_shape(1)
+    ((2, 2), (3, 2, 2), (4, 4, 4), (7,), ())
+    """
+    axes: list[int] = []
+    for prime in _primes(workers):
+        if len(axes) < max_axes:
+            axes.append(prime)
+        else:
+            smallest = min(range(len(axes)), key=axes.__getitem__)
+            axes[smallest] *= prime
+    return tuple(sorted(axes, reverse=True))
+
+
+def _primes(number: int) -> list[int]:
+    """Prime factors, largest first."""
+    found: list[int] = []
+    divisor = 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    if number > 1:
+        found.append(number)
+    return found[::-1]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A grid of workers.
+
+    Parameters
+    ----------
+    shape
+        Sizes of the axes, slowest link first.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def workers(self) -> int:
+        return math.prod(self.shape)
+
+    @cached_property
+    def coordinates(self) -> npt.NDArray[np.int64]:
+        """Coordinates of every worker, (workers, axes)."""
+        grid = np.indices(self.shape, dtype=np.int64)
+        return np.moveaxis(grid, 0, -1).reshape(self.workers, len(self.shape))
+
+    def parts(self, axes: tuple[int, ...]) -> int:
+        """Into how many parts a label is cut by these axes of the mesh."""
+        return math.prod(self.shape[axis] for axis in axes)
+
+    def digits(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Which of the :meth:`parts` each worker has, in mixed radix over `axes`."""
+        index = np.zeros(self.workers, dtype=np.int64)
+        for axis in axes:
+            index = index * self.shape[axis] + self.coordinates[:, axis]
+        return index
+
+    def first(self, axes: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+        """True for workers at the origin of all these axes."""
+        return np.asarray(np.all(self.coordinates[:, list(axes)] == 0, axis=1))

@@ -1,0 +1,371 @@
+"""The candidate tilings of every node, and which box of every array each worker then has.
+
+A *variable* is either a node's own tiling or, for an array with several readers, the
+tiling it is kept in for them.  A candidate says for each axis of the mesh which label it
+cuts; from that follow, for every worker, the box of the loop nest it runs, the box of the
+result it holds and the box of every input it needs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import AxisMap, Kind, Label, Node, Program, Role
+from dasktile.tiling.grid import Axes, Grid, split
+from dasktile.tiling.mesh import Mesh
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+#: Largest worker's work over the mean that a candidate may have; more only where the
+#: chunks that a node must keep allow no better.
+BALANCE = 1.1
+
+#: Operations in the time of one byte to or from memory: a core multiplies matrices at tens
+#: of GFLOP/s and adds arrays at a few GB/s.
+BYTE_WORK = 5.0
+
+#: Nodes that together do less than this share of one worker's work need not be divided.
+SMALL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One candidate.
+
+    Parameters
+    ----------
+    mesh
+        For every mesh axis, the label it cuts or None.
+    scatter
+        For every mesh axis that cuts a ``REDUCE`` label, the output axis along which
+        the sum is divided again, or None where it ends on one worker.
+    spread
+        For every mesh axis without a label, True where each worker along it has a copy
+        and False where only the first has it.
+    """
+
+    mesh: tuple[int | None, ...]
+    scatter: tuple[int | None, ...]
+    spread: tuple[bool, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A box per candidate and worker: bounds (candidates, workers, axes), and who has one.
+
+    `density` is the share of the elements within the bounds that are meant (a strided
+    slice touches every other one).
+    """
+
+    lo: Ints
+    hi: Ints
+    active: Bools
+    density: float = 1.0
+
+    def volume(self) -> npt.NDArray[np.float64]:
+        """Elements, (candidates, workers)."""
+        found: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
+        return found * self.active * self.density
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """A choice to make.
+
+    Parameters
+    ----------
+    node
+        Index of the node.
+    keep
+        True for the choice of how the node's array is kept for its readers.
+    options
+        The candidates.
+    work
+        The loop nest's box.
+    held
+        The result's box.
+    needs
+        For every edge, the box read.
+    """
+
+    node: int
+    keep: bool
+    options: tuple[Option, ...]
+    work: Boxes
+    held: Boxes
+    needs: tuple[Boxes, ...]
+
+
+@dataclass
+class Space:
+    """All variables of a program.
+
+    Parameters
+    ----------
+    program, mesh, axes
+        What is tiled, for whom, and where it may be cut.
+    max_states
+        Candidates of one variable at the most.
+    copy_limit
+        Bytes of one array that a single worker may hold copied, or None.
+    """
+
+    program: Program
+    mesh: Mesh
+    axes: Axes
+    max_states: int
+    copy_limit: int | None = None
+    variables: list[Variable] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)
+    kept: dict[int, int] = field(default_factory=dict)
+    _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes, ...]]] = field(
+        default_factory=dict, repr=False
+    )
+
+    def __post_init__(self) -> None:
+        small = small_nodes(self.program, self.mesh.workers)
+        for index, node in enumerate(self.program.nodes):
+            self.made.append(len(self.variables))
+            self.variables.append(self._own(index, node, index in small))
+            if len(self.program.consumers(index)) > 1:
+                self.kept[index] = len(self.variables)
+                self.variables.append(self._keep(index, node))
+
+    def source(self, node: int) -> int:
+        """The variable that says where readers of a node's array find it."""
+        return self.kept.get(node, self.made[node])
+
+    def _own(self, index: int, node: Node, small: bool) -> Variable:
+        grids = self.axes.grids[index]
+        shapes = tuple(self.program.nodes[edge.producer].shape for edge in node.edges)
+        key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
+               tuple(edge.axes for edge in node.edges))  # fmt: skip
+        if key not in self._cache:
+            options = list(_options(node, self.mesh))
+            boxes = _Layout(self.mesh, node.labels, grids)
+            work = boxes.work(options)
+            chosen = _balanced(work, node.iterations, self.mesh.workers, small)
+            needs = [boxes.need(options, edge.axes, shape)
+                     for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
+            if len(chosen) > self.max_states:
+                # too many: those whose inputs are smallest on the busiest worker
+                reach = sum((need.volume().max(axis=1) for need in needs), np.zeros(len(options)))
+                reach = reach + work.volume().max(axis=1) * 1e-9
+                order = np.argsort(reach[chosen], kind="stable")[: self.max_states]
+                chosen = np.sort(chosen[order])
+            options = [options[choice] for choice in chosen]
+            held = boxes.held(options, node.out, node.shape)
+            self._cache[key] = (tuple(options), _take(work, chosen), held,
+                                tuple(_take(need, chosen) for need in needs))  # fmt: skip
+        return Variable(index, False, *self._cache[key])
+
+    def _keep(self, index: int, node: Node) -> Variable:
+        """Copies and other cuts of an array that several nodes read."""
+        own = self.axes.grids[index]
+        labels, grids, out = _array_labels(node, own)
+        key = ("keep", labels, grids, node.itemsize)
+        if key not in self._cache:
+            choices: list[tuple[int | None, bool]] = [(None, False), (None, True)]
+            choices += [(axis, False) for axis, label in enumerate(labels) if label.size > 1]
+            options = [
+                Option(tuple(label for label, _ in picks), (None,) * len(picks),
+                       tuple(spread for _, spread in picks))
+                for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+            ]  # fmt: skip
+            boxes = _Layout(self.mesh, labels, grids)
+            held = boxes.held(options, out, node.shape)
+            if self.copy_limit is not None:
+                most = held.volume().max(axis=1) * node.itemsize
+                copies = np.array([any(option.spread) for option in options], dtype=bool)
+                chosen = np.flatnonzero(~copies | (most <= self.copy_limit))
+                options = [options[choice] for choice in chosen]
+                held = _take(held, chosen)
+            self._cache[key] = (tuple(options), held, held, (held,))
+        return Variable(index, True, *self._cache[key])
+
+
+def effort(node: Node) -> float:
+    """Operations per iteration of a node, its memory traffic counted as operations."""
+    if node.kind is Kind.CONTRACT:
+        return node.work
+    return node.work + BYTE_WORK * node.itemsize
+
+
+def small_nodes(program: Program, workers: int) -> set[int]:
+    """Nodes whose work is so little that one worker may do all of it.
+
+    The smallest nodes, as many as together stay below a twentieth of a worker's share,
+    both of the operations and of the bytes written.
+    """
+    work = [node.iterations * effort(node) for node in program.nodes]
+    written = [float(node.nbytes) for node in program.nodes]
+    small = set(range(len(program.nodes)))
+    for measure in (work, written):
+        budget = SMALL * sum(measure) / workers
+        for index in sorted(small, key=lambda index: (measure[index], index)):
+            budget -= measure[index]
+            if budget < 0:
+                small.discard(index)
+    return small
+
+
+def _options(node: Node, mesh: Mesh) -> Iterator[Option]:
+    """Every assignment of mesh axes to labels, with where the sums go."""
+    free_axes = [
+        axis
+        for axis, (seen, size) in enumerate(zip(node.out, node.shape, strict=True))
+        if size > 1 and seen.label is not None and node.labels[seen.label].role is not Role.WHOLE
+    ]
+    # sums are scattered along the two longest axes at most: more choices, never fewer bytes
+    targets = sorted(free_axes, key=lambda axis: (-node.shape[axis], axis))[:2]
+    choices: list[tuple[int | None, int | None]] = [(None, None)]
+    for position, label in enumerate(node.labels):
+        pieces = len(label.cuts) if label.role is Role.PINNED else label.size
+        if label.role is Role.WHOLE or pieces < 2:
+            continue
+        choices.append((position, None))
+        if label.role is Role.REDUCE:
+            choices += [(position, target) for target in targets]
+    for picks in itertools.product(choices, repeat=len(mesh.shape)):
+        yield Option(
+            tuple(label for label, _ in picks),
+            tuple(target for _, target in picks),
+            (False,) * len(picks),
+        )
+
+
+def _balanced(work: Boxes, iterations: int, workers: int, small: bool) -> Ints:
+    """Candidates that divide the work evenly, or as evenly as any."""
+    everything = np.arange(len(work.lo), dtype=np.int64)
+    if small or iterations == 0:
+        return everything
+    uneven = work.volume().max(axis=1) * workers / iterations
+    return everything[uneven <= max(BALANCE, float(uneven.min()) * 1.02)]
+
+
+def _array_labels(
+    node: Node, grids: Sequence[Grid]
+) -> tuple[tuple[Label, ...], tuple[Grid, ...], tuple[AxisMap, ...]]:
+    """An array's axes as labels of their own, cut where the node that makes it may be."""
+    labels, found = [], []
+    for axis, size in zip(node.out, node.shape, strict=True):
+        grid = None if axis.label is None else grids[axis.label]
+        if grid is not None:
+            grid = tuple(position * axis.width for position in grid)
+        labels.append(Label(size, Role.FREE, (size,)))
+        found.append(grid)
+    out = tuple(AxisMap(position) for position in range(len(labels)))
+    return tuple(labels), tuple(found), out
+
+
+def _take(boxes: Boxes, chosen: Ints) -> Boxes:
+    return replace(boxes, lo=boxes.lo[chosen], hi=boxes.hi[chosen], active=boxes.active[chosen])
+
+
+@dataclass
+class _Layout:
+    """Turns options into boxes, remembering the bounds of every label and set of axes."""
+
+    mesh: Mesh
+    labels: Sequence[Label]
+    grids: Sequence[Grid]
+    _ranges: dict[tuple[int, tuple[int, ...]], tuple[Ints, Ints]] = field(default_factory=dict)
+
+    def range(self, label: int, cut_by: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """Each worker's range of a label that these mesh axes cut: (lo, hi), per worker."""
+        if (label, cut_by) not in self._ranges:
+            edges = np.asarray(
+                split(self.labels[label].size, self.mesh.parts(cut_by), self.grids[label]),
+                dtype=np.int64,
+            )
+            index = self.mesh.digits(cut_by)
+            self._ranges[label, cut_by] = edges[index], edges[index + 1]
+        return self._ranges[label, cut_by]
+
+    def work(self, options: Sequence[Option]) -> Boxes:
+        maps = tuple(AxisMap(position) for position in range(len(self.labels)))
+        sizes = tuple(label.size for label in self.labels)
+        return self.need(options, maps, sizes)
+
+    def need(
+        self, options: Sequence[Option], axes: Sequence[AxisMap], shape: Sequence[int]
+    ) -> Boxes:
+        """What the loop nest's boxes touch of an array."""
+        lo, hi = self._empty(len(options), len(axes))
+        active = np.empty((len(options), self.mesh.workers), dtype=bool)
+        density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in axes)
+        for row, option in enumerate(options):
+            active[row] = self._running(option)
+            for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+                if axis.label is None:
+                    lo[row, :, column], hi[row, :, column] = 0, size
+                    continue
+                begin, end = self.range(axis.label, _cut_by(option.mesh, axis.label))
+                lo[row, :, column], hi[row, :, column] = _interval(axis, begin, end, size)
+        return Boxes(lo, hi, active, density)
+
+    def held(
+        self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
+    ) -> Boxes:
+        """What of the result each worker has in the end."""
+        lo, hi = self._empty(len(options), len(out))
+        active = np.empty((len(options), self.mesh.workers), dtype=bool)
+        for row, option in enumerate(options):
+            summed_on_one = tuple(
+                axis
+                for axis, (label, target) in enumerate(
+                    zip(option.mesh, option.scatter, strict=True)
+                )
+                if label is not None and target is None
+                and self.labels[label].role is Role.REDUCE
+            )  # fmt: skip
+            active[row] = self._running(option) & self.mesh.first(summed_on_one)
+            for column, (axis, size) in enumerate(zip(out, shape, strict=True)):
+                if axis.label is None:
+                    lo[row, :, column], hi[row, :, column] = 0, size
+                    continue
+                cut_by = _cut_by(option.mesh, axis.label) + tuple(
+                    at for at, target in enumerate(option.scatter) if target == column
+                )
+                begin, end = self.range(axis.label, cut_by)
+                lo[row, :, column], hi[row, :, column] = begin * axis.width, end * axis.width
+        return Boxes(lo, hi, active)
+
+    def _running(self, option: Option) -> Bools:
+        idle = tuple(
+            axis
+            for axis, (label, spread) in enumerate(zip(option.mesh, option.spread, strict=True))
+            if label is None and not spread
+        )
+        return self.mesh.first(idle)
+
+    def _empty(self, options: int, axes: int) -> tuple[Ints, Ints]:
+        shape = (options, self.mesh.workers, axes)
+        return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+
+
+def _cut_by(mesh: Sequence[int | None], label: int) -> tuple[int, ...]:
+    return tuple(axis for axis, cut in enumerate(mesh) if cut == label)
+
+
+def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]:
+    """:meth:`AxisMap.interval` for many ranges at once; empty ranges stay empty."""
+    if axis.identity:
+        return lo, hi
+    first = axis.start + axis.step * lo
+    last = axis.start + axis.step * (hi - 1)
+    begin = np.clip(np.minimum(first, last), 0, size)
+    end = np.clip(np.maximum(first, last) + axis.width, 0, size)
+    return begin, np.where(hi > lo, np.maximum(begin, end), begin)
+
+
+def is_choice(node: Node) -> bool:
+    """True where a node may be tiled otherwise than it is."""
+    return node.kind is not Kind.OPAQUE and not node.pinned

@@ -206,9 +206,7 @@ class Node:
     @property
     def pinned(self) -> bool:
         """True where the node keeps its own chunks."""
-        return self.kind is Kind.OPAQUE or any(
-            label.role is Role.PINNED for label in self.labels
-        )
+        return self.kind is Kind.OPAQUE or any(label.role is Role.PINNED for label in self.labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,17 +359,24 @@ def validate(program: Program) -> None:
             raise ValueError(f"{where}: {len(node.out)} output maps, shape {node.shape}")
         for position, label in enumerate(node.labels):
             if sum(label.cuts) != label.size:
-                raise ValueError(f"{where}: cuts of label {position} sum to {sum(label.cuts)}, not {label.size}")
+                raise ValueError(
+                    f"{where}: cuts of label {position} sum to {sum(label.cuts)}, not {label.size}"
+                )
         for axis, size in zip(node.out, node.shape, strict=True):
             if axis.label is None:
                 continue
-            if axis.start or axis.step != axis.width or axis.step * node.labels[axis.label].size != size:
+            if (
+                axis.start
+                or axis.step != axis.width
+                or axis.step * node.labels[axis.label].size != size
+            ):
                 raise ValueError(f"{where}: output map {axis} does not cover an axis of {size}")
         for edge in node.edges:
             if not 0 <= edge.producer < index:
                 raise ValueError(f"{where}: reads node {edge.producer}, which is not before it")
             if len(edge.axes) != len(program.nodes[edge.producer].shape):
-                raise ValueError(f"{where}: {len(edge.axes)} maps for an array of {program.nodes[edge.producer].shape}")
+                shape = program.nodes[edge.producer].shape
+                raise ValueError(f"{where}: {len(edge.axes)} maps for an array of {shape}")
             _check_labels(where, edge.axes, len(node.labels))
     for index in program.outputs:
         if not 0 <= index < len(program.nodes):

@@ -142,7 +142,18 @@ class Builder:
             for axis, size in zip(out, shape, strict=True)
         )
         self.nodes.append(
-            Node(f"{op}-{len(self.nodes)}", op, kind, labels, out, shape, "float64", 8, chunks, **rest)
+            Node(
+                f"{op}-{len(self.nodes)}",
+                op,
+                kind,
+                labels,
+                out,
+                shape,
+                "float64",
+                8,
+                chunks,
+                **rest,
+            )
         )
         return len(self.nodes) - 1
 
@@ -153,8 +164,16 @@ def chain(skewed: bool, size: int = 4000, chunk: int = 1000, pinned: bool = Fals
     tenth = size // 10
     shapes = [(size, size)] * 5
     if skewed:
-        shapes = [(size, tenth), (tenth, size), (size, tenth), (tenth, 10 * size), (10 * size, size)]
-    a, b, c, d, e = (build.source(shape, (min(chunk, *shape),) * 2, pinned=pinned) for shape in shapes)
+        shapes = [
+            (size, tenth),
+            (tenth, size),
+            (size, tenth),
+            (tenth, 10 * size),
+            (10 * size, size),
+        ]
+    a, b, c, d, e = (
+        build.source(shape, (min(chunk, *shape),) * 2, pinned=pinned) for shape in shapes
+    )
     build.elementwise(build.matmul(a, b), build.matmul(c, build.matmul(d, e)))
     return build.program()
 

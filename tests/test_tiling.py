@@ -9,13 +9,12 @@ import pytest
 
 from dasktile.ir import AxisMap, Role, bounds
 from dasktile.tiling import Settings, tile
-from dasktile.tiling.methods import get
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes, sizes, split
 from dasktile.tiling.mesh import Mesh, mesh_shape
+from dasktile.tiling.methods import get
 from dasktile.tiling.solve import Problem, solve
 from dasktile.tiling.space import Space
-
 from tests.programs import Builder, chain, gram, transposed_add
 
 MB = 1e6
@@ -28,7 +27,7 @@ def test_mesh_axes_multiply_to_the_workers():
 
 
 def test_splits_nest_and_keep_to_the_grid():
-    grid = tuple(range(0, 101, 7)) + (100,)
+    grid = (*tuple(range(0, 101, 7)), 100)
     for parts in (1, 2, 3, 5):
         for finer in (2, 3, 4):
             for positions in (None, grid):
@@ -91,34 +90,27 @@ def _count(costs, source, reader, row, column):
     holder, user = space.variables[source], space.variables[reader]
     shape = space.program.nodes[holder.node].shape
     node = space.program.nodes[user.node]
-    edges = [None] if user.keep else [
-        position for position, edge in enumerate(node.edges) if space.source(edge.producer) == source
-    ]  # fmt: skip
+    reads = [tuple(AxisMap(axis) for axis in range(len(shape)))]
+    if not user.keep:
+        reads = [edge.axes for edge in node.edges if space.source(edge.producer) == source]
+    box = user.held if user.keep else user.work
     total = 0
     for worker in range(space.mesh.workers):
         has = np.zeros(shape, bool)
         if holder.held.active[row, worker]:
-            box = zip(holder.held.lo[row, worker], holder.held.hi[row, worker], strict=True)
-            has[tuple(slice(lo, hi) for lo, hi in box)] = True
+            ends = zip(holder.held.lo[row, worker], holder.held.hi[row, worker], strict=True)
+            has[tuple(slice(lo, hi) for lo, hi in ends)] = True
         wants = np.zeros(shape, bool)
-        for position in edges:
-            if user.keep:
-                picked = [
-                    range(lo, hi)
-                    for lo, hi in zip(user.held.lo[column, worker], user.held.hi[column, worker], strict=True)
-                ]
-                runs = user.held.active[column, worker]
-            else:
-                runs = user.work.active[column, worker]
-                picked = []
-                for axis, size in zip(node.edges[position].axes, shape, strict=True):
-                    if axis.label is None:
-                        picked.append(range(size))
-                        continue
-                    lo, hi = (ends[column, worker, axis.label] for ends in (user.work.lo, user.work.hi))
-                    picked.append([axis.start + axis.step * t for t in range(lo, hi)])
-            if runs:
-                wants[np.ix_(*[np.array(list(p), dtype=int) for p in picked])] = True
+        for axes in reads if box.active[column, worker] else []:
+            picked = []
+            for axis, size in zip(axes, shape, strict=True):
+                if axis.label is None:
+                    picked.append(np.arange(size))
+                    continue
+                steps = np.arange(box.lo[column, worker, axis.label],
+                                  box.hi[column, worker, axis.label])  # fmt: skip
+                picked.append(axis.start + axis.step * steps)
+            wants[np.ix_(*picked)] = True
         total += int((wants & ~has).sum())
     return total
 
@@ -250,7 +242,7 @@ def test_memory_limit_is_kept_by_every_task():
 
 
 def test_memory_limit_below_one_tile_is_an_error_that_names_the_operation():
-    with pytest.raises(ValueError, match="memory_limit of 10 bytes is below one tile: .*matmul"):
+    with pytest.raises(ValueError, match=r"memory_limit of 10 bytes is below one tile: .*matmul"):
         tile(chain(False, size=80, chunk=20), workers=4, memory_limit=10)
 
 
@@ -289,5 +281,3 @@ def test_the_plan_does_not_depend_on_names():
         program.outputs,
     )
     assert tile(program, workers=8).tiled.tilings == tile(renamed, workers=8).tiled.tilings
-
-

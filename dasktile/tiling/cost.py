@@ -58,7 +58,9 @@ class Costs:
     between: dict[tuple[int, int], Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # nodes of one shape share their boxes, so that the boxes' identity is a key
         tables: dict[object, Table] = {}
+        alike: dict[object, tuple[Table, Table]] = {}
         for index, variable in enumerate(self.space.variables):
             node = self.space.program.nodes[variable.node]
             if variable.keep:
@@ -66,10 +68,13 @@ class Costs:
                 self.tiles.append(np.zeros(len(variable.options)))
                 reads = {self.space.made[variable.node]: [variable.needs[0]]}
             else:
-                self.own.append(self._own(variable, node))
-                self.tiles.append(
-                    np.array([self._tiles(variable, node, option) for option in variable.options])
-                )
+                shape = (id(variable.options), node.size, node.partial, node.labels, node.out)
+                if shape not in alike:
+                    met = [self._met(variable, node, option) for option in variable.options]
+                    tiles = [self._tiles(variable, node, option) for option in variable.options]
+                    alike[shape] = np.array(met), np.array(tiles)
+                self.own.append(alike[shape][0] + self._unknown(node))
+                self.tiles.append(alike[shape][1])
                 reads = {}
                 for edge, need in zip(node.edges, variable.needs, strict=True):
                     if not unknown_relation(node, edge):
@@ -109,14 +114,13 @@ class Costs:
                 total += box.volume()[0] * effort(node)
         return total
 
-    def _own(self, variable: Variable, node: Node) -> Table:
-        constant = sum(
+    def _unknown(self, node: Node) -> float:
+        """Bytes of reads of which it is not known what each block takes."""
+        return sum(
             self.space.program.nodes[edge.producer].nbytes * (1 - 1 / self.space.mesh.workers)
             for edge in node.edges
             if unknown_relation(node, edge)
         )
-        return np.array([constant + self._met(variable, node, option)
-                         for option in variable.options])  # fmt: skip
 
     def _met(self, variable: Variable, node: Node, option: Option) -> float:
         """Bytes of partial results and carries that cross between workers."""

@@ -144,9 +144,9 @@ def _objection(
     as_is: _Planner, before: _Candidate, anew: _Planner, after: _Candidate, limit: int | None
 ) -> str:
     """Why the input is better left as it is; empty where the plan is better."""
-    if limit is not None and max(before.price.peak, default=0) > limit:
-        if max(after.price.peak, default=0) < max(before.price.peak):
-            return ""
+    too_large = max(before.price.peak, default=0)
+    if limit is not None and too_large > limit and max(after.price.peak) < too_large:
+        return ""
     old, new = as_is.cost(before.price, stock=True), anew.cost(after.price)
     if new >= old * WORTH_IT:
         return "the input's own chunks cost no more, tasks and moved bytes together"

@@ -58,6 +58,7 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     return tuple(int(position) for position in positions[nearer])
 
 
+@lru_cache(maxsize=65536)
 def sizes(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Chunk sizes of :func:`split`, empty parts left out."""
     edges = split(size, parts, grid)

@@ -13,11 +13,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Tiling, bounds, windows
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Tiling, bounds
+from dasktile.tiling.conversion import conversion_tables, conversion_tasks
 from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve import Problem, solve
@@ -41,7 +41,10 @@ class MemoryLimitError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """One level-two variable: the parts of the labels of a node or of a kept array."""
+    """One level-two variable: the parts of the labels of a node or of a kept array.
+
+    Choices of one `family` differ in nothing that matters here, and share their offers.
+    """
 
     node: int
     keep: bool
@@ -51,6 +54,17 @@ class _Choice:
     grids: tuple[Grid, ...]
     fixed: tuple[tuple[int, ...] | None, ...]
     mesh_parts: Parts
+    family: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """Part counts on offer, with what each costs and the chunks it gives."""
+
+    parts: tuple[Parts, ...]
+    unary: np.ndarray
+    chunks: tuple[Chunks, ...]
+    cuts: tuple[tuple[tuple[int, ...], ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +112,7 @@ class Splitter:
     anew: bool = True
     choices: list[_Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
+    families: dict[object, int] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for variable, state in zip(self.space.variables, self.states, strict=True):
@@ -115,23 +130,27 @@ class Splitter:
             self._start()
             self._refine_for_overlap()
             self._refine_for_memory()
-        offers = [self._offers(choice) for choice in self.choices]
-        chunks = [
-            [self._chunks(choice, parts) for parts in offer]
-            for choice, offer in zip(self.choices, offers, strict=True)
-        ]
-        unary = [
-            np.array([self._unary(choice, parts) for parts in offer])
-            for choice, offer in zip(self.choices, offers, strict=True)
-        ]
+        shared: dict[object, _Offer] = {}
+        offers: list[_Offer] = []
+        for choice in self.choices:
+            key = (choice.family, self._finest(choice))
+            if key not in shared:
+                shared[key] = self._offer(choice)
+            offers.append(shared[key])
         pairwise: dict[tuple[int, int], np.ndarray] = {}
+        tables: dict[object, np.ndarray] = {}
         for source, reader, edge in self._edges():
-            table = self._conversion_table(source, reader, edge, offers, chunks)
+            made, used = offers[source], offers[reader]
+            pair = (id(made), id(used), edge.axes, edge.chunks, self.choices[reader].option)
+            if pair not in tables:
+                tables[pair] = self._conversion_table(self.choices[reader], edge, made, used)
+            table = tables[pair]
             if (source, reader) in pairwise:
                 table = table + pairwise[source, reader]
             pairwise[source, reader] = table
+        unary = [offer.unary for offer in offers]
         solution = solve(Problem(unary, pairwise), self.settings.width_budget)
-        return self._outcome(solution.states, offers, chunks)
+        return self._outcome(solution.states, offers)
 
     # -- what may be chosen ------------------------------------------------------------
 
@@ -147,7 +166,8 @@ class Splitter:
                 else tuple(width * position for position in grids[label] or ())
                 for label, width in seen
             )  # fmt: skip
-            lengths, fixed = node.shape, (None,) * len(node.shape)
+            lengths = node.shape
+            fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
         else:
             found, spots = classes, grids
             lengths = tuple(label.size for label in node.labels)
@@ -161,7 +181,15 @@ class Splitter:
             math.prod(size for size, cut in zip(shape, option.mesh, strict=True) if cut == label)
             for label in range(len(lengths))
         )
-        return _Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts)
+        reads = tuple(
+            (edge.axes, producer.shape, producer.itemsize)
+            for edge in node.edges
+            for producer in (self.space.program.nodes[edge.producer],)
+        )
+        alike = (keep, option, lengths, spots, fixed, node.kind, node.labels, node.out, node.shape,
+                 node.itemsize, reads)  # fmt: skip
+        family = self.families.setdefault(alike, len(self.families))
+        return _Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts, family)
 
     def _start(self) -> None:
         """The coarsest common refinement of all mesh cuts of a class."""
@@ -191,8 +219,7 @@ class Splitter:
 
     def _worth_overlap(self, node: Node) -> bool:
         most = max(
-            [node.nbytes]
-            + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
+            [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
         )
         share = max(self.settings.tiles_per_worker, self.threads) * self.settings.min_tile
         return most >= share * self.space.mesh.workers
@@ -244,7 +271,19 @@ class Splitter:
             )
         )  # fmt: skip
 
-    def _offers(self, choice: _Choice) -> list[Parts]:
+    def _offer(self, choice: _Choice) -> _Offer:
+        counts = self._part_counts(choice)
+        return _Offer(
+            tuple(counts),
+            np.array([self._unary(choice, parts) for parts in counts]),
+            tuple(self._chunks(choice, parts) for parts in counts),
+            tuple(
+                tuple(self._cuts(choice, label, count) for label, count in enumerate(parts))
+                for parts in counts
+            ),
+        )
+
+    def _part_counts(self, choice: _Choice) -> list[Parts]:
         """Part counts to choose among, cheapest first, at most :data:`MAX_CUTS`."""
         ladders: list[list[int]] = []
         for fixed, low, high in zip(
@@ -267,7 +306,7 @@ class Splitter:
         if len(offers) > MAX_CUTS:
             # the finest always fits memory where anything does: it stays on offer
             offers = sorted(offers[:-1], key=lambda parts: self._unary(choice, parts))
-            offers = offers[: MAX_CUTS - 1] + [self._finest(choice)]
+            offers = [*offers[: MAX_CUTS - 1], self._finest(choice)]
         return list(dict.fromkeys(offers))
 
     def _cuts(self, choice: _Choice, label: int, parts: int) -> tuple[int, ...]:
@@ -354,9 +393,7 @@ class Splitter:
             label_cuts = cuts[axis.label]
             scattered = math.prod(
                 extent
-                for extent, target in zip(
-                    self.space.mesh.shape, choice.option.scatter, strict=True
-                )
+                for extent, target in zip(self.space.mesh.shape, choice.option.scatter, strict=True)
                 if target == column
             )
             if self.anew and scattered > 1 and choice.fixed[axis.label] is None:
@@ -381,26 +418,15 @@ class Splitter:
         return found
 
     def _conversion_table(
-        self,
-        source: int,
-        reader: int,
-        edge: Edge,
-        offers: Sequence[Sequence[Parts]],
-        chunks: Sequence[Sequence[Chunks]],
+        self, choice: _Choice, edge: Edge, made: _Offer, used: _Offer
     ) -> np.ndarray:
         """Tasks, in bytes, that turn a producer's tiles into those its reader needs."""
         producer = self.space.program.nodes[edge.producer]
-        choice = self.choices[reader]
-        copies = self._copies(choice, edge)
-        table = np.empty((len(offers[source]), len(offers[reader])))
-        for column, parts in enumerate(offers[reader]):
-            cuts = [self._cuts(choice, label, count) for label, count in enumerate(parts)]
-            for row, made in enumerate(chunks[source]):
-                tasks, pieces = conversion(edge, cuts, producer.shape, made)
-                table[row, column] = tasks * self.settings.task_bytes
-                if copies > 1 and pieces > 1:
-                    # a joined tile is made on one worker and sent whole to the others
-                    table[row, column] += producer.nbytes * (1 - 1 / pieces)
+        tasks, joined = conversion_tables(edge, producer.shape, made.chunks, used.cuts)
+        table = tasks * self.settings.task_bytes
+        if self._copies(choice, edge) > 1:
+            # a joined tile is made on one worker and sent whole to the others
+            table += np.where(joined > 1, producer.nbytes * (1 - 1 / np.maximum(joined, 1)), 0)
         return table
 
     def _copies(self, choice: _Choice, edge: Edge) -> int:
@@ -414,37 +440,27 @@ class Splitter:
             if (cut is not None and cut not in used) or spread
         )
 
-    def _outcome(
-        self,
-        states: Sequence[int],
-        offers: Sequence[Sequence[Parts]],
-        chunks: Sequence[Sequence[Chunks]],
-    ) -> Local:
+    def _outcome(self, states: Sequence[int], offers: Sequence[_Offer]) -> Local:
         program = self.space.program
         tasks = [0.0] * len(program.nodes)
         peak = [0] * len(program.nodes)
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
-        for position, (choice, state) in enumerate(zip(self.choices, states, strict=True)):
-            parts = offers[position][state]
+        for choice, state, offer in zip(self.choices, states, offers, strict=True):
+            chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.keep:
-                if chunks[position][state] != tilings[choice.node].chunks:
-                    kept[choice.node] = chunks[position][state]
+                if chunks != tilings[choice.node].chunks:
+                    kept[choice.node] = chunks
                 continue
             tasks[choice.node] += self._tasks(choice, parts)
             peak[choice.node] = self._working_set(choice, parts)
-            cuts = tuple(self._cuts(choice, label, count) for label, count in enumerate(parts))
             tilings.append(
-                Tiling(choice.option.mesh, choice.option.scatter, cuts, chunks[position][state])
+                Tiling(choice.option.mesh, choice.option.scatter, offer.cuts[state], chunks)
             )
         for source, reader, edge in self._edges():
-            choice = self.choices[reader]
-            cuts = tuple(
-                self._cuts(choice, label, count)
-                for label, count in enumerate(offers[reader][states[reader]])
-            )
+            cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
             shape = program.nodes[edge.producer].shape
-            tasks[choice.node] += conversion(edge, cuts, shape, chunks[source][states[source]])[0]
+            tasks[self.choices[reader].node] += conversion_tasks(edge, cuts, shape, made)
         return Local(tuple(tilings), kept, tuple(math.ceil(count) for count in tasks), tuple(peak))
 
 
@@ -462,56 +478,3 @@ def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:
     if axis.width < abs(axis.step):
         return min(extent * axis.width, size)
     return min(abs(axis.step) * (extent - 1) + axis.width, size)
-
-
-def conversion(
-    edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
-) -> tuple[float, float]:
-    """Tasks that cut and join a producer's tiles for a reader, and pieces per joined tile.
-
-    Parameters
-    ----------
-    edge
-        The read.
-    cuts
-        Chunk sizes of the reader's labels.
-    shape, made
-        Shape and chunks of the producer's array.
-    """
-    wanted, pieces, whole, single, exact = 1, 1, 1, 1, True
-    for position, (axis, size, sizes_made) in enumerate(zip(edge.axes, shape, made, strict=True)):
-        if edge.chunks is not None:
-            found = _axis_pieces(AxisMap(0), edge.chunks[position], size, sizes_made)
-        else:
-            label_cuts = None if axis.label is None else cuts[axis.label]
-            found = _axis_pieces(axis, label_cuts, size, sizes_made)
-        wanted, pieces = wanted * found[0], pieces * found[1]
-        whole, single, exact = whole * found[2], single * found[3], exact and found[4]
-    if exact:
-        return 0.0, 1.0
-    return float(pieces - whole + wanted - single), pieces / max(wanted, 1)
-
-
-@lru_cache(maxsize=65536)
-def _axis_pieces(
-    axis: AxisMap, cuts: tuple[int, ...] | None, size: int, made: tuple[int, ...]
-) -> tuple[int, int, int, int, bool]:
-    """Along one axis: windows, pieces, whole blocks among them, windows of one piece, and
-    whether the windows are just the blocks."""
-    edges = np.asarray(bounds(made))
-    found = windows(axis, cuts, size)
-    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in found])
-    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in found])
-    filled = hi > lo
-    first = np.searchsorted(edges, lo, side="right") - 1
-    last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
-    pieces = np.where(filled, last - first + 1, 0)
-    plain = np.array([step == 1 for _, _, step in found])
-    begins = np.searchsorted(edges, lo, side="left")
-    ends = np.searchsorted(edges, hi, side="right") - 1
-    whole = np.where(filled & plain, np.maximum(ends - begins, 0), 0)
-    exact = len(found) == len(made) and bool(
-        np.all(plain) and np.all(lo == edges[:-1]) and np.all(hi == edges[1:])
-    )
-    return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),
-            int((pieces == 1).sum()), exact)  # fmt: skip

@@ -1,0 +1,103 @@
+"""What it takes to hand a producer's tiles to a reader that wants others: tasks and pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import AxisMap, Chunks, Edge, bounds, windows
+
+Table = npt.NDArray[np.float64]
+
+
+def conversion_tables(
+    edge: Edge,
+    shape: Sequence[int],
+    made: Sequence[Chunks],
+    used: Sequence[Sequence[tuple[int, ...]]],
+) -> tuple[Table, Table]:
+    """:func:`conversion_tasks` for every pair of a producer's chunks and a reader's cuts.
+
+    Returns
+    -------
+    Tasks, and pieces per window, both (producer's choices, reader's choices).
+    """
+    counts = np.ones((4, len(made), len(used)))
+    exact = np.ones((len(made), len(used)), dtype=bool)
+    for position, size in enumerate(shape):
+        rows = [chunks[position] for chunks in made]
+        columns = [_reads(edge, position, cuts) for cuts in used]
+        known = {
+            (row, column): _axis_pieces(*column, size, row)
+            for row in dict.fromkeys(rows)
+            for column in dict.fromkeys(columns)
+        }
+        found = np.array([[known[row, column] for column in columns] for row in rows])
+        counts *= np.moveaxis(found[:, :, :4], 2, 0)
+        exact &= found[:, :, 4] > 0
+    wanted, pieces, whole, single = counts
+    tasks = np.where(exact, 0.0, pieces - whole + wanted - single)
+    joined = np.where(exact, 1.0, np.maximum(pieces, 1) / np.maximum(wanted, 1))
+    return tasks, joined
+
+
+def _reads(
+    edge: Edge, position: int, cuts: Sequence[tuple[int, ...]]
+) -> tuple[AxisMap, tuple[int, ...] | None]:
+    """How an edge reads one axis: a map, and the cuts that it maps."""
+    if edge.chunks is not None:
+        return AxisMap(0), edge.chunks[position]
+    axis = edge.axes[position]
+    return axis, None if axis.label is None else cuts[axis.label]
+
+
+def conversion_tasks(
+    edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
+) -> float:
+    """Tasks that cut and join a producer's tiles for a reader.
+
+    Parameters
+    ----------
+    edge
+        The read.
+    cuts
+        Chunk sizes of the reader's labels.
+    shape, made
+        Shape and chunks of the producer's array.
+    """
+    found = [
+        _axis_pieces(*_reads(edge, position, cuts), size, made[position])
+        for position, size in enumerate(shape)
+    ]
+    if all(exact for *_, exact in found):
+        return 0.0
+    wanted, pieces, whole, single = (math.prod(axis[at] for axis in found) for at in range(4))
+    return float(pieces - whole + wanted - single)
+
+
+@lru_cache(maxsize=65536)
+def _axis_pieces(
+    axis: AxisMap, cuts: tuple[int, ...] | None, size: int, made: tuple[int, ...]
+) -> tuple[int, int, int, int, bool]:
+    """Along one axis: windows, pieces, whole blocks, windows of one piece, exactness."""
+    edges = np.asarray(bounds(made))
+    found = windows(axis, cuts, size)
+    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in found])
+    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in found])
+    filled = hi > lo
+    first = np.searchsorted(edges, lo, side="right") - 1
+    last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
+    pieces = np.where(filled, last - first + 1, 0)
+    plain = np.array([step == 1 for _, _, step in found])
+    begins = np.searchsorted(edges, lo, side="left")
+    ends = np.searchsorted(edges, hi, side="right") - 1
+    whole = np.where(filled & plain, np.maximum(ends - begins, 0), 0)
+    exact = len(found) == len(made) and bool(
+        np.all(plain) and np.all(lo == edges[:-1]) and np.all(hi == edges[1:])
+    )
+    return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),
+            int((pieces == 1).sum()), exact)  # fmt: skip

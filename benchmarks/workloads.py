@@ -89,13 +89,15 @@ def zscores(source: Source) -> Sequence[da.Array]:
 
 
 def logistic_regression(
-    source: Source, steps: int = 5, columns: bool = False
+    source: Source,
+    chunks: tuple[int, int] = (20_000, 64),
+    features: int = 64,
+    steps: int = 5,
 ) -> Sequence[da.Array]:
     """Gradient descent on a tall design matrix."""
-    chunks = (400_000, 16) if columns else (20_000, 64)
-    x = source("x", (400_000, 64), chunks)
-    y = source("y", (400_000,), (chunks[0],))
-    w = source("w", (64,), (64,))
+    x = source("x", (400_000, features), chunks)
+    y = source("y", (400_000,), chunks[:1])
+    w = source("w", (features,), (features,))
     for _ in range(steps):
         p = 1 / (1 + da.exp(-(x @ w)))
         w = w - 1e-3 * (x.T @ (p - y))
@@ -103,7 +105,8 @@ def logistic_regression(
 
 
 def logistic_regression_columns(source: Source) -> Sequence[da.Array]:
-    return logistic_regression(source, columns=True)
+    """The same on a matrix chunked along its features."""
+    return logistic_regression(source, (400_000, 32), 128)
 
 
 def mlp(

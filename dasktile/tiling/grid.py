@@ -30,10 +30,13 @@ class Axes:
         For every node and label, the boundaries it keeps to.  Stored chunks and pinned
         labels keep theirs strictly; the rest of a class follows where that is even
         enough.
+    kept
+        The same for a copy of the node's array in other chunks: those of its class.
     """
 
     members: tuple[tuple[int, ...], ...]
     grids: tuple[tuple[Grid, ...], ...]
+    kept: tuple[tuple[Grid, ...], ...]
 
 
 @lru_cache(maxsize=65536)
@@ -70,7 +73,7 @@ def own_axes(program: Program) -> Axes:
     """Every label keeps to the boundaries it has in the input's own graph."""
     members = axis_classes(program)
     grids = tuple(tuple(bounds(label.cuts) for label in node.labels) for node in program.nodes)
-    return Axes(members, grids)
+    return Axes(members, grids, grids)
 
 
 def free_axes(program: Program, workers: int) -> Axes:
@@ -90,14 +93,12 @@ def free_axes(program: Program, workers: int) -> Axes:
         heaviest = max(weights, key=lambda grid: (weights[grid], grid))
         choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers)]
         shared[klass] = choices[0] if choices else None
+    kept = tuple(tuple(shared.get(klass) for klass in classes) for classes in members)
     grids = tuple(
-        tuple(
-            fixed.get((index, position), shared.get(members[index][position]))
-            for position in range(len(node.labels))
-        )
-        for index, node in enumerate(program.nodes)
+        tuple(fixed.get((index, position), grid) for position, grid in enumerate(row))
+        for index, row in enumerate(kept)
     )
-    return Axes(members, grids)
+    return Axes(members, grids, kept)
 
 
 def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:

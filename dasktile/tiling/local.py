@@ -21,7 +21,7 @@ from dasktile.tiling.conversion import conversion_tables, conversion_tasks
 from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve import Problem, solve
-from dasktile.tiling.space import Option, Space
+from dasktile.tiling.space import Option, Space, array_labels
 
 #: Local cuts offered for one node at the most.
 MAX_CUTS = 32
@@ -159,13 +159,8 @@ class Splitter:
         classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
         shape = self.space.mesh.shape
         if keep:
-            seen = [(axis.label, axis.width) for axis in node.out]
-            found = tuple(-1 if label is None else classes[label] for label, _ in seen)
-            spots = tuple(
-                None if label is None or grids[label] is None
-                else tuple(width * position for position in grids[label] or ())
-                for label, width in seen
-            )  # fmt: skip
+            found = tuple(-1 if axis.label is None else classes[axis.label] for axis in node.out)
+            _, spots, _ = array_labels(node, self.space.axes.kept[index])
             lengths = node.shape
             fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
         else:

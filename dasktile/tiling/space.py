@@ -168,8 +168,8 @@ class Space:
 
     def _keep(self, index: int, node: Node) -> Variable:
         """Copies and other cuts of an array that several nodes read."""
-        own = self.axes.grids[index]
-        labels, grids, out = _array_labels(node, own)
+        own = self.axes.kept[index]
+        labels, grids, out = array_labels(node, own)
         key = ("keep", labels, grids, node.itemsize)
         if key not in self._cache:
             choices: list[tuple[int | None, bool]] = [(None, False), (None, True)]
@@ -250,7 +250,7 @@ def _balanced(work: Boxes, iterations: int, workers: int, small: bool) -> Ints:
     return everything[uneven <= max(BALANCE, float(uneven.min()) * 1.02)]
 
 
-def _array_labels(
+def array_labels(
     node: Node, grids: Sequence[Grid]
 ) -> tuple[tuple[Label, ...], tuple[Grid, ...], tuple[AxisMap, ...]]:
     """An array's axes as labels of their own, cut where the node that makes it may be."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import GraphNode, convert_legacy_graph
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
@@ -75,9 +76,20 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """Kernel of a node left alone: the graph layers it consists of, its own one last."""
+    """Kernel of a node left alone.
+
+    Parameters
+    ----------
+    layers
+        The graph layers it consists of, its own one last.
+    reads
+        For every edge, the layer by whose keys those layers refer to the array.  It
+        need not be the producer's own: between them there may be rechunks, which are
+        not part of the program.
+    """
 
     layers: tuple[str, ...]
+    reads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +142,42 @@ class GraphView:
     def tasks(self, name: str) -> dict[Key, GraphNode]:
         """The tasks of a layer, as dask's task objects whatever form they were in."""
         if name not in self._tasks:
-            self._tasks[name] = dict(convert_legacy_graph(dict(self.layers[name])))
+            layer = self.layers[name]
+            self._tasks[name] = dict(convert_legacy_graph(dict(layer), _Keys(self, name)))
         return self._tasks[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:
         """Names of the layers that a layer reads, sorted."""
         return tuple(sorted(self.graph.dependencies.get(name, ())))
+
+
+class _Keys:
+    """What counts as a key in a layer: its own keys, and those of the layers it reads."""
+
+    def __init__(self, view: GraphView, name: str) -> None:
+        #: Numbers of blocks of Blockwise layers: to look a key up in one of those would
+        #: write out all its tasks.
+        self._blocks: dict[Any, tuple[int, ...]] = {}
+        self._others: list[Layer] = []
+        for other in (name, *view.graph.dependencies.get(name, ())):
+            layer = view.layers.get(other)
+            if isinstance(layer, Blockwise):
+                dims = layer.dims
+                self._blocks[other] = tuple(dims[symbol] for symbol in layer.output_indices)
+            elif layer is not None:
+                self._others.append(layer)
+
+    def __contains__(self, key: Key) -> bool:
+        if type(key) is tuple and key:
+            blocks = self._blocks.get(key[0])
+            if blocks is not None:
+                if len(key) != len(blocks) + 1:
+                    return False
+                for place, count in zip(key[1:], blocks, strict=True):
+                    if not isinstance(place, int) or not 0 <= place < count:
+                        return False
+                return True
+        return any(key in layer for layer in self._others)
 
 
 Recogniser = Callable[[GraphView, str], "Found | Same | None"]

@@ -36,6 +36,8 @@ class Emission:
         blocks are not the labels' blocks.  No window may be empty.
     graph
         The graph captured from.
+    mesh
+        Sizes of the axes of the worker mesh that ``tiling.mesh`` is about.
     """
 
     node: Node
@@ -44,6 +46,7 @@ class Emission:
     inputs: tuple[str, ...]
     fetch: Callable[[int, tuple[tuple[tuple[int, int, int], ...], ...]], str]
     graph: HighLevelGraph
+    mesh: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,1 @@
+"""Reading dask graphs: from a collection's layers to a :class:`~dasktile.ir.Program`."""

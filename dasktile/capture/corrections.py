@@ -1,0 +1,89 @@
+"""Arrays that dask describes wrongly.
+
+Layers say of their arrays what was thought when they were made; some operations then
+correct the array but not the layer.  Where such an array is no output, so that nobody
+else says better, its layer must not be believed.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Task
+from dask.array import chunk, routines
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+
+from dasktile.capture.base import ArrayInfo, GraphView
+
+_TOPK = (chunk.topk, chunk.topk_aggregate)
+_ARGTOPK = (chunk.argtopk, chunk.argtopk_aggregate)
+_UNKNOWN = (getattr(routines, "_bincount_agg", None),)
+
+
+def correct(view: GraphView) -> None:
+    """Set right, or forget, what layers say of their arrays and dask says wrongly."""
+    for name, layer in view.layers.items():
+        if name in view.roots or isinstance(layer, Blockwise):
+            continue
+        function, keywords = called(layer)
+        if function is None:
+            continue
+        if function in (chunk.topk_aggregate, chunk.argtopk_aggregate):
+            view._arrays[name] = _largest(view, name, keywords)
+        elif function in _UNKNOWN:
+            view._arrays[name] = None
+
+
+def _largest(view: GraphView, name: str, keywords: dict[str, Any]) -> ArrayInfo | None:
+    """The array of the `k` largest elements, or of their places."""
+    said = view.array(name)
+    below, function = name, called(view.layers[name])[0]
+    while function in _TOPK or function in _ARGTOPK:
+        reads = view.dependencies(below)
+        if len(reads) != 1:
+            return None
+        below = reads[0]
+        function = called(view.layers[below])[0]
+    source = view.array(below)
+    axes, count = keywords.get("axis"), abs(keywords.get("k", 0))
+    if said is None or source is None or not isinstance(axes, tuple) or len(axes) != 1:
+        return None
+    (axis,) = axes
+    if not 0 < count <= source.shape[axis]:
+        return None
+    chunks = (*said.chunks[:axis], (count,), *said.chunks[axis + 1 :])
+    places = called(view.layers[name])[0] is chunk.argtopk_aggregate
+    dtype = np.dtype(np.intp) if places else said.dtype
+    return ArrayInfo(name, tuple(map(sum, chunks)), dtype, chunks)
+
+
+def called(layer: Layer) -> tuple[Any, dict[str, Any]]:
+    """The function that a layer's first task calls, and the keywords bound to it.
+
+    Of a composition it is the function applied last.
+    """
+    function: Any
+    if isinstance(layer, Blockwise):
+        function, keywords = layer.task.func, dict(layer.task.kwargs)
+    else:
+        task = next(iter(layer.values()), None)
+        keywords = {}
+        if isinstance(task, Task):
+            function, keywords = task.func, dict(task.kwargs)
+        elif isinstance(task, tuple) and task and callable(task[0]):
+            function = task[0]
+        else:
+            return None, {}
+    while True:
+        # tlz.compose, of toolz or of cytoolz
+        composed = getattr(function, "funcs", None) if hasattr(function, "first") else None
+        if isinstance(function, partial):
+            keywords = {**function.keywords, **keywords}
+            function = function.func
+        elif composed:
+            function = composed[-1]
+        else:
+            return function, keywords

@@ -1,0 +1,343 @@
+"""From the layers of a dask graph to a program.
+
+The walk starts at the outputs and follows what is needed.  Each array layer on the way
+is shown to the recognisers in turn; what none of them knows is left alone, together with
+the layers it needs that are no arrays.  Nothing here recurses: graphs are deep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from dask.array import Array
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.utils import key_split
+
+from dasktile.capture import blockwise, contraction, folds, sources, transforms, views
+from dasktile.capture.base import (
+    ArrayInfo,
+    Captured,
+    Found,
+    GraphView,
+    Input,
+    Recogniser,
+    Same,
+    Verbatim,
+)
+from dasktile.capture.corrections import correct
+from dasktile.capture.reasons import reason_for
+from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
+
+#: The first that answers decides.  Contractions come before folds, which would take
+#: their sums for ordinary ones; gufuncs before views, which would take the layer that
+#: gives their blocks other keys for a rechunk; cheap ones before those that read tasks.
+RECOGNISERS: tuple[Recogniser, ...] = (
+    *contraction.RECOGNISERS,
+    *transforms.RECOGNISERS,
+    *sources.RECOGNISERS,
+    *blockwise.RECOGNISERS,
+    *views.RECOGNISERS,
+    *folds.RECOGNISERS,
+)
+
+_Answer = Found | Same
+
+
+def capture(arrays: Sequence[Array]) -> Captured:
+    """Capture dask arrays as one program.
+
+    Parameters
+    ----------
+    arrays
+        The arrays wanted, all of known shape.
+
+    Returns
+    -------
+    The program, whose outputs are the arrays in order; an array that is only another's
+    in other chunks shares its node.
+
+    Raises
+    ------
+    ValueError
+        If an array has unknown chunk sizes: see :func:`describable`.
+    """
+    roots = []
+    for array in arrays:
+        if not describable(array):
+            raise ValueError(f"{array.name!r} has unknown chunk sizes: {array.chunks}")
+        chunks = tuple(tuple(int(size) for size in sizes) for sizes in array.chunks)
+        roots.append(ArrayInfo(array.name, tuple(map(sum, chunks)), array.dtype, chunks))
+    graph = HighLevelGraph.merge(*(array.__dask_graph__() for array in arrays))
+    return capture_graph(graph, roots)
+
+
+def describable(array: Array) -> bool:
+    """True if all chunk sizes of an array are known, so that it can be captured."""
+    return not any(math.isnan(size) for sizes in array.chunks for size in sizes)
+
+
+def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured:
+    """Capture what a graph computes for the arrays `roots`, its outputs in this order."""
+    view = GraphView(graph, {root.name: root for root in roots})
+    correct(view)
+    answers = _walk(view, [root.name for root in roots])
+    order = _sorted(answers, [root.name for root in roots])
+    index = {name: number for number, name in enumerate(order)}
+
+    def producer(name: str) -> int:
+        return index[_resolved(answers, name)]
+
+    nodes: list[Node] = []
+    kernels: list[Any] = []
+    for name in order:
+        answer, info = answers[name], view.array(name)
+        assert isinstance(answer, Found) and info is not None
+        nodes.append(
+            Node(
+                name=name,
+                op=answer.op,
+                kind=answer.kind,
+                labels=answer.labels,
+                out=answer.out,
+                shape=info.shape,
+                dtype=str(info.dtype),
+                itemsize=info.dtype.itemsize,
+                chunks=info.chunks,
+                edges=tuple(
+                    Edge(producer(read.layer), read.axes, read.chunks) for read in answer.inputs
+                ),
+                partial=answer.partial,
+                work=answer.work,
+                stored=answer.stored,
+                resident=answer.resident,
+                reason=answer.reason,
+            )
+        )
+        kernels.append(answer.kernel)
+    outputs = tuple(producer(root.name) for root in roots)
+    return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph)
+
+
+def _walk(view: GraphView, names: Sequence[str]) -> dict[str, _Answer]:
+    """What every layer is that the named ones need."""
+    ranks = {name: rank for rank, name in enumerate(view.layers)}
+    answers: dict[str, _Answer] = {}
+    stack = list(reversed(names))
+    while stack:
+        name = stack.pop()
+        if name in answers:
+            continue
+        answer = answers[name] = _recognise(view, name, ranks)
+        stack.extend(reversed(_reads(answer)))
+    return answers
+
+
+def _reads(answer: _Answer) -> list[str]:
+    if isinstance(answer, Same):
+        return [answer.layer]
+    return [read.layer for read in answer.inputs]
+
+
+def _resolved(answers: Mapping[str, _Answer], name: str) -> str:
+    """The layer that makes an array, below all that only change its chunks."""
+    answer = answers[name]
+    while isinstance(answer, Same):
+        name = answer.layer
+        answer = answers[name]
+    return name
+
+
+def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
+    """Layers that make arrays, producers first, otherwise as discovered from outputs."""
+    order: dict[str, None] = {}
+    for root in names:
+        stack = [_resolved(answers, root)]
+        while stack:
+            name = stack[-1]
+            if name in order:
+                stack.pop()
+                continue
+            reads = (_resolved(answers, read) for read in _reads(answers[name]))
+            waiting = [read for read in reads if read not in order]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                order[name] = None
+                stack.pop()
+    return list(order)
+
+
+def _recognise(view: GraphView, name: str, ranks: Mapping[str, int]) -> _Answer:
+    info = view.array(name)
+    assert info is not None
+    reason = _untouchable(view.layers[name], info)
+    if reason:
+        resident = sources.held(view, name)
+        if resident is not None and resident.kind is Kind.OPAQUE:
+            return resident
+        return _opaque(view, info, ranks, reason)
+    for recogniser in RECOGNISERS:
+        try:
+            answer = recogniser(view, name)
+            problem = _problem(view, info, answer) if answer is not None else ""
+        except Exception as error:
+            # An operation that is not understood is never an error; explain shows why.
+            answer = None
+            label = f"{recogniser.__module__}.{recogniser.__name__}"
+            reason = reason or f"{label} failed: {type(error).__name__}: {error}"
+            continue
+        if problem:
+            reason = reason or problem
+        elif answer is not None:
+            return answer
+    return _opaque(view, info, ranks, reason or reason_for(view, name))
+
+
+def _untouchable(layer: Layer, info: ArrayInfo) -> str:
+    """Why a layer must be left alone whatever it does, empty if there is no reason."""
+    if layer.annotations:
+        return "the layer is annotated"
+    if info.dtype.hasobject or info.dtype.kind == "V":
+        return f"chunks of {info.dtype} cannot be cut and joined freely"
+    if any(size == 0 for sizes in info.chunks for size in sizes):
+        return "some chunks are empty"
+    if isinstance(layer, Blockwise) and layer.output_blocks:
+        return "only some of its blocks are in the graph"
+    kind = _strange_type(layer)
+    return f"chunks are of type {kind}" if kind else ""
+
+
+def _strange_type(layer: Layer) -> str:
+    """The type of a layer's chunks if it is one that cannot be cut and joined freely."""
+    kind = str((layer.collection_annotations or {}).get("chunk_type", "numpy.ndarray"))
+    return "" if kind == "numpy.ndarray" or kind.startswith("cupy.") else kind
+
+
+def _problem(view: GraphView, info: ArrayInfo, answer: _Answer) -> str:
+    """What is wrong with a recogniser's answer, empty if it is consistent."""
+    if isinstance(answer, Same):
+        other = view.array(answer.layer)
+        if other is None or other.shape != info.shape or other.dtype != info.dtype:
+            return "a rechunk of an array of unknown shape"
+        return ""
+    for label in answer.labels:
+        if sum(label.cuts) != label.size:
+            return f"cuts {label.cuts} do not sum to {label.size}"
+    count = len(answer.labels)
+    if len(answer.out) != len(info.shape):
+        return f"{len(answer.out)} output maps for {len(info.shape)} axes"
+    for axis, size in zip(answer.out, info.shape, strict=True):
+        if axis.label is not None:
+            if not 0 <= axis.label < count:
+                return f"label {axis.label} does not exist"
+            if axis.start or axis.step != axis.width:
+                return f"output map {axis} skips elements"
+            if axis.step * answer.labels[axis.label].size != size:
+                return f"output map {axis} does not cover {size}"
+    for read in answer.inputs:
+        array = view.array(read.layer)
+        if array is None:
+            return "reads an array of unknown chunk sizes"
+        if len(read.axes) != len(array.shape):
+            return f"{len(read.axes)} maps for an array of {array.shape}"
+        if any(axis.label is not None and not 0 <= axis.label < count for axis in read.axes):
+            return "an input map names a label that does not exist"
+        if read.chunks is not None and tuple(map(sum, read.chunks)) != array.shape:
+            return f"reads chunks {read.chunks} of an array of {array.shape}"
+        if answer.kind is Kind.OPAQUE:
+            continue
+        if any(0 in sizes for sizes in array.chunks):
+            return "some chunks it reads are empty"
+        kind = _strange_type(view.layers[read.layer])
+        if kind:
+            return f"reads chunks of type {kind}"
+    return ""
+
+
+def _opaque(view: GraphView, info: ArrayInfo, ranks: Mapping[str, int], reason: str) -> Found:
+    """A node left alone, with all it needs down to the next arrays of known shape."""
+    members, arrays = _members(view, info.name, ranks)
+    return Found(
+        op=key_split(info.name),
+        kind=Kind.OPAQUE,
+        labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
+        out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
+        kernel=Verbatim(members, tuple(array.name for array in arrays)),
+        inputs=tuple(
+            Input(array.name, _known_maps(view.layers[info.name], info, array), array.chunks)
+            for array in arrays
+        ),
+        reason=reason,
+    )
+
+
+def _members(
+    view: GraphView, name: str, ranks: Mapping[str, int]
+) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
+    """Layers that belong to an opaque one, its own last, and the arrays they read."""
+    members: dict[str, None] = {}
+    arrays: dict[str, ArrayInfo] = {}
+    stack = [name]
+    while stack:
+        at = stack[-1]
+        waiting: list[str] = []
+        for other in sorted(view.graph.dependencies.get(at, ()), key=ranks.__getitem__):
+            array = view.array(other)
+            if array is not None and _has_keys(view.layers[other], array):
+                arrays[other] = array
+            elif other not in members:
+                waiting.append(other)
+        if waiting and at not in members:
+            stack.extend(reversed(waiting))
+        else:
+            members[at] = None
+            stack.pop()
+    return tuple(members), tuple(arrays.values())
+
+
+def _has_keys(layer: Layer, array: ArrayInfo) -> bool:
+    """True if the blocks of the array are keys of the layer."""
+    if isinstance(layer, Blockwise):
+        dims = tuple(layer.dims[symbol] for symbol in layer.output_indices)
+        return layer.output == array.name and dims == array.numblocks
+    last = (count - 1 for count in array.numblocks)
+    return (array.name, *last) in layer
+
+
+def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMap, ...]:
+    """Which part of an array the blocks of a layer read, as far as index symbols tell."""
+    maps = [AxisMap(None)] * len(array.shape)
+    if not isinstance(layer, Blockwise):
+        return tuple(maps)
+    uses = [
+        symbols
+        for argument, symbols in layer.indices
+        # what has no symbols is a literal of any type
+        if symbols is not None and argument == array.name
+    ]
+    if len(uses) != 1 or len(uses[0]) != len(maps):
+        return tuple(maps)
+    for axis, symbol in enumerate(uses[0]):
+        if symbol in layer.output_indices:
+            label = layer.output_indices.index(symbol)
+            maps[axis] = _block_map(label, info.chunks[label], array.chunks[axis])
+    return tuple(maps)
+
+
+def _block_map(label: int, own: tuple[int, ...], read: tuple[int, ...]) -> AxisMap:
+    """The map under which every block of a label touches just the same block of an axis."""
+    if len(own) != len(read) or not own[0]:
+        return AxisMap(None)
+    ratio = max(1, read[0] // own[0])
+    found = AxisMap(label, 0, ratio, ratio)
+    inner, outer, size = bounds(own), bounds(read), sum(read)
+    fits = all(
+        found.interval(lo, hi, size) == want
+        for lo, hi, want in zip(
+            inner[:-1], inner[1:], zip(outer[:-1], outer[1:], strict=True), strict=True
+        )
+    )
+    return found if fits else AxisMap(None)

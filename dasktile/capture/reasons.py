@@ -1,0 +1,58 @@
+"""Why an operation is left alone, in words for a dask user."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dask._task_spec import GraphNode, TaskRef
+from dask.array import chunk, core
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+from dask.layers import ArrayBlockIdDep, ArrayValuesDep
+from dask.utils import funcname, key_split
+
+from dasktile.capture.base import GraphView
+from dasktile.capture.corrections import called
+
+
+def reason_for(view: GraphView, name: str) -> str:
+    """Why no recogniser knows a layer."""
+    layer = view.layers[name]
+    for other in view.dependencies(name):
+        if view.array(other) is None and _is_array(view.layers[other]):
+            return "reads an array of unknown chunk sizes"
+    if isinstance(layer, Blockwise):
+        return _blockwise_reason(layer)
+    function, _ = called(layer)
+    if getattr(function, "__module__", "") == "dask.array.random":
+        return "random numbers depend on the chunks"
+    if function is chunk.arange or function is chunk.linspace:
+        return "fractions are rounded differently in other chunks"
+    if any(key_split(key) != key_split(name) for key in list(layer)[:64]):
+        return f"{key_split(name)} is written as a graph that dasktile does not read"
+    return f"dasktile does not know {_title(function) or key_split(name)}"
+
+
+def _blockwise_reason(layer: Blockwise) -> str:
+    function, keywords = called(layer)
+    deps = layer.io_deps.values()
+    if any(isinstance(dep, (ArrayBlockIdDep, ArrayValuesDep)) for dep in deps):
+        return "its function asks for the number of its block"
+    if function is core._enforce_dtype:
+        function = keywords.get("enforce_dtype_function")
+    module = getattr(function, "__module__", "") or ""
+    if module == "dask.array.random":
+        return "random numbers depend on the chunks"
+    if any(isinstance(argument, (TaskRef, GraphNode)) for argument, _ in layer.indices):
+        return "an argument is computed by a task that is no array"
+    if module.split(".")[0] in ("dask", "numpy", "scipy"):
+        return f"dasktile does not know {_title(function)}, applied to these arguments"
+    return f"user function {_title(function)} may depend on its block"
+
+
+def _is_array(layer: Layer) -> bool:
+    return bool((layer.collection_annotations or {}).get("chunks"))
+
+
+def _title(function: Any) -> str:
+    return str(funcname(function)) if callable(function) else ""

@@ -1,0 +1,322 @@
+"""Arrays that come from nowhere else in the graph: made, read from storage, or held."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask._task_spec import DataNode, GraphNode, Task, TaskRef
+from dask.array import chunk, core, wrap
+from dask.blockwise import Blockwise
+from dask.layers import ArrayChunkShapeDep, ArraySliceDep
+from dask.utils import key_split
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser, Verbatim
+from dasktile.ir import AxisMap, Chunks, Kind, Label, Role, bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """An array generated block by block from nothing but the block's shape.
+
+    Parameters
+    ----------
+    layer
+        A Blockwise layer whose only block-dependent arguments are
+        :class:`dask.layers.ArrayChunkShapeDep`.
+    """
+
+    layer: Blockwise
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An array-like that is sliced when a tile is computed.
+
+    A tile's task is ``getter(array, slices, **kwargs)``, with one ``slice`` per axis.
+
+    Parameters
+    ----------
+    source
+        Key (and layer) of the input graph that holds the array-like, to be carried
+        over as it is; None where `array` itself is put into every task.
+    array
+        The array-like.
+    getter
+        Function that slices it.
+    kwargs
+        Keyword arguments of the getter: `asarray`, `lock`.
+    """
+
+    source: str | None
+    array: Any
+    getter: Any
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InMemory:
+    """A NumPy array; every tile is a view of it."""
+
+    array: np.ndarray[Any, Any]
+
+
+#: Functions that slice an array-like, as ``getter(array, slices)``.
+_GETTERS = (core.getter, core.getter_nofancy, core.getter_inline, operator.getitem)
+
+# dask.array.wrap makes its functions by currying this one
+_UNIFORM = getattr(wrap._broadcast_trick_inner, "func", wrap._broadcast_trick_inner)
+
+
+def created(view: GraphView, name: str) -> Found | None:
+    """``ones``, ``zeros``, ``full``, ``empty``: one value, broadcast to the block."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 1:
+        return None
+    if layer.task.kwargs or _innermost(layer.task.func) is not _UNIFORM:
+        return None
+    argument, symbols = layer.indices[0]
+    shape = layer.io_deps.get(str(argument))
+    if type(shape) is not ArrayChunkShapeDep or symbols != layer.output_indices:
+        return None
+    return _source(info, Create(layer)) if _same(shape.chunks, info.chunks) else None
+
+
+def read(view: GraphView, name: str) -> Found | None:
+    """A lazy ``from_array``: zarr, HDF5, anything that is sliced when it is needed."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 2:
+        return None
+    array: Any
+    (array, none), (slices, symbols) = layer.indices
+    if none is not None or symbols != layer.output_indices:
+        return None
+    function, kwargs = layer.task.func, layer.task.kwargs
+    if function not in _GETTERS or set(kwargs) - {"asarray", "lock"}:
+        return None
+    places = layer.io_deps.get(str(slices))
+    if type(places) is not ArraySliceDep or not _same(places.chunks, info.chunks):
+        return None
+    source = None
+    if isinstance(array, TaskRef):
+        if not isinstance(array.key, str) or array.key not in view.layers:
+            return None
+        source = array.key
+        array = _value(view.layers[source].get(source))
+    if isinstance(array, (GraphNode, TaskRef)) or getattr(array, "shape", None) != info.shape:
+        return None
+    kernel = Read(source, array, function, dict(kwargs))
+    return _source(info, kernel, op="from_array", stored=_stored(array, info))
+
+
+def held(view: GraphView, name: str) -> Found | None:
+    """Blocks that are there already: a NumPy array, or a persisted collection."""
+    layer, info = view.layers[name], view.array(name)
+    if isinstance(layer, Blockwise) or info is None or view.graph.dependencies.get(name):
+        return None
+    if len(layer) != math.prod(info.numblocks) or not _has_value(next(iter(layer.values()))):
+        return None
+    blocks = {key: _value(block) for key, block in layer.items()}
+    if not all(map(_has_value, layer.values())):
+        return None
+    whole = _whole(blocks, info)
+    if whole is not None:
+        return _source(info, InMemory(whole), op="array")
+    return Found(
+        op=key_split(name),
+        kind=Kind.OPAQUE,
+        labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
+        out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
+        kernel=Verbatim((name,)),
+        work=0.0,
+        resident=True,
+        reason="already in memory, in these chunks",
+    )
+
+
+def counted(view: GraphView, name: str) -> Found | None:
+    """``arange`` of whole numbers: the same bits in any chunks."""
+    layer, info = view.layers[name], view.array(name)
+    if isinstance(layer, Blockwise) or info is None or len(info.shape) != 1:
+        return None
+    first = next(iter(layer.values()), None)
+    if not isinstance(first, Task) or _innermost(first.func) is not chunk.arange:
+        return None
+    places = bounds(info.chunks[0])
+    values: range | None = None
+    for index, size in enumerate(info.chunks[0]):
+        task = layer.get((name, index))
+        if not isinstance(task, Task) or task.kwargs or len(task.args) != 5:
+            return None
+        if not isinstance(task.func, partial) or task.func.keywords != {"like": None}:
+            return None
+        start, _, step, length, dtype = task.args
+        if not _whole_numbers(start, step) or np.dtype(dtype) != info.dtype or length != size:
+            return None
+        begin = int(start) - int(step) * places[index]
+        here = range(begin, begin + int(step) * info.shape[0], int(step))
+        if values is not None and here != values:
+            return None
+        values = here
+    if values is None or len(layer) != len(info.chunks[0]) or not _exact(values, info.dtype):
+        return None
+    return _source(info, Read(None, values, take_range, {"dtype": info.dtype}), op="arange")
+
+
+def identity_matrix(view: GraphView, name: str) -> Found | None:
+    """``eye``: ones on a diagonal."""
+    layer, info = view.layers[name], view.array(name)
+    if isinstance(layer, Blockwise) or info is None or len(info.shape) != 2:
+        return None
+    first = next(iter(layer.values()), None)
+    if not isinstance(first, Task) or first.func not in (np.eye, np.zeros):
+        return None
+    rows, columns = (bounds(cuts) for cuts in info.chunks)
+    offsets: set[int] = set()
+    empty: list[tuple[int, int]] = []
+    for i, j in itertools.product(*map(range, info.numblocks)):
+        task = layer.get((name, i, j))
+        if not isinstance(task, Task) or task.kwargs:
+            return None
+        shape = (info.chunks[0][i], info.chunks[1][j])
+        if task.func is np.eye and task.args[:2] == shape and task.args[3] == info.dtype:
+            offsets.add(task.args[2] + columns[j] - rows[i])
+        elif task.func is np.zeros and task.args == (shape, info.dtype):
+            empty.append((i, j))
+        else:
+            return None
+    if len(offsets) != 1 or len(layer) != math.prod(info.numblocks):
+        return None
+    (offset,) = offsets
+    for i, j in empty:
+        shifted = offset + rows[i] - columns[j]
+        if -info.chunks[0][i] < shifted < info.chunks[1][j]:
+            return None
+    return _source(info, Read(None, offset, take_eye, {"dtype": info.dtype}), op="eye")
+
+
+def take_range(values: range, index: tuple[slice], dtype: np.dtype[Any]) -> Any:
+    """A slice of the array that counts through `values`."""
+    part = values[index[0]]
+    return np.arange(part.start, part.stop, part.step, dtype=dtype)
+
+
+def take_eye(offset: int, index: tuple[slice, slice], dtype: np.dtype[Any]) -> Any:
+    """A rectangle of the matrix that has ones on diagonal number `offset`."""
+    rows, columns = index
+    count = (rows.stop - rows.start, columns.stop - columns.start)
+    return np.eye(*count, offset + rows.start - columns.start, dtype=dtype)
+
+
+def _source(
+    info: ArrayInfo, kernel: Any, op: str | None = None, stored: Chunks | None = None
+) -> Found:
+    return Found(
+        op=op or key_split(info.name),
+        kind=Kind.SOURCE,
+        labels=tuple(Label(sum(cuts), Role.FREE, cuts) for cuts in info.chunks),
+        out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
+        kernel=kernel,
+        stored=stored,
+    )
+
+
+def _innermost(function: Any) -> Any:
+    """The function inside partials and curried functions."""
+    while isinstance(function, partial) or type(function).__name__ == "curry":
+        function = function.func
+    return function
+
+
+def _same(chunks: Any, others: Chunks) -> bool:
+    return tuple(tuple(int(size) for size in sizes) for sizes in chunks) == others
+
+
+def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
+    """Chunks of the store.
+
+    Wrappers that put the same array another way are looked through.  With sharding it
+    is the chunks inside a shard that are read on their own.
+    """
+    for _ in range(8):
+        if array is None or getattr(array, "shape", None) != info.shape:
+            return None
+        chunks = getattr(array, "chunks", None)
+        if isinstance(chunks, tuple) and len(chunks) == len(info.shape):
+            if not all(isinstance(size, int) and size > 0 for size in chunks):
+                return None
+            return tuple(
+                tuple(min(size, length - at) for at in range(0, length, size)) or (0,)
+                for size, length in zip(chunks, info.shape, strict=True)
+            )
+        inner = getattr(array, "array", None)
+        array = getattr(array, "_array", None) if inner is None else inner
+    return None
+
+
+def _has_value(block: Any) -> bool:
+    """True for a block that is an array or a future, not something to be computed."""
+    block = _value(block)
+    if isinstance(block, (GraphNode, tuple, list, str)):
+        return False
+    return hasattr(block, "__array__") or _is_future(block)
+
+
+def _value(block: Any) -> Any:
+    return block.value if isinstance(block, DataNode) else block
+
+
+def _is_future(block: Any) -> bool:
+    kind = type(block)
+    return kind.__name__ == "Future" and kind.__module__.startswith("distributed")
+
+
+def _whole(blocks: Mapping[Any, Any], info: ArrayInfo) -> np.ndarray[Any, Any] | None:
+    """The array of which all blocks are views, each in its place."""
+    first = next(iter(blocks.values()))
+    if type(first) is not np.ndarray:
+        return None
+    whole = first if first.shape == info.shape else first.base
+    if type(whole) is not np.ndarray or whole.shape != info.shape or whole.dtype != info.dtype:
+        return None
+    places = [bounds(cuts) for cuts in info.chunks]
+    origin = whole.__array_interface__["data"][0]
+    for block in itertools.product(*map(range, info.numblocks)):
+        part = blocks.get((info.name, *block))
+        shape = tuple(cuts[i] for cuts, i in zip(info.chunks, block, strict=True))
+        if type(part) is not np.ndarray or part.shape != shape or part.dtype != whole.dtype:
+            return None
+        starts = (place[i] for place, i in zip(places, block, strict=True))
+        offset = sum(a * b for a, b in zip(starts, whole.strides, strict=True))
+        if part.__array_interface__["data"][0] != origin + offset:
+            return None
+        if part.strides != whole.strides or not (part is whole or part.base is whole):
+            return None
+    return whole
+
+
+def _whole_numbers(*values: Any) -> bool:
+    return all(
+        isinstance(value, (int, np.integer)) or (isinstance(value, float) and value.is_integer())
+        for value in values
+    )
+
+
+def _exact(values: range, dtype: np.dtype[Any]) -> bool:
+    """True if the type holds all values, and those that arange passes on the way."""
+    reach = (values.start, values.start + values.step * (len(values) + 1))
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return all(limits.min <= value <= limits.max for value in (*reach, values.step))
+    if dtype.kind == "f":
+        return all(abs(value) < 2 ** (np.finfo(dtype).nmant + 1) for value in reach)
+    return False
+
+
+RECOGNISERS: tuple[Recogniser, ...] = (created, read, held, counted, identity_matrix)

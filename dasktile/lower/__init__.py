@@ -1,0 +1,351 @@
+"""Writing a tiled program as a dask graph: the only place where dask graphs are made.
+
+Node by node, in order: what every block of the node needs of every array it reads is a
+window along each axis.  Where these windows are just the blocks that the array was made
+in, the node reads them directly, else a conversion layer comes between, written once for
+all readers that need the same.  Then the writer of the node's kernel writes its tasks.
+Parts of the input graph that nothing changed for are carried over as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from dasktile.capture.base import Captured, GraphView, Verbatim
+from dasktile.capture.sources import Create
+from dasktile.ir import Chunks, Edge, Node, TiledProgram, Tiling, windows
+from dasktile.lower import blocks, contract, folds, verbatim, views
+from dasktile.lower.convert import Windows, block_windows, conversion, lengths, normal
+from dasktile.lower.emit import Emission, emit
+from dasktile.lower.names import salted
+
+__all__ = ["Lowered", "lower"]
+
+#: Modules that register the writers of kernels.
+_WRITERS = (blocks, contract, folds, verbatim, views)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A dask graph, and where the arrays asked for are in it.
+
+    Parameters
+    ----------
+    graph
+        The graph: no more than all outputs together need.
+    graphs
+        For every output, the part of the graph that it needs.  A dask collection must
+        have no other: Dask takes the layers that nobody reads for the collection's own.
+    names, chunks
+        For every output of the program, the name of its array and its chunks.
+    layers
+        For every node that was written or carried over, the layer that holds its array.
+    """
+
+    graph: HighLevelGraph
+    graphs: tuple[HighLevelGraph, ...]
+    names: tuple[str, ...]
+    chunks: tuple[Chunks, ...]
+    layers: Mapping[int, str]
+
+
+def lower(
+    captured: Captured,
+    tiled: TiledProgram,
+    output_chunks: Sequence[Chunks | None] | None = None,
+    output_names: Sequence[str | None] | None = None,
+) -> Lowered:
+    """Write a program with the tiles that were decided on.
+
+    Parameters
+    ----------
+    captured
+        What the program was captured from.
+    tiled
+        The program and a tiling for each of its nodes.
+    output_chunks
+        For every output, chunks to hand it over in; None for those it is made in.
+    output_names
+        For every output, the name it must have; None for any.
+
+    Returns
+    -------
+    The new graph, and the name and the chunks of every output in it.
+
+    Raises
+    ------
+    ValueError
+        If the arguments do not fit together.
+    """
+    program = captured.program
+    count = len(program.outputs)
+    wanted = tuple(output_chunks) if output_chunks is not None else (None,) * count
+    names = tuple(output_names) if output_names is not None else (None,) * count
+    for argument, given, expected in (
+        ("tiled.tilings", len(tiled.tilings), len(program.nodes)),
+        ("output_chunks", len(wanted), count),
+        ("output_names", len(names), count),
+    ):
+        if given != expected:
+            raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
+    carried, kept = _settle(captured, wanted, names)
+    writer = _Writer(captured, tiled)
+    for index in _needed(captured, carried):
+        if carried[index]:
+            writer.carry(index)
+        else:
+            writer.write(index)
+    found = [
+        (name, chunks or program.nodes[index].chunks)
+        if stays and name is not None
+        else writer.output(index, chunks, name)
+        for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
+    ]
+    graph = writer.graph([name for name, _ in found])
+    return Lowered(
+        graph,
+        tuple(graph.cull_layers([name]) for name, _ in found),
+        tuple(name for name, _ in found),
+        tuple(chunks for _, chunks in found),
+        {index: name for index, name in writer.made.items() if name in graph.layers},
+    )
+
+
+def _settle(
+    captured: Captured, wanted: Sequence[Chunks | None], names: Sequence[str | None]
+) -> tuple[list[bool], list[bool]]:
+    """Nodes carried over untouched, and outputs that are then in the input graph already.
+
+    An output of a given name that must be written anew takes this name away from the
+    layer that has it in the input graph, and so from all that could have been carried
+    over and reads that layer.
+    """
+    program, view = captured.program, GraphView(captured.graph)
+    there = []
+    for index, chunks, name in zip(program.outputs, wanted, names, strict=True):
+        node = program.nodes[index]
+        if name is None or name not in captured.graph.layers:
+            there.append(False)
+        elif name == node.name:
+            there.append(chunks is None or chunks == node.chunks)
+        else:
+            # a rechunk that is no part of the program
+            array = view.array(name)
+            there.append(array is not None and array.chunks == chunks)
+    kept = there
+    while True:
+        taken = {name for name, stays in zip(names, kept, strict=True) if name and not stays}
+        carried = _unchanged(captured, taken)
+        still = [
+            stays and carried[index] for stays, index in zip(kept, program.outputs, strict=True)
+        ]
+        if still == kept:
+            return carried, kept
+        kept = still
+
+
+def _unchanged(captured: Captured, taken: Iterable[str]) -> list[bool]:
+    """For every node, whether it and all it reads can be carried over."""
+    dependents = captured.graph.dependents
+    tainted = set(taken)
+    stack = sorted(tainted)
+    while stack:
+        for reader in dependents.get(stack.pop(), ()):
+            if reader not in tainted:
+                tainted.add(reader)
+                stack.append(reader)
+    carried: list[bool] = []
+    for node, kernel in zip(captured.program.nodes, captured.kernels, strict=True):
+        carried.append(
+            isinstance(kernel, Verbatim)
+            and all(carried[edge.producer] for edge in node.edges)
+            and tainted.isdisjoint(kernel.layers)
+        )
+    return carried
+
+
+def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
+    """Nodes to write or carry over, in order: what is carried needs nothing written."""
+    program = captured.program
+    needed = set(program.outputs)
+    for index in range(len(program.nodes) - 1, -1, -1):
+        if index in needed and not carried[index]:
+            needed.update(edge.producer for edge in program.nodes[index].edges)
+    return sorted(needed)
+
+
+@dataclass
+class _Writer:
+    """The graph as far as it is written."""
+
+    captured: Captured
+    tiled: TiledProgram
+    #: The layer that holds the array of a node, in the chunks of its tiling.
+    made: dict[int, str] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    dependencies: dict[str, set[str]] = field(default_factory=dict)
+    #: Layers that hold the array of a node cut by some windows.
+    cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
+
+    def node(self, index: int) -> Node:
+        return self.captured.program.nodes[index]
+
+    def tiling(self, index: int) -> Tiling:
+        return self.tiled.tilings[index]
+
+    def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
+        self.layers[name] = layer if isinstance(layer, Layer) else MaterializedLayer(layer)
+        self.dependencies[name] = reads
+
+    def carry(self, index: int) -> None:
+        """Take a node over as it is."""
+        node = self.node(index)
+        if self.tiling(index).chunks != node.chunks:
+            raise ValueError(f"{node.name!r} must keep its chunks {node.chunks}")
+        self.hold(index, node.name)
+
+    def hold(self, index: int, name: str) -> None:
+        self.made[index] = name
+        self.cut[index, block_windows(self.tiling(index).chunks)] = name
+
+    def source(self, index: int) -> tuple[str, Chunks]:
+        """The layer that other tiles of a node's array are cut from."""
+        chunks = self.tiled.kept.get(index)
+        if chunks is None or chunks == self.tiling(index).chunks:
+            return self.made[index], self.tiling(index).chunks
+        own = block_windows(chunks)
+        if (index, own) not in self.cut:
+            self.convert(index, own, self.made[index], self.tiling(index).chunks)
+        return self.cut[index, own], chunks
+
+    def fetch(self, index: int, wanted: Windows) -> str:
+        """The layer that holds a node's array cut by windows, written if there is none."""
+        wanted = normal(wanted)
+        if (index, wanted) not in self.cut:
+            name, chunks = self.source(index)
+            # the windows may have been those that the array is kept in
+            if (index, wanted) not in self.cut:
+                self.convert(index, wanted, name, chunks)
+        return self.cut[index, wanted]
+
+    def convert(
+        self, index: int, wanted: Windows, source: str, chunks: Chunks, name: str | None = None
+    ) -> None:
+        token = salted("", name, source, chunks, wanted).rpartition("-")[2]
+        name = name or f"retile-{token}"
+        kernel = self.captured.kernels[index]
+        if isinstance(kernel, Create):
+            # all elements are alike: made again, nothing is held, cut or sent
+            self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
+        else:
+            tasks = conversion(name, token, source, chunks, wanted)
+            self.add(name, MaterializedLayer(tasks), {source})
+        self.describe(name, index, lengths(wanted))
+        self.cut[index, wanted] = name
+
+    def describe(self, name: str, index: int, chunks: Chunks) -> None:
+        """Say of a layer which array it holds, as dask does for its own."""
+        try:
+            dtype = np.dtype(self.node(index).dtype)
+        except TypeError:  # not all dtypes can be had from their names
+            return
+        notes = self.layers[name].collection_annotations or {}
+        self.layers[name].collection_annotations = {
+            **notes,
+            "shape": tuple(map(sum, chunks)),
+            "dtype": dtype,
+            "chunksize": tuple(max(sizes, default=0) for sizes in chunks),
+            "chunks": chunks,
+            "type": "dask.array.core.Array",
+        }
+
+    def write(self, index: int) -> None:
+        """Write one node for its tiling."""
+        node, tiling = self.node(index), self.tiling(index)
+        kernel = self.captured.kernels[index]
+        read = tuple(self.source(edge.producer)[0] for edge in node.edges)
+        name = salted(
+            node.op or node.kind.value,
+            node.name,
+            tiling.mesh,
+            tiling.cuts,
+            tiling.chunks,
+            self.tiled.mesh,
+            read,
+        )
+        if getattr(kernel, "fetches", False):
+            inputs = ("",) * len(node.edges)
+        else:
+            inputs = tuple(self.input(edge, tiling) for edge in node.edges)
+
+        def fetch(edge: int, wanted: Windows) -> str:
+            return self.fetch(node.edges[edge].producer, wanted)
+
+        emission = Emission(node, tiling, name, inputs, fetch, self.captured.graph, self.tiled.mesh)
+        emitted = emit(kernel, emission)
+        if name not in emitted.layers:
+            raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
+        for layer, tasks in emitted.layers.items():
+            self.add(layer, tasks, emitted.dependencies[layer])
+        self.describe(name, index, tiling.chunks)
+        self.hold(index, name)
+
+    def input(self, edge: Edge, tiling: Tiling) -> str:
+        """The layer that holds what every block of a node needs along an edge."""
+        if edge.chunks is not None:
+            return self.fetch(edge.producer, block_windows(edge.chunks))
+        shape = self.node(edge.producer).shape
+        return self.fetch(
+            edge.producer,
+            tuple(
+                windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
+                for axis, size in zip(edge.axes, shape, strict=True)
+            ),
+        )
+
+    def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:
+        """The layer that holds an output, of the name and in the chunks it must have."""
+        chunks = chunks or self.tiling(index).chunks
+        wanted = normal(block_windows(chunks))
+        if name is None:
+            return self.fetch(index, wanted), chunks
+        if name in self.layers:
+            return name, chunks
+        if (index, wanted) in self.cut:
+            # readers may have needed the same
+            same = self.cut[index, wanted]
+            every = product(*(range(len(sizes)) for sizes in chunks))
+            tasks = {(name, *block): Alias((name, *block), (same, *block)) for block in every}
+            self.add(name, MaterializedLayer(tasks), {same})
+            self.describe(name, index, chunks)
+        else:
+            self.convert(index, wanted, *self.source(index), name)
+        return name, chunks
+
+    def graph(self, outputs: Iterable[str]) -> HighLevelGraph:
+        """What the outputs need of all that was written, and of the input graph."""
+        before = self.captured.graph
+        layers: dict[str, Layer] = {}
+        dependencies: dict[str, set[str]] = {}
+        stack = sorted(outputs, reverse=True)
+        while stack:
+            name = stack.pop()
+            if name in layers:
+                continue
+            if name in self.layers:
+                layers[name] = self.layers[name]
+                dependencies[name] = set(self.dependencies[name])
+            else:
+                layers[name] = before.layers[name]
+                dependencies[name] = {
+                    other for other in before.dependencies[name] if other in before.layers
+                }
+            stack.extend(sorted(dependencies[name]))
+        return HighLevelGraph(layers, dependencies)

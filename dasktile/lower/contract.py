@@ -1,0 +1,170 @@
+"""Products summed over labels, tile by tile.
+
+Where the cut of a summed label is local to a worker, the products are added up one
+after the other, so that no more than one partial result is alive; every part of the
+worker mesh has a chain of its own.  What the parts come to is then summed, and, where
+the result is divided again, every partial result is cut first, so that no worker
+receives more of it than it keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from dask._task_spec import Alias, GraphNode, Task, TaskRef
+from dask.array.chunk import getitem
+from dask.highlevelgraph import MaterializedLayer
+
+from dasktile.capture.blockwise import Contract
+from dasktile.ir import Node, bounds, output_chunks
+from dasktile.lower.blas import accumulate, multiply, total
+from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.names import inner
+
+Key = tuple[Any, ...]
+Block = tuple[int, ...]
+
+#: Partial results summed by one task.
+_FAN_IN = 8
+
+
+@emit.register
+def _contract(kernel: Contract, emission: Emission) -> Emitted:
+    node, tiling, name = emission.node, emission.tiling, emission.name
+    counts = [len(cuts) for cuts in tiling.cuts]
+    coarse = output_chunks(node, tiling.cuts)
+    scattered = coarse != tiling.chunks
+    summed = [label for label in range(len(counts)) if label not in kernel.output]
+    groups = _groups(summed, counts, [_parts(emission, label, counts[label]) for label in summed])
+    partial = inner(name, "partial")
+    direct = len(groups) == 1 and not scattered
+
+    results: dict[Key, GraphNode] = {}
+    steps: dict[Key, GraphNode] = {}
+    partials: dict[Block, list[Key]] = {}
+    for block in product(*(range(len(sizes)) for sizes in coarse)):
+        full = [0] * len(counts)
+        for label, at in zip(kernel.output, block, strict=True):
+            full[label] = at
+        last: list[Key] = []
+        for group in groups:
+            before: Key | None = None
+            for number, chosen in enumerate(group):
+                for label, at in zip(summed, chosen, strict=True):
+                    full[label] = at
+                operands = _operands(node, emission.inputs, full)
+                if direct and number == len(group) - 1:
+                    key, layer = (name, *block), results
+                else:
+                    key, layer = (partial, *full), steps
+                if before is None:
+                    layer[key] = Task(key, multiply, kernel, *operands)
+                else:
+                    layer[key] = Task(key, accumulate, kernel, TaskRef(before), *operands)
+                before = key
+            if before is not None:
+                last.append(before)
+        partials[block] = last
+
+    emitted = Emitted()
+    inputs = set(emission.inputs)
+    if steps:
+        emitted.add(partial, MaterializedLayer(steps), inputs)
+    if direct:
+        reads = inputs | {partial} if steps else inputs
+        emitted.add(name, MaterializedLayer(results), reads)
+    elif scattered:
+        pieces, sums = _scattered(name, tiling.chunks, coarse, partials)
+        scatter = inner(name, "scatter")
+        emitted.add(scatter, MaterializedLayer(pieces), {partial})
+        emitted.add(name, MaterializedLayer(sums), {scatter})
+    else:
+        for block, keys in partials.items():
+            _summed((name, *block), keys, results)
+        emitted.add(name, MaterializedLayer(results), {partial})
+    return emitted
+
+
+def _parts(emission: Emission, label: int, blocks: int) -> int:
+    """How many parts of the worker mesh share a label."""
+    sizes = zip(emission.tiling.mesh, emission.mesh, strict=False)
+    return max(1, min(blocks, math.prod(size for cut, size in sizes if cut == label)))
+
+
+def _groups(
+    summed: Sequence[int], counts: Sequence[int], parts: Sequence[int]
+) -> list[list[Block]]:
+    """The blocks of the summed labels, divided among the parts of the mesh, in order."""
+    found: dict[Block, list[Block]] = {}
+    for chosen in product(*(range(counts[label]) for label in summed)):
+        part = tuple(
+            at * share // counts[label]
+            for at, share, label in zip(chosen, parts, summed, strict=True)
+        )
+        found.setdefault(part, []).append(chosen)
+    return list(found.values())
+
+
+def _operands(node: Node, inputs: Sequence[str], full: Sequence[int]) -> list[TaskRef]:
+    return [
+        TaskRef((name, *(0 if axis.label is None else full[axis.label] for axis in edge.axes)))
+        for edge, name in zip(node.edges, inputs, strict=True)
+    ]
+
+
+def _summed(key: Key, terms: Sequence[Key], tasks: dict[Key, GraphNode]) -> None:
+    """Write the sum of `terms` as `key`, by a tree where they are many."""
+    level = 0
+    while len(terms) > _FAN_IN:
+        grouped = []
+        for number, at in enumerate(range(0, len(terms), _FAN_IN)):
+            some = terms[at : at + _FAN_IN]
+            between = (inner(key[0], "sum"), level, number, *key[1:])
+            tasks[between] = Task(between, total, *map(TaskRef, some))
+            grouped.append(between)
+        terms = grouped
+        level += 1
+    if len(terms) == 1:
+        tasks[key] = Alias(key, terms[0])
+    else:
+        tasks[key] = Task(key, total, *map(TaskRef, terms))
+
+
+def _scattered(
+    name: str,
+    fine: Sequence[Sequence[int]],
+    coarse: Sequence[Sequence[int]],
+    partials: dict[Block, list[Key]],
+) -> tuple[dict[Key, GraphNode], dict[Key, GraphNode]]:
+    """The pieces of the partial results, and their sums in the finer chunks."""
+    axes = [_within(sizes, outer) for sizes, outer in zip(fine, coarse, strict=True)]
+    scatter = inner(name, "scatter")
+    pieces: dict[Key, GraphNode] = {}
+    sums: dict[Key, GraphNode] = {}
+    for block in product(*(range(len(axis)) for axis in axes)):
+        places = [axis[at] for axis, at in zip(axes, block, strict=True)]
+        part = tuple(place[1] for place in places)
+        terms = []
+        for number, whole in enumerate(partials[tuple(place[0] for place in places)]):
+            key = (scatter, number, *block)
+            pieces[key] = Task(key, getitem, TaskRef(whole), part)
+            terms.append(key)
+        _summed((name, *block), terms, sums)
+    return pieces, sums
+
+
+def _within(fine: Sequence[int], coarse: Sequence[int]) -> list[tuple[int, slice]]:
+    """For every chunk, the coarser chunk that holds it, and where."""
+    found = []
+    edges = bounds(coarse)
+    outer = 0
+    for lo, hi in zip(bounds(fine)[:-1], bounds(fine)[1:], strict=True):
+        while hi > edges[outer + 1] or (lo >= edges[outer + 1] and outer + 2 < len(edges)):
+            outer += 1
+        if lo < edges[outer]:
+            raise ValueError(f"chunks {tuple(fine)} are not within chunks {tuple(coarse)}")
+        found.append((outer, slice(lo - edges[outer], hi - edges[outer])))
+    return found

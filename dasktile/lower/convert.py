@@ -1,0 +1,171 @@
+"""From the tiles that an array was made in to the tiles that somebody needs.
+
+What is needed of every axis is a sequence of windows, which may overlap (stencils),
+have steps (``x[::2]``) and run backwards (flips).  A block of the result is put together
+from pieces of the producer's blocks.  A piece that is not a whole block is cut out by a
+task of its own, so that only the piece travels between workers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+from dask._task_spec import Alias, GraphNode, Task, TaskRef
+from dask.array.chunk import getitem
+from dask.array.core import _concatenate2, concatenate3
+from dask.core import reshapelist
+
+from dasktile.ir import Chunks, Window, bounds
+
+Key = tuple[Any, ...]
+
+#: For every axis of an array, the windows that are needed of it.
+Windows = tuple[tuple[Window, ...], ...]
+
+_EMPTY: Window = (0, 0, 1)
+_ALL = slice(None)
+
+
+def block_windows(chunks: Chunks) -> Windows:
+    """The windows that are exactly the blocks of an array."""
+    found = []
+    for sizes in chunks:
+        edges = bounds(sizes)
+        pairs = pairwise(edges)
+        found.append(tuple((lo, hi, 1) if hi > lo else _EMPTY for lo, hi in pairs))
+    return tuple(found)
+
+
+def normal(windows: Sequence[Sequence[Window]]) -> Windows:
+    """The same windows, each written in one way only."""
+    return tuple(tuple(map(_normal, axis)) for axis in windows)
+
+
+def _normal(window: Window) -> Window:
+    start, stop, step = window
+    count = len(range(start, stop, step))
+    if count == 0:
+        return _EMPTY
+    last = start + (count - 1) * step
+    if count == 1:
+        step = 1
+    return start, last + (1 if step > 0 else -1), step
+
+
+def lengths(windows: Windows) -> Chunks:
+    """The sizes of the blocks that windows cut an array into."""
+    return tuple(tuple(len(range(*window)) for window in axis) for axis in windows)
+
+
+def conversion(
+    name: str, token: str, source: str, chunks: Chunks, windows: Windows
+) -> dict[Key, GraphNode]:
+    """The tasks of a layer that cuts an array anew.
+
+    Parameters
+    ----------
+    name
+        Layer to write: its keys are ``(name, *block)``, one block for every choice of a
+        window along each axis.
+    token
+        Sets the keys of the pieces apart from those of all other conversions.
+    source, chunks
+        Layer that holds the array, and its chunks.
+    windows
+        The windows, as :func:`normal` writes them.
+    """
+    axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
+    piece = f"retile-part-{token}"
+    tasks: dict[Key, GraphNode] = {}
+    blocks = product(*(range(len(axis)) for axis in axes))
+    for block, per_axis in zip(blocks, product(*axes), strict=True):
+        key = (name, *block)
+        counts = tuple(map(len, per_axis))
+        if all(count == 1 for count in counts):
+            tasks[key] = _one(key, source, [found[0] for found in per_axis])
+            continue
+        refs: list[TaskRef] = []
+        for parts in product(*per_axis):
+            if all(part.cut is None for part in parts):
+                whole: Key = (source, *(part.block for part in parts))
+                refs.append(TaskRef(whole))
+                continue
+            part_key: Key = (piece, *(part.number for part in parts))
+            if part_key not in tasks:
+                tasks[part_key] = _one(part_key, source, parts)
+            refs.append(TaskRef(part_key))
+        tasks[key] = Task(key, join, counts, *refs)
+    return tasks
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Part of one block along one axis; `cut` is None where it is all of it."""
+
+    block: int
+    cut: slice | None
+    #: Same for the same part of the same block, along one axis of one conversion.
+    number: int
+
+
+def _one(key: Key, source: str, parts: Sequence[_Piece]) -> GraphNode:
+    """One piece of one block."""
+    target: Key = (source, *(part.block for part in parts))
+    if all(part.cut is None for part in parts):
+        return Alias(key, target)
+    index = tuple(_ALL if part.cut is None else part.cut for part in parts)
+    return Task(key, getitem, TaskRef(target), index)
+
+
+def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piece, ...]]:
+    """For every window along an axis, the parts of blocks that it consists of, in order."""
+    edges = bounds(sizes)
+    numbers: dict[tuple[int, int, int, int], int] = {}
+    found = []
+    for start, stop, step in windows:
+        elements = range(start, stop, step)
+        parts = []
+        position = 0
+        while position < len(elements):
+            # an empty block never holds an element: its end is where the next one starts
+            block = bisect_right(edges, elements[position]) - 1
+            lo, hi = edges[block], edges[block + 1]
+            last = (hi - 1 - start) // step if step > 0 else (start - lo) // -step
+            last = min(last, len(elements) - 1)
+            ends = elements[position] - lo, elements[last] - lo
+            parts.append(_piece(numbers, block, *ends, step, hi - lo))
+            position = last + 1
+        if not parts:
+            parts.append(_piece(numbers, 0, 0, -1, 1, sizes[0] if sizes else 0))
+        found.append(tuple(parts))
+    return found
+
+
+def _piece(
+    numbers: dict[tuple[int, int, int, int], int],
+    block: int,
+    first: int,
+    last: int,
+    step: int,
+    size: int,
+) -> _Piece:
+    if first == last:
+        step = 1
+    number = numbers.setdefault((block, first, last, step), len(numbers))
+    if step == 1 and first == 0 and last == size - 1:
+        return _Piece(block, None, number)
+    stop = last + (1 if step > 0 else -1)
+    return _Piece(block, slice(first, None if step < 0 and stop < 0 else stop, step), number)
+
+
+def join(shape: tuple[int, ...], *blocks: Any) -> Any:
+    """Concatenate a grid of blocks, given in C order, `shape` blocks along each axis."""
+    nested = reshapelist(shape, list(blocks))
+    if any(block.dtype != blocks[0].dtype for block in blocks):
+        # concatenate3 would cast them all to the first one's
+        return _concatenate2(nested, axes=list(range(len(shape))))
+    return concatenate3(nested)

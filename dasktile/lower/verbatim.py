@@ -1,0 +1,146 @@
+"""Parts of the graph that are left alone: the same tasks, reading tiles from elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dask._task_spec import Alias, GraphNode, TaskRef
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from dasktile.capture.base import GraphView, Verbatim
+from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.names import salted
+
+Key = Any
+
+
+@emit.register
+def _verbatim(kernel: Verbatim, emission: Emission) -> Emitted:
+    """Write the original layers again, with other names for what they read.
+
+    Layers that read nothing that changed are not written again: they are named as read
+    under their own names, and carried over from the graph captured from.
+    """
+    if len(kernel.reads) != len(emission.inputs):
+        raise ValueError(
+            f"{emission.node.name!r} has {len(emission.inputs)} inputs, but its kernel "
+            f"says of {len(kernel.reads)} how they are read"
+        )
+    view = GraphView(emission.graph)
+    own = kernel.layers[-1]
+    renamed = {
+        old: new for old, new in zip(kernel.reads, emission.inputs, strict=True) if old != new
+    }
+    emitted = Emitted()
+    for name in _in_order(kernel.layers, emission.graph):
+        before = view.dependencies(name)
+        changed = {old: renamed[old] for old in before if old in renamed}
+        if name == own:
+            new = emission.name
+        elif changed:
+            # by content, so that two nodes that share the layer write it only once
+            new = salted(name, tuple(changed.items()))
+        else:
+            continue
+        reads = {changed.get(old, old) for old in before}
+        emitted.add(new, renamed_layer(view, name, new, changed), reads)
+        renamed[name] = new
+    return emitted
+
+
+def _in_order(layers: tuple[str, ...], graph: HighLevelGraph) -> list[str]:
+    """The layers, each after those it reads."""
+    members = set(layers)
+    done: dict[str, None] = {}
+    stack = list(reversed(layers))
+    while stack:
+        name = stack[-1]
+        waiting = [
+            other
+            for other in sorted(graph.dependencies.get(name, ()))
+            if other in members and other not in done
+        ]
+        if waiting:
+            stack.extend(waiting)
+        else:
+            done[stack.pop()] = None
+    return list(done)
+
+
+def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]) -> Layer:
+    """Layer `name` as layer `new`, reading other layers instead of some it reads.
+
+    Parameters
+    ----------
+    view
+        The graph.
+    name, new
+        Name before and after.  Keys of other names in the layer are salted alike.
+    reads
+        New names, by old ones, of layers that it reads.  Their keys must differ in the
+        name only.
+    """
+    layer = view.layers[name]
+    if isinstance(layer, Blockwise) and not any(
+        dep.produces_keys for dep in layer.io_deps.values()
+    ):
+        return _renamed_blockwise(layer, new, reads)
+    tasks = view.tasks(name)
+    salt = salted("", new)
+    subs: dict[Key, Key] = {key: _own_key(key, name, new, salt) for key in tasks}
+    for task in tasks.values():
+        for key in task.dependencies:
+            if key not in subs:
+                subs[key] = _read_key(key, reads)
+    mapping = {subs[key]: _substituted(task, subs, subs[key]) for key, task in tasks.items()}
+    return MaterializedLayer(mapping, annotations=layer.annotations)
+
+
+def _own_key(key: Key, name: str, new: str, salt: str) -> Key:
+    head, *block = key if isinstance(key, tuple) and key else (key,)
+    renamed = new if head == name else f"{head}{salt}"
+    return (renamed, *block) if isinstance(key, tuple) else renamed
+
+
+def _read_key(key: Key, reads: Mapping[str, str]) -> Key:
+    if isinstance(key, tuple) and key and isinstance(key[0], str):
+        return (reads.get(key[0], key[0]), *key[1:])
+    return reads.get(key, key) if isinstance(key, str) else key
+
+
+def _substituted(task: GraphNode, subs: Mapping[Key, Key], key: Key) -> GraphNode:
+    if isinstance(task, Alias):
+        return Alias(key, subs[task.target])
+    wanted = {old: subs[old] for old in task.dependencies if subs[old] != old}
+    return task.substitute(wanted, key=key)
+
+
+def _renamed_blockwise(layer: Blockwise, new: str, reads: Mapping[str, str]) -> Blockwise:
+    indices: list[tuple[Any, Any]] = []
+    array: Any
+    for array, symbols in layer.indices:
+        if symbols is not None:
+            array = array if array in layer.io_deps else reads.get(array, array)
+        elif isinstance(array, TaskRef):
+            array = TaskRef(_read_key(array.key, reads))
+        elif isinstance(array, GraphNode):
+            array = array.substitute({key: _read_key(key, reads) for key in array.dependencies})
+        indices.append((array, symbols))
+    numblocks = {
+        array if array in layer.io_deps else reads.get(array, array): blocks
+        for array, blocks in layer.numblocks.items()
+    }
+    return Blockwise(
+        new,
+        layer.output_indices,
+        layer.task.substitute({}, key=new),
+        indices,
+        numblocks=numblocks,
+        concatenate=layer.concatenate,
+        new_axes=layer.new_axes,
+        output_blocks=layer.output_blocks,
+        annotations=layer.annotations,
+        io_deps=layer.io_deps,
+    )

@@ -1,0 +1,112 @@
+"""Test tools: random tilings of any program, and what a lowered graph must satisfy."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.ir import (
+    Chunks,
+    Kind,
+    Node,
+    Program,
+    Role,
+    TiledProgram,
+    Tiling,
+    output_chunks,
+)
+
+MESH = (2, 2)
+
+
+def random_cuts(size: int, rng: random.Random, most: int = 5) -> tuple[int, ...]:
+    """Chunk sizes, none of them empty, of an axis of `size` in at most `most` chunks."""
+    if size < 2:
+        return (size,)
+    parts = rng.randint(1, min(most, size))
+    inner = sorted(rng.sample(range(1, size), parts - 1))
+    edges = [0, *inner, size]
+    return tuple(hi - lo for lo, hi in pairwise(edges))
+
+
+def random_chunks(shape: Sequence[int], rng: random.Random) -> Chunks:
+    return tuple(random_cuts(size, rng) for size in shape)
+
+
+def random_tiling(program: Program, rng: random.Random, kept: float = 0.15) -> TiledProgram:
+    """A valid tiling of a program on a mesh of 2 x 2 workers, at random.
+
+    Labels are cut anywhere their role allows; pinned ones stay as they are.  Results
+    that are summed across the mesh are scattered or not.  A share `kept` of the arrays
+    is kept in other chunks than it is made in.
+    """
+    tilings = tuple(_random_node(node, rng) for node in program.nodes)
+    stored = {
+        index: random_chunks(node.shape, rng)
+        for index, node in enumerate(program.nodes)
+        if rng.random() < kept and 0 not in node.shape
+    }
+    return TiledProgram(program, MESH, tilings, stored)
+
+
+def _random_node(node: Node, rng: random.Random) -> Tiling:
+    if node.kind is Kind.OPAQUE:
+        cuts = tuple(label.cuts for label in node.labels)
+        return Tiling((None, None), (None, None), cuts, node.chunks)
+    cuts_of: list[tuple[int, ...]] = []
+    for label in node.labels:
+        if label.role is Role.PINNED:
+            cuts_of.append(label.cuts)
+        elif label.role is Role.WHOLE:
+            cuts_of.append((label.size,))
+        else:
+            choice = rng.random()
+            cuts_of.append(label.cuts if choice < 0.15 else random_cuts(label.size, rng))
+    cuts = tuple(cuts_of)
+    able = [position for position, sizes in enumerate(cuts) if len(sizes) > 1]
+    mesh = tuple(rng.choice([None, *able]) for _ in MESH)
+    chunks = [list(sizes) for sizes in output_chunks(node, cuts)]
+    scatter: list[int | None] = []
+    for size, label in zip(MESH, mesh, strict=True):
+        target = None
+        if label is not None and node.labels[label].role is Role.REDUCE and chunks:
+            target = rng.choice([None, *range(len(chunks))])
+        if target is not None:
+            chunks[target] = [part for whole in chunks[target] for part in _halves(whole, size)]
+        scatter.append(target)
+    return Tiling(mesh, tuple(scatter), cuts, tuple(map(tuple, chunks)))
+
+
+def _halves(size: int, parts: int) -> list[int]:
+    edges = [part * size // parts for part in range(parts + 1)]
+    found = [hi - lo for lo, hi in pairwise(edges) if hi > lo]
+    return found or [size]
+
+
+def as_array(graph: HighLevelGraph, name: str, chunks: Chunks, dtype: Any) -> da.Array:
+    """The dask array of a name in a graph."""
+    return da.Array(graph, name, chunks, dtype=dtype, meta=np.empty((0,) * len(chunks), dtype))
+
+
+def check_graph(graph: HighLevelGraph) -> None:
+    """Dependencies are exact, and nothing is there that nobody needs."""
+    graph.validate()
+    for name, layer in graph.layers.items():
+        for key, task in layer.items():
+            assert getattr(task, "key", key) in (key, None), (name, key)
+
+
+def every_way(arrays: Sequence[da.Array]) -> list[list[np.ndarray]]:
+    """What arrays come to when the graph runs unoptimised, optimised, and in threads."""
+    return [
+        list(dask.compute(*arrays, scheduler="sync", optimize_graph=False)),
+        list(dask.compute(*arrays, scheduler="sync")),
+        list(dask.compute(*arrays, scheduler="threads", num_workers=3)),
+    ]

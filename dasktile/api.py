@@ -1,0 +1,289 @@
+"""The public calls, and the whole way from dask collections to dask collections."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array.optimization
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile import config, report, tiling
+from dasktile.boundary import boundary, splice
+from dasktile.capture.base import ArrayInfo, Captured
+from dasktile.capture.highlevel import capture_graph
+from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.holders import Holders, Rewritten
+from dasktile.ir import Chunks
+from dasktile.lower import lower
+from dasktile.machine import Machine, machine
+from dasktile.tiling.plan import Plan
+
+logger = logging.getLogger("dasktile")
+
+
+def optimize(
+    *collections: Any,
+    method: str = "auto",
+    workers: Any = None,
+    memory_limit: float | str | None = None,
+    keep_chunks: bool = False,
+) -> Any:
+    """Cut the arrays of dask collections into better tiles.
+
+    All arrays of all collections, and everything that they are computed from, are tiled
+    together.  The results are lazy, and compute to the same values.
+
+    Parameters
+    ----------
+    *collections
+        Dask arrays, xarray objects, other dask collections made of arrays, and lists,
+        tuples and dicts of them.  Anything else passes through.
+    method
+        How to decide: one of the names that ``dasktile.tiling.methods()`` lists.
+    workers
+        How many processes will share the work and must send bytes to each other, or a
+        ``distributed.Client`` whose workers are counted.  By default the workers of the
+        current client, else one: threads of one process move no bytes.
+    memory_limit
+        Bytes that one task may hold, its inputs and its result, as a number or as a
+        string such as ``"2 GB"``.  By default a share of the client's workers' memory.
+    keep_chunks
+        Give the results the chunks of the input.  By default they have the chunks that
+        are cheapest.
+
+    Returns
+    -------
+    The same collections; one for one, a tuple for several, an empty tuple for none.
+    Where nothing is gained they are the very same objects.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument that is wrong, its value, and what is allowed.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> x = da.random.default_rng(0).random((4000, 4000), chunks=(4000, 500))
+    >>> y = dasktile.optimize(x.T @ x, workers=4)
+    """
+    target = _arguments(method, workers, memory_limit, keep_chunks)
+    holders = Holders()
+    rebuilds = [holders.open(collection) for collection in collections]
+    if holders.unsupported:
+        _warn_unsupported()
+    new = None
+    if holders.arrays:
+        asked = _Asked.of(holders, keep_chunks, target, method)
+        new = _guarded(_rewrite, asked)
+    if new is None:
+        results = collections
+    else:
+        results = tuple(rebuild(new) for rebuild in rebuilds)
+    return results[0] if len(results) == 1 else results
+
+
+def explain(
+    *collections: Any,
+    method: str = "auto",
+    workers: Any = None,
+    memory_limit: float | str | None = None,
+    keep_chunks: bool = False,
+) -> report.Explanation:
+    """Say what :func:`optimize` would do with the same arguments, and why.
+
+    Returns
+    -------
+    An :class:`~dasktile.report.Explanation`; print it.
+    """
+    target = _arguments(method, workers, memory_limit, keep_chunks)
+    holders = Holders()
+    for collection in collections:
+        holders.open(collection)
+    if holders.unsupported:
+        _warn_unsupported()
+    unknown = list(holders.unknown.values())
+    if not holders.arrays:
+        verdict = "array expressions are left as they are" if holders.unsupported else ""
+        return report.nothing(target.workers, method, unknown, verdict)
+    found: report.Explanation | None = _guarded(
+        _explain, _Asked.of(holders, keep_chunks, target, method), unknown
+    )
+    if found is None:
+        return report.nothing(target.workers, method, unknown, "dasktile failed to read this")
+    return found
+
+
+def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
+    """Tile arrays whenever they are computed: a hook for dask's configuration.
+
+    >>> import dask, dasktile
+    >>> with dask.config.set(array_optimize=dasktile.array_optimize):  # doctest: +SKIP
+    ...     x.compute()
+
+    Parameters
+    ----------
+    dsk
+        A graph.
+    keys
+        The keys that are wanted, nested in any way.  They are kept.
+    **kwargs
+        Passed on to ``dask.array.optimization.optimize``, which runs afterwards.
+    """
+    if isinstance(dsk, HighLevelGraph):
+        target = _arguments("auto", None, None, True)
+        try:
+            tiled = _guarded(_rewrite_graph, dsk, keys, target)
+        except tiling.MemoryLimitError as error:
+            logger.info("left as it is: %s", error)
+            tiled = None
+        if tiled is not None:
+            dsk = tiled
+    return dask.array.optimization.optimize(dsk, keys, **kwargs)
+
+
+# The way there ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Arrays to tile, and how.
+
+    Parameters
+    ----------
+    graph
+        What makes the arrays.
+    arrays
+        The arrays.
+    kept, fixed
+        Names of those that keep their chunks, and of those that keep their names too.
+    machine, method
+        What to plan for, and how.
+    """
+
+    graph: HighLevelGraph
+    arrays: tuple[ArrayInfo, ...]
+    kept: frozenset[str]
+    fixed: frozenset[str]
+    machine: Machine
+    method: str
+
+    @classmethod
+    def of(cls, holders: Holders, keep_chunks: bool, machine: Machine, method: str) -> _Asked:
+        fixed = frozenset(holders.fixed)
+        return cls(
+            HighLevelGraph.merge(*holders.graphs),
+            tuple(holders.arrays.values()),
+            frozenset(holders.arrays) if keep_chunks else fixed,
+            fixed,
+            machine,
+            config.setting("method") if method == "auto" else method,
+        )
+
+    def handed_over(self) -> list[Chunks | None]:
+        """For every array, the chunks that it must have in the end."""
+        return [array.chunks if array.name in self.kept else None for array in self.arrays]
+
+
+def _rewrite(asked: _Asked) -> Rewritten | None:
+    """Capture, tile and lower; None where everything is best left as it is."""
+    captured, plan = _plan(asked)
+    if plan.tiled is None:
+        return None
+    names = [array.name for array in asked.arrays]
+    lowered = lower(
+        captured,
+        plan.tiled,
+        output_chunks=asked.handed_over(),
+        output_names=[name if name in asked.fixed else None for name in names],
+    )
+    return Rewritten(
+        lowered.graph,
+        dict(zip(names, lowered.names, strict=True)),
+        dict(zip(names, lowered.chunks, strict=True)),
+    )
+
+
+def _rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLevelGraph | None:
+    found = boundary(graph, keys)
+    if found is None:
+        return None
+    names = frozenset(array.name for array in found.arrays)
+    method = config.setting("method")
+    new = _rewrite(_Asked(graph, found.arrays, names, names, target, method))
+    return None if new is None else splice(graph, found, new.graph)
+
+
+def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
+    _, plan = _plan(asked)
+    return report.explanation(plan, asked.handed_over(), unknown)
+
+
+def _plan(asked: _Asked) -> tuple[Captured, Plan]:
+    captured = capture_graph(asked.graph, asked.arrays)
+    plan = tiling.tile(
+        captured.program,
+        workers=asked.machine.workers,
+        threads=asked.machine.threads,
+        memory_limit=asked.machine.memory_limit,
+        method=asked.method,
+        settings=config.tiling_settings(),
+    )
+    return captured, plan
+
+
+# The way in -------------------------------------------------------------------------
+
+
+def _arguments(
+    method: object, workers: object, memory_limit: object, keep_chunks: object
+) -> Machine:
+    names = tiling.methods()
+    for name, value in (("method", method), ("setting dasktile.method", config.setting("method"))):
+        said = f"{name} must be one of {', '.join(map(repr, names))}; got {value!r}"
+        if not isinstance(value, str):
+            raise TypeError(f"{said} of type {type(value).__name__}")
+        if value not in names:
+            raise ValueError(said)
+    if not isinstance(keep_chunks, bool):
+        raise TypeError(
+            f"keep_chunks must be True or False; got {keep_chunks!r}"
+            f" of type {type(keep_chunks).__name__}"
+        )
+    return machine(workers, memory_limit)
+
+
+def _warn_unsupported() -> None:
+    warnings.warn(
+        "dasktile does not read array expressions (dask's setting array.query-planning);"
+        " they are returned unchanged",
+        UnsupportedCollectionWarning,
+        stacklevel=3,
+    )
+
+
+def _guarded(function: Any, *arguments: Any) -> Any:
+    """Call a part of dasktile; whatever fails in there must not stop the user."""
+    try:
+        return function(*arguments)
+    except tiling.MemoryLimitError:
+        # The caller's own limit, and said in the caller's words.
+        raise
+    except Exception as error:
+        if config.setting("raise-errors"):
+            raise
+        logger.debug("dasktile failed", exc_info=True)
+        warnings.warn(
+            f"dasktile failed with {type(error).__name__}: {error}; the input is used as it is."
+            " Please report this, with the traceback that dask.config.set({'dasktile.raise-errors':"
+            " True}) shows",
+            InternalErrorWarning,
+            stacklevel=3,
+        )
+        return None

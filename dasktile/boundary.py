@@ -1,0 +1,156 @@
+"""Where the arrays of a graph end and what was put on top of them begins.
+
+``compute`` adds a task that puts the blocks of an array together; ``delayed`` objects,
+arrays with units and other collections put their own layers over those of arrays, and so
+do operations whose result has chunks of unknown size.  Of such a graph only the arrays
+underneath can be tiled, and they must keep their keys.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask._task_spec import GraphNode
+from dask.base import get_name_from_key
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+from dasktile.capture.base import ArrayInfo, GraphView
+from dasktile.capture.corrections import correct
+from dasktile.ir import Chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The arrays that wanted keys are made of, and the layers above them.
+
+    Parameters
+    ----------
+    arrays
+        The topmost arrays.
+    above
+        Names of the layers that are no arrays, or none of known chunks.
+    """
+
+    arrays: tuple[ArrayInfo, ...]
+    above: tuple[str, ...]
+
+
+def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
+    """Find the topmost arrays below `keys`.
+
+    Parameters
+    ----------
+    graph
+        A high-level graph.
+    keys
+        Keys that are wanted, nested in any way.
+
+    Returns
+    -------
+    None where there is no array of known chunks, or where what is wanted of one does not
+    fit what its layer says of it.
+    """
+    view = GraphView(graph)
+    correct(view)
+    arrays: dict[str, ArrayInfo] = {}
+    above: dict[str, None] = {}
+    pending = list(flatten([keys]))
+    seen = set(pending)
+    while pending:
+        key = pending.pop()
+        name = _layer_of(graph, key)
+        if name is None:
+            return None
+        if name in above:
+            continue
+        info = arrays.get(name) or view.array(name)
+        if info is None:
+            above[name] = None
+            below = [found for found in _read_by(graph, view, name) if found not in seen]
+            seen.update(below)
+            pending.extend(below)
+        elif not _in_grid(key, name, info.chunks):
+            return None
+        elif name not in arrays:
+            if not _complete(graph.layers[name], info):
+                return None
+            arrays[name] = info
+    if not arrays:
+        return None
+    return Boundary(tuple(arrays[name] for name in sorted(arrays)), tuple(above))
+
+
+def splice(old: HighLevelGraph, found: Boundary, new: HighLevelGraph) -> HighLevelGraph:
+    """The layers above the arrays of `old`, on top of the same arrays in `new`."""
+    layers = dict(new.layers)
+    dependencies = {name: set(reads) for name, reads in new.dependencies.items()}
+    for name in found.above:
+        layers[name] = old.layers[name]
+    for name in found.above:
+        # Layers that only seem to be read are not there any more.
+        dependencies[name] = {read for read in old.dependencies[name] if read in layers}
+    return HighLevelGraph(layers, dependencies)
+
+
+def reachable(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph:
+    """The part of a graph that the layers `names` depend on, themselves included."""
+    wanted: set[str] = set()
+    pending = list(names)
+    while pending:
+        name = pending.pop()
+        if name not in wanted:
+            wanted.add(name)
+            pending.extend(graph.dependencies[name])
+    if len(wanted) == len(graph.layers):
+        return graph
+    return HighLevelGraph(
+        {name: layer for name, layer in graph.layers.items() if name in wanted},
+        {name: reads for name, reads in graph.dependencies.items() if name in wanted},
+    )
+
+
+def _layer_of(graph: HighLevelGraph, key: Any) -> str | None:
+    try:
+        name = get_name_from_key(key)
+    except TypeError:
+        return None
+    return name if name in graph.layers else None
+
+
+def _read_by(graph: HighLevelGraph, view: GraphView, name: str) -> Sequence[Any]:
+    """One key at least of every layer that a layer reads."""
+    layer = graph.layers[name]
+    if layer.is_materialized() and all(isinstance(task, GraphNode) for task in layer.values()):
+        # Exact, where the graph's own dependencies name every leaf.
+        reads = {key for task in layer.values() for key in task.dependencies}
+        return sorted((key for key in reads if key not in layer), key=repr)
+    found: list[Any] = []
+    for read in sorted(graph.dependencies[name]):
+        info = view.array(read)
+        found.append((read, *(0 for _ in info.chunks)) if info is not None else read)
+    return found
+
+
+def _in_grid(key: Any, name: str, chunks: Chunks) -> bool:
+    return (
+        isinstance(key, tuple)
+        and key[0] == name
+        and len(key) == len(chunks) + 1
+        and all(
+            isinstance(block, (int, np.integer)) and 0 <= block < len(sizes)
+            for block, sizes in zip(key[1:], chunks, strict=True)
+        )
+    )
+
+
+def _complete(layer: Layer, info: ArrayInfo) -> bool:
+    """True if all blocks of an array are in its layer."""
+    if not layer.is_materialized():
+        return True
+    grid = itertools.product(*(range(len(sizes)) for sizes in info.chunks))
+    return all((info.name, *block) in layer for block in grid)

@@ -1,0 +1,165 @@
+"""How many processes there are to plan for, and how much memory each task may take.
+
+Nothing here imports distributed: where it has not been imported there is no client.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral, Real
+from typing import Any
+
+import dask.config
+from dask.system import CPU_COUNT
+from dask.utils import parse_bytes
+
+from dasktile import config
+
+#: The share of a worker's memory that its running tasks may fill; distributed starts to
+#: spill at 0.6.
+_SHARE = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a plan is made for.
+
+    Parameters
+    ----------
+    workers
+        Processes that must send bytes to each other.
+    threads
+        Tasks that each of them runs at once.
+    memory_limit
+        Bytes that one task may hold, its inputs and its result; None for no limit.
+    """
+
+    workers: int
+    threads: int = 1
+    memory_limit: int | None = None
+
+
+def machine(workers: object = None, memory_limit: object = None) -> Machine:
+    """Complete what the caller said by the configuration and the current client.
+
+    Parameters
+    ----------
+    workers
+        A count, a ``distributed.Client``, or None.
+    memory_limit
+        Bytes, a string such as ``"2 GB"``, or None.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument, its value and what is allowed.
+    """
+    limit = _bytes("memory_limit", memory_limit)
+    if _is_client(workers):
+        cluster = _cluster(_identity(workers))
+        if cluster is None:
+            raise ValueError(f"workers={workers!r}: that client's cluster has no workers yet")
+    elif workers is not None:
+        cluster = Machine(_count("workers", workers))
+    elif (configured := config.setting("workers")) is not None:
+        cluster = Machine(_count("setting dasktile.workers", configured))
+    else:
+        cluster = _current() or _local()
+    if limit is None:
+        limit = _bytes("setting dasktile.memory-limit", config.setting("memory-limit"))
+    return cluster if limit is None else replace(cluster, memory_limit=limit)
+
+
+def _count(name: str, value: object) -> int:
+    allowed = "must be an integer >= 1, a distributed.Client or None"
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} {allowed}; got {value!r} of type {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} {allowed}; got {value!r}")
+    return int(value)
+
+
+def _bytes(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    allowed = 'must be a positive number of bytes, a string such as "2 GB", or None'
+    if isinstance(value, str):
+        try:
+            found = float(parse_bytes(value))
+        except ValueError:
+            raise ValueError(f"{name} {allowed}; got {value!r}") from None
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        found = float(value)
+    else:
+        raise TypeError(f"{name} {allowed}; got {value!r} of type {type(value).__name__}")
+    if not 1 <= found < float("inf"):
+        raise ValueError(f"{name} {allowed}; got {value!r}")
+    return int(found)
+
+
+def _is_client(value: object) -> bool:
+    distributed = sys.modules.get("distributed")
+    return distributed is not None and isinstance(value, distributed.Client)
+
+
+def _current() -> Machine | None:
+    """The cluster that a computation started here and now would run on."""
+    distributed = sys.modules.get("distributed")
+    if distributed is None:
+        return None
+    if threading.current_thread().name.startswith("Dask-Offload"):
+        # On a scheduler, which optimises graphs in a thread of its own.  Asking through
+        # a client would wait for the event loop that waits for this thread.
+        return _own_scheduler(distributed)
+    try:
+        client = distributed.default_client()
+    except ValueError:
+        return None
+    return _cluster(_identity(client)) if client.status == "running" else None
+
+
+def _own_scheduler(distributed: Any) -> Machine | None:
+    # There is no public way to the scheduler of this process.
+    instances = getattr(distributed.Scheduler, "_instances", ())
+    running = [scheduler for scheduler in instances if scheduler.workers]
+    return _cluster(running[0].identity()) if len(running) == 1 else None
+
+
+def _local() -> Machine:
+    """Threads of this process, as many as dask would start."""
+    threads = dask.config.get("num_workers", None) or CPU_COUNT
+    return Machine(1, threads if isinstance(threads, int) and threads > 0 else 1)
+
+
+def _identity(client: Any) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = client.scheduler_info()
+    return found
+
+
+def _cluster(identity: Mapping[str, Any]) -> Machine | None:
+    """Processes and the memory of a task, from what a scheduler says of itself."""
+    workers: Mapping[str, Mapping[str, Any]] = identity.get("workers", {})
+    if not workers:
+        # An asynchronous client knows totals only.
+        count = int(identity.get("n_workers", 0))
+        threads = int(identity.get("total_threads", count))
+        return Machine(count, max(1, threads // count)) if count else None
+    # Workers in one process hand arrays to each other without copying them:
+    # "inproc://host/pid/number".
+    processes: dict[str, int] = {}
+    for address, facts in workers.items():
+        shared = address.rpartition("/")[0] if address.startswith("inproc:") else address
+        processes[shared] = processes.get(shared, 0) + int(facts["nthreads"])
+    limits = [
+        _SHARE * facts["memory_limit"] / max(1, facts["nthreads"])
+        for facts in workers.values()
+        if facts.get("memory_limit")
+    ]
+    return Machine(
+        len(processes),
+        max(1, min(processes.values())),
+        int(min(limits)) if limits else None,
+    )

@@ -1,0 +1,322 @@
+"""The expression drawn as boxes in layers, without any drawing library.
+
+Boxes are put into layers by their distance from the inputs, ordered within a layer by
+where their neighbours are, and joined by curves.  An edge that crosses layers gets a
+place of its own in each, so that it does not run through boxes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+from dasktile.ir import Chunks, bounds
+
+_WIDTH, _GAP, _LAYER_GAP, _MARGIN = 250, 30, 64, 24
+_LINE, _GRID, _LANE = 16, 44, 14
+#: Width of a letter, about.
+_LETTER = 7
+#: A grid with more lines than this is drawn as grey: nobody could count them.
+_LINES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """One array: what is written into its box, and what it is made of.
+
+    Parameters
+    ----------
+    title, lines
+        Text, the title first.
+    shape, before, after
+        The array's shape and its chunks in the input and in the plan.
+    inputs
+        Positions of the boxes it reads.
+    edge
+        Written where the inputs come in.
+    hint
+        Shown when the pointer rests on the box.
+    alone
+        True where the array keeps its chunks.
+    """
+
+    title: str
+    lines: tuple[str, ...]
+    shape: tuple[int, ...]
+    before: Chunks
+    after: Chunks
+    inputs: tuple[int, ...]
+    edge: str
+    hint: str
+    alone: bool
+
+
+def write(path: Path, boxes: Sequence[Box], caption: Sequence[str]) -> Path:
+    """Draw boxes into a file, in the format that its name ends with.
+
+    Raises
+    ------
+    ValueError
+        Where the name ends otherwise.
+    ImportError
+        Where ``cairosvg`` is needed and missing.
+    """
+    suffix = path.suffix.lower()
+    if suffix == ".svg":
+        path.write_text(svg(boxes, caption), encoding="utf-8")
+    elif suffix in (".dot", ".gv"):
+        path.write_text(dot(boxes, caption), encoding="utf-8")
+    elif suffix in (".png", ".pdf"):
+        path.write_bytes(_converter(suffix)(bytestring=svg(boxes, caption).encode()))
+    else:
+        raise ValueError(f"filename must end in .svg, .dot, .gv, .png or .pdf; got {str(path)!r}")
+    return path
+
+
+def _converter(suffix: str) -> Callable[..., bytes]:
+    try:
+        import cairosvg
+    except ImportError as error:
+        raise ImportError(
+            f"writing {suffix} needs the package cairosvg (pip install cairosvg);"
+            " .svg and .dot need nothing"
+        ) from error
+    found: Callable[..., bytes] = cairosvg.svg2png if suffix == ".png" else cairosvg.svg2pdf
+    return found
+
+
+def dot(boxes: Sequence[Box], caption: Sequence[str]) -> str:
+    """The expression in the language of Graphviz."""
+
+    def quoted(*lines: str) -> str:
+        text = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
+        return f'"{text}"'
+
+    out = ["digraph dasktile {", f"  label={quoted(*caption)}; node [shape=box];"]
+    for index, box in enumerate(boxes):
+        style = ' style="dashed"' if box.alone else ""
+        out.append(f"  n{index} [label={quoted(box.title, *box.lines)}{style}];")
+        for position, producer in enumerate(box.inputs):
+            label = f" [label={quoted(box.edge)}]" if position == 0 else ""
+            out.append(f"  n{producer} -> n{index}{label};")
+    return "\n".join([*out, "}", ""])
+
+
+def svg(boxes: Sequence[Box], caption: Sequence[str]) -> str:
+    """The expression as an SVG document."""
+    places, routes, width, height = _layout(boxes)
+    top = _MARGIN + _LINE * len(caption) + 12
+    body: list[str] = []
+    for row, line in enumerate(caption):
+        body.append(_text(_MARGIN, _MARGIN + _LINE * row + 6, line, "caption"))
+    body.append(f'<g transform="translate({_MARGIN} {top})">')
+    for route in routes:
+        body.append(f'<path class="edge" d="{_curve(route)}"/>')
+    for box, (x, y) in zip(boxes, places, strict=True):
+        body.extend(_draw(box, x, y))
+    body.append("</g>")
+    full = max(width, _LETTER * max(map(len, caption), default=0)) + 2 * _MARGIN
+    tall = height + top + _MARGIN
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{full}" height="{tall}"'
+            f' viewBox="0 0 {full} {tall}">',
+            _STYLE,
+            '<rect width="100%" height="100%" fill="white"/>',
+            *body,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+_STYLE = """<style>
+text { font: 12px sans-serif; fill: #222; }
+.caption { font-size: 13px; }
+.title { font-weight: bold; }
+.moved { fill: #a33; }
+.halo { stroke: white; stroke-width: 4px; }
+.box { fill: #f7f9fc; stroke: #567; }
+.alone { fill: #f4f4f4; stroke: #999; stroke-dasharray: 4 3; }
+.edge { fill: none; stroke: #89a; stroke-width: 1.2; }
+.grid { fill: white; stroke: #567; stroke-width: 0.8; }
+.many { fill: #ccd; }
+</style>"""
+
+
+def _draw(box: Box, x: float, y: float) -> list[str]:
+    out = [f"<g><title>{escape(box.hint)}</title>"] if box.hint else ["<g>"]
+    style = "alone" if box.alone else "box"
+    out.append(
+        f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{_WIDTH}"'
+        f' height="{_height(box)}" rx="5"/>'
+    )
+    changed = box.before != box.after
+    room = _WIDTH - 20 - (len(box.shape) > 0) * (_GRID + 8) * (1 + changed)
+    out.append(_text(x + 10, y + 18, _fitted(box.title, room), "title"))
+    for row, line in enumerate(box.lines, start=1):
+        out.append(_text(x + 10, y + 18 + _LINE * row, line))
+    if box.shape:
+        right = x + _WIDTH - 10 - _GRID
+        if changed:
+            out.append(_grid(box.shape, box.before, right - _GRID - 8, y + 8))
+        out.append(_grid(box.shape, box.after, right, y + 8))
+    if box.inputs:
+        for style in ("halo", "moved"):
+            out.append(_text(x + _WIDTH / 2 + 6, y - 8, box.edge, style))
+    return [*out, "</g>"]
+
+
+def _grid(shape: tuple[int, ...], chunks: Chunks, x: float, y: float) -> str:
+    """The last two axes of an array and how they are cut, to scale as far as can be seen."""
+    rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
+    row_cuts, column_cuts = (chunks[0], (1,)) if len(shape) == 1 else chunks[-2:]
+    longest = max(rows, columns, 1)
+    wide = max(_GRID * columns / longest, 8.0)
+    tall = max(_GRID * rows / longest, 8.0)
+    frame = f'x="{x:g}" y="{y:g}" width="{wide:.4g}" height="{tall:.4g}"'
+    if max(len(row_cuts), len(column_cuts)) > _LINES:
+        return f'<rect class="grid many" {frame}/>'
+    lines = []
+    for at in bounds(row_cuts)[1:-1]:
+        lines.append(f"M{x:g} {y + tall * at / max(rows, 1):.4g}h{wide:.4g}")
+    for at in bounds(column_cuts)[1:-1]:
+        lines.append(f"M{x + wide * at / max(columns, 1):.5g} {y:g}v{tall:.4g}")
+    path = f'<path class="grid" d="{"".join(lines)}"/>' if lines else ""
+    return f'<rect class="grid" {frame}/>{path}'
+
+
+def _fitted(line: str, room: int) -> str:
+    most = room // _LETTER
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _text(x: float, y: float, line: str, style: str = "") -> str:
+    attribute = f' class="{style}"' if style else ""
+    return f'<text{attribute} x="{x:g}" y="{y:g}">{escape(line)}</text>'
+
+
+def _height(box: Box) -> int:
+    return max(18 + _LINE * len(box.lines) + 10, _GRID + 16)
+
+
+# Layout -----------------------------------------------------------------------------
+
+_Point = tuple[float, float]
+
+
+def _layout(boxes: Sequence[Box]) -> tuple[list[_Point], list[list[_Point]], int, int]:
+    """Where every box and every edge goes; width and height of it all."""
+    depth: list[int] = []
+    for box in boxes:
+        depth.append(1 + max((depth[producer] for producer in box.inputs), default=-1))
+    # A source belongs just above its first reader, not at the very top.
+    readers: list[list[int]] = [[] for _ in boxes]
+    for index, box in enumerate(boxes):
+        for producer in box.inputs:
+            readers[producer].append(index)
+    for index, box in enumerate(boxes):
+        if not box.inputs and readers[index]:
+            depth[index] = min(depth[reader] for reader in readers[index]) - 1
+
+    # Members of a layer: a box, or the lane of an edge that passes through it.
+    layers: list[list[int]] = [[] for _ in range(max(depth, default=-1) + 1)]
+    for index, level in enumerate(depth):
+        layers[level].append(index)
+    neighbours: dict[int, list[int]] = {index: [] for index in range(len(boxes))}
+    chains: list[list[int]] = []
+    lane = len(boxes)
+    for index, box in enumerate(boxes):
+        for producer in box.inputs:
+            chain = [producer]
+            for level in range(depth[producer] + 1, depth[index]):
+                layers[level].append(lane)
+                neighbours[lane] = []
+                chain.append(lane)
+                lane += 1
+            chain.append(index)
+            chains.append(chain)
+            for upper, lower in pairwise(chain):
+                neighbours[upper].append(lower)
+                neighbours[lower].append(upper)
+
+    wide = [float(_WIDTH)] * len(boxes) + [float(_LANE)] * (lane - len(boxes))
+    middle = _order(layers, neighbours, wide)
+    tops, heights = [], []
+    y = 0
+    for members in layers:
+        tallest = max(
+            (_height(boxes[member]) for member in members if member < len(boxes)), default=0
+        )
+        tops.append(y)
+        heights.append(tallest)
+        y += tallest + _LAYER_GAP
+    places = [
+        (middle[index] - _WIDTH / 2, float(tops[depth[index]])) for index in range(len(boxes))
+    ]
+
+    routes: list[list[_Point]] = []
+    for chain in chains:
+        first, last = chain[0], chain[-1]
+        route = [(middle[first], float(tops[depth[first]] + _height(boxes[first])))]
+        for step, member in enumerate(chain[1:-1], start=depth[first] + 1):
+            route.append((middle[member], float(tops[step])))
+            route.append((middle[member], float(tops[step] + heights[step])))
+        route.append((middle[last], float(tops[depth[last]])))
+        routes.append(route)
+    width = max((middle[index] + wide[index] / 2 for index in range(len(wide))), default=0.0)
+    return places, routes, math.ceil(width), max(0, y - _LAYER_GAP)
+
+
+def _order(
+    layers: list[list[int]], neighbours: dict[int, list[int]], wide: list[float]
+) -> list[float]:
+    """Middle of every member: layers swept down and up, members drawn to their neighbours."""
+    middle = [0.0] * len(wide)
+    for members in layers:
+        _spread(members, middle, wide)
+    for sweep in range(6):
+        for members in layers if sweep % 2 == 0 else layers[::-1]:
+            wanted = {
+                member: sum(middle[other] for other in neighbours[member]) / len(neighbours[member])
+                if neighbours[member]
+                else middle[member]
+                for member in members
+            }
+            members.sort(key=lambda member: (wanted[member], member))
+            _spread(members, middle, wide, wanted)
+    left = min((middle[index] - wide[index] / 2 for index in range(len(wide))), default=0.0)
+    return [at - left for at in middle]
+
+
+def _spread(
+    members: list[int],
+    middle: list[float],
+    wide: list[float],
+    wanted: dict[int, float] | None = None,
+) -> None:
+    """Put members side by side, near where they want to be, none upon another."""
+    at = -math.inf
+    for member in members:
+        want = wanted[member] if wanted else 0.0
+        middle[member] = max(want, at + wide[member] / 2)
+        at = middle[member] + wide[member] / 2 + _GAP
+    if wanted and members:
+        # Pushing only to the right has moved the layer; move it back as a whole.
+        drift = sum(middle[member] - wanted[member] for member in members) / len(members)
+        for member in members:
+            middle[member] -= drift
+
+
+def _curve(route: list[_Point]) -> str:
+    x, y = route[0]
+    out = [f"M{x:.1f} {y:.1f}"]
+    for nx, ny in route[1:]:
+        bend = (ny - y) / 2
+        out.append(f"C{x:.1f} {y + bend:.1f} {nx:.1f} {ny - bend:.1f} {nx:.1f} {ny:.1f}")
+        x, y = nx, ny
+    return "".join(out)

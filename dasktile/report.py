@@ -1,0 +1,399 @@
+"""What a plan says to a person: a table, HTML, a picture, numbers for a program."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from dasktile import picture
+from dasktile.ir import Chunks
+from dasktile.tiling.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One array of the expression.
+
+    Parameters
+    ----------
+    name, op
+        The array's name in the dask graph, and the operation that makes it.
+    shape, dtype
+        Of the array.
+    chunks_before, chunks_after
+        Chunk sizes along every axis, as dask writes them.
+    bytes_before, bytes_after
+        Bytes that workers receive from each other so that the operation can run.
+    read_before, read_after
+        Bytes read from storage.
+    tasks_before, tasks_after
+        Tasks, those that cut and join tiles included.
+    reason
+        Why the array keeps its chunks, empty if that is nobody's wish but the plan's.
+    inputs
+        The arrays it is made of, as positions in ``Explanation.nodes``.
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunks_before: Chunks
+    chunks_after: Chunks
+    bytes_before: int
+    bytes_after: int
+    read_before: int
+    read_after: int
+    tasks_before: int
+    tasks_after: int
+    reason: str
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What dasktile would do with an expression, and what it expects of that.
+
+    Parameters
+    ----------
+    workers
+        Processes that send bytes to each other.
+    method
+        The tiling method.
+    bytes_before, bytes_after
+        Bytes moved between workers, with the input's own chunks and with the plan's,
+        both predicted by the same model and well placed.
+    read_before, read_after
+        Bytes read from storage.
+    tasks_before, tasks_after
+        Number of tasks.
+    lower_bound
+        Bytes moved between workers that no tiling in the model can beat.
+    proven_optimal
+        True where the plan was proven to be the cheapest in the model.
+    changed
+        False where the input is best left exactly as it is.
+    verdict
+        One sentence: why the plan is what it is.
+    nodes
+        One row for every array of the expression, inputs first.
+    """
+
+    workers: int
+    method: str
+    bytes_before: int
+    bytes_after: int
+    read_before: int
+    read_after: int
+    tasks_before: int
+    tasks_after: int
+    lower_bound: int
+    proven_optimal: bool
+    changed: bool
+    verdict: str
+    nodes: tuple[NodeReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
+        found = _plain(asdict(self))
+        assert isinstance(found, dict)
+        return found
+
+    def __str__(self) -> str:
+        alone = _left_alone(self.nodes, self.verdict)
+        parts = [self._summary(), _table(self.nodes), "\n".join(alone)]
+        return "\n\n".join(part for part in parts if part)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Explanation: {len(self.nodes)} arrays, {self.workers} workers,"
+            f" {format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)} moved,"
+            f" {self.tasks_before} -> {self.tasks_after} tasks>"
+        )
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<div>{html.escape(line)}</div>" for line in self._summary().split("\n"))
+        header = "".join(f"<th>{html.escape(title)}</th>" for title in _TITLES)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+            for cells in (_cells(index, node) for index, node in enumerate(self.nodes))
+        )
+        alone = "".join(
+            f"<div>{html.escape(line)}</div>" for line in _left_alone(self.nodes, self.verdict)
+        )
+        return (
+            f"<div>{lines}<table><thead><tr>{header}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>{alone}</div>"
+        )
+
+    def visualize(self, filename: str | Path = "dasktile.svg") -> Path:
+        """Draw the expression: its tiles before and after, and the bytes that move.
+
+        Parameters
+        ----------
+        filename
+            Ends in ``.svg``, ``.dot``, ``.png`` or ``.pdf``.  The last two need the
+            package ``cairosvg``.
+
+        Returns
+        -------
+        The file written.
+        """
+        boxes = [
+            picture.Box(
+                title=f"{index}  {node.op}",
+                lines=(
+                    f"{_shape(node.shape)} {node.dtype}",
+                    *_tiles_line(node),
+                    *(("chunks kept",) if node.reason else ()),
+                ),
+                shape=node.shape,
+                before=node.chunks_before,
+                after=node.chunks_after,
+                inputs=node.inputs,
+                edge=_moved_line(node),
+                hint=node.reason,
+                alone=bool(node.reason),
+            )
+            for index, node in enumerate(self.nodes)
+        ]
+        return picture.write(Path(filename), boxes, self._summary().split("\n"))
+
+    def _summary(self) -> str:
+        if not self.nodes:
+            return self.verdict
+        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        if self.changed:
+            moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
+            tasks = f"{self.tasks_after:,} tasks"
+            if self.tasks_after != self.tasks_before:
+                tasks += f" instead of {self.tasks_before:,}"
+        else:
+            moved = f"left as it is: moves {format_bytes(self.bytes_before)} between workers"
+            tasks = f"{self.tasks_before:,} tasks"
+        lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
+        if self.read_before or self.read_after:
+            lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
+        if not self.changed and self.verdict:
+            lines.append(self.verdict)
+        return "\n".join(lines)
+
+    def _certificate(self) -> str:
+        bound = f"lower bound {format_bytes(self.lower_bound)}"
+        if self.proven_optimal:
+            return f"{bound}: proven optimal"
+        if 0 < self.lower_bound < self.bytes_after:
+            above = 100 * (self.bytes_after / self.lower_bound - 1)
+            return f"{bound}: within {max(1, math.ceil(above))} %"
+        return bound
+
+
+def explanation(
+    plan: Plan,
+    outputs: Sequence[Chunks | None] = (),
+    unknown: Sequence[_Unknown] = (),
+) -> Explanation:
+    """Say what a plan does.
+
+    Parameters
+    ----------
+    plan
+        The decision.
+    outputs
+        For every output of the program, the chunks it is handed over in, where those
+        are not the tiling's.
+    unknown
+        Arrays on top of the program whose chunk sizes are not known.
+    """
+    handed = {
+        index: chunks
+        for index, chunks in zip(plan.program.outputs, outputs, strict=False)
+        if chunks is not None
+    }
+    nodes = tuple(
+        NodeReport(
+            name=node.name,
+            op=node.op,
+            shape=node.shape,
+            dtype=node.dtype,
+            chunks_before=node.chunks,
+            chunks_after=_chunks_after(plan, index, handed),
+            bytes_before=plan.before.moved[index],
+            bytes_after=plan.after.moved[index],
+            read_before=plan.before.read[index],
+            read_after=plan.after.read[index],
+            tasks_before=plan.before.tasks[index],
+            tasks_after=plan.after.tasks[index],
+            reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
+            inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
+        )
+        for index, node in enumerate(plan.program.nodes)
+    )
+    return Explanation(
+        workers=plan.workers,
+        method=plan.method,
+        bytes_before=plan.before.bytes,
+        bytes_after=plan.after.bytes,
+        read_before=sum(plan.before.read),
+        read_after=sum(plan.after.read),
+        tasks_before=sum(plan.before.tasks),
+        tasks_after=sum(plan.after.tasks),
+        lower_bound=plan.lower_bound,
+        proven_optimal=plan.proven_optimal,
+        changed=plan.tiled is not None,
+        verdict=plan.verdict,
+        nodes=(*nodes, *map(_unknown_row, unknown)),
+    )
+
+
+def nothing(
+    workers: int, method: str, unknown: Sequence[_Unknown] = (), verdict: str = ""
+) -> Explanation:
+    """What is said where there is no array that dasktile could tile."""
+    verdict = verdict or ("" if unknown else "no dask arrays to tile")
+    rows = tuple(map(_unknown_row, unknown))
+    return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
+
+
+class _Unknown(Protocol):
+    """What is known of an array whose chunk sizes are not."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def chunks(self) -> tuple[tuple[float, ...], ...]: ...
+
+
+def _unknown_row(array: _Unknown) -> NodeReport:
+    chunks = cast(Chunks, tuple(tuple(sizes) for sizes in array.chunks))
+    return NodeReport(
+        name=array.name,
+        op=array.name.rpartition("-")[0] or array.name,
+        shape=tuple(map(sum, chunks)),
+        dtype=str(array.dtype),
+        chunks_before=chunks,
+        chunks_after=chunks,
+        bytes_before=0,
+        bytes_after=0,
+        read_before=0,
+        read_after=0,
+        tasks_before=0,
+        tasks_after=0,
+        reason="its chunk sizes are unknown until it is computed (see compute_chunk_sizes)",
+        inputs=(),
+    )
+
+
+def _chunks_after(plan: Plan, index: int, handed: dict[int, Chunks]) -> Chunks:
+    if plan.tiled is None:
+        return plan.program.nodes[index].chunks
+    return handed.get(index, plan.tiled.tilings[index].chunks)
+
+
+# Text -------------------------------------------------------------------------------
+
+_TITLES = ("", "operation", "from", "shape", "dtype", "chunks", "tiles", "moved", "then")
+_RIGHT = (0, 7, 8)
+#: Widest operation name printed in full.
+_NAME = 24
+
+
+def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
+    same = node.chunks_before == node.chunks_after
+    op = node.op if len(node.op) <= _NAME else node.op[: _NAME - 1] + "…"
+    return (
+        str(index),
+        op,
+        " ".join(map(str, node.inputs)),
+        _shape(node.shape),
+        node.dtype,
+        _blocks(node.chunks_before),
+        "=" if same else _blocks(node.chunks_after),
+        format_bytes(node.bytes_before),
+        format_bytes(node.bytes_after),
+    )
+
+
+def _table(nodes: Sequence[NodeReport]) -> str:
+    if not nodes:
+        return ""
+    rows = [_TITLES, *(_cells(index, node) for index, node in enumerate(nodes))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def _left_alone(nodes: Sequence[NodeReport], said: str) -> list[str]:
+    """Why arrays keep their chunks, one line for each reason that was not `said` before."""
+    groups: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        if node.reason and node.reason != said:
+            groups.setdefault(node.reason, []).append(index)
+    if not groups:
+        return []
+    lines = ["chunks kept:"]
+    for reason, members in groups.items():
+        shown = ", ".join(map(str, members[:12])) + (", …" if len(members) > 12 else "")
+        lines.append(f"  {shown}: {reason}")
+    return lines
+
+
+def _instead(verb: str, before: int, after: int, what: str) -> str:
+    if before == after:
+        return f"{verb} {format_bytes(after)}{what}"
+    return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for a person: ``1.2 GiB``, ``12 KiB``, ``0 B``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 999.5 or unit == "TiB":
+            break
+        size /= 1024
+    digits = 0 if unit == "B" or size >= 99.95 else 1
+    return f"{size:.{digits}f} {unit}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _blocks(chunks: Chunks) -> str:
+    """Chunks as dask shows them, the largest one, and how many there are."""
+    count = math.prod(len(sizes) for sizes in chunks)
+    largest = tuple(max(sizes, default=0) for sizes in chunks)
+    return f"{count} of {_shape(largest)}"
+
+
+def _tiles_line(node: NodeReport) -> tuple[str, ...]:
+    before, after = _blocks(node.chunks_before), _blocks(node.chunks_after)
+    return (before,) if before == after else (before, f"→ {after}")
+
+
+def _moved_line(node: NodeReport) -> str:
+    before, after = format_bytes(node.bytes_before), format_bytes(node.bytes_after)
+    return before if before == after else f"{before} → {after}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value

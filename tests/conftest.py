@@ -1,0 +1,30 @@
+"""Options and settings that all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask
+import pytest
+
+import dasktile.config  # noqa: F401  (registers the settings)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--runslow", action="store_true", help="run tests that take minutes")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--runslow"):
+        return
+    skip = pytest.mark.skip(reason="slow: run with --runslow")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def raise_errors() -> Iterator[None]:
+    """An error inside dasktile is a failed test, not a warning."""
+    with dask.config.set({"dasktile.raise-errors": True}):
+        yield

@@ -1,0 +1,195 @@
+"""Runs dask's own tests with every computation going through ``dasktile.array_optimize``.
+
+A test that fails is run again without the hook; one that fails just the same says nothing
+about dasktile.  Tests that assert how a graph looks or how many tasks it has are named in
+``exceptions.py``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import pytest
+from _pytest.runner import runtestprotocol
+
+import dasktile.api
+import dasktile.tiling.decide
+from tests.dask_suite.exceptions import EXCEPTIONS
+
+#: How much is rewritten.  "plain" is what users get: a rewrite where it pays.  "eager"
+#: rewrites always, for four workers, as if tasks cost nothing, however small the arrays.
+MODES = ("off", "plain", "eager")
+
+_COUNTS = "dasktile_counts"
+
+
+class Suite:
+    """The hook, and what it met.
+
+    Parameters
+    ----------
+    mode
+        One of :data:`MODES`.
+    share
+        The share of operations, in percent, that must not be left alone.
+    """
+
+    def __init__(self, mode: str, share: float) -> None:
+        self.mode = mode
+        self.share = share
+        self.counts: Counter[str] = Counter()
+        #: For every reason to leave something alone, a test in which that happened.
+        self.examples: dict[str, str] = {}
+        self.running = ""
+        self.problem = ""
+
+    @contextmanager
+    def hook(self) -> Iterator[None]:
+        """Computations go through dasktile."""
+        settings: dict[str, Any] = {
+            "array_optimize": dasktile.api.array_optimize,
+            "dasktile.raise-errors": True,
+        }
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(dasktile.api, "_plan", self._counting(dasktile.api._plan))
+            if self.mode == "eager":
+                patch.setattr(dasktile.tiling.decide, "_objection", lambda *_: "")
+                settings["dasktile.workers"] = 4
+                settings["dasktile.cost.task-bytes"] = 1
+                settings["dasktile.tiling.min-tile"] = 1
+            with dask.config.set(settings):
+                yield
+
+    def _counting(self, plan: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            captured, decided = plan(*arguments)
+            self.counts["graphs"] += 1
+            self.counts["rewritten"] += decided.tiled is not None
+            for node in captured.program.nodes:
+                # What an earlier computation left in memory is no operation.
+                if node.resident:
+                    continue
+                self.counts["nodes"] += 1
+                if node.pinned:
+                    reason = f"alone: {node.reason or node.op}"
+                    self.counts[reason] += 1
+                    self.examples.setdefault(reason, self.running)
+            return captured, decided
+
+        return counted
+
+    def close(self) -> None:
+        """Judge the counts."""
+        nodes = self.counts["nodes"]
+        if nodes and self.understood < self.share:
+            self.problem = (
+                f"dasktile left too much alone: {self.understood:.1f} % of {nodes} operations"
+                f" are not pinned, {self.share:g} % are wanted"
+            )
+
+    @property
+    def understood(self) -> float:
+        """Percent of the operations met that are not left alone."""
+        alone = sum(count for name, count in self.counts.items() if name.startswith("alone: "))
+        return 100 * (1 - alone / max(1, self.counts["nodes"]))
+
+    # What pytest calls ------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+        self.running = item.nodeid
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        if self.mode == "off":
+            reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        else:
+            with self.hook():
+                # Only the test itself is torn down: it may have to run again.
+                reports = runtestprotocol(item, log=False, nextitem=item.parent)
+            if any(report.failed for report in reports):
+                reports = self._without(item, nextitem, reports)
+            else:
+                item.session._setupstate.teardown_exact(nextitem)
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    def _without(
+        self, item: Any, nextitem: pytest.Item | None, failed: list[pytest.TestReport]
+    ) -> list[pytest.TestReport]:
+        """Reports of a test that failed with the hook: skipped where it fails without, too."""
+        item._initrequest()
+        again = runtestprotocol(item, log=False, nextitem=nextitem)
+        if any(report.failed for report in again):
+            _as_skipped(failed, item, "fails without dasktile, too")
+        elif self.mode in (reason := _exception(item))[1]:
+            _as_skipped(failed, item, reason[0])
+        return failed
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_COUNTS] = (dict(self.counts), self.examples)
+            return
+        self.close()
+        if self.problem and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: Any) -> None:
+        counts, examples = getattr(node, "workeroutput", {}).get(_COUNTS, ({}, {}))
+        self.counts.update(counts)
+        self.examples = {**examples, **self.examples}
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        counts = self.counts
+        if not counts["graphs"]:
+            return
+        terminalreporter.section(f"dasktile, {self.mode}")
+        terminalreporter.line(
+            f"{counts['graphs']} graphs, {counts['rewritten']} rewritten;"
+            f" {counts['nodes']} operations, {self.understood:.1f} % not pinned"
+        )
+        for name, count in counts.most_common():
+            if name.startswith("alone: ") and count:
+                reason, example = name.removeprefix("alone: "), self.examples.get(name, "")
+                terminalreporter.line(f"{count:7} {reason} ({example.rpartition('/')[2]})")
+        if self.problem:
+            terminalreporter.line(self.problem, red=True)
+
+
+def _as_skipped(reports: Iterable[pytest.TestReport], item: pytest.Item, reason: str) -> None:
+    path, line, _ = item.location
+    for report in reports:
+        if report.failed:
+            report.outcome = "skipped"
+            report.wasxfail = reason
+            report.longrepr = (path, line or 0, reason)
+
+
+def _exception(item: pytest.Item) -> tuple[str, tuple[str, ...]]:
+    """Why a test may fail, and in which modes."""
+    file = item.path.stem
+    for name in (item.name, item.name.partition("[")[0]):
+        if (found := EXCEPTIONS.get(f"{file}::{name}")) is not None:
+            return found
+    return "", ()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--dasktile", choices=MODES, default="eager", help="how to rewrite")
+    parser.addoption(
+        "--dasktile-share", type=float, default=0.0, help="percent that must not be left alone"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(
+        Suite(config.getoption("--dasktile"), config.getoption("--dasktile-share")),
+        "dasktile-suite",
+    )

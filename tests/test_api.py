@@ -1,0 +1,487 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.delayed import Delayed
+
+import dasktile
+from dasktile import api, tiling
+from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.machine import _cluster
+
+RNG = np.random.default_rng(0)
+A, B = RNG.random((240, 180)), RNG.random((180, 210))
+
+
+def product() -> da.Array:
+    """A product stored in a way that moves everything."""
+    return da.from_array(A, chunks=(20, 180)) @ da.from_array(B, chunks=(20, 210))
+
+
+@pytest.fixture(autouse=True)
+def tasks_cost_much() -> Iterator[None]:
+    # Arrays as small as these are worth re-tiling only for their tasks.
+    with dask.config.set({"dasktile.cost.task-bytes": "10 MB"}):
+        yield
+
+
+def compute(x: Any) -> Any:
+    return x.compute(scheduler="sync")
+
+
+# What goes in comes out --------------------------------------------------------------
+
+
+def test_one_in_one_out() -> None:
+    x = product()
+    y = dasktile.optimize(x, workers=4)
+    assert isinstance(y, da.Array)
+    assert y.name != x.name and len(y.dask) != 0
+    assert (y.shape, y.dtype) == (x.shape, x.dtype)
+    assert type(y._meta) is type(x._meta)
+    np.testing.assert_allclose(compute(y), A @ B)
+
+
+def test_the_input_is_not_changed() -> None:
+    x = product()
+    layers, keys = dict(x.dask.layers), x.__dask_keys__()
+    dasktile.optimize(x, workers=4)
+    assert dict(x.dask.layers) == layers and x.__dask_keys__() == keys
+    np.testing.assert_allclose(compute(x), A @ B)
+
+
+def test_several_in_a_tuple_out() -> None:
+    x = product()
+    found = dasktile.optimize(x, x.sum(axis=0), workers=4)
+    assert isinstance(found, tuple) and len(found) == 2
+    np.testing.assert_allclose(compute(found[0]), A @ B)
+    np.testing.assert_allclose(compute(found[1]), (A @ B).sum(axis=0))
+
+
+def test_shared_work_stays_shared() -> None:
+    x = product()
+    one, other = dasktile.optimize(x + 1, x * 2, workers=4)
+    alone = len(dict(one.dask)) + len(dict(other.dask))
+    assert len({**one.dask, **other.dask}) < alone
+    assert set(one.dask.layers) != set(other.dask.layers)
+
+
+def test_none_in_none_out() -> None:
+    assert dasktile.optimize() == ()
+
+
+def test_the_same_array_twice() -> None:
+    x = product()
+    one, other = dasktile.optimize(x, x, workers=4)
+    assert one.name == other.name
+
+
+def test_names_are_deterministic() -> None:
+    assert (
+        dasktile.optimize(product(), workers=4).name == dasktile.optimize(product(), workers=4).name
+    )
+
+
+def test_keep_chunks() -> None:
+    x = product()
+    assert dasktile.optimize(x, workers=4).chunks != x.chunks
+    y = dasktile.optimize(x, workers=4, keep_chunks=True)
+    assert y.chunks == x.chunks
+    np.testing.assert_allclose(compute(y), A @ B)
+
+
+def test_nothing_to_gain_gives_the_same_object() -> None:
+    x = da.ones((10, 10), chunks=10) + 1
+    assert dasktile.optimize(x, workers=4) is x
+    assert dasktile.optimize(product(), method="none", workers=4).name == product().name
+
+
+@pytest.mark.parametrize("value", [1, "text", None, A, {"a": 1}, [1, 2], object()])
+def test_what_holds_no_arrays_passes_through(value: Any) -> None:
+    assert dasktile.optimize(value, workers=4) is value
+
+
+def test_containers() -> None:
+    class Pair(NamedTuple):
+        left: Any
+        right: Any
+
+    x = product()
+    found = dasktile.optimize({"a": [x, 3], "b": Pair(x.T, None), "c": (x,)}, workers=4)
+    assert list(found) == ["a", "b", "c"] and found["a"][1] == 3
+    assert type(found["b"]) is Pair and type(found["c"]) is tuple
+    np.testing.assert_allclose(compute(found["b"].left), (A @ B).T)
+    assert found["a"][0].name == found["c"][0].name != x.name
+
+
+def test_untouched_containers_are_the_same_objects() -> None:
+    x = da.ones((10, 10), chunks=10)
+    value = [x, {"x": x}]
+    assert dasktile.optimize(value, workers=4) is value
+
+
+class Quantity:
+    """A collection around an array, as packages for physical units have them."""
+
+    def __init__(self, magnitude: Any, unit: str) -> None:
+        self.magnitude, self.unit = magnitude, unit
+
+    def __dask_graph__(self) -> Any:
+        return self.magnitude.__dask_graph__()
+
+    def __dask_keys__(self) -> Any:
+        return self.magnitude.__dask_keys__()
+
+    def __dask_postpersist__(self) -> Any:
+        rebuild, arguments = self.magnitude.__dask_postpersist__()
+        return lambda graph, unit: Quantity(rebuild(graph, *arguments), unit), (self.unit,)
+
+
+def test_collections_around_arrays() -> None:
+    x = product()
+    found = dasktile.optimize(Quantity(x, "m"), workers=4)
+    assert isinstance(found, Quantity) and found.unit == "m"
+    assert (found.magnitude.name, found.magnitude.chunks) == (x.name, x.chunks)
+    assert len(dict(found.magnitude.dask)) < len(dict(x.dask))
+    np.testing.assert_allclose(compute(found.magnitude), A @ B)
+
+
+def test_delayed_objects_over_arrays() -> None:
+    d = dask.delayed(np.trace)(product() @ product().T)
+    # dask has written their tasks already.
+    assert dasktile.optimize(d, workers=4) is d
+    assert isinstance(d, Delayed)
+
+
+def test_other_collections_pass_through() -> None:
+    d = dask.delayed(sum)([1, 2])
+    assert dasktile.optimize(d, workers=4) is d
+
+
+def test_zero_dimensional_arrays() -> None:
+    y = dasktile.optimize(product().sum(), workers=4)
+    assert y.shape == ()
+    np.testing.assert_allclose(compute(y), (A @ B).sum())
+    x = da.from_array(np.array(3.0))
+    assert compute(dasktile.optimize(x, workers=4)) == 3.0
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
+def test_empty_arrays(shape: tuple[int, ...]) -> None:
+    y = dasktile.optimize(da.ones(shape, chunks=2) + 1, workers=4)
+    np.testing.assert_array_equal(compute(y), np.ones(shape) + 1)
+
+
+def test_unknown_chunks_keep_what_is_below_them() -> None:
+    x = product()
+    y = x[x > 45]
+    z = dasktile.optimize(y, workers=4)
+    assert z.name == y.name and np.isnan(z.shape[0])
+    np.testing.assert_allclose(np.sort(compute(z)), np.sort((A @ B)[A @ B > 45]))
+    rows = dasktile.explain(y, workers=4).nodes
+    assert "unknown" in rows[-1].reason
+
+
+def test_chunks_made_known_by_computing_them() -> None:
+    x = product()
+    y = x[x[:, 0] > 45]
+    y.compute_chunk_sizes()
+    z = dasktile.optimize(y @ y.T, workers=4)
+    R = (A @ B)[(A @ B)[:, 0] > 45]
+    np.testing.assert_allclose(compute(z), R @ R.T)
+
+
+# xarray -------------------------------------------------------------------------------
+
+
+def test_data_arrays_keep_what_they_are() -> None:
+    xarray = pytest.importorskip("xarray")
+    x = product()
+    value = xarray.DataArray(
+        x,
+        dims=("i", "j"),
+        coords={"i": np.arange(240), "norm": ("i", x.sum(axis=1), {"units": "m"})},
+        name="z",
+        attrs={"a": 1},
+    )
+    found = dasktile.optimize(value, workers=4)
+    assert isinstance(found, xarray.DataArray)
+    assert (found.name, found.dims, found.attrs) == ("z", ("i", "j"), {"a": 1})
+    assert found.coords["norm"].attrs == {"units": "m"}
+    assert found.data.name != x.name
+    xarray.testing.assert_allclose(found.compute(scheduler="sync"), value.compute(scheduler="sync"))
+    assert value.data.name == x.name
+
+
+def test_datasets_keep_what_they_are() -> None:
+    xarray = pytest.importorskip("xarray")
+    x = product()
+    value = xarray.Dataset(
+        {"z": (("i", "j"), x, {"units": "K"}), "plain": ("i", A[:, 0])},
+        coords={"j": np.arange(210), "norm": ("i", x.sum(axis=1))},
+        attrs={"title": "t"},
+    )
+    found = dasktile.optimize(value, workers=4)
+    assert isinstance(found, xarray.Dataset)
+    assert found.attrs == {"title": "t"} and found.z.attrs == {"units": "K"}
+    assert set(found.coords) == {"j", "norm"} and list(found) == ["z", "plain"]
+    assert found.z.data.name != x.name
+    xarray.testing.assert_allclose(found.compute(scheduler="sync"), value.compute(scheduler="sync"))
+
+
+def test_xarray_objects_without_dask_pass_through() -> None:
+    xarray = pytest.importorskip("xarray")
+    value = xarray.Dataset({"a": ("i", A[:, 0])})
+    assert dasktile.optimize(value, workers=4) is value
+    assert dasktile.optimize(value.a, workers=4).identical(value.a)
+
+
+# Bad input ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"workers": 0}, ValueError, r"workers must be an integer >= 1.*got 0"),
+        ({"workers": -1}, ValueError, r"workers must be.*got -1"),
+        ({"workers": True}, TypeError, r"workers must be.*got True of type bool"),
+        ({"workers": 2.0}, TypeError, r"workers must be.*got 2\.0 of type float"),
+        ({"workers": "4"}, TypeError, r"workers must be.*got '4' of type str"),
+        ({"method": "best"}, ValueError, r"method must be one of .*'auto'.*got 'best'"),
+        ({"method": None}, TypeError, r"method must be one of .*got None"),
+        ({"memory_limit": 0}, ValueError, r"memory_limit must be a positive.*got 0"),
+        ({"memory_limit": "2 chunks"}, ValueError, r"memory_limit must be.*got '2 chunks'"),
+        ({"memory_limit": float("nan")}, ValueError, r"memory_limit must be.*got nan"),
+        ({"memory_limit": [1]}, TypeError, r"memory_limit must be.*of type list"),
+        ({"memory_limit": True}, TypeError, r"memory_limit must be.*of type bool"),
+        ({"keep_chunks": "no"}, TypeError, r"keep_chunks must be True or False; got 'no'"),
+    ],
+)
+@pytest.mark.parametrize("call", [dasktile.optimize, dasktile.explain])
+def test_wrong_arguments_are_named(
+    call: Any, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        call(product(), **arguments)
+
+
+def test_wrong_settings_are_named() -> None:
+    with (
+        dask.config.set({"dasktile.workers": 0}),
+        pytest.raises(ValueError, match=r"dasktile\.workers"),
+    ):
+        dasktile.optimize(product())
+    with (
+        dask.config.set({"dasktile.method": "best"}),
+        pytest.raises(ValueError, match=r"dasktile\.method"),
+    ):
+        dasktile.optimize(product())
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    dasktile.optimize(product(), workers=np.int64(4), memory_limit=np.float64(1e9))
+
+
+def test_memory_limit_below_one_element() -> None:
+    with pytest.raises(ValueError, match="memory"):
+        dasktile.optimize(product(), workers=4, memory_limit=1)
+
+
+def test_settings_stand_in_for_arguments() -> None:
+    with dask.config.set({"dasktile.workers": 6}):
+        assert dasktile.explain(product()).workers == 6
+        assert dasktile.explain(product(), workers=3).workers == 3
+    assert dasktile.explain(product()).workers == 1
+
+
+def test_internal_errors_leave_the_input_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("oops")
+
+    monkeypatch.setattr(tiling, "tile", broken)
+    x = product()
+    with dask.config.set({"dasktile.raise-errors": False}):
+        with pytest.warns(InternalErrorWarning, match=r"RuntimeError: oops.*report"):
+            assert dasktile.optimize(x, workers=4) is x
+        with pytest.warns(InternalErrorWarning):
+            assert dasktile.explain(x, workers=4).nodes == ()
+        with (
+            pytest.warns(InternalErrorWarning),
+            dask.config.set(array_optimize=dasktile.array_optimize),
+        ):
+            np.testing.assert_allclose(compute(x), A @ B)
+    with pytest.raises(RuntimeError, match="oops"):
+        dasktile.optimize(x, workers=4)
+
+
+def test_array_expressions_are_returned_with_one_warning() -> None:
+    class Expression:
+        """Looks like an array of dask's query planning."""
+
+        expr, chunks = object(), ((1,),)
+
+        def __dask_graph__(self) -> dict[str, int]:
+            return {"x": 1}
+
+    value = Expression()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert dasktile.optimize(value, [value]) == (value, [value])
+    assert [warning.category for warning in caught] == [UnsupportedCollectionWarning]
+    assert "query-planning" in str(caught[0].message)
+
+
+# explain --------------------------------------------------------------------------------
+
+
+def test_explain_agrees_with_optimize() -> None:
+    x = product()
+    found = dasktile.explain(x, workers=4)
+    assert found.changed and found.workers == 4
+    assert found.nodes[-1].chunks_before == x.chunks
+    assert found.nodes[-1].chunks_after == dasktile.optimize(x, workers=4).chunks
+    kept = dasktile.explain(x, workers=4, keep_chunks=True)
+    assert kept.nodes[-1].chunks_after == x.chunks
+    assert "matmul" in str(found)
+
+
+def test_explain_nothing() -> None:
+    assert "no dask arrays" in str(dasktile.explain(3, workers=4))
+    assert dasktile.explain().nodes == ()
+
+
+# The hook ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hook() -> Iterator[None]:
+    with dask.config.set({"array_optimize": dasktile.array_optimize, "dasktile.workers": 4}):
+        yield
+
+
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For every graph that the hook sees, whether it was written again."""
+    seen: list[bool] = []
+    inner = api._rewrite_graph
+
+    def watched(*arguments: Any) -> Any:
+        found = inner(*arguments)
+        seen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(api, "_rewrite_graph", watched)
+    return seen
+
+
+@pytest.mark.usefixtures("hook")
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_hook_computes(scheduler: str, rewritten: list[bool]) -> None:
+    x = product()
+    np.testing.assert_allclose(x.compute(scheduler=scheduler), A @ B)
+    one, other = dask.compute(x.sum(axis=0), x.T + 1, scheduler=scheduler)
+    np.testing.assert_allclose(one, (A @ B).sum(axis=0))
+    np.testing.assert_allclose(other, (A @ B).T + 1)
+    assert rewritten == [True, True]
+
+
+@pytest.mark.usefixtures("hook")
+def test_hook_keeps_keys_and_chunks(rewritten: list[bool]) -> None:
+    x = product()
+    y = x.persist(scheduler="sync")
+    assert (y.name, y.chunks) == (x.name, x.chunks)
+    for block, part in zip(np.ndindex(x.numblocks), y.to_delayed().ravel(), strict=True):
+        assert part.compute(scheduler="sync").shape == x.blocks[block].shape
+    (z,) = dask.optimize(x)
+    assert (z.name, z.chunks) == (x.name, x.chunks)
+    np.testing.assert_allclose(compute(y), A @ B)
+    assert rewritten[0]
+
+
+@pytest.mark.usefixtures("hook")
+def test_hook_with_xarray(rewritten: list[bool]) -> None:
+    xarray = pytest.importorskip("xarray")
+    x = product()
+    value = xarray.Dataset({"a": (("i", "j"), x), "b": ("i", x.sum(axis=1))})
+    found = value.compute(scheduler="sync")
+    np.testing.assert_allclose(found.a.values, A @ B)
+    np.testing.assert_allclose(found.b.values, (A @ B).sum(axis=1))
+    assert rewritten == [True]
+
+
+@pytest.mark.usefixtures("hook")
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda x: da.topk(x, 3, axis=1),
+        lambda x: x[x > 45],
+        lambda x: da.unique(x.astype(int)),
+        lambda x: da.bincount(x.astype(int).ravel(), minlength=60),
+        lambda x: da.argtopk(x, -3, axis=0),
+        lambda x: x.map_blocks(lambda block: block[:1], chunks=((1,) * 12, (210,))),
+    ],
+)
+def test_hook_where_dask_describes_arrays_wrongly(expression: Any) -> None:
+    x = product()
+    with dask.config.set(array_optimize=None):
+        expected = expression(x).compute(scheduler="sync")
+    np.testing.assert_allclose(compute(expression(x)), expected)
+
+
+@pytest.mark.usefixtures("hook")
+def test_hook_takes_graphs_that_are_plain_dicts() -> None:
+    dsk = {("x", 0): (sum, [1, 2])}
+    found = dasktile.array_optimize(dsk, [("x", 0)])
+    assert dask.get(dict(found), ("x", 0)) == 3
+
+
+def test_hook_ignores_a_memory_limit_that_cannot_be_kept(hook: None) -> None:
+    with dask.config.set({"dasktile.memory-limit": 1}):
+        np.testing.assert_allclose(compute(product()), A @ B)
+
+
+def test_query_planning_in_a_fresh_process() -> None:
+    code = """if True:
+        import warnings
+        import dask.array as da, dasktile
+        x = da.ones((4, 4), chunks=2) + 1
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert dasktile.optimize(x) is x
+        assert len(caught) == 1 and "query-planning" in str(caught[0].message)
+        with dasktile.api.dask.config.set(array_optimize=dasktile.array_optimize):
+            assert x.sum().compute() == 32
+    """
+    environment = {**os.environ, "DASK_ARRAY__QUERY_PLANNING": "True"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+# Workers ------------------------------------------------------------------------------------
+
+
+def test_workers_are_counted_by_process() -> None:
+    facts = {"nthreads": 2, "memory_limit": 4_000_000_000}
+    found = _cluster({"workers": {"tcp://a:1": facts, "tcp://a:2": facts}})
+    assert found is not None
+    assert (found.workers, found.threads, found.memory_limit) == (2, 2, 1_200_000_000)
+    found = _cluster({"workers": {"inproc://h/7/1": facts, "inproc://h/7/2": facts}})
+    assert found is not None
+    assert (found.workers, found.threads) == (1, 4)
+    assert _cluster({"workers": {}}) is None
+    found = _cluster({"workers": {}, "n_workers": 3, "total_threads": 12})
+    assert found is not None and (found.workers, found.threads) == (3, 4)
+
+
+def test_without_a_client_there_is_one_process() -> None:
+    assert threading.current_thread().name == "MainThread"
+    assert dasktile.explain(product()).workers == 1

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import dask
+import jsonschema
+import pytest
+import yaml
+
+import dasktile
+from dasktile import config
+from dasktile.tiling.settings import Settings
+
+FOLDER = Path(dasktile.__file__).parent
+
+
+def load(name: str) -> dict[str, Any]:
+    found = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*path, name))
+        else:
+            yield (*path, name)
+
+
+def test_defaults_fit_the_schema() -> None:
+    schema = load("dasktile-schema.yaml")
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(load("dasktile.yaml"), schema)
+
+
+def test_schema_refuses_what_is_not_a_setting() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"dasktile": {"worker": 4}}, load("dasktile-schema.yaml"))
+
+
+def test_every_setting_is_described_and_every_description_is_a_setting() -> None:
+    settings = set(leaves(load("dasktile.yaml")))
+    described = set()
+    pending: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), load("dasktile-schema.yaml"))]
+    while pending:
+        path, schema = pending.pop()
+        if "properties" in schema:
+            pending.extend(((*path, name), sub) for name, sub in schema["properties"].items())
+        else:
+            assert schema["description"].strip(), path
+            described.add(path)
+    assert described == settings
+
+
+def test_defaults_are_registered_with_dask() -> None:
+    for path in leaves(load("dasktile.yaml")):
+        assert dask.config.get(".".join(path), "missing") != "missing"
+
+
+def test_defaults_are_those_of_the_pure_settings() -> None:
+    assert config.tiling_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "field", "expected"),
+    [
+        ("cost.task-bytes", "2 MB", "task_bytes", 2e6),
+        ("cost.bandwidth", 5, "bytes_per_second", 5.0),
+        ("cost.flops", "2e9", "work_per_second", 2e9),
+        ("tiling.min-tile", "1 KiB", "min_tile", 1024),
+        ("tiling.tiles-per-worker", "3", "tiles_per_worker", 3),
+    ],
+)
+def test_settings_are_read_as_people_write_them(
+    name: str, value: object, field: str, expected: object
+) -> None:
+    with dask.config.set({f"dasktile.{name}": value}):
+        assert getattr(config.tiling_settings(), field) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("cost.bandwidth", 0),
+        ("cost.bandwidth", "fast"),
+        ("cost.task-bytes", None),
+        ("cost.flops", float("nan")),
+        ("tiling.tiles-per-worker", 0),
+        ("tiling.max-states", 2.5),
+        ("tiling.width-budget", True),
+    ],
+)
+def test_bad_settings_are_named(name: str, value: object) -> None:
+    with (
+        dask.config.set({f"dasktile.{name}": value}),
+        pytest.raises(ValueError, match=rf"dasktile\.{name} must be"),
+    ):
+        config.tiling_settings()

@@ -1,0 +1,132 @@
+"""Who may import what: decisions are pure, and one layer at a time touches dask graphs."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import dasktile
+
+ROOT = Path(dasktile.__file__).parent
+NUMERIC = {"numpy", "scipy"}
+
+#: For every part of the package: what it may import of the package, and from elsewhere.
+#: The standard library is everybody's.  A longer name outranks a shorter one.
+TABLE: dict[str, tuple[set[str], set[str]]] = {
+    "ir": (set(), set()),
+    "tiling": ({"ir", "tiling"}, NUMERIC),
+    "capture": ({"ir", "capture"}, {"dask", "numpy", "tlz"}),
+    "lower": ({"ir", "capture", "lower"}, {"dask", "numpy"}),
+    "errors": (set(), set()),
+    "config": ({"tiling.settings"}, {"dask", "yaml"}),
+    "machine": ({"config"}, {"dask"}),
+    "picture": ({"ir"}, {"cairosvg"}),
+    "report": ({"ir", "picture", "tiling.plan"}, set()),
+    "boundary": ({"ir", "capture"}, {"dask", "numpy"}),
+    "holders": ({"ir", "boundary", "capture.base"}, {"dask"}),
+    "api": (
+        {
+            "ir",
+            "boundary",
+            "capture",
+            "config",
+            "errors",
+            "holders",
+            "lower",
+            "machine",
+            "report",
+            "tiling",
+        },
+        {"dask"},
+    ),
+    "": ({"api", "capture.registry", "report"}, set()),
+    "__main__": ({"demo"}, set()),
+    "demo": ({"", "report"}, {"dask", "distributed", "numpy", "psutil", "rich", "zarr"}),
+}
+
+#: Parts that may import when a function runs what they do not import at once.
+LATE = {"__main__", "picture"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+@cache
+def imports(module: str) -> tuple[frozenset[str], frozenset[str], bool]:
+    """Modules of the package that one imports, packages from elsewhere, and any in a function."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    own: set[str] = set()
+    foreign: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            names = [
+                f"{node.module}.{alias.name}"
+                if f"{node.module}.{alias.name}".removeprefix("dasktile.") in MODULES
+                else str(node.module)
+                for alias in node.names
+            ]
+        else:
+            continue
+        for name in names:
+            if name == "dasktile" or name.startswith("dasktile."):
+                own.add(name.removeprefix("dasktile").removeprefix("."))
+            elif name.split(".")[0] not in sys.stdlib_module_names:
+                foreign.add(name.split(".")[0])
+    late = any(
+        isinstance(inner, (ast.Import, ast.ImportFrom))
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for inner in ast.walk(node)
+    )
+    return frozenset(own), frozenset(foreign), late
+
+
+def part_of(module: str) -> str:
+    found = [part for part in TABLE if part and (module + ".").startswith(part + ".")]
+    return max(found, key=len, default="")
+
+
+def allowed(module: str, parts: set[str]) -> bool:
+    return any(module == part or (part and module.startswith(part + ".")) for part in parts)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downwards(module: str) -> None:
+    part = part_of(module)
+    assert part or not module, f"{module} is not in the table"
+    own, foreign, late = imports(module)
+    may_own, may_foreign = TABLE[part]
+    assert {name for name in own if not allowed(name, may_own)} == set()
+    assert foreign - may_foreign == set()
+    assert not late or part in LATE
+
+
+def test_no_cycles() -> None:
+    graph = {module: imports(module)[0] - {module} for module in MODULES if module != "demo"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"modules import each other: {error.args[1]}")
+
+
+def test_importing_dasktile_does_not_start_distributed() -> None:
+    code = "import sys, dasktile; assert 'distributed' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_annotations_are_for_users_too() -> None:
+    assert (ROOT / "py.typed").exists()

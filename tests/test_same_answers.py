@@ -1,0 +1,273 @@
+"""Whatever is written anew gives the same answers, types and names as before."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, note, reject, settings
+
+import dasktile
+from dasktile import tiling
+from dasktile.capture.highlevel import capture
+from dasktile.ir import validate
+from dasktile.lower import Lowered, lower
+from tests.expressions import Expression, Value, expressions, grown, outputs
+from tests.support import as_array, check_graph, random_tiling
+
+#: Settings under which rewriting pays even for the smallest arrays.
+EAGER = {
+    "dasktile.cost.task-bytes": 1,
+    "dasktile.tiling.min-tile": 1,
+    "dasktile.workers": 4,
+    "dasktile.raise-errors": True,
+}
+
+FUSION = (None, False, True)
+
+
+def examples(count: int, **options: Any) -> Any:
+    """Run a test on `count` random expressions, always the same ones."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        **{"derandomize": True, "database": None, **options},
+    )
+
+
+def many(count: int) -> Any:
+    """Run a test on `count` random expressions, others every time."""
+    return examples(count, derandomize=False, print_blob=True)
+
+
+def check(e: Expression, wanted: Sequence[Value], found: Callable[[], Sequence[Any]]) -> None:
+    """Compare what is computed with what NumPy gives.
+
+    Raises
+    ------
+    AssertionError, or whatever the computation raises
+        Unless the same happens to the arrays as dask computes them by itself.
+    """
+    note(str(e))
+    try:
+        for value, array in zip(wanted, found(), strict=True):
+            value.check(array)
+    except Exception:
+        try:
+            for value, array in zip(wanted, stock(wanted), strict=True):
+                value.check(array)
+        except Exception:
+            reject()
+        raise
+
+
+def stock(wanted: Sequence[Value]) -> Sequence[np.ndarray]:
+    return dask.compute(*(value.lazy for value in wanted), scheduler="sync")
+
+
+def compute(e: Expression, arrays: Sequence[da.Array]) -> Sequence[np.ndarray]:
+    """Compute arrays together, fused in one of dask's ways or not at all."""
+    with dask.config.set({"optimization.fuse.active": e.pick(FUSION)}):
+        return dask.compute(*arrays, scheduler="sync", optimize_graph=e.chance(70))
+
+
+def retiled(e: Expression, arrays: Sequence[da.Array]) -> list[da.Array]:
+    """The same arrays in tiles that nobody would choose."""
+    captured = capture(arrays)
+    validate(captured.program)
+    tiled = random_tiling(captured.program, e.rng)
+    chunks = [array.chunks if e.chance(30) else None for array in arrays]
+    names = [
+        array.name if kept is not None and e.chance(50) else None
+        for array, kept in zip(arrays, chunks, strict=True)
+    ]
+    lowered = lower(captured, tiled, chunks, names)
+    again = lower(capture(arrays), tiled, chunks, names)
+    assert again.names == lowered.names
+    assert list(again.graph.layers) == list(lowered.graph.layers)
+    for array, made, kept, name in zip(arrays, lowered.chunks, chunks, names, strict=True):
+        assert tuple(map(sum, made)) == array.shape
+        assert kept is None or kept == made
+        assert name is None or name in lowered.names
+    check_graph(lowered.graph)
+    return collections(lowered, arrays)
+
+
+def collections(lowered: Lowered, arrays: Sequence[da.Array]) -> list[da.Array]:
+    return [
+        as_array(graph, name, chunks, array.dtype)
+        for graph, name, chunks, array in zip(
+            lowered.graphs, lowered.names, lowered.chunks, arrays, strict=True
+        )
+    ]
+
+
+def in_any_tiles(e: Expression) -> None:
+    wanted = outputs(e)
+    arrays: Sequence[da.Array] = [value.lazy for value in wanted]
+    if e.chance(10):
+        # what dask has fused already
+        arrays = dask.optimize(*arrays)
+
+    def found() -> Sequence[np.ndarray]:
+        new = retiled(e, arrays)
+        if e.chance(20):
+            new = retiled(e, new)
+        return compute(e, new)
+
+    check(e, wanted, found)
+
+
+def in_chosen_tiles(e: Expression) -> None:
+    wanted = outputs(e)
+    arrays = [value.lazy for value in wanted]
+    options = {"method": e.pick(tiling.methods()), "keep_chunks": e.chance(30)}
+
+    def found() -> Sequence[np.ndarray]:
+        with dask.config.set(EAGER):
+            new = _tuple(dasktile.optimize(*arrays, **options))
+            again = _tuple(dasktile.optimize(*arrays, **options))
+            if e.chance(20):
+                new = _tuple(dasktile.optimize(*new))
+        for old, array, other in zip(arrays, new, again, strict=True):
+            check_graph(array.dask)
+            assert array.dtype == old.dtype
+            assert array.shape == old.shape
+            assert type(array._meta) is type(old._meta)
+            assert array._meta.dtype == old._meta.dtype
+            assert array._meta.ndim == old._meta.ndim
+            assert not options["keep_chunks"] or other.chunks == old.chunks
+        return compute(e, new)
+
+    check(e, wanted, found)
+
+
+def _tuple(found: Any) -> tuple[da.Array, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+def when_computed(e: Expression) -> None:
+    wanted = outputs(e)
+
+    def found() -> Sequence[np.ndarray]:
+        with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
+            if e.chance(50):
+                return dask.compute(*(value.lazy for value in wanted), scheduler="sync")
+            persisted = dask.persist(*(value.lazy for value in wanted), scheduler="sync")
+            for array, value in zip(persisted, wanted, strict=True):
+                assert array.chunks == value.lazy.chunks
+                assert array.name == value.lazy.name
+        return dask.compute(*persisted, scheduler="sync")
+
+    check(e, wanted, found)
+
+
+def no_harm(e: Expression) -> None:
+    note(str(e))
+    program = capture([value.lazy for value in outputs(e)]).program
+    method = e.pick(tiling.methods())
+    eager = tiling.Settings(task_bytes=e.pick((1.0, 1e3, 1e6)), min_tile=1)
+    plan = tiling.tile(program, workers=e.pick((1, 2, 4, 6)), method=method, settings=eager)
+    assert len(plan.reasons) == len(program.nodes)
+    assert plan.lower_bound <= plan.after.bytes
+    if plan.tiled is None:
+        assert plan.after is plan.before
+    elif plan.before.balance <= 1.25:
+        assert plan.after.bytes <= plan.before.bytes
+    else:
+        assert plan.after.balance < plan.before.balance or plan.after.bytes <= plan.before.bytes
+
+
+@examples(550)
+@given(expressions())
+def test_any_tiles_give_the_same_answers(e: Expression) -> None:
+    in_any_tiles(e)
+
+
+@examples(250)
+@given(expressions())
+def test_chosen_tiles_give_the_same_answers(e: Expression) -> None:
+    in_chosen_tiles(e)
+
+
+@examples(100)
+@given(expressions())
+def test_tiling_when_computing_gives_the_same_answers(e: Expression) -> None:
+    when_computed(e)
+
+
+@examples(100)
+@given(expressions())
+def test_a_plan_does_no_harm(e: Expression) -> None:
+    no_harm(e)
+
+
+@pytest.mark.slow
+@many(12_000)
+@given(expressions(12))
+def test_any_tiles_of_many_expressions_give_the_same_answers(e: Expression) -> None:
+    in_any_tiles(e)
+
+
+@pytest.mark.slow
+@many(5_000)
+@given(expressions(12))
+def test_chosen_tiles_of_many_expressions_give_the_same_answers(e: Expression) -> None:
+    in_chosen_tiles(e)
+
+
+@pytest.mark.slow
+@many(2_000)
+@given(expressions(12))
+def test_tiling_many_expressions_when_computing_gives_the_same_answers(e: Expression) -> None:
+    when_computed(e)
+
+
+@pytest.mark.slow
+@many(1_000)
+@given(expressions(12))
+def test_many_plans_do_no_harm(e: Expression) -> None:
+    no_harm(e)
+
+
+def test_names_do_not_depend_on_the_process() -> None:
+    """Nor on the order in which sets are walked there."""
+    found = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run(
+            [sys.executable, "-m", "tests.test_same_answers"],
+            env=environment,
+            cwd=Path(__file__).parent.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found.append(run.stdout)
+    assert found[0].count("\n") > 60
+    assert found[0] == found[1]
+
+
+def _print_names() -> None:
+    for seed in range(20):
+        e = grown(random.Random(seed))
+        arrays = [value.lazy for value in outputs(e)]
+        for array in retiled(e, arrays):
+            print(seed, array.name, *sorted(array.dask.layers))
+        with dask.config.set(EAGER):
+            for array in _tuple(dasktile.optimize(*arrays)):
+                print(seed, array.name, array.chunks)
+
+
+if __name__ == "__main__":
+    _print_names()

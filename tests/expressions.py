@@ -249,7 +249,7 @@ class Expression:
                 else:
                     value = np.asarray(on_numpy(*(x.value for x in operands)))
             except (ValueError, TypeError, NotImplementedError, IndexError, KeyError,
-                    AttributeError, ZeroDivisionError, np.exceptions.AxisError) as error:  # fmt: skip
+                    AttributeError, ZeroDivisionError, AssertionError, np.exceptions.AxisError) as error:
                 self.refused.append(f"{line}: {type(error).__name__}: {error}"[:300])
                 return None
         if not isinstance(lazy, da.Array) or lazy.shape != value.shape:

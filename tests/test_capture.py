@@ -268,6 +268,11 @@ class TestContractions:
         node, _ = last(da.tensordot(x, other, axes=axes))
         assert node.op == "tensordot" and roles(node).count(REDUCE) == (1 if axes == 1 else 2)
 
+    def test_tensordot_of_negative_axes(self) -> None:
+        left, right = da.ones((3, 4, 5), chunks=2), da.ones((5, 4, 2), chunks=2)
+        _, kernel = last(da.tensordot(left, right, axes=((-1,), (0,))))
+        assert isinstance(kernel, Contract) and kernel.spec == ((0, 1, 4), (4, 2, 3))
+
     @pytest.mark.parametrize(
         ("subscripts", "count", "spec", "output"),
         [

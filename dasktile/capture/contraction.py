@@ -89,6 +89,11 @@ def _product(layer: Blockwise) -> str:
     return ""
 
 
+def is_product(layer: Blockwise) -> bool:
+    """True for the products inside a matmul, tensordot or einsum."""
+    return bool(_product(layer))
+
+
 def _exact(layer: Blockwise, read: Operands, info: ArrayInfo) -> bool:
     """True if the result's values do not depend on the chunks, but for rounding.
 
@@ -137,8 +142,11 @@ def _tensordot_symbols(
     summed = tuple(left[axis] for axis in kwargs["axes"][0])
     if summed != tuple(right[axis] for axis in kwargs["axes"][1]):
         return None
-    fits = outer == (*left, *(symbol for symbol in right if symbol not in summed))
-    return summed if fits and len(set(outer)) == len(outer) else None
+    if outer != (*left, *(symbol for symbol in right if symbol not in summed)):
+        return None
+    # For negative axes dask's blocks can come out in the wrong shape; what is computed
+    # here is then the tensordot, of the shape that dask announces.
+    return summed if len(set(outer)) == len(outer) else None
 
 
 def _einsum_symbols(

@@ -20,7 +20,11 @@ from dasktile.capture.base import ArrayInfo, GraphView
 
 _TOPK = (chunk.topk, chunk.topk_aggregate)
 _ARGTOPK = (chunk.argtopk, chunk.argtopk_aggregate)
-_UNKNOWN = (getattr(routines, "_bincount_agg", None),)
+#: Functions whose blocks have sizes that only the values tell, or are no arrays at all.
+_UNKNOWN = tuple(
+    getattr(routines, name, None)
+    for name in ("_bincount_agg", "_block_histogramdd_rect", "_block_histogramdd_multiarg")
+)
 
 
 def correct(view: GraphView) -> None:
@@ -35,6 +39,11 @@ def correct(view: GraphView) -> None:
             view._arrays[name] = _largest(view, name, keywords)
         elif function in _UNKNOWN:
             view._arrays[name] = None
+
+
+def mistyped(layer: Layer) -> bool:
+    """True if a layer makes plain arrays although it says otherwise."""
+    return called(layer)[0] is chunk.argtopk_aggregate
 
 
 def _largest(view: GraphView, name: str, keywords: dict[str, Any]) -> ArrayInfo | None:

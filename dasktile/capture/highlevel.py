@@ -27,7 +27,7 @@ from dasktile.capture.base import (
     Same,
     Verbatim,
 )
-from dasktile.capture.corrections import correct
+from dasktile.capture.corrections import correct, mistyped
 from dasktile.capture.reasons import reason_for
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 
@@ -213,7 +213,8 @@ def _untouchable(layer: Layer, info: ArrayInfo) -> str:
 def _strange_type(layer: Layer) -> str:
     """The type of a layer's chunks if it is one that cannot be cut and joined freely."""
     kind = str((layer.collection_annotations or {}).get("chunk_type", "numpy.ndarray"))
-    return "" if kind == "numpy.ndarray" or kind.startswith("cupy.") else kind
+    plain = kind == "numpy.ndarray" or kind.startswith("cupy.")
+    return "" if plain or mistyped(layer) else kind
 
 
 def _problem(view: GraphView, info: ArrayInfo, answer: _Answer) -> str:

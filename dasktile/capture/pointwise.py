@@ -32,6 +32,7 @@ _PRIVATE = (
     (reductions, "_sqrt"),
     (routines, "_asarray_isnull"),
     (routines, "_isnonzero"),
+    (routines, "_select"),
     (routines, "variadic_choose"),
 )
 
@@ -53,6 +54,9 @@ _TABLE: dict[Any, frozenset[str]] = {
 
 #: Positional arguments a function needs before it is elementwise: ``np.where(x)`` is not.
 _AT_LEAST = {np.where: 3}
+
+# wrapped around a function of map_blocks by enforce_ndim=True
+_ENFORCED = getattr(core, "apply_and_enforce", None)
 
 _UFUNC_KEYWORDS = {"dtype", "casting", "order", "subok", "where", "out"}
 
@@ -92,6 +96,9 @@ def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bo
         elif function is core._elemwise_handle_where:
             function = kwargs.pop("elemwise_where_function")
             arguments -= 2
+        elif function is _ENFORCED:
+            kwargs.pop("expected_ndim", None)
+            function = kwargs.pop("_func")
         elif isinstance(function, functools.partial):
             if not all(is_scalar(value) for value in function.args):
                 return False

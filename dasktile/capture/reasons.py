@@ -12,6 +12,7 @@ from dask.layers import ArrayBlockIdDep, ArrayValuesDep
 from dask.utils import funcname, key_split
 
 from dasktile.capture.base import GraphView
+from dasktile.capture.contraction import is_product
 from dasktile.capture.corrections import called
 
 
@@ -40,6 +41,8 @@ def _blockwise_reason(layer: Blockwise) -> str:
         return "its function asks for the number of its block"
     if function is core._enforce_dtype:
         function = keywords.get("enforce_dtype_function")
+    if is_product(layer):
+        return "products of this type or form may come out differently in other chunks"
     module = getattr(function, "__module__", "") or ""
     if module == "dask.array.random":
         return "random numbers depend on the chunks"

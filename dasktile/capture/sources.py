@@ -154,7 +154,9 @@ def counted(view: GraphView, name: str) -> Found | None:
         task = layer.get((name, index))
         if not isinstance(task, Task) or task.kwargs or len(task.args) != 5:
             return None
-        if not isinstance(task.func, partial) or task.func.keywords != {"like": None}:
+        if not isinstance(task.func, partial) or set(task.func.keywords) != {"like"}:
+            return None
+        if not _numpy_like(task.func.keywords["like"]):
             return None
         start, _, step, length, dtype = task.args
         if not _whole_numbers(start, step) or np.dtype(dtype) != info.dtype or length != size:
@@ -306,6 +308,11 @@ def _whole_numbers(*values: Any) -> bool:
         isinstance(value, (int, np.integer)) or (isinstance(value, float) and value.is_integer())
         for value in values
     )
+
+
+def _numpy_like(like: Any) -> bool:
+    """True if arrays made after the example of `like` are NumPy's own."""
+    return like is None or type(like) is np.ndarray
 
 
 def _exact(values: range, dtype: np.dtype[Any]) -> bool:

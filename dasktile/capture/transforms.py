@@ -119,6 +119,32 @@ def along_axis(view: GraphView, name: str) -> Found | None:
     return _loops(view, layer, info, {axis})
 
 
+def isin(view: GraphView, name: str) -> Found | None:
+    """The comparison inside ``isin``, of every element with all the others."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 2:
+        return None
+    if layer.task.func is not getattr(routines, "_isin_kernel", None):
+        return None
+    *outer, last = layer.output_indices
+    symbols = [symbols for _, symbols in layer.indices]
+    read = operands(view, layer)
+    if read is None or symbols != [tuple(outer), (last,)] or layer.dims[last] != 1:
+        return None
+    if (*(read.sizes[symbol] for symbol in outer), (1,)) != info.chunks:
+        return None
+    labels = {symbol: number for number, symbol in enumerate(outer)}
+    return Found(
+        op="isin",
+        kind=Kind.MAP,
+        labels=tuple(Label(sum(cuts), Role.FREE, cuts) for cuts in info.chunks[:-1]),
+        out=(*(AxisMap(number) for number in range(len(outer))), AxisMap(None)),
+        kernel=Map(layer, labels, read.positions),
+        inputs=read.inputs(labels),
+        work=math.log2(max(2, sum(read.sizes[last]))),
+    )
+
+
 def gufunc(view: GraphView, name: str) -> Found | None:
     """``apply_gufunc`` with one output.
 
@@ -199,4 +225,4 @@ def _in_order(
     )
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (fft, along_axis, gufunc)
+RECOGNISERS: tuple[Recogniser, ...] = (fft, along_axis, isin, gufunc)

@@ -16,13 +16,21 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Alias
+from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.sources import Create
-from dasktile.ir import Chunks, Edge, Node, TiledProgram, Tiling, windows
+from dasktile.ir import Chunks, Edge, Kind, Node, TiledProgram, Tiling, windows
 from dasktile.lower import blocks, contract, folds, verbatim, views
-from dasktile.lower.convert import Windows, block_windows, conversion, lengths, normal
+from dasktile.lower.convert import (
+    Windows,
+    block_windows,
+    conversion,
+    getitem_any,
+    lengths,
+    normal,
+)
 from dasktile.lower.emit import Emission, emit
 from dasktile.lower.names import salted
 
@@ -245,7 +253,8 @@ class _Writer:
             # all elements are alike: made again, nothing is held, cut or sent
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
-            tasks = conversion(name, token, source, chunks, wanted)
+            cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
+            tasks = conversion(name, token, source, chunks, wanted, cut)
             self.add(name, MaterializedLayer(tasks), {source})
         self.describe(name, index, lengths(wanted))
         self.cut[index, wanted] = name

@@ -98,6 +98,8 @@ def _binary(
     """The product of two tiles; the result is always a new array."""
     left, of_left = _sum_lone(left, of_left, {*of_right, *output})
     right, of_right = _sum_lone(right, of_right, {*of_left, *output})
+    # np.dot takes a product with a single 0 for 0 even where the other factor is NaN
+    left, of_left, right, of_right = _drop_single(left, of_left, right, of_right, output)
     shared = [label for label in of_left if label in of_right]
     summed = [label for label in shared if label not in output]
     batch = [label for label in output if label in shared]
@@ -128,6 +130,24 @@ def _sum_lone(tile: Any, labels: Sequence[int], kept: set[int]) -> tuple[Any, Se
     if not lone:
         return tile, labels
     return tile.sum(axis=lone, dtype=tile.dtype), [label for label in labels if label in kept]
+
+
+def _drop_single(
+    left: Any, of_left: Sequence[int], right: Any, of_right: Sequence[int], output: Sequence[int]
+) -> tuple[Any, Sequence[int], Any, Sequence[int]]:
+    """Leave out the axes that both tiles have, the result has not, and are of size one."""
+    single = {
+        label
+        for label, size in zip(of_left, left.shape, strict=True)
+        if size == 1 and label in of_right and label not in output
+    }
+    if not single:
+        return left, of_left, right, of_right
+    found: list[Any] = []
+    for tile, labels in ((left, of_left), (right, of_right)):
+        found.append(tile[tuple(0 if label in single else slice(None) for label in labels)])
+        found.append([label for label in labels if label not in single])
+    return found[0], found[1], found[2], found[3]
 
 
 def _spread(tile: Any, labels: Sequence[int], output: Sequence[int]) -> Any:

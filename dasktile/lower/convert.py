@@ -9,11 +9,12 @@ task of its own, so that only the piece travels between workers.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
 
+import numpy as np
 from dask._task_spec import Alias, GraphNode, Task, TaskRef
 from dask.array.chunk import getitem
 from dask.array.core import _concatenate2, concatenate3
@@ -62,7 +63,12 @@ def lengths(windows: Windows) -> Chunks:
 
 
 def conversion(
-    name: str, token: str, source: str, chunks: Chunks, windows: Windows
+    name: str,
+    token: str,
+    source: str,
+    chunks: Chunks,
+    windows: Windows,
+    cut: Callable[[Any, Any], Any] = getitem,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array anew.
 
@@ -77,6 +83,8 @@ def conversion(
         Layer that holds the array, and its chunks.
     windows
         The windows, as :func:`normal` writes them.
+    cut
+        Takes a block and an index.
     """
     axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
     piece = f"retile-part-{token}"
@@ -86,7 +94,7 @@ def conversion(
         key = (name, *block)
         counts = tuple(map(len, per_axis))
         if all(count == 1 for count in counts):
-            tasks[key] = _one(key, source, [found[0] for found in per_axis])
+            tasks[key] = _one(key, source, [found[0] for found in per_axis], cut)
             continue
         refs: list[TaskRef] = []
         for parts in product(*per_axis):
@@ -96,7 +104,7 @@ def conversion(
                 continue
             part_key: Key = (piece, *(part.number for part in parts))
             if part_key not in tasks:
-                tasks[part_key] = _one(part_key, source, parts)
+                tasks[part_key] = _one(part_key, source, parts, cut)
             refs.append(TaskRef(part_key))
         tasks[key] = Task(key, join, counts, *refs)
     return tasks
@@ -112,13 +120,15 @@ class _Piece:
     number: int
 
 
-def _one(key: Key, source: str, parts: Sequence[_Piece]) -> GraphNode:
+def _one(
+    key: Key, source: str, parts: Sequence[_Piece], cut: Callable[[Any, Any], Any]
+) -> GraphNode:
     """One piece of one block."""
     target: Key = (source, *(part.block for part in parts))
     if all(part.cut is None for part in parts):
         return Alias(key, target)
     index = tuple(_ALL if part.cut is None else part.cut for part in parts)
-    return Task(key, getitem, TaskRef(target), index)
+    return Task(key, cut, TaskRef(target), index)
 
 
 def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piece, ...]]:
@@ -162,8 +172,18 @@ def _piece(
     return _Piece(block, slice(first, None if step < 0 and stop < 0 else stop, step), number)
 
 
+def getitem_any(block: Any, index: Any) -> Any:
+    """A part of a block that may not be an array: functions return what they like."""
+    return getitem(_as_array(block), index)
+
+
+def _as_array(block: Any) -> Any:
+    return block if hasattr(block, "dtype") else np.asarray(block)
+
+
 def join(shape: tuple[int, ...], *blocks: Any) -> Any:
     """Concatenate a grid of blocks, given in C order, `shape` blocks along each axis."""
+    blocks = tuple(map(_as_array, blocks))
     nested = reshapelist(shape, list(blocks))
     if any(block.dtype != blocks[0].dtype for block in blocks):
         # concatenate3 would cast them all to the first one's

@@ -86,14 +86,14 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     if isinstance(layer, Blockwise) and not any(
         dep.produces_keys for dep in layer.io_deps.values()
     ):
-        return _renamed_blockwise(layer, new, reads)
+        return _renamed_blockwise(view, layer, new, reads)
     tasks = view.tasks(name)
     salt = salted("", new)
     subs: dict[Key, Key] = {key: _own_key(key, name, new, salt) for key in tasks}
     for task in tasks.values():
         for key in task.dependencies:
             if key not in subs:
-                subs[key] = _read_key(key, reads)
+                subs[key] = _read_key(view, key, reads)
     mapping = {subs[key]: _substituted(task, subs, subs[key]) for key, task in tasks.items()}
     return MaterializedLayer(mapping, annotations=layer.annotations)
 
@@ -104,10 +104,16 @@ def _own_key(key: Key, name: str, new: str, salt: str) -> Key:
     return (renamed, *block) if isinstance(key, tuple) else renamed
 
 
-def _read_key(key: Key, reads: Mapping[str, str]) -> Key:
-    if isinstance(key, tuple) and key and isinstance(key[0], str):
-        return (reads.get(key[0], key[0]), *key[1:])
-    return reads.get(key, key) if isinstance(key, str) else key
+def _read_key(view: GraphView, key: Key, reads: Mapping[str, str]) -> Key:
+    head = key[0] if isinstance(key, tuple) and key else key
+    if isinstance(head, str) and head in reads:
+        return (reads[head], *key[1:]) if isinstance(key, tuple) else reads[head]
+    for old, new in reads.items():
+        layer = view.layers.get(old)
+        if layer is not None and not isinstance(layer, Blockwise) and key in layer:
+            # a key that is not named after its layer
+            return _own_key(key, old, new, salted("", new))
+    return key
 
 
 def _substituted(task: GraphNode, subs: Mapping[Key, Key], key: Key) -> GraphNode:
@@ -117,17 +123,22 @@ def _substituted(task: GraphNode, subs: Mapping[Key, Key], key: Key) -> GraphNod
     return task.substitute(wanted, key=key)
 
 
-def _renamed_blockwise(layer: Blockwise, new: str, reads: Mapping[str, str]) -> Blockwise:
+def _renamed_blockwise(
+    view: GraphView, layer: Blockwise, new: str, reads: Mapping[str, str]
+) -> Blockwise:
     indices: list[tuple[Any, Any]] = []
     array: Any
     for array, symbols in layer.indices:
         if symbols is not None:
             array = array if array in layer.io_deps else reads.get(array, array)
         elif isinstance(array, TaskRef):
-            array = TaskRef(_read_key(array.key, reads))
+            array = TaskRef(_read_key(view, array.key, reads))
         elif isinstance(array, GraphNode):
-            array = array.substitute({key: _read_key(key, reads) for key in array.dependencies})
+            array = array.substitute({key: _read_key(view, key, reads) for key in array.dependencies})
         indices.append((array, symbols))
+    # the task may name keys besides the tokens of its arguments
+    subs = {key: _read_key(view, key, reads) for key in layer.task.dependencies}
+    subs = {key: other for key, other in subs.items() if key != other}
     numblocks = {
         array if array in layer.io_deps else reads.get(array, array): blocks
         for array, blocks in layer.numblocks.items()
@@ -135,7 +146,7 @@ def _renamed_blockwise(layer: Blockwise, new: str, reads: Mapping[str, str]) -> 
     return Blockwise(
         new,
         layer.output_indices,
-        layer.task.substitute({}, key=new),
+        layer.task.substitute(subs, key=new),
         indices,
         numblocks=numblocks,
         concatenate=layer.concatenate,

@@ -51,6 +51,9 @@ def _gather(kernel: Gather, emission: Emission) -> Emitted:
     for block, at in _blocks(emission):
         key = (emission.name, *block)
         read = _read(source, edge.axes, at)
+        if emission.node.op == "getitem" and edge.axes and not block:
+            tasks[key] = Task(key, element, TaskRef(read))
+            continue
         tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), _shape(emission, block))
     emitted = Emitted()
     emitted.add(emission.name, tasks, {source})
@@ -104,6 +107,11 @@ def arrange(block: Any, order: tuple[int | None, ...], shape: tuple[int, ...]) -
     if len(places) < len(order):
         block = block[tuple(None if axis is None else slice(None) for axis in order)]
     return block if block.shape == shape else np.broadcast_to(block, shape)
+
+
+def element(block: Any) -> Any:
+    """The only element of a block; to NumPy not the same as an array without axes."""
+    return block[(0,) * block.ndim]
 
 
 @emit.register

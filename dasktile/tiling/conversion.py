@@ -24,7 +24,8 @@ def conversion_tables(
 
     Returns
     -------
-    Tasks, and pieces per window, both (producer's choices, reader's choices).
+    Tasks, and pieces per window, both (producer's choices, reader's choices); no pieces
+    where the reader takes the producer's tiles as they are.
     """
     counts = np.ones((4, len(made), len(used)))
     exact = np.ones((len(made), len(used)), dtype=bool)
@@ -41,7 +42,7 @@ def conversion_tables(
         exact &= found[:, :, 4] > 0
     wanted, pieces, whole, single = counts
     tasks = np.where(exact, 0.0, pieces - whole + wanted - single)
-    joined = np.where(exact, 1.0, np.maximum(pieces, 1) / np.maximum(wanted, 1))
+    joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(wanted, 1))
     return tasks, joined
 
 
@@ -57,8 +58,10 @@ def _reads(
 
 def conversion_tasks(
     edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
-) -> float:
+) -> float | None:
     """Tasks that cut and join a producer's tiles for a reader.
+
+    None where the reader takes the tiles as they are.
 
     Parameters
     ----------
@@ -74,7 +77,7 @@ def conversion_tasks(
         for position, size in enumerate(shape)
     ]
     if all(exact for *_, exact in found):
-        return 0.0
+        return None
     wanted, pieces, whole, single = (math.prod(axis[at] for axis in found) for at in range(4))
     return float(pieces - whole + wanted - single)
 

@@ -141,9 +141,11 @@ class Splitter:
         tables: dict[object, np.ndarray] = {}
         for source, reader, edge in self._edges():
             made, used = offers[source], offers[reader]
-            pair = (id(made), id(used), edge.axes, edge.chunks, self.choices[reader].option)
+            fused = self._fused(source, reader)
+            choice = self.choices[reader]
+            pair = (id(made), id(used), edge.axes, edge.chunks, choice.option, fused)
             if pair not in tables:
-                tables[pair] = self._conversion_table(self.choices[reader], edge, made, used)
+                tables[pair] = self._conversion_table(choice, edge, made, used, fused)
             table = tables[pair]
             if (source, reader) in pairwise:
                 table = table + pairwise[source, reader]
@@ -236,7 +238,8 @@ class Splitter:
                 ]
                 widest = self._widest(choice, parts, [float(weight) for weight in weights])
                 if widest is None:
-                    if self.memory_limit is None or node.pinned:
+                    # pinned tiles and stored chunks are as large as they are
+                    if self.memory_limit is None or node.pinned or node.stored is not None:
                         break
                     raise MemoryLimitError(
                         f"memory_limit of {self.memory_limit} bytes is below one tile: {node.op} "
@@ -400,6 +403,20 @@ class Splitter:
             found.append(tuple(axis.width * cut for cut in label_cuts))
         return tuple(found)
 
+    def _fused(self, source: int, reader: int) -> bool:
+        """True where dask makes one task of a block and the only block that reads it."""
+        producer, choice = self.choices[source], self.choices[reader]
+        nodes = self.space.program.nodes
+        return (
+            not producer.keep
+            and not choice.keep
+            and nodes[producer.node].kind is Kind.MAP is nodes[choice.node].kind
+            and len(self.space.program.consumers(producer.node)) == 1
+            and producer.node not in self.space.program.outputs
+            and sum(edge.producer == producer.node for edge in nodes[choice.node].edges) == 1
+            and len(nodes[producer.node].shape) == len(nodes[choice.node].labels)
+        )
+
     def _edges(self) -> list[tuple[int, int, Edge]]:
         found = []
         for reader, choice in enumerate(self.choices):
@@ -413,11 +430,17 @@ class Splitter:
         return found
 
     def _conversion_table(
-        self, choice: _Choice, edge: Edge, made: _Offer, used: _Offer
+        self, choice: _Choice, edge: Edge, made: _Offer, used: _Offer, fused: bool
     ) -> np.ndarray:
-        """Tasks, in bytes, that turn a producer's tiles into those its reader needs."""
+        """Tasks, in bytes, that turn a producer's tiles into those its reader needs.
+
+        Below zero where the producer's own tasks become part of the reader's.
+        """
         producer = self.space.program.nodes[edge.producer]
         tasks, joined = conversion_tables(edge, producer.shape, made.chunks, used.cuts)
+        if fused:
+            saved = np.array([[_count(chunks)] for chunks in made.chunks])
+            tasks = np.where(joined == 0, -saved, tasks)
         table = tasks * self.settings.task_bytes
         if self._copies(choice, edge) > 1:
             # a joined tile is made on one worker and sent whole to the others
@@ -455,8 +478,16 @@ class Splitter:
         for source, reader, edge in self._edges():
             cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
             shape = program.nodes[edge.producer].shape
-            tasks[self.choices[reader].node] += conversion_tasks(edge, cuts, shape, made)
+            between = conversion_tasks(edge, cuts, shape, made)
+            if between is not None:
+                tasks[self.choices[reader].node] += between
+            elif self._fused(source, reader):
+                tasks[edge.producer] -= _count(made)
         return Local(tuple(tilings), kept, tuple(math.ceil(count) for count in tasks), tuple(peak))
+
+
+def _count(chunks: Chunks) -> int:
+    return math.prod(map(len, chunks))
 
 
 def _doubled(parts: Parts, label: int) -> Parts:

@@ -1,6 +1,21 @@
-"""Dask's own tests that must fail where graphs are rewritten, and why."""
+"""Dask's own tests that cannot pass where graphs are rewritten, and why."""
 
 from __future__ import annotations
 
+ALWAYS = ("plain", "eager")
+EAGER = ("eager",)
+
 #: By file and test: the reason, and the modes in which the test fails.
-EXCEPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {}
+EXCEPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "test_array_core::test_from_array_with_lock": (
+        "counts how often the array is read: once for each of its own chunks",
+        EAGER,
+    ),
+    "test_array_core::test_blockwise_fusion": ("asserts the number of tasks", EAGER),
+    "test_creation::test_creation_data_producers": ("asserts the number and kinds of tasks", EAGER),
+    "test_creation::test_from_array_getitem_fused": ("looks for a task by its name", EAGER),
+    "test_linalg::test_svd_compressed_compute": (
+        "compares the second singular vector of a matrix of rank one, which is rounding error",
+        EAGER,
+    ),
+}

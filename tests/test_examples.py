@@ -1,0 +1,31 @@
+"""The examples run, and find what they look for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("regrid_from_zarr.py", ["--months", "48"], "same values: True"),
+        ("logistic_regression.py", ["--rows", "20000"], "true weights: 0.9"),
+        ("attention.py", ["--length", "64"], "as NumPy: True"),
+    ],
+)
+def test_example(script, arguments, said):
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(EXAMPLES / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert said in run.stdout

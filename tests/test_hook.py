@@ -1,0 +1,155 @@
+"""``array_optimize`` in dask's configuration: keys, chunks and values of what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+import dasktile
+import dasktile.tiling.decide
+
+RNG = np.random.default_rng(0)
+A, B = RNG.random((96, 40)), RNG.random((40, 64))
+
+
+def product() -> da.Array:
+    return da.from_array(A, chunks=(12, 40)) @ da.from_array(B, chunks=(40, 8))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["threads", "distributed"])
+def scheduler(request: pytest.FixtureRequest) -> Iterator[Client | None]:
+    """The client of a cluster, or None for threads of this process."""
+    if request.param == "threads":
+        with dask.config.set(scheduler="threads"):
+            yield None
+        return
+    with Client(request.getfixturevalue("cluster")) as client:
+        yield client
+
+
+@pytest.fixture
+def rewrites(
+    monkeypatch: pytest.MonkeyPatch, scheduler: Client | None
+) -> Iterator[list[dict[str, Any]]]:
+    """The hook, rewriting whatever it costs; the layers of every graph that it has made."""
+    made: list[dict[str, Any]] = []
+    rewrite = dasktile.api._rewrite
+
+    def noted(*arguments: Any) -> Any:
+        found = rewrite(*arguments)
+        made.append(dict(found.graph.layers))
+        return found
+
+    # the scheduler, which optimises, is in this process
+    monkeypatch.setattr(dasktile.api, "_rewrite", noted)
+    monkeypatch.setattr(dasktile.tiling.decide, "_objection", lambda *_: "")
+    with dask.config.set(
+        {
+            "array_optimize": dasktile.array_optimize,
+            "dasktile.workers": 4,
+            "dasktile.cost.task-bytes": 1,
+            "dasktile.tiling.min-tile": 1,
+        }
+    ):
+        yield made
+
+
+def retiled(made: list[dict[str, Any]]) -> bool:
+    return any("-dasktile-" in name for layers in made for name in layers)
+
+
+def test_compute(rewrites: list[dict[str, Any]]) -> None:
+    np.testing.assert_allclose(product().compute(), A @ B)
+    assert len(rewrites) == 1 and retiled(rewrites)
+
+
+def test_compute_several(rewrites: list[dict[str, Any]]) -> None:
+    x = product()
+    y, z, rest = dask.compute(x.sum(axis=0), {"z": x.T[::2]}, 3)
+    np.testing.assert_allclose(y, (A @ B).sum(axis=0))
+    np.testing.assert_allclose(z["z"], (A @ B).T[::2])
+    assert rest == 3
+    # together, not one after the other
+    assert len(rewrites) == 1 and retiled(rewrites)
+
+
+def test_persist(rewrites: list[dict[str, Any]]) -> None:
+    x = product()
+    y = x.persist()
+    assert (y.name, y.chunks, y.dtype) == (x.name, x.chunks, x.dtype)
+    assert y.__dask_keys__() == x.__dask_keys__()
+    assert sorted(y.dask) == sorted(dask.core.flatten(x.__dask_keys__()))
+    blocks = y.map_blocks(lambda block: np.array([block.shape]), chunks=(1, 2))
+    assert (blocks.compute() == np.array([12, 8] * 64).reshape(8, 16)).all()
+    np.testing.assert_allclose(y.compute(), A @ B)
+    np.testing.assert_allclose((y + 1).compute(), A @ B + 1)
+    assert retiled(rewrites)
+
+
+def test_persist_several(rewrites: list[dict[str, Any]]) -> None:
+    x = product()
+    y, z = dask.persist(x, x.mean(axis=1))
+    assert (y.name, y.chunks) == (x.name, x.chunks)
+    np.testing.assert_allclose(z.compute(), (A @ B).mean(axis=1))
+    np.testing.assert_allclose(y.compute(), A @ B)
+    assert retiled(rewrites)
+
+
+def test_one_block(rewrites: list[dict[str, Any]]) -> None:
+    found = product().blocks[1, 2].compute()
+    np.testing.assert_allclose(found, (A @ B)[12:24, 16:24])
+    np.testing.assert_allclose(product().to_delayed()[1, 2].compute(), found)
+
+
+def test_store(rewrites: list[dict[str, Any]], scheduler: Client | None, tmp_path: Any) -> None:
+    target = np.lib.format.open_memmap(
+        tmp_path / "target.npy", mode="w+", dtype=float, shape=(96, 64)
+    )
+    if scheduler is None:
+        da.store(product(), target)
+        np.testing.assert_allclose(target, A @ B)
+    path = str(tmp_path / "target.zarr")
+    pytest.importorskip("zarr")
+    product().to_zarr(path)
+    assert retiled(rewrites)
+    np.testing.assert_allclose(da.from_zarr(path).compute(), A @ B)
+
+
+def test_delayed_on_top(rewrites: list[dict[str, Any]]) -> None:
+    total = dask.delayed(np.sum)(product())
+    values = dask.compute(total, product())
+    np.testing.assert_allclose(values[0], (A @ B).sum())
+    np.testing.assert_allclose(values[1], A @ B)
+
+
+@pytest.mark.parametrize("scheduler", ["distributed"], indirect=True)
+def test_client_computes(rewrites: list[dict[str, Any]], scheduler: Client) -> None:
+    x = product()
+    np.testing.assert_allclose(scheduler.compute(x).result(), A @ B)
+    one, two = scheduler.gather(scheduler.compute([x + 1, x.max(axis=0)]))
+    np.testing.assert_allclose(one, A @ B + 1)
+    np.testing.assert_allclose(two, (A @ B).max(axis=0))
+    y = scheduler.persist(x)
+    assert (y.name, y.chunks) == (x.name, x.chunks)
+    np.testing.assert_allclose(y.compute(), A @ B)
+    assert retiled(rewrites)
+
+
+@pytest.mark.parametrize("scheduler", ["distributed"], indirect=True)
+def test_hook_can_be_sent(scheduler: Client) -> None:
+    def tiles(hook: Any) -> bool:
+        return hook is dasktile.array_optimize
+
+    assert scheduler.submit(tiles, dasktile.array_optimize).result()

@@ -1,0 +1,923 @@
+"""What dask can do beyond arithmetic on plain arrays still gives the right values.
+
+Each case is a function of dask arrays and one of NumPy's, or a function that makes both.
+Whether dasktile re-tiles a case or leaves it alone is not what is asked here.
+"""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.graph_manipulation import bind, checkpoint, clone, wait_on
+
+import dasktile
+from dasktile.capture.highlevel import capture, describable
+from dasktile.lower import lower
+from tests.support import check_graph, random_tiling
+
+EAGER = {
+    "dasktile.cost.task-bytes": 1,
+    "dasktile.tiling.min-tile": 1,
+    "dasktile.workers": 4,
+    "dasktile.raise-errors": True,
+}
+
+X = np.random.default_rng(1).integers(-9, 9, (12, 10)).astype("f8")
+Y = np.random.default_rng(2).integers(-9, 9, (10, 7)).astype("f8")
+V = np.random.default_rng(3).integers(0, 9, 23)
+TIMES = np.datetime64("2020-01-01") + np.arange(12).astype("m8[D]")
+TIMES[5] = np.datetime64("NaT")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def x() -> da.Array:
+    return da.from_array(X, chunks=((5, 4, 3), (2, 6, 2)))
+
+
+def y() -> da.Array:
+    return da.from_array(Y, chunks=((6, 4), (3, 4)))
+
+
+def v() -> da.Array:
+    return da.from_array(V, chunks=((5, 9, 2, 7),))
+
+
+def equal(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted) or np.ndim(wanted) == 0, (type(found), type(wanted))
+    found, wanted = np.asanyarray(found), np.asanyarray(wanted)
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    if isinstance(wanted, np.ma.MaskedArray):
+        np.testing.assert_array_equal(np.ma.getmaskarray(found), np.ma.getmaskarray(wanted))
+        found, wanted = found.filled(0), wanted.filled(0)
+    if wanted.dtype.kind in "fc":
+        tolerance = 1e-4 if wanted.dtype.itemsize < 8 else 1e-9
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+    else:
+        np.testing.assert_array_equal(found, wanted)
+
+
+def same(lazy: da.Array | Sequence[da.Array], wanted: Any) -> None:
+    """Compute arrays in random tiles, in chosen ones, and with the hook."""
+    arrays = [lazy] if isinstance(lazy, da.Array) else list(lazy)
+    values = [wanted] if isinstance(lazy, da.Array) else list(wanted)
+    ways: list[tuple[str, Callable[[], Any]]] = []
+    if all(map(describable, arrays)):
+        ways += [(f"random {seed}", lambda seed=seed: _random(arrays, seed)) for seed in range(6)]
+    ways += [
+        ("chosen", lambda: dask.compute(*_chosen(arrays, False), scheduler="sync")),
+        ("chunks kept", lambda: dask.compute(*_chosen(arrays, True), scheduler="sync")),
+        ("threads", lambda: dask.compute(*_chosen(arrays, False), scheduler="threads")),
+        ("hook", lambda: _hooked(arrays)),
+    ]
+    for way, compute in ways:
+        for found, value in zip(compute(), values, strict=True):
+            try:
+                equal(found, value)
+            except AssertionError as error:
+                raise AssertionError(f"{way}: {error}") from error
+
+
+def _random(arrays: Sequence[da.Array], seed: int) -> Sequence[Any]:
+    captured = capture(arrays)
+    lowered = lower(captured, random_tiling(captured.program, random.Random(seed)))
+    check_graph(lowered.graph)
+    new = [
+        da.Array(graph, name, chunks, meta=array._meta)
+        for graph, name, chunks, array in zip(
+            lowered.graphs, lowered.names, lowered.chunks, arrays, strict=True
+        )
+    ]
+    return dask.compute(*new, scheduler="sync")
+
+
+def _chosen(arrays: Sequence[da.Array], keep_chunks: bool) -> Sequence[da.Array]:
+    with dask.config.set(EAGER):
+        found = dasktile.optimize(list(arrays), keep_chunks=keep_chunks)
+    for old, new in zip(arrays, found, strict=True):
+        assert new.dtype == old.dtype
+        assert new.ndim == old.ndim
+        assert type(new._meta) is type(old._meta)
+    return found
+
+
+def _hooked(arrays: Sequence[da.Array]) -> Sequence[Any]:
+    with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
+        return dask.compute(*arrays, scheduler="sync")
+
+
+# Functions of NumPy that dask has too: m is either module
+
+BOTH: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "cov": lambda m, x, y, v: m.cov(x),
+    "corrcoef": lambda m, x, y, v: m.corrcoef(x.T),
+    "average": lambda m, x, y, v: m.average(x, axis=0, weights=abs(x) + 1),
+    "average of all": lambda m, x, y, v: m.average(x),
+    "round": lambda m, x, y, v: m.round(x / 3, 2),
+    "isin": lambda m, x, y, v: m.isin(v, [3, 4]),
+    "isin array": lambda m, x, y, v: m.isin(v, v[3:5]),
+    "digitize": lambda m, x, y, v: m.digitize(x, np.array([-4, 0, 4])),
+    "searchsorted": lambda m, x, y, v: m.searchsorted(m.sort(v) if m is np else _sorted(), v),
+    "bincount": lambda m, x, y, v: m.bincount(v, minlength=12),
+    "bincount weights": lambda m, x, y, v: m.bincount(v, weights=v * 0.5, minlength=12),
+    "histogram": lambda m, x, y, v: m.histogram(x, bins=5, range=(-9, 9))[0],
+    "histogram weights": lambda m, x, y, v: m.histogram(
+        x, bins=[-9, 0, 3, 9], weights=x * 2.0, density=True
+    )[0],
+    "histogram2d": lambda m, x, y, v: m.histogram2d(
+        v, v * 2, bins=[np.arange(0, 10, 3), np.array([0, 5, 18])]
+    )[0],
+    "gradient": lambda m, x, y, v: m.gradient(x, axis=1),
+    "ediff1d": lambda m, x, y, v: m.ediff1d(v),
+    "diff twice": lambda m, x, y, v: m.diff(x, 2, axis=0),
+    "diff with ends": lambda m, x, y, v: m.diff(v, prepend=0, append=9),
+    "tril": lambda m, x, y, v: m.tril(x @ y, 1),
+    "tri": lambda m, x, y, v: m.tri(7, 5, 1) + m.sum(x),
+    "eye": lambda m, x, y, v: m.eye(12, M=10, k=1) * x if m is np else m.eye(12, 5, 10, 1) * x,
+    "diag": lambda m, x, y, v: m.diag(v),
+    "diag of matrix": lambda m, x, y, v: m.diag(x[:10]),
+    "diagonal": lambda m, x, y, v: m.diagonal(x, 2),
+    "trace": lambda m, x, y, v: m.trace(x) if m is np else m.diagonal(x).sum(),
+    "meshgrid": lambda m, x, y, v: m.meshgrid(v, v[:4])[1],
+    "meshgrid sparse": lambda m, x, y, v: operator.add(
+        *m.meshgrid(v, v[:4], sparse=True, indexing="ij")
+    ),
+    "indices": lambda m, x, y, v: m.indices((3, 4))[1] if m is np else da.indices((3, 4), chunks=2)[1],
+    "choose": lambda m, x, y, v: m.choose((x > 0).astype(int), [x, -x * 2]),
+    "select": lambda m, x, y, v: m.select([x > 2, x < -2], [x, x * 2], 5),
+    "piecewise": lambda m, x, y, v: m.piecewise(x, [x < 0, x >= 0], [abs, 7.0]),
+    "extrema": lambda m, x, y, v: m.ptp(x, axis=0),
+    "unravel": lambda m, x, y, v: m.stack(m.unravel_index(v, (3, 4))),
+    "ravel multi": lambda m, x, y, v: m.ravel_multi_index(m.stack([v % 3, v % 4]), (3, 4)),
+    "apply_along_axis": lambda m, x, y, v: m.apply_along_axis(np.sort, 0, x),
+    "apply_along_axis reduced": lambda m, x, y, v: m.apply_along_axis(lambda a: a[0] - a[-1], 1, x),
+    "apply_over_axes": lambda m, x, y, v: m.apply_over_axes(m.sum, x, [0, 1]),
+    "quantile": lambda m, x, y, v: m.quantile(x, 0.3, axis=1),
+    "median": lambda m, x, y, v: m.median(x, axis=0),
+    "nanmedian": lambda m, x, y, v: m.nanmedian(x, axis=(0, 1)) if m is np else m.nanmedian(x, axis=(0, 1)),
+    "insert": lambda m, x, y, v: m.insert(x, 3, 1, axis=1),
+    "delete": lambda m, x, y, v: m.delete(x, slice(2, 5), axis=0),
+    "tile": lambda m, x, y, v: m.tile(x, (2, 1, 2)),
+    "rot90": lambda m, x, y, v: m.rot90(x, 3),
+    "roll both": lambda m, x, y, v: m.roll(x, (3, -2), (0, 1)),
+    "block": lambda m, x, y, v: m.block([[x, x[:, :2]], [x[:3], x[:3, :2]]]),
+    "atleast_3d": lambda m, x, y, v: m.atleast_3d(x),
+    "dstack": lambda m, x, y, v: m.dstack([v, v + 1]),
+    "einsum dots": lambda m, x, y, v: m.einsum("...ij,jk->...ik", m.stack([x, x]), y),
+    "einsum trace": lambda m, x, y, v: m.einsum("ii->i", x[:5, :5] if m is np else x[:5, :5].rechunk(5)),
+    "einsum twice": lambda m, x, y, v: m.einsum("ij,ij->", x, x),
+    "einsum alone": lambda m, x, y, v: m.einsum("ij->j", x),
+    "tensordot none": lambda m, x, y, v: m.tensordot(v, v, axes=0),
+    "vdot complex": lambda m, x, y, v: m.vdot(v * 1j, v + 2j),
+    "dot": lambda m, x, y, v: m.dot(v, v),
+    "bytes matmul": lambda m, x, y, v: (x.astype("i1") * 30) @ y.astype("i1"),
+    "bytes sum": lambda m, x, y, v: x.astype("u1").sum(axis=0, dtype="u1"),
+    "bool matmul": lambda m, x, y, v: (x > 0) @ (y > 0),
+    "bool sum": lambda m, x, y, v: (x > 0).sum(axis=0),
+    "bytes prod": lambda m, x, y, v: m.prod(v.astype("i1")),
+    "int var": lambda m, x, y, v: x.astype("i4").var(axis=0),
+    "half sum": lambda m, x, y, v: x.astype("f2").max(axis=1),
+    "long double": lambda m, x, y, v: x.astype("g").sum(axis=1),
+    "infinite": lambda m, x, y, v: m.sum(x / (x * 0), axis=0),
+    "cumsum": lambda m, x, y, v: m.cumsum(v.astype("u1")),
+    "cumprod reversed": lambda m, x, y, v: m.cumprod(v[::-1] + 1)[::-1],
+    "ufunc where": lambda m, x, y, v: m.where(x > 0, m.sqrt(abs(x)), x),
+    "real part": lambda m, x, y, v: ((x + 1j) ** 2).imag,
+    "modf": lambda m, x, y, v: m.modf(x / 4)[0],
+    "frexp": lambda m, x, y, v: m.frexp(x)[1],
+    "divmod": lambda m, x, y, v: m.divmod(v, 4)[1] + divmod(v, 4)[0],
+    "fromfunction": lambda m, x, y, v: m.fromfunction(lambda i, j: i * 3 + j, shape=(5, 4)),
+    "allclose": lambda m, x, y, v: m.allclose(x, x + 1e-9),
+    "string": lambda m, x, y, v: x.astype(int).astype("U4"),
+    "object": lambda m, x, y, v: x.astype(object) + 1,
+    "object sum": lambda m, x, y, v: v.astype(object)[::2].sum(),
+    "times": lambda m, x, y, v: (v * np.timedelta64(3, "h")).max(),
+    "view": lambda m, x, y, v: x.view("i8"),
+    "imag of real": lambda m, x, y, v: m.imag(x),
+    "unwrapped matmul": lambda m, x, y, v: x @ y @ y.T @ x.T,
+    "mixed matmul": lambda m, x, y, v: x.astype("f4") @ y,
+    "shared": lambda m, x, y, v: (x - x.mean(axis=0)) / (x.std(axis=0) + 1),
+    "logaddexp.outer": lambda m, x, y, v: m.logaddexp.outer(v[:5], v[5:9]),
+    "repeat": lambda m, x, y, v: m.repeat(x, 3, axis=1),
+    "pad many": lambda m, x, y, v: m.pad(x, ((1, 2), (3, 0)), mode="linear_ramp"),
+    "pad statistics": lambda m, x, y, v: m.pad(x, ((1, 2), (3, 0)), mode="maximum"),
+    "fftfreq": lambda m, x, y, v: m.fft.fftshift(m.fft.fftfreq(9)) + v[:9],
+    "iscomplexobj": lambda m, x, y, v: m.angle(v - 4.0 + 1j),
+    "flatnonzero": lambda m, x, y, v: m.flatnonzero(v > 3),
+    "nonzero": lambda m, x, y, v: m.nonzero(v > 3)[0] * 2,
+    "argwhere": lambda m, x, y, v: m.argwhere(x > 3),
+    "extract": lambda m, x, y, v: m.extract(v > 3, v),
+    "unique": lambda m, x, y, v: m.unique(v),
+    "unique counts": lambda m, x, y, v: m.unique(v, return_counts=True)[1],
+    "union1d": lambda m, x, y, v: m.union1d(v, v[:3] + 20),
+    "mask": lambda m, x, y, v: v[v > 3],
+    "mask of rows": lambda m, x, y, v: x[x[:, 0] > 0],
+    "sum of masked": lambda m, x, y, v: (x[x > 0] * 2).sum(),
+    "norm": lambda m, x, y, v: m.linalg.norm(x, axis=1),
+    "norm 1": lambda m, x, y, v: m.linalg.norm(x, 1, axis=(0, 1)),
+}
+
+
+def _sorted() -> da.Array:
+    return da.from_array(np.sort(V), chunks=6)
+
+
+@pytest.mark.parametrize("case", BOTH)
+def test_functions_of_numpy(case: str) -> None:
+    function = BOTH[case]
+    with np.errstate(all="ignore"):
+        wanted = np.asanyarray(function(np, X, Y, V))
+        if case == "apply_along_axis reduced":
+            wanted = np.asarray([row[0] - row[-1] for row in X])
+        lazy = function(da, x(), y(), v())
+        stock = lazy.compute(scheduler="sync")
+        if wanted.dtype != lazy.dtype:
+            wanted = np.asanyarray(stock)
+        equal(stock, wanted)
+        same(lazy, wanted)
+
+
+# What only dask has
+
+
+def largest(block: np.ndarray) -> np.ndarray:
+    return block.max(axis=-1)
+
+
+def row_numbers(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    rows = block_info[0]["array-location"][0]
+    return block + np.arange(*rows)[:, None]
+
+
+def numbered(block: np.ndarray, block_id: Any = None) -> np.ndarray:
+    return block + 100 * block_id[0] + block_id[1]
+
+
+def located(block: np.ndarray) -> np.ndarray:
+    return np.full(block.shape, block.shape[0] * 100 + block.shape[1])
+
+
+def total(block: np.ndarray, axis: Any = None, keepdims: bool = True) -> np.ndarray:
+    return np.sum(block**2, axis=axis, keepdims=keepdims)
+
+
+def added(block: np.ndarray, axis: Any = None, keepdims: bool = True) -> np.ndarray:
+    return np.sum(block, axis=axis, keepdims=keepdims)
+
+
+@dask.delayed
+def made(number: int) -> np.ndarray:
+    return np.arange(6.0).reshape(2, 3) + number
+
+
+def with_annotations() -> Any:
+    a = x() + 1
+    with dask.annotate(priority=10):
+        b = a @ y()
+    return b.T + 1, ((X + 1) @ Y).T + 1
+
+
+def delayed_blocks() -> Any:
+    parts = [da.from_delayed(made(n), (2, 3), dtype="f8") for n in range(4)]
+    joined = da.concatenate(parts)
+    value = np.concatenate([np.arange(6.0).reshape(2, 3) + n for n in range(4)])
+    return joined @ joined.T, value @ value.T
+
+
+def delayed_argument() -> Any:
+    number = dask.delayed(operator.add)(2, 3)
+    return x().map_blocks(operator.mul, number, dtype="f8").sum(axis=0), (X * 5).sum(axis=0)
+
+
+def unknown_sizes_known() -> Any:
+    found = v()[v() > 3].compute_chunk_sizes()
+    return da.outer(found, found)[::2], np.outer(V[V > 3], V[V > 3])[::2]
+
+
+def unknown_then_reduced() -> Any:
+    return v()[v() > 3].sum() + x().T.sum(axis=1), V[V > 3].sum() + X.sum(axis=0)
+
+
+def assigned() -> Any:
+    a, value = x() * 1, X.copy()
+    for key, item in (
+        ((slice(2, 9, 3), 4), -1),
+        (([1, 3, 8], slice(None)), np.arange(10)),
+        ((slice(None, None, -2), slice(0, 2)), np.arange(12).reshape(6, 2)),
+        ((Ellipsis, -1), np.nan),
+    ):
+        a[key] = item
+        value[key] = item
+    a[a > 4] = 0
+    value[value > 4] = 0
+    a[:, 3] = da.arange(12, chunks=5)
+    value[:, 3] = np.arange(12)
+    return a.T, value.T
+
+
+def in_place() -> Any:
+    a = x()
+    a += 1
+    a *= x()[::-1]
+    return a.sum(axis=0), ((X + 1) * X[::-1]).sum(axis=0)
+
+
+def reduced_by_users() -> Any:
+    lazy = da.reduction(x(), total, added, axis=0, dtype="f8", split_every=2)
+    return lazy, (X**2).sum(axis=0)
+
+
+def scanned_by_users() -> Any:
+    lazy = da.reductions.cumreduction(np.cumsum, operator.add, 0, x(), axis=1, dtype="f8")
+    return lazy, np.cumsum(X, axis=1)
+
+
+def weighted() -> Any:
+    weights = da.from_array(abs(Y), chunks=4)
+    lazy = da.reduction(y(), _weighted, added, axis=0, dtype="f8", weights=weights)
+    return lazy, (Y * abs(Y)).sum(axis=0)
+
+
+def _weighted(block: Any, weights: Any = None, axis: Any = None, keepdims: bool = True) -> Any:
+    return np.sum(block * weights, axis=axis, keepdims=keepdims)
+
+
+def several_outputs() -> Any:
+    low, high = da.apply_gufunc(
+        lambda a: (a.min(axis=-1), a.max(axis=-1)), "(i)->(),()", x(), allow_rechunk=True,
+        output_dtypes=("f8", "f8"),
+    )  # fmt: skip
+    return (high - low)[::-1], np.ptp(X, axis=1)[::-1]
+
+
+def vectorized() -> Any:
+    function = da.gufunc(lambda a, b: (a * b).sum(-1), signature="(i),(i)->()", output_dtypes="f8",
+                         allow_rechunk=True)  # fmt: skip
+    return function(x(), x()[0]), (X * X[0]).sum(-1)
+
+
+def by_python() -> Any:
+    function = da.frompyfunc(lambda a, b: a + 2 * b, 2, 1)
+    return function(x(), 1).astype("f8"), X + 2
+
+
+def concatenated_blocks() -> Any:
+    lazy = da.blockwise(lambda a: a.sum(axis=1), "i", x(), "ij", concatenate=True, dtype="f8")
+    return lazy, X.sum(axis=1)
+
+
+def listed_blocks() -> Any:
+    lazy = da.blockwise(lambda a: sum(block.sum(axis=1) for block in a), "i", x(), "ij", dtype="f8")
+    return lazy, X.sum(axis=1)
+
+
+def new_axes() -> Any:
+    lazy = da.blockwise(lambda a: np.stack([a, -a, 2 * a], axis=-1), "ijk", x(), "ij",
+                        new_axes={"k": 3}, dtype="f8")  # fmt: skip
+    return lazy.sum(axis=2), 2 * X
+
+
+def adjusted() -> Any:
+    lazy = da.blockwise(lambda a: np.repeat(a, 2, axis=0), "ij", x(), "ij", dtype="f8",
+                        adjust_chunks={"i": lambda n: 2 * n})  # fmt: skip
+    return lazy.T, np.repeat(X, 2, axis=0).T
+
+
+def dropped() -> Any:
+    lazy = x().rechunk({1: -1}).map_blocks(largest, drop_axis=1, dtype="f8")
+    return lazy * 2, X.max(axis=1) * 2
+
+
+def wide_windows() -> Any:
+    view = np.lib.stride_tricks.sliding_window_view
+    lazy = da.lib.stride_tricks.sliding_window_view(x(), 3, axis=0)
+    return lazy.sum(axis=-1), view(X, 3, axis=0).sum(axis=-1)
+
+
+def overlap_untrimmed() -> Any:
+    wide = da.overlap.overlap(v(), depth=1, boundary="reflect")
+    return da.overlap.trim_internal(wide * 2, {0: 1}, boundary="reflect"), V * 2
+
+
+def overlap_several() -> Any:
+    lazy = da.map_overlap(lambda a, b: a + b, v(), v() * 2, depth=1, boundary="none", dtype=V.dtype)
+    return lazy, V * 3
+
+
+def overlap_uneven() -> Any:
+    def before(block: np.ndarray) -> np.ndarray:
+        return block - np.roll(block, 1)
+
+    lazy = v().map_overlap(before, depth={0: (1, 0)}, boundary="none", dtype=V.dtype)
+    return lazy[1:], np.diff(V)
+
+
+def structured() -> Any:
+    value = np.zeros(12, dtype=[("a", "f8"), ("b", "i4")])
+    value["a"], value["b"] = X[:, 0], X[:, 1]
+    lazy = da.from_array(value, chunks=5)
+    return lazy["a"] * 2 + lazy["b"][::-1], value["a"] * 2 + value["b"][::-1]
+
+
+def masked() -> Any:
+    lazy = da.ma.masked_greater(x(), 2)
+    return (lazy * 2).T, np.ma.masked_greater(X, 2).T * 2
+
+
+def masked_sum() -> Any:
+    return da.ma.masked_less(x(), 0).sum(axis=0), np.ma.masked_less(X, 0).sum(axis=0)
+
+
+def masked_source() -> Any:
+    value = np.ma.masked_array(X, X > 3)
+    return da.from_array(value, chunks=4).max(axis=1), value.max(axis=1)
+
+
+def masked_filled() -> Any:
+    return da.ma.filled(da.ma.masked_greater(x(), 2), 0) @ y(), np.where(X > 2, 0, X) @ Y
+
+
+def dates() -> Any:
+    lazy = da.from_array(TIMES, chunks=5)
+    return lazy[::-1] + np.timedelta64(1, "D"), TIMES[::-1] + np.timedelta64(1, "D")
+
+
+def date_extremes() -> Any:
+    known = TIMES[~np.isnat(TIMES)]
+    lazy = da.from_array(known, chunks=5)
+    return lazy - lazy.min(), known - known.min()
+
+
+def objects() -> Any:
+    value = np.array([[1, "a", None], [2.5, "b", ()]], dtype=object)
+    value[1, 2] = (3, 4)
+    return da.from_array(value, chunks=(1, 2)).T, value.T
+
+
+def strings() -> Any:
+    value = np.array(["one", "three", "sixteen", ""])
+    return da.from_array(value, chunks=3)[::-1], value[::-1]
+
+
+def blocks_picked() -> Any:
+    lazy = x()
+    return lazy.blocks[1, [0, 2]] + 1, X[5:9][:, [0, 1, 8, 9]] + 1
+
+
+def at_points() -> Any:
+    return x().vindex[[0, 5, 5, 11], [9, 0, 2, 3]] * 2, X[[0, 5, 5, 11], [9, 0, 2, 3]] * 2
+
+
+def from_dict() -> Any:
+    lazy = x() + 1
+    plain = da.Array(dict(lazy.dask), lazy.name, lazy.chunks, dtype=lazy.dtype)
+    return plain.T @ plain, (X + 1).T @ (X + 1)
+
+
+def fused() -> Any:
+    (lazy,) = dask.optimize((x() + 1) * 2)
+    return lazy.sum(axis=1), ((X + 1) * 2).sum(axis=1)
+
+
+def pickled() -> Any:
+    lazy = pickle.loads(pickle.dumps(x().T @ x()))
+    return lazy, X.T @ X
+
+
+def cloned() -> Any:
+    return clone(x().T @ x(), seed=1) + 1, X.T @ X + 1
+
+
+def bound() -> Any:
+    return bind((x() + 1).T, checkpoint(v().sum()))[::-1], (X + 1).T[::-1]
+
+
+def gufunc_with_delayed() -> Any:
+    number = dask.delayed(operator.add)(2, 3)
+    lazy = da.apply_gufunc(lambda a, by=None: a.sum(-1) * by, "(i)->()", x(), by=number,
+                           output_dtypes="f8", allow_rechunk=True)  # fmt: skip
+    return lazy[::-1], X.sum(axis=1)[::-1] * 5
+
+
+def along_axis_with_delayed() -> Any:
+    number = dask.delayed(operator.add)(2, 3)
+    lazy = da.apply_along_axis(lambda a, by: a * by, 1, x() + 1, number, dtype="f8", shape=(10,))
+    return lazy[::-1], (X + 1)[::-1] * 5
+
+
+def elementwise_with_delayed() -> Any:
+    number = dask.delayed(operator.add)(2, 3)
+    lazy = da.blockwise(np.multiply, "ij", x() + 1, "ij", number, None, dtype="f8")
+    return lazy[::-1], (X + 1)[::-1] * 5
+
+
+def overlap_with_delayed() -> Any:
+    number = dask.delayed(operator.add)(2, 3)
+    lazy = x().map_overlap(lambda a, by=None: a * by, depth=1, boundary="none", by=number,
+                           dtype="f8")  # fmt: skip
+    return lazy[::-1], X[::-1] * 5
+
+
+def waited() -> Any:
+    return wait_on(x() @ y()).T, (X @ Y).T
+
+
+def persisted() -> Any:
+    kept = (x() + 1).persist(scheduler="sync")
+    return kept.T @ kept, (X + 1).T @ (X + 1)
+
+
+def partly_persisted() -> Any:
+    kept = (x() @ y()).persist(scheduler="sync")
+    return x().T @ kept, X.T @ (X @ Y)
+
+
+def percentiles() -> Any:
+    lazy = da.percentile(v(), [20, 50, 90])
+    return lazy, lazy.compute(scheduler="sync")
+
+
+def solved() -> Any:
+    matrix = X[:10, :10] + 40 * np.eye(10)
+    lazy = da.from_array(matrix, chunks=5)
+    return da.linalg.solve(lazy, y().rechunk((5, 7))), np.linalg.solve(matrix, Y)
+
+
+def inverted() -> Any:
+    matrix = X[:10, :10] + 40 * np.eye(10)
+    return da.linalg.inv(da.from_array(matrix, chunks=5)), np.linalg.inv(matrix)
+
+
+def square_root() -> Any:
+    matrix = X.T @ X + 9 * np.eye(10)
+    lazy = da.linalg.cholesky(da.from_array(matrix, chunks=5), lower=True)
+    return lazy @ lazy.T, matrix
+
+
+def factored() -> Any:
+    q, r = da.linalg.qr(x().rechunk((4, 10)))
+    return q @ r, X
+
+
+def factored_flat() -> Any:
+    q, r = da.linalg.sfqr(x().T.rechunk((10, (10, 2))))
+    return q @ r, X.T
+
+
+def decomposed() -> Any:
+    u, s, vh = da.linalg.svd(x().rechunk((4, 10)))
+    return (u * s) @ vh, X
+
+
+def triangles() -> Any:
+    p, lower_part, upper_part = da.linalg.lu(da.from_array(X[:10, :10], chunks=5))
+    return p @ lower_part @ upper_part, X[:10, :10]
+
+
+def least_squares() -> Any:
+    solution, *_ = da.linalg.lstsq(x().rechunk((4, 10)), da.from_array(X[:, 0], chunks=4))
+    return solution, np.linalg.lstsq(X, X[:, 0], rcond=None)[0]
+
+
+def compressed() -> Any:
+    u, s, vh = da.linalg.svd_compressed(x(), 10, seed=1, n_power_iter=0)
+    return (u * s) @ vh, X
+
+
+def linearly_spaced() -> Any:
+    lazy = da.linspace(0, 1, 17, chunks=5) ** 2
+    return lazy[::-1], np.linspace(0, 1, 17)[::-1] ** 2
+
+
+def random_numbers() -> Any:
+    generator = da.random.default_rng(4)
+    lazy = generator.normal(size=(12, 9), chunks=(5, 4)).T @ generator.random((12, 4), chunks=5)
+    return lazy, lazy.compute(scheduler="sync")
+
+
+def random_choices() -> Any:
+    state = da.random.RandomState(3)
+    lazy = state.choice(np.arange(9), size=21, chunks=6) + state.permutation(v())[:21]
+    return lazy, lazy.compute(scheduler="sync")
+
+
+def located_blocks() -> Any:
+    lazy = (x() * 2).map_blocks(row_numbers, dtype="f8")
+    return lazy.T, (2 * X + np.arange(12)[:, None]).T
+
+
+def numbered_blocks() -> Any:
+    lazy = x().map_blocks(numbered, dtype="f8")
+    rows, columns = np.repeat([0, 1, 2], [5, 4, 3]), np.repeat([0, 1, 2], [2, 6, 2])
+    return lazy + 1, X + 1 + 100 * rows[:, None] + columns
+
+
+def sized_blocks() -> Any:
+    lazy = x().map_blocks(located, dtype=int)
+    rows, columns = np.repeat([5, 4, 3], [5, 4, 3]), np.repeat([2, 6, 2], [2, 6, 2])
+    return lazy.T + 1, (rows[:, None] * 100 + columns).T + 1
+
+
+def no_input_blocks() -> Any:
+    lazy = da.map_blocks(lambda block_info=None: np.full((2, 3), block_info[None]["chunk-location"][1]),
+                         chunks=((2, 2), (3, 3, 3)), dtype=int)  # fmt: skip
+    return lazy.T, np.repeat([[0], [1], [2]], 3, axis=0) + np.zeros((1, 4), dtype=int)
+
+
+def block_with_arrays() -> Any:
+    lazy = x().map_blocks(lambda a, b: a + b.sum(), np.arange(3), dtype="f8")
+    return lazy.T, X.T + 3
+
+
+def ufunc_out() -> Any:
+    target = da.zeros_like(x())
+    da.add(x(), 1, out=target)
+    return target.T, (X + 1).T
+
+
+def ufunc_where() -> Any:
+    lazy = da.add(x(), 1, where=x() > 0, out=x() * 2)
+    return lazy.T, np.where(X > 0, X + 1, X * 2).T
+
+
+def by_dask_index() -> Any:
+    return v()[da.from_array(np.array([3, 0, 3, 22]), chunks=2)] * 2, V[[3, 0, 3, 22]] * 2
+
+
+def empty_parts() -> Any:
+    lazy = da.concatenate([x()[:0], x(), x()[:0]])
+    return lazy.T @ lazy, X.T @ X
+
+
+def nothing() -> Any:
+    return x()[:0].T @ x()[:0], X[:0].T @ X[:0]
+
+
+def unread_parts() -> Any:
+    return (x() @ y())[:2, :3], (X @ Y)[:2, :3]
+
+
+def many_layers() -> Any:
+    lazy = x()
+    for _ in range(300):
+        lazy = lazy + 1
+    return lazy.T, X.T + 300
+
+
+def wrapped_numbers() -> Any:
+    lazy = da.einsum("ij,jk->ik", x().astype("i1") * 30, y().astype("i1"))
+    return lazy, lazy.compute(scheduler="sync")
+
+
+def einsum_dtype() -> Any:
+    lazy = da.einsum("ij,jk->ik", x().astype("i4"), y().astype("i4"), dtype="f8")
+    return lazy, X @ Y
+
+
+def rechunked_by_users() -> Any:
+    return x().rechunk((3, 10)).map_blocks(located, dtype=int).sum(axis=0), 310 * np.full(10, 12)
+
+
+def reshaped_by_blocks() -> Any:
+    lazy = da.reshape_blockwise(x(), 120)
+    return lazy[::-1], np.concatenate([block.ravel() for block in _blocks()])[::-1]
+
+
+def _blocks() -> Iterator[np.ndarray]:
+    for rows in (slice(0, 5), slice(5, 9), slice(9, 12)):
+        for columns in (slice(0, 2), slice(2, 8), slice(8, 10)):
+            yield X[rows, columns]
+
+
+def shuffled() -> Any:
+    lazy = da.shuffle(x(), [[3, 1, 0], [11, 2, 4], [5, 6], [7, 8, 9, 10]], axis=0)
+    return lazy * 2, X[[3, 1, 0, 11, 2, 4, 5, 6, 7, 8, 9, 10]] * 2
+
+
+def random_about_arrays() -> Any:
+    lazy = da.random.default_rng(3).normal(loc=x() + 1, scale=0.1).T
+    return lazy, lazy.compute(scheduler="sync")
+
+
+def moments() -> Any:
+    lazy = da.reductions.moment(x(), 3, axis=0)
+    return lazy * 2, ((X - X.mean(axis=0)) ** 3).mean(axis=0) * 2
+
+
+def skewness() -> Any:
+    stats = pytest.importorskip("scipy.stats")
+    from dask.array import stats as lazy_stats
+
+    return lazy_stats.skew(x(), axis=0), stats.skew(X, axis=0)
+
+
+def kurtosis() -> Any:
+    stats = pytest.importorskip("scipy.stats")
+    from dask.array import stats as lazy_stats
+
+    return lazy_stats.kurtosis(x(), axis=1), stats.kurtosis(X, axis=1)
+
+
+def histogram_of_many() -> Any:
+    sample = np.stack([V, V * 2, V % 3], axis=1)
+    lazy = da.histogramdd(da.from_array(sample, chunks=(6, 3)), bins=(3, 2, 3),
+                          range=((0, 9), (0, 18), (0, 3)))[0]  # fmt: skip
+    wanted = np.histogramdd(sample, bins=(3, 2, 3), range=((0, 9), (0, 18), (0, 3)))[0]
+    return lazy, wanted
+
+
+def histogram_of_computed_range() -> Any:
+    lazy = da.histogram(x(), bins=4, range=(x().min(), x().max()))[0]
+    return lazy, np.histogram(X, bins=4)[0]
+
+
+def running_totals_of_a_type() -> Any:
+    return da.cumsum(v(), axis=0, dtype="f4")[::-1], np.cumsum(V, dtype="f4")[::-1]
+
+
+def transform_with_norm() -> Any:
+    lazy = da.fft.fft(x().rechunk({0: -1}), axis=0, norm="ortho")
+    return abs(lazy), abs(np.fft.fft(X, axis=0, norm="ortho"))
+
+
+def masked_blocks_unannounced() -> Any:
+    parts = [dask.delayed(np.ma.masked_greater)(X[at : at + 4], 2) for at in (0, 4, 8)]
+    lazy = da.concatenate([da.from_delayed(part, (4, 10), dtype="f8") for part in parts])
+    return lazy.T[::-1], np.ma.masked_greater(X, 2).T[::-1]
+
+
+def wider_blocks_than_announced() -> Any:
+    lazy = x().map_blocks(lambda a: a / 3, dtype="f8").map_blocks(np.negative, dtype="f4")
+    return (lazy.T @ lazy).astype("f4"), ((X / 3).T @ (X / 3)).astype("f4")
+
+
+def pointwise_with_false_chunks() -> Any:
+    lazy = da.blockwise(np.add, "ij", x(), "ij", 1, None, dtype="f8", align_arrays=False)
+    return lazy.T, (X + 1).T
+
+
+def ufunc_of_first_axis() -> Any:
+    lazy = da.blockwise(lambda a, b: a[:, None] + b, "ij", x()[:, 0], "i", x(), "ij", dtype="f8")
+    return lazy.T, (X[:, :1] + X).T
+
+
+def squares_along_first_axis() -> Any:
+    """Blocks are square, so that NumPy's way to broadcast is another than the indices'."""
+    square = da.from_array(X[:10, :10], chunks=5)
+    lazy = da.blockwise(np.add, "ij", square[:, 0], "i", square, "ij", dtype="f8")
+    value = X[:10, :10]
+    rows = [np.hstack([value[i : i + 5, 0] + value[i : i + 5, j : j + 5] for j in (0, 5)])
+            for i in (0, 5)]  # fmt: skip
+    return lazy.T, np.vstack(rows).T
+
+
+def ravelled_products() -> Any:
+    return (x() @ y()).ravel()[::3], (X @ Y).ravel()[::3]
+
+
+DASK: tuple[Callable[[], Any], ...] = (
+    *(with_annotations, delayed_blocks, delayed_argument, unknown_sizes_known),
+    *(unknown_then_reduced, assigned, in_place, reduced_by_users, scanned_by_users, weighted),
+    *(several_outputs, vectorized, by_python, concatenated_blocks, listed_blocks, new_axes),
+    *(adjusted, dropped, wide_windows, overlap_untrimmed, overlap_several, overlap_uneven),
+    *(structured, masked, masked_sum, masked_source, masked_filled, dates, date_extremes),
+    *(objects, strings, blocks_picked, at_points, from_dict, fused, pickled, cloned, bound),
+    *(gufunc_with_delayed, along_axis_with_delayed, elementwise_with_delayed),
+    *(overlap_with_delayed, waited, persisted, partly_persisted, percentiles, solved, inverted, square_root),
+    *(factored, factored_flat, decomposed, triangles, least_squares, compressed),
+    *(linearly_spaced, random_numbers, random_choices, located_blocks, numbered_blocks),
+    *(sized_blocks, no_input_blocks, block_with_arrays, ufunc_out, ufunc_where, by_dask_index),
+    *(empty_parts, nothing, unread_parts, many_layers, wrapped_numbers, einsum_dtype),
+    *(rechunked_by_users, reshaped_by_blocks, shuffled, random_about_arrays, moments, skewness),
+    *(kurtosis, histogram_of_many, histogram_of_computed_range, running_totals_of_a_type),
+    *(transform_with_norm, masked_blocks_unannounced, wider_blocks_than_announced),
+    *(pointwise_with_false_chunks, ufunc_of_first_axis, squares_along_first_axis),
+    ravelled_products,
+)
+
+
+@pytest.mark.parametrize("case", DASK, ids=lambda case: case.__name__)
+def test_features_of_dask(case: Callable[[], Any]) -> None:
+    lazy, wanted = case()
+    equal(lazy.compute(scheduler="sync"), wanted)
+    same(lazy, wanted)
+
+
+def test_arrays_of_unequal_standing_together() -> None:
+    """Left alone, unknown, re-tiled: all in one call, sharing what they read."""
+    a = x() + 1
+    lazy = [a.T @ a, a.map_blocks(located, dtype=int), a.sum(axis=0), v() * 2, a[:3]]
+    wanted = [value.compute(scheduler="sync") for value in lazy]
+    same(lazy, wanted)
+    same([*lazy, v()[v() > 3]], [*wanted, V[V > 3]])
+
+
+@pytest.mark.parametrize("name", ["nanargmin", "nanargmax"])
+def test_what_fails_still_fails(name: str) -> None:
+    value = X.copy()
+    value[:, 3] = np.nan
+    lazy = getattr(da, name)(da.from_array(value, chunks=(5, 4)), axis=0)
+    with pytest.raises(ValueError, match="All-NaN"):
+        getattr(np, name)(value, axis=0)
+    with pytest.raises(ValueError, match="All NaN"):
+        lazy.compute(scheduler="sync")
+    for seed in range(6):
+        with pytest.raises(ValueError, match="All NaN"):
+            _random([lazy], seed)
+
+
+def test_stores() -> None:
+    targets = [np.zeros((10, 10)), np.zeros((12, 7))]
+    with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
+        da.store([x().T @ x(), x() @ y()], targets, scheduler="sync", lock=False)
+    np.testing.assert_array_equal(targets[0], X.T @ X)
+    np.testing.assert_array_equal(targets[1], X @ Y)
+
+
+def test_stores_of_tiled_arrays() -> None:
+    target = np.zeros((10, 10))
+    with dask.config.set(EAGER):
+        new = dasktile.optimize(x().T @ x())
+    da.store(new, target, scheduler="sync")
+    np.testing.assert_array_equal(target, X.T @ X)
+
+
+def test_stores_that_are_returned() -> None:
+    target = np.zeros((10, 10))
+    stored = da.store(x().T @ x(), target, compute=False, return_stored=True)
+    same(stored.T if isinstance(stored, da.Array) else stored[0].T, (X.T @ X).T)
+    np.testing.assert_array_equal(target, X.T @ X)
+
+
+def test_zarr(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
+        (x() @ y()).rechunk((5, 4)).to_zarr(str(tmp_path / "a.zarr"))
+    lazy = da.from_zarr(str(tmp_path / "a.zarr"))
+    same([lazy.T @ lazy, da.from_zarr(str(tmp_path / "a.zarr"), chunks=(3, 7)).sum(axis=0)],
+         [(X @ Y).T @ (X @ Y), (X @ Y).sum(axis=0)])  # fmt: skip
+
+
+def test_npy_stacks(tmp_path: Path) -> None:
+    da.to_npy_stack(str(tmp_path), x())
+    lazy = da.from_npy_stack(str(tmp_path))
+    same(lazy.T @ lazy, X.T @ X)
+
+
+def test_hdf5(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = X
+        lazy = da.from_array(file["x"], chunks=(5, 4))
+        same(lazy.T @ lazy, X.T @ X)
+
+
+def test_delayed_consumers() -> None:
+    with dask.config.set(EAGER):
+        new = dasktile.optimize(x().T @ x())
+    parts = new.to_delayed()
+    total_of = dask.delayed(lambda blocks: sum(block.sum() for block in blocks))(list(parts.ravel()))
+    assert total_of.compute(scheduler="sync") == (X.T @ X).sum()
+    assert dask.delayed(np.sum)(new).compute(scheduler="sync") == (X.T @ X).sum()
+
+
+def test_going_on_after_tiling() -> None:
+    """A tiled array is an ordinary one: it can be used on and be tiled again."""
+    with dask.config.set(EAGER):
+        new = dasktile.optimize(x().T @ x())
+        lazy = (new + x()[:10] - new.mean(axis=0)).rechunk(3)
+        again = dasktile.optimize(lazy)
+    gram = X.T @ X
+    wanted = gram + X[:10] - gram.mean(axis=0)
+    equal(lazy.compute(scheduler="sync"), wanted)
+    equal(again.compute(scheduler="sync"), wanted)
+    same(again, wanted)
+    assert dask.compute(new, again, scheduler="sync")[0].sum() == gram.sum()
+    assert isinstance(pickle.loads(pickle.dumps(again)), da.Array)
+
+
+def test_one_graph_for_old_and_new() -> None:
+    """Names of what is written are not those of the input."""
+    lazy = (x() + 1).T @ (x() + 1)
+    with dask.config.set(EAGER):
+        new = dasktile.optimize(lazy)
+    found = da.stack([lazy.rechunk(new.chunks), new]).compute(scheduler="sync")
+    np.testing.assert_array_equal(found[0], found[1])
+    joined = dask.compute(lazy, new, lazy + new.rechunk(lazy.chunks), scheduler="sync")
+    np.testing.assert_array_equal(joined[0] * 2, joined[2])

@@ -183,7 +183,11 @@ def _taken(axis: Axis, entry: Any) -> Axis:
     chosen = chosen.astype(np.int64)
     if len(chosen) and not (-size <= chosen.min() and chosen.max() < size):
         raise Unknown("an index is out of bounds")
-    return _picked(axis, np.asarray(axis.positions, dtype=np.int64)[chosen])
+    if isinstance(axis.positions, range):
+        # without writing the range out: an axis may be long and the index short
+        chosen = np.where(chosen < 0, chosen + size, chosen)
+        return _picked(axis, axis.positions.start + axis.positions.step * chosen)
+    return _picked(axis, axis.positions[chosen])
 
 
 def _boxed_getitem(block: Any, index: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -31,6 +32,9 @@ EAGER = {
     "dasktile.workers": 4,
     "dasktile.raise-errors": True,
 }
+
+#: All but the one that is for the smallest of expressions.
+METHODS = tuple(name for name in tiling.methods() if name != "exhaustive")
 
 FUSION = (None, False, True)
 
@@ -63,16 +67,22 @@ def check(e: Expression, wanted: Sequence[Value], found: Callable[[], Sequence[A
         for value, array in zip(wanted, found(), strict=True):
             value.check(array)
     except Exception:
-        try:
-            for value, array in zip(wanted, stock(wanted), strict=True):
-                value.check(array)
-        except Exception:
+        if not dask_is_right(wanted):
             reject()
         raise
 
 
-def stock(wanted: Sequence[Value]) -> Sequence[np.ndarray]:
-    return dask.compute(*(value.lazy for value in wanted), scheduler="sync")
+def dask_is_right(wanted: Sequence[Value]) -> bool:
+    """False where dask by itself fails, as it does here and there for empty chunks."""
+    arrays = [value.lazy for value in wanted]
+    try:
+        for optimized in (True, False):
+            found = dask.compute(*arrays, scheduler="sync", optimize_graph=optimized)
+            for value, array in zip(wanted, found, strict=True):
+                value.check(array)
+    except Exception:
+        return False
+    return True
 
 
 def compute(e: Expression, arrays: Sequence[da.Array]) -> Sequence[np.ndarray]:
@@ -100,10 +110,10 @@ def retiled(e: Expression, arrays: Sequence[da.Array]) -> list[da.Array]:
         assert kept is None or kept == made
         assert name is None or name in lowered.names
     check_graph(lowered.graph)
-    return collections(lowered, arrays)
+    return rebuilt(lowered, arrays)
 
 
-def collections(lowered: Lowered, arrays: Sequence[da.Array]) -> list[da.Array]:
+def rebuilt(lowered: Lowered, arrays: Sequence[da.Array]) -> list[da.Array]:
     return [
         as_array(graph, name, chunks, array.dtype)
         for graph, name, chunks, array in zip(
@@ -130,8 +140,10 @@ def in_any_tiles(e: Expression) -> None:
 
 def in_chosen_tiles(e: Expression) -> None:
     wanted = outputs(e)
+    if e.chance(10):
+        wanted = [*wanted, e.pick(wanted)]
     arrays = [value.lazy for value in wanted]
-    options = {"method": e.pick(tiling.methods()), "keep_chunks": e.chance(30)}
+    options = {"method": e.pick(METHODS), "keep_chunks": e.chance(30)}
 
     def found() -> Sequence[np.ndarray]:
         with dask.config.set(EAGER):
@@ -175,7 +187,7 @@ def when_computed(e: Expression) -> None:
 def no_harm(e: Expression) -> None:
     note(str(e))
     program = capture([value.lazy for value in outputs(e)]).program
-    method = e.pick(tiling.methods())
+    method = e.pick(METHODS)
     eager = tiling.Settings(task_bytes=e.pick((1.0, 1e3, 1e6)), min_tile=1)
     plan = tiling.tile(program, workers=e.pick((1, 2, 4, 6)), method=method, settings=eager)
     assert len(plan.reasons) == len(program.nodes)
@@ -188,25 +200,25 @@ def no_harm(e: Expression) -> None:
         assert plan.after.balance < plan.before.balance or plan.after.bytes <= plan.before.bytes
 
 
-@examples(550)
+@examples(700)
 @given(expressions())
 def test_any_tiles_give_the_same_answers(e: Expression) -> None:
     in_any_tiles(e)
 
 
-@examples(250)
+@examples(400)
 @given(expressions())
 def test_chosen_tiles_give_the_same_answers(e: Expression) -> None:
     in_chosen_tiles(e)
 
 
-@examples(100)
+@examples(150)
 @given(expressions())
 def test_tiling_when_computing_gives_the_same_answers(e: Expression) -> None:
     when_computed(e)
 
 
-@examples(100)
+@examples(150)
 @given(expressions())
 def test_a_plan_does_no_harm(e: Expression) -> None:
     no_harm(e)
@@ -241,33 +253,36 @@ def test_many_plans_do_no_harm(e: Expression) -> None:
 
 
 def test_names_do_not_depend_on_the_process() -> None:
-    """Nor on the order in which sets are walked there."""
+    """Nor on the order in which sets are walked there; where dask's own names do not."""
     found = []
     for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
         run = subprocess.run(
-            [sys.executable, "-m", "tests.test_same_answers"],
-            env=environment,
+            [sys.executable, "-W", "ignore", "-m", "tests.test_same_answers"],
+            env={**os.environ, "PYTHONHASHSEED": seed},
             cwd=Path(__file__).parent.parent,
             capture_output=True,
             text=True,
             check=True,
         )
-        found.append(run.stdout)
-    assert found[0].count("\n") > 60
-    assert found[0] == found[1]
+        found.append(json.loads(run.stdout))
+    same = [(one, two) for one, two in zip(*found, strict=True) if one["input"] == two["input"]]
+    assert len(same) > 20
+    for one, two in same:
+        assert one == two
 
 
-def _print_names() -> None:
-    for seed in range(20):
-        e = grown(random.Random(seed))
-        arrays = [value.lazy for value in outputs(e)]
-        for array in retiled(e, arrays):
-            print(seed, array.name, *sorted(array.dask.layers))
-        with dask.config.set(EAGER):
-            for array in _tuple(dasktile.optimize(*arrays)):
-                print(seed, array.name, array.chunks)
+def _names(seed: int) -> dict[str, Any]:
+    e = grown(random.Random(seed))
+    arrays = [value.lazy for value in outputs(e)]
+    made = retiled(e, arrays)
+    with dask.config.set(EAGER):
+        chosen = _tuple(dasktile.optimize(*arrays))
+    return {
+        "input": [sorted(array.dask.layers) for array in arrays],
+        "any tiles": [sorted(array.dask.layers) for array in made],
+        "chosen tiles": [[array.name, array.chunks] for array in chosen],
+    }
 
 
 if __name__ == "__main__":
-    _print_names()
+    print(json.dumps([_names(seed) for seed in range(30)]))

@@ -18,4 +18,12 @@ EXCEPTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
         "compares the second singular vector of a matrix of rank one, which is rounding error",
         EAGER,
     ),
+    "test_gufunc::test_apply_gufunc_output_dtypes": (
+        "its function is not what its signature says: it returns all rows whatever it is given",
+        EAGER,
+    ),
+    "test_optimization::test_dont_fuse_numpy_arrays": ("counts the arrays in the graph", EAGER),
+    "test_optimization::test_fuse_getter_with_asarray": ("asserts the number of tasks", EAGER),
+    "test_optimization::test_fuse_roots": ("asserts the number of tasks", EAGER),
+    "test_xarray::test_xarray_blockwise_fusion_store": ("asserts the number of tasks", EAGER),
 }

@@ -227,15 +227,25 @@ def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
 
 def _plan(asked: _Asked) -> tuple[Captured, Plan]:
     captured = capture_graph(asked.graph, asked.arrays)
-    plan = tiling.tile(
-        captured.program,
-        workers=asked.machine.workers,
-        threads=asked.machine.threads,
-        memory_limit=asked.machine.memory_limit,
-        method=asked.method,
-        settings=config.tiling_settings(),
-    )
-    return captured, plan
+    target = asked.machine
+
+    def plan(memory_limit: int | None) -> Plan:
+        return tiling.tile(
+            captured.program,
+            workers=target.workers,
+            threads=target.threads,
+            memory_limit=memory_limit,
+            method=asked.method,
+            settings=config.tiling_settings(),
+        )
+
+    try:
+        return captured, plan(target.memory_limit)
+    except tiling.MemoryLimitError:
+        if target.asked:
+            raise
+        # nobody asked for this limit: tiles as small as can be are not what is wanted
+        return captured, plan(None)
 
 
 # The way in -------------------------------------------------------------------------

@@ -33,6 +33,7 @@ def tiling_settings() -> Settings:
         bytes_per_second=_positive("cost.bandwidth"),
         tiles_per_worker=_count("tiling.tiles-per-worker"),
         min_tile=int(_positive("tiling.min-tile")),
+        max_task=int(_positive("tiling.max-task")),
         max_states=_count("tiling.max-states"),
         width_budget=_count("tiling.width-budget"),
     )

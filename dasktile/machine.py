@@ -35,11 +35,15 @@ class Machine:
         Tasks that each of them runs at once.
     memory_limit
         Bytes that one task may hold, its inputs and its result; None for no limit.
+    asked
+        True where the caller or the configuration named that limit, so that a plan must
+        keep to it; a limit taken from the workers is only aimed at.
     """
 
     workers: int
     threads: int = 1
     memory_limit: int | None = None
+    asked: bool = False
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
@@ -70,7 +74,7 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
         cluster = _current() or _local()
     if limit is None:
         limit = _bytes("setting dasktile.memory-limit", config.setting("memory-limit"))
-    return cluster if limit is None else replace(cluster, memory_limit=limit)
+    return cluster if limit is None else replace(cluster, memory_limit=limit, asked=True)
 
 
 def _count(name: str, value: object) -> int:

@@ -248,8 +248,17 @@ class Expression:
                     value = lazy.compute(scheduler="sync")
                 else:
                     value = np.asarray(on_numpy(*(x.value for x in operands)))
-            except (ValueError, TypeError, NotImplementedError, IndexError, KeyError,
-                    AttributeError, ZeroDivisionError, AssertionError, np.exceptions.AxisError) as error:
+            except (
+                ValueError,
+                TypeError,
+                NotImplementedError,
+                IndexError,
+                KeyError,
+                AttributeError,
+                ZeroDivisionError,
+                AssertionError,
+                np.exceptions.AxisError,
+            ) as error:
                 self.refused.append(f"{line}: {type(error).__name__}: {error}"[:300])
                 return None
         if not isinstance(lazy, da.Array) or lazy.shape != value.shape:
@@ -257,7 +266,9 @@ class Expression:
             return None
         if lazy.dtype != value.dtype:
             cast = value.astype(lazy.dtype)
-            if not np.array_equal(cast.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc"):
+            if not np.array_equal(
+                cast.astype(value.dtype), value, equal_nan=value.dtype.kind in "fc"
+            ):
                 self.refused.append(f"{line}: dtype {lazy.dtype}, NumPy {value.dtype}")
                 return None
             value = cast

@@ -412,7 +412,7 @@ def test_results_divided_again(name, axis, cuts):
     assert z.chunks == chunks
     agree(z, getattr(np, name)(a, axis=axis), name == "max" or name == "argmin")
     # what one worker has is combined before it is cut, and only pieces travel
-    pieces = next(layer for layer in graph.layers if layer.startswith("piece-"))
+    pieces = next(layer for layer in graph.layers if layer.startswith("rechunk-split-"))
     assert len(graph.layers[pieces]) == 4 * len(chunks[0])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -9,9 +10,12 @@ from typing import Any
 
 import numpy as np
 from dask.array import chunk as blocks
-from dask.array import ma, reductions
+from dask.array import reductions
 
 from dasktile.capture.trees import Call
+
+# With array expressions switched on, ``dask.array.ma`` is a function of the same name.
+ma = importlib.import_module("dask.array.ma")
 
 Function = Callable[..., Any]
 Keywords = frozenset[str]

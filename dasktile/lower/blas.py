@@ -85,7 +85,14 @@ def _einsum(
         # chains of BLAS calls, instead of one loop over all labels
         kwargs["optimize"] = len(operands) > 1
     einsum = einsum_lookup.dispatch(type(_foremost(operands)))
-    return einsum(subscripts, *operands, dtype=recipe.dtype, **kwargs)
+    result = einsum(subscripts, *operands, dtype=recipe.dtype, **kwargs)
+    return _positive(result) if len(operands) > 1 else result
+
+
+def _positive(fresh: Any) -> Any:
+    """No negative zeros: the sums of NumPy's products start from zero, so 0 * -2 is 0."""
+    fresh += fresh.dtype.type(0)
+    return fresh
 
 
 def _foremost(operands: Sequence[Any]) -> Any:
@@ -104,7 +111,7 @@ def _binary(
     summed = [label for label in shared if label not in output]
     batch = [label for label in output if label in shared]
     if not summed:
-        return _spread(left, of_left, output) * _spread(right, of_right, output)
+        return _positive(_spread(left, of_left, output) * _spread(right, of_right, output))
     if output and output[0] in of_right and output[0] not in of_left:
         # the other way round the result comes out in the wanted order more often
         left, right, of_left, of_right = right, left, of_right, of_left

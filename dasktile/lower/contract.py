@@ -22,7 +22,7 @@ from dasktile.capture.blockwise import Contract
 from dasktile.ir import Node, bounds, output_chunks
 from dasktile.lower.blas import accumulate, multiply, total
 from dasktile.lower.emit import Emission, Emitted, emit
-from dasktile.lower.names import inner
+from dasktile.lower.names import inner, slices_of
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
@@ -78,7 +78,7 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
         emitted.add(name, MaterializedLayer(results), reads)
     elif scattered:
         pieces, sums = _scattered(name, tiling.chunks, coarse, partials)
-        scatter = inner(name, "scatter")
+        scatter = slices_of(name)
         emitted.add(scatter, MaterializedLayer(pieces), {partial})
         emitted.add(name, MaterializedLayer(sums), {scatter})
     else:
@@ -141,7 +141,7 @@ def _scattered(
 ) -> tuple[dict[Key, GraphNode], dict[Key, GraphNode]]:
     """The pieces of the partial results, and their sums in the finer chunks."""
     axes = [_within(sizes, outer) for sizes, outer in zip(fine, coarse, strict=True)]
-    scatter = inner(name, "scatter")
+    scatter = slices_of(name)
     pieces: dict[Key, GraphNode] = {}
     sums: dict[Key, GraphNode] = {}
     for block in product(*(range(len(axis)) for axis in axes)):

@@ -21,6 +21,7 @@ from dask.array.core import _concatenate2, concatenate3
 from dask.core import reshapelist
 
 from dasktile.ir import Chunks, Window, bounds
+from dasktile.lower.names import slices_of
 
 Key = tuple[Any, ...]
 
@@ -87,7 +88,7 @@ def conversion(
         Takes a block and an index.
     """
     axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
-    piece = f"retile-part-{token}"
+    piece = slices_of(token)
     tasks: dict[Key, GraphNode] = {}
     blocks = product(*(range(len(axis)) for axis in axes))
     for block, per_axis in zip(blocks, product(*axes), strict=True):

@@ -21,6 +21,7 @@ from dasktile.capture.folds import ArgFold, Fold
 from dasktile.capture.scans import Scan
 from dasktile.ir import bounds, output_chunks
 from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.names import slices_of
 
 #: Partials that one task combines at the most.
 FAN_IN = 8
@@ -197,7 +198,7 @@ def _cut(
     pieces: Mapping[int, Sequence[tuple[int, int, int]]],
 ) -> str:
     """Cut every partial into the pieces of the result."""
-    name = f"piece-{emission.name}"
+    name = slices_of(emission.name)
     tasks: Tasks = {}
     ranges = [range(len(pieces[label]) if label in pieces else count)
               for label, count in enumerate(counts)]  # fmt: skip

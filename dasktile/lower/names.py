@@ -24,3 +24,12 @@ def inner(name: str, what: str) -> str:
     """The name of a layer that is one step on the way to layer `name`."""
     op, mark, token = name.rpartition(_MARK)
     return f"{op}-{what}{mark}{token}" if mark else f"{name}-{what}{_MARK}{tokenize(name)}"
+
+
+def slices_of(name: str) -> str:
+    """The name of a layer of slices of tiles, cut to be sent to other workers.
+
+    Distributed knows this name: it takes such tasks for instant and never has a whole
+    tile sent to another worker only to be sliced there.
+    """
+    return f"rechunk-split-{tokenize(name)}"

@@ -134,7 +134,9 @@ def _renamed_blockwise(
         elif isinstance(array, TaskRef):
             array = TaskRef(_read_key(view, array.key, reads))
         elif isinstance(array, GraphNode):
-            array = array.substitute({key: _read_key(view, key, reads) for key in array.dependencies})
+            array = array.substitute(
+                {key: _read_key(view, key, reads) for key in array.dependencies}
+            )
         indices.append((array, symbols))
     # the task may name keys besides the tokens of its arguments
     subs = {key: _read_key(view, key, reads) for key in layer.task.dependencies}

@@ -16,7 +16,7 @@ from dasktile.capture.views import Gather, Join, Take
 from dasktile.ir import AxisMap, Window, bounds, windows
 from dasktile.lower.convert import join
 from dasktile.lower.emit import Emission, Emitted, emit
-from dasktile.lower.names import inner
+from dasktile.lower.names import inner, slices_of
 
 Key = tuple[Any, ...]
 
@@ -252,7 +252,7 @@ def _take(kernel: Take, emission: Emission) -> Emitted:
         ),
     )
     plans = [_plan(index, cells) for index in wanted]
-    index_name, part_name = inner(emission.name, "index"), inner(emission.name, "part")
+    index_name, part_name = inner(emission.name, "index"), slices_of(emission.name)
     tasks: dict[Key, GraphNode] = {}
     for b, (picks, order) in enumerate(plans):
         # Boxed and shared: a block's positions are the same along all other axes.

@@ -90,9 +90,12 @@ def tile(
         fewer = anew.candidate(chosen, settings.task_bytes)
         if anew.cost(fewer.price) * FEWEST_BYTES_SLACK < anew.cost(least.price):
             candidates.insert(0, fewer)
-    after = candidates[0]
-    verdict = _objection(as_is, before, anew, after, memory_limit)
-    if verdict:
+    verdict = ""
+    for after in candidates:
+        verdict = _objection(as_is, before, anew, after, memory_limit)
+        if not verdict:
+            break
+    else:
         after = before
     return _plan(program, mesh, method, before, after, settings, anew, verdict, least.solution)
 

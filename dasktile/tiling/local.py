@@ -29,6 +29,13 @@ MAX_CUTS = 32
 #: Partial results that one task combines.
 FAN_IN = 8
 
+#: Share of an array that is counted as moved again for every further tile of a worker that
+#: reads the same part of it: a scheduler that does not know the plan spreads such tiles.
+SPREAD = 0.5
+
+#: Times the wanted number of tiles beyond which no more are made for overlap.
+MANY_TILES = 4
+
 #: What a tile too few costs each worker, in tasks: it waits while that tile travels.
 IDLE = 4.0
 
@@ -205,14 +212,33 @@ class Splitter:
             node = self.space.program.nodes[choice.node]
             if choice.keep or not self._worth_overlap(node):
                 continue
+            common = self._common(node)
             while True:
                 parts = self._finest(choice)
-                if math.prod(parts) >= target * workers:
+                each = math.prod(
+                    part / held
+                    for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
+                    if label in common
+                )
+                if each >= target or math.prod(parts) >= MANY_TILES * target * workers:
                     break
-                widest = self._widest(choice, parts, [float(s) for s in choice.label_sizes])
+                weights = [
+                    float(size) if label in common else 0.0
+                    for label, size in enumerate(choice.label_sizes)
+                ]
+                widest = self._widest(choice, parts, weights)
                 if widest is None:
                     break
                 self.fine[choice.classes[widest]] *= 2
+
+    def _common(self, node: Node) -> set[int]:
+        """Labels whose cut divides everything that a task reads: cutting them shares nothing."""
+        every = set(range(len(node.labels)))
+        for edge in node.edges:
+            large = self.space.program.nodes[edge.producer].nbytes >= self.settings.min_tile
+            if large:
+                every &= {axis.label for axis in edge.axes if axis.label is not None}
+        return every or set(range(len(node.labels)))
 
     def _worth_overlap(self, node: Node) -> bool:
         most = max(
@@ -322,6 +348,8 @@ class Splitter:
         node = self.space.program.nodes[choice.node]
         settings, workers = self.settings, self.space.mesh.workers
         cost = self._tasks(choice, parts) * settings.task_bytes
+        if self.anew:
+            cost += SPREAD * self._shared(choice, parts)
         if self.anew and self._worth_overlap(node):
             target = max(settings.tiles_per_worker, self.threads)
             each = math.prod(parts) / math.prod(choice.mesh_parts)
@@ -333,6 +361,20 @@ class Splitter:
             if need > limit:
                 cost += 1e6 * settings.task_bytes * need / limit
         return cost
+
+    def _shared(self, choice: _Choice, parts: Parts) -> float:
+        """Bytes that several tiles of one worker read alike, once for each further tile."""
+        node = self.space.program.nodes[choice.node]
+        total = 0.0
+        for edge in node.edges:
+            used = {axis.label for axis in edge.axes}
+            again = math.prod(
+                max(1.0, part / held)
+                for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
+                if label not in used
+            )
+            total += self.space.program.nodes[edge.producer].nbytes * (again - 1)
+        return total
 
     def _tasks(self, choice: _Choice, parts: Parts) -> float:
         """Tasks that run a node's own operation."""

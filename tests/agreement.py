@@ -1,0 +1,106 @@
+"""A few arrays, and whether what is made of them comes to what it should in other tiles."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+
+import dasktile
+from dasktile.capture.highlevel import capture, describable
+from dasktile.lower import lower
+from tests.support import check_graph, random_tiling
+
+#: Settings under which rewriting pays even for the smallest arrays.
+EAGER = {
+    "dasktile.cost.task-bytes": 1,
+    "dasktile.tiling.min-tile": 1,
+    "dasktile.workers": 4,
+    "dasktile.raise-errors": True,
+}
+
+X = np.random.default_rng(1).integers(-9, 9, (12, 10)).astype("f8")
+Y = np.random.default_rng(2).integers(-9, 9, (10, 7)).astype("f8")
+V = np.random.default_rng(3).integers(0, 9, 23)
+
+
+def x() -> da.Array:
+    return da.from_array(X, chunks=((5, 4, 3), (2, 6, 2)))
+
+
+def y() -> da.Array:
+    return da.from_array(Y, chunks=((6, 4), (3, 4)))
+
+
+def v() -> da.Array:
+    return da.from_array(V, chunks=((5, 9, 2, 7),))
+
+
+def equal(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted) or np.ndim(wanted) == 0, (type(found), type(wanted))
+    found, wanted = np.asanyarray(found), np.asanyarray(wanted)
+    assert found.dtype == wanted.dtype
+    assert found.shape == wanted.shape
+    if isinstance(wanted, np.ma.MaskedArray):
+        np.testing.assert_array_equal(np.ma.getmaskarray(found), np.ma.getmaskarray(wanted))
+        found, wanted = found.filled(0), wanted.filled(0)
+    if wanted.dtype.kind in "fc":
+        tolerance = 1e-4 if wanted.dtype.itemsize < 8 else 1e-9
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+    else:
+        np.testing.assert_array_equal(found, wanted)
+
+
+def same(lazy: da.Array | Sequence[da.Array], wanted: Any) -> None:
+    """Compute arrays in random tiles, in chosen ones, and with the hook."""
+    arrays = [lazy] if isinstance(lazy, da.Array) else list(lazy)
+    values = [wanted] if isinstance(lazy, da.Array) else list(wanted)
+    ways: list[tuple[str, Callable[[], Any]]] = []
+    if all(map(describable, arrays)):
+        ways += [
+            (f"random {seed}", lambda seed=seed: in_random_tiles(arrays, seed)) for seed in range(6)
+        ]
+    ways += [
+        ("chosen", lambda: dask.compute(*_chosen(arrays, False), scheduler="sync")),
+        ("chunks kept", lambda: dask.compute(*_chosen(arrays, True), scheduler="sync")),
+        ("threads", lambda: dask.compute(*_chosen(arrays, False), scheduler="threads")),
+        ("hook", lambda: _hooked(arrays)),
+    ]
+    for way, compute in ways:
+        for found, value in zip(compute(), values, strict=True):
+            try:
+                equal(found, value)
+            except AssertionError as error:
+                raise AssertionError(f"{way}: {error}") from error
+
+
+def in_random_tiles(arrays: Sequence[da.Array], seed: int) -> Sequence[Any]:
+    captured = capture(arrays)
+    lowered = lower(captured, random_tiling(captured.program, random.Random(seed)))
+    check_graph(lowered.graph)
+    new = [
+        da.Array(graph, name, chunks, meta=array._meta)
+        for graph, name, chunks, array in zip(
+            lowered.graphs, lowered.names, lowered.chunks, arrays, strict=True
+        )
+    ]
+    return dask.compute(*new, scheduler="sync")
+
+
+def _chosen(arrays: Sequence[da.Array], keep_chunks: bool) -> Sequence[da.Array]:
+    with dask.config.set(EAGER):
+        found = dasktile.optimize(list(arrays), keep_chunks=keep_chunks)
+    for old, new in zip(arrays, found, strict=True):
+        assert new.dtype == old.dtype
+        assert new.ndim == old.ndim
+        assert type(new._meta) is type(old._meta)
+    return found
+
+
+def _hooked(arrays: Sequence[da.Array]) -> Sequence[Any]:
+    with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
+        return dask.compute(*arrays, scheduler="sync")

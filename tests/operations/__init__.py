@@ -1,0 +1,50 @@
+"""The operations that random expressions are made of.
+
+Each takes an expression and one of its arrays and adds what it makes of it; where the
+operation does not fit the array, nothing.  Those that are named twice are tried more often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.expressions import Expression, Value
+from tests.operations.axes import blocks, centred, computed_mask, fft, gufunc, overlap, shifted
+from tests.operations.elementwise import astype, binary, clip, operators, special, unary, where
+from tests.operations.moves import (
+    assigned,
+    broadcast,
+    coarsen,
+    diagonal,
+    diff,
+    dims,
+    fancy,
+    flip,
+    insertion,
+    join,
+    pad,
+    pointwise_index,
+    rechunk,
+    repeat,
+    reshape,
+    roll,
+    rotate,
+    slicing,
+    swap,
+    transpose,
+    triangle,
+)
+from tests.operations.products import einsum, gram, matmul, outer, tensordot
+from tests.operations.reductions import argument, counts, fold, median, scan, topk
+
+Operation = Callable[[Expression, Value], Value | None]
+
+OPERATIONS: tuple[Operation, ...] = (
+    *(unary, unary, binary, binary, binary, binary, operators, where, clip, astype, special),
+    *(matmul, matmul, matmul, gram, tensordot, einsum, einsum, einsum, outer),
+    *(fold, fold, fold, fold, argument, median, scan, scan, topk, counts),
+    *(transpose, transpose, swap, slicing, slicing, slicing, fancy, fancy, pointwise_index),
+    *(reshape, reshape, join, join, broadcast, flip, roll, rechunk, rechunk, dims, pad, diff),
+    *(triangle, diagonal, repeat, rotate, insertion, assigned, coarsen),
+    *(fft, shifted, overlap, overlap, gufunc, blocks, computed_mask, centred),
+)

@@ -12,7 +12,7 @@ from dasktile.ir import Chunks, Kind, Node, Program, TiledProgram, Tiling, bound
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import Axes, free_axes, own_axes
 from dasktile.tiling.local import Local, MemoryLimitError, Splitter
-from dasktile.tiling.mesh import Mesh, mesh_shape
+from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.plan import Plan, Price
 from dasktile.tiling.settings import Settings
@@ -59,7 +59,8 @@ def tile(
     program
         The expression.
     workers
-        Processes that send bytes to each other.
+        Processes that send bytes to each other.  More than
+        :data:`~dasktile.tiling.mesh.MAX_WORKERS` are planned for in groups.
     memory_limit
         Bytes that the tiles of one task may take, or None.
     method
@@ -75,12 +76,13 @@ def tile(
         For an unknown method, or a memory limit below one tile.
     """
     settings = settings or Settings()
-    mesh = Mesh(mesh_shape(workers))
+    mesh = Mesh(mesh_shape(min(workers, MAX_WORKERS)))
+    threads *= -(-workers // mesh.workers)
     chosen = None if method == "none" else get(method)
     as_is = _Planner(program, mesh, own_axes(program), settings, memory_limit, threads, anew=False)
     before = as_is.candidate(get("auto"), TIE)
     if chosen is None:
-        return _plan(program, mesh, method, before, before, settings, as_is, "method 'none'")
+        return _plan(program, workers, method, before, before, "method 'none'")
     anew = _Planner(
         program, mesh, free_axes(program, workers), settings, memory_limit, threads, anew=True
     )
@@ -97,17 +99,15 @@ def tile(
             break
     else:
         after = before
-    return _plan(program, mesh, method, before, after, settings, anew, verdict, least.solution)
+    return _plan(program, workers, method, before, after, verdict, least.solution)
 
 
 def _plan(
     program: Program,
-    mesh: Mesh,
+    workers: int,
     method: str,
     before: _Candidate,
     after: _Candidate,
-    settings: Settings,
-    planner: _Planner,
     verdict: str,
     least: Solution | None = None,
 ) -> Plan:
@@ -119,7 +119,7 @@ def _plan(
         proven = least.exact and after.price.bytes <= bound
     return Plan(
         program=program,
-        workers=mesh.workers,
+        workers=workers,
         method=method,
         before=before.price,
         after=after.price,

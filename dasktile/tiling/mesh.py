@@ -9,6 +9,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+#: Workers that are told apart; of more, several neighbours are planned for as one.
+MAX_WORKERS = 4096
+
 #: More axes give the solver more tilings to choose from, at a price that grows as a power.
 MAX_AXES = 3
 

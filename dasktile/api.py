@@ -25,6 +25,9 @@ from dasktile.tiling.plan import Plan
 
 logger = logging.getLogger("dasktile")
 
+#: What a caller asked for and cannot have, said in the caller's words.
+_REFUSALS = (tiling.MemoryLimitError, tiling.TooManyTilingsError)
+
 
 def optimize(
     *collections: Any,
@@ -140,7 +143,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
         target = _arguments("auto", None, None, True)
         try:
             tiled = _guarded(_rewrite_graph, dsk, keys, target)
-        except tiling.MemoryLimitError as error:
+        except _REFUSALS as error:
             logger.info("left as it is: %s", error)
             tiled = None
         if tiled is not None:
@@ -266,6 +269,7 @@ def _arguments(
             f"keep_chunks must be True or False; got {keep_chunks!r}"
             f" of type {type(keep_chunks).__name__}"
         )
+    config.tiling_settings()
     return machine(workers, memory_limit)
 
 
@@ -282,8 +286,7 @@ def _guarded(function: Any, *arguments: Any) -> Any:
     """Call a part of dasktile; whatever fails in there must not stop the user."""
     try:
         return function(*arguments)
-    except tiling.MemoryLimitError:
-        # The caller's own limit, and said in the caller's words.
+    except _REFUSALS:
         raise
     except Exception as error:
         if config.setting("raise-errors"):

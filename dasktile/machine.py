@@ -129,7 +129,18 @@ def _own_scheduler(distributed: Any) -> Machine | None:
     # There is no public way to the scheduler of this process.
     instances = getattr(distributed.Scheduler, "_instances", ())
     running = [scheduler for scheduler in instances if scheduler.workers]
-    return _cluster(running[0].identity()) if len(running) == 1 else None
+    if len(running) != 1:
+        return None
+    # a copy at once: the event loop may add workers meanwhile
+    workers = list(running[0].workers.values())
+    return _cluster(
+        {
+            "workers": {
+                worker.address: {"nthreads": worker.nthreads, "memory_limit": worker.memory_limit}
+                for worker in workers
+            }
+        }
+    )
 
 
 def _local() -> Machine:

@@ -33,7 +33,7 @@ class NodeReport:
     tasks_before, tasks_after
         Tasks, those that cut and join tiles included.
     reason
-        Why the array keeps its chunks, empty if that is nobody's wish but the plan's.
+        Why the array keeps its chunks, empty where it does not.
     inputs
         The arrays it is made of, as positions in ``Explanation.nodes``.
     """

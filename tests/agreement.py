@@ -62,7 +62,7 @@ def same(lazy: da.Array | Sequence[da.Array], wanted: Any) -> None:
     ways: list[tuple[str, Callable[[], Any]]] = []
     if all(map(describable, arrays)):
         ways += [
-            (f"random {seed}", lambda seed=seed: in_random_tiles(arrays, seed)) for seed in range(6)
+            (f"random {seed}", lambda seed=seed: in_random_tiles(arrays, seed)) for seed in range(4)
         ]
     ways += [
         ("chosen", lambda: dask.compute(*_chosen(arrays, False), scheduler="sync")),

@@ -286,6 +286,11 @@ def test_wrong_settings_are_named() -> None:
         pytest.raises(ValueError, match=r"dasktile\.method"),
     ):
         dasktile.optimize(product())
+    with (
+        dask.config.set({"dasktile.cost.bandwidth": "fast", "dasktile.raise-errors": False}),
+        pytest.raises(ValueError, match=r"dasktile\.cost\.bandwidth"),
+    ):
+        dasktile.optimize(product())
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
@@ -339,6 +344,16 @@ def test_array_expressions_are_returned_with_one_warning() -> None:
         assert dasktile.optimize(value, [value]) == (value, [value])
     assert [warning.category for warning in caught] == [UnsupportedCollectionWarning]
     assert "query-planning" in str(caught[0].message)
+
+
+def test_a_method_that_gives_up_says_so() -> None:
+    settings = {"dasktile.raise-errors": False, "dasktile.method": "exhaustive"}
+    arrays = [product() + number for number in range(9)]
+    with dask.config.set(settings):
+        with pytest.raises(ValueError, match="Use method='exact'"):
+            dasktile.optimize(arrays, workers=4)
+        with dask.config.set({"array_optimize": dasktile.array_optimize, "dasktile.workers": 4}):
+            np.testing.assert_allclose(dask.compute(arrays, scheduler="sync")[0][2], A @ B + 2)
 
 
 # explain --------------------------------------------------------------------------------

@@ -197,6 +197,8 @@ class TestElementwise:
             x.map_blocks(lambda block, block_id: block + block_id[0], dtype=float),
             x.map_blocks(np.add, np.arange(4)),
             x.map_blocks(np.add, dask.delayed(2)),
+            da.map_blocks(np.digitize, x, x[0], dtype=int),
+            da.map_blocks(np.vectorize(np.dot, otypes=[float], excluded=[1]), x, x, dtype=float),
             da.frompyfunc(lambda a: a, 1, 1)(x),
             da.divmod(small, 2)[0].astype("O"),
         ],
@@ -328,6 +330,15 @@ class TestWholeAxes:
         assert isinstance(kernel, Map) and roles(node) == [FREE, WHOLE]
         assert [edge.axes for edge in node.edges] == [(AxisMap(0), AxisMap(1)), (AxisMap(1),)]
         assert node.out == (AxisMap(0), AxisMap(None))
+
+    @pytest.mark.parametrize("vectorize", [False, True])
+    def test_gufunc_without_core_dimensions_is_a_user_function(self, vectorize: bool) -> None:
+        array = da.apply_gufunc(
+            lambda a: a - np.mean(a), "()->()", x, output_dtypes=float, vectorize=vectorize
+        )
+        kinds = [node.kind for node in caught(array).program.nodes]
+        assert (Kind.OPAQUE in kinds) is not vectorize
+        assert last(da.apply_gufunc(np.sin, "()->()", x, output_dtypes=float))[0].kind is Kind.MAP
 
     def test_gufunc_with_several_outputs_keeps_its_chunks(self) -> None:
         first, _ = da.apply_gufunc(lambda a: (a, a), "()->(),()", x, output_dtypes=(float, float))

@@ -632,6 +632,26 @@ def test_what_fails_still_fails(name: str) -> None:
             in_random_tiles([lazy], seed)
 
 
+def test_zeros_times_missing_numbers_are_missing() -> None:
+    """NumPy's dot says 0 where one of its arguments is a single 0; matmul and einsum do not."""
+    column, zero = np.array([[0.0], [1.0], [np.nan]]), np.zeros(1)
+    a, b = da.from_array(column, chunks=(2, 1)), da.from_array(zero, chunks=1)
+    same([a @ b, da.einsum("ij,j->i", a, b)], [column @ zero, np.einsum("ij,j->i", column, zero)])
+    assert np.isnan(in_random_tiles([a @ b], 0)[0][2])
+
+
+@pytest.mark.parametrize("subscripts", ["i,j->ij", "ia,ja->ij", "i,j,k->ijk", "i,i->i"])
+def test_products_have_no_negative_zeros(subscripts: str) -> None:
+    """They have none in NumPy, because its sums start from zero."""
+    terms = subscripts.partition("->")[0].split(",")
+    values = [np.full((3, 1)[: len(term)], -2.0 * place) for place, term in enumerate(terms)]
+    lazy = da.einsum(subscripts, *(da.from_array(value, chunks=2) for value in values))
+    assert not np.signbit(np.einsum(subscripts, *values)).any()
+    assert not np.signbit(lazy.compute(scheduler="sync")).any()
+    for seed in range(4):
+        assert not np.signbit(in_random_tiles([lazy], seed)[0]).any()
+
+
 def test_stores() -> None:
     targets = [np.zeros((10, 10)), np.zeros((12, 7))]
     with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
@@ -704,6 +724,38 @@ def test_going_on_after_tiling() -> None:
     same(again, wanted)
     assert dask.compute(new, again, scheduler="sync")[0].sum() == gram.sum()
     assert isinstance(pickle.loads(pickle.dumps(again)), da.Array)
+
+
+def test_masked_blocks_stay_known_in_what_was_tiled() -> None:
+    lazy = da.ma.masked_greater(x() @ y(), 8)
+    with dask.config.set(EAGER):
+        new = dasktile.optimize(da.ma.filled((lazy + 1).T, -1) @ (x() @ y()))
+        nodes = dasktile.explain(new).nodes
+    assert "retile" in {node.op for node in nodes}
+    (added,) = [node for node in nodes if node.op == "add"]
+    assert "MaskedArray" in added.reason
+
+
+def test_blocks_of_other_sizes_than_dask_says() -> None:
+    """What a mask leaves, and reductions that keep more than one element of an axis."""
+
+    def largest_two(blocks: Any, axis: Any, keepdims: bool) -> np.ndarray:
+        return np.sort(blocks, axis=axis[0])[-2:]
+
+    some, most = x()[x()[:, 0] > 3], x()[x()[:, 0] > np.sort(X[:, 0])[0]]
+    two = da.reduction(
+        x(), largest_two, largest_two, axis=0, keepdims=True, dtype="f8", output_size=2
+    )
+    lazy = [some.std(axis=0), most.max(axis=0), two + x()[:2]]
+    wanted = [
+        X[X[:, 0] > 3].std(axis=0),
+        X[X[:, 0] > X[:, 0].min()].max(axis=0),
+        np.sort(X, axis=0)[-2:] + X[:2],
+    ]
+    same(lazy, wanted)
+    for seed in range(6, 30):
+        for found, value in zip(in_random_tiles(lazy, seed), wanted, strict=True):
+            equal(found, value)
 
 
 def test_one_graph_for_old_and_new() -> None:

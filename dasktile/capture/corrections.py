@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 from dask._task_spec import Task
-from dask.array import chunk, routines
+from dask.array import chunk, routines, slicing
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from dasktile.capture.base import ArrayInfo, GraphView
+from dasktile.capture.foldrules import RULES
 
 _TOPK = (chunk.topk, chunk.topk_aggregate)
 _ARGTOPK = (chunk.argtopk, chunk.argtopk_aggregate)
@@ -30,15 +31,27 @@ _UNKNOWN = tuple(
 def correct(view: GraphView) -> None:
     """Set right, or forget, what layers say of their arrays and dask says wrongly."""
     for name, layer in view.layers.items():
-        if name in view.roots or isinstance(layer, Blockwise):
+        if name in view.roots:
+            continue
+        if isinstance(layer, Blockwise):
+            if layer.task.func is slicing.getitem_variadic:  # a mask of unknown values
+                view._arrays[name] = None
             continue
         function, keywords = called(layer)
         if function is None:
             continue
         if function in (chunk.topk_aggregate, chunk.argtopk_aggregate):
             view._arrays[name] = _largest(view, name, keywords)
-        elif function in _UNKNOWN:
+        elif function in _UNKNOWN or _sized_by_user(function, keywords):
             view._arrays[name] = None
+
+
+def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:
+    """True for a user's reduction that keeps its axes: it may have an ``output_size``."""
+    if keywords.get("keepdims") is not True or not isinstance(keywords.get("axis"), tuple):
+        return False
+    module = getattr(function, "__module__", None) or ""
+    return module.split(".")[0] != "dask" and all(function is not last for _, last in RULES)
 
 
 def mistyped(layer: Layer) -> bool:

@@ -52,8 +52,9 @@ _TABLE: dict[Any, frozenset[str]] = {
     **{getattr(module, name): frozenset() for module, name in _PRIVATE if hasattr(module, name)},
 }
 
-#: Positional arguments a function needs before it is elementwise: ``np.where(x)`` is not.
-_AT_LEAST = {np.where: 3}
+#: The number of positional arguments with which a function is elementwise: ``np.where(x)``
+#: is not, and neither is ``np.digitize(x, bins)`` if the bins are an array in blocks.
+_POSITIONAL = {np.where: 3, np.digitize: 1}
 
 # wrapped around a function of map_blocks by enforce_ndim=True
 _ENFORCED = getattr(core, "apply_and_enforce", None)
@@ -119,6 +120,7 @@ def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bo
     if isinstance(function, np.vectorize):
         return (
             function.signature is None
+            and not function.excluded
             and function.otypes is not None
             and all(map(is_scalar, kwargs.values()))
         )
@@ -126,7 +128,7 @@ def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bo
         arrays = _TABLE.get(function)
     except TypeError:  # an unhashable callable
         return False
-    if arrays is None or arguments < _AT_LEAST.get(function, 0):
+    if arrays is None or arguments != _POSITIONAL.get(function, arguments):
         return False
     return all(is_scalar(value) for name, value in kwargs.items() if name not in arrays)
 

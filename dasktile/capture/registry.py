@@ -46,6 +46,9 @@ def register_kernel(
 ) -> Callable[..., Any]:
     """Tell dasktile how a function uses its axes, so that its blocks may be re-tiled.
 
+    This is known in this process only.  A scheduler that runs somewhere else, and with it
+    the hook in dask's configuration, leaves the function's blocks as they are.
+
     Parameters
     ----------
     function

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias
+from dask._task_spec import Alias, Task
 from dask.array import routines
 from dask.blockwise import Blockwise
 from dask.utils import key_split
 
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser
 from dasktile.capture.blockwise import Map, operands
+from dasktile.capture.pointwise import is_pointwise_task
 from dasktile.ir import AxisMap, Kind, Label, Role
 
 _FFTS = "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn"
@@ -178,8 +179,20 @@ def gufunc(view: GraphView, name: str) -> Found | None:
     )
     known = set(inner.output_indices)
     read = {symbol for _, symbols in inner.indices for symbol in symbols or ()}
-    found = _loops(view, again, info, read - known)
+    whole = read - known
+    if not whole and not _elementwise(inner.task):
+        return None
+    found = _loops(view, again, info, whole)
     return replace(found, op=key_split(below[0])) if found is not None else None
+
+
+def _elementwise(task: Task) -> bool:
+    """True where a function without core dimensions surely works element by element.
+
+    Many do not: :func:`xarray.apply_ufunc` is also used to map functions over blocks.
+    """
+    each = isinstance(task.func, np.vectorize) and not task.func.excluded
+    return each or is_pointwise_task(task)
 
 
 def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) -> Found | None:

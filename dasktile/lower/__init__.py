@@ -20,6 +20,7 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile.capture.base import Captured, GraphView, Verbatim
+from dasktile.capture.corrections import mistyped
 from dasktile.capture.sources import Create
 from dasktile.ir import Chunks, Edge, Kind, Node, TiledProgram, Tiling, windows
 from dasktile.lower import blocks, contract, folds, verbatim, views
@@ -268,12 +269,21 @@ class _Writer:
         notes = self.layers[name].collection_annotations or {}
         self.layers[name].collection_annotations = {
             **notes,
+            **self.chunk_type(index),
             "shape": tuple(map(sum, chunks)),
             "dtype": dtype,
             "chunksize": tuple(max(sizes, default=0) for sizes in chunks),
             "chunks": chunks,
             "type": "dask.array.core.Array",
         }
+
+    def chunk_type(self, index: int) -> dict[str, str]:
+        """What the graph captured from says of the chunks: masked ones are to stay known."""
+        layer = self.captured.graph.layers.get(self.node(index).name)
+        notes = (layer.collection_annotations or {}) if layer is not None else {}
+        if layer is None or "chunk_type" not in notes or mistyped(layer):
+            return {}
+        return {"chunk_type": notes["chunk_type"]}
 
     def write(self, index: int) -> None:
         """Write one node for its tiling."""

@@ -63,9 +63,8 @@ def _add_to(fresh: Any, term: Any) -> Any:
 
 
 def _cast(tile: Any, recipe: Contract) -> Any:
-    casting = recipe.kwargs.get("casting", "safe")
     # a tile may be of a wider dtype than its array says: it is never made less precise
-    if tile.dtype == recipe.dtype or not np.can_cast(tile.dtype, recipe.dtype, casting):
+    if tile.dtype == recipe.dtype or not np.can_cast(tile.dtype, recipe.dtype, "safe"):
         return tile
     return tile.astype(recipe.dtype)
 

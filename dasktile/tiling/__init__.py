@@ -2,7 +2,16 @@
 
 from dasktile.tiling.decide import MemoryLimitError, tile
 from dasktile.tiling.methods import methods
+from dasktile.tiling.methods.exhaustive import TooManyTilingsError
 from dasktile.tiling.plan import Plan, Price
 from dasktile.tiling.settings import Settings
 
-__all__ = ["MemoryLimitError", "Plan", "Price", "Settings", "methods", "tile"]
+__all__ = [
+    "MemoryLimitError",
+    "Plan",
+    "Price",
+    "Settings",
+    "TooManyTilingsError",
+    "methods",
+    "tile",
+]

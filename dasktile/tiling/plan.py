@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dasktile.ir import Program, TiledProgram
 
@@ -78,4 +78,3 @@ class Plan:
     proven_optimal: bool
     reasons: tuple[str, ...] = ()
     verdict: str = ""
-    kept_chunks: dict[int, tuple[tuple[int, ...], ...]] = field(default_factory=dict)

@@ -364,8 +364,3 @@ def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]
     begin = np.clip(np.minimum(first, last), 0, size)
     end = np.clip(np.maximum(first, last) + axis.width, 0, size)
     return begin, np.where(hi > lo, np.maximum(begin, end), begin)
-
-
-def is_choice(node: Node) -> bool:
-    """True where a node may be tiled otherwise than it is."""
-    return node.kind is not Kind.OPAQUE and not node.pinned

@@ -42,7 +42,7 @@ Operation = Callable[[Expression, Value], Value | None]
 OPERATIONS: tuple[Operation, ...] = (
     *(unary, unary, binary, binary, binary, binary, operators, where, clip, astype, special),
     *(matmul, matmul, matmul, gram, tensordot, einsum, einsum, einsum, outer),
-    *(fold, fold, fold, fold, argument, median, scan, scan, topk, counts),
+    *(fold, fold, fold, fold, argument, argument, median, scan, scan, topk, counts),
     *(transpose, transpose, swap, slicing, slicing, slicing, fancy, fancy, pointwise_index),
     *(reshape, reshape, join, join, broadcast, flip, roll, rechunk, rechunk, dims, pad, diff),
     *(triangle, diagonal, repeat, rotate, insertion, assigned, coarsen),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import dask.array as da
 import numpy as np
 

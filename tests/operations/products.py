@@ -119,5 +119,6 @@ def outer(e: Expression, x: Value) -> Value | None:
         y = e.like(x.shape)
         if not _finite(x, y):
             return None
+    bound = _bound(x, y, count=max(x.value.size, 1))
     return e.call(f"{name}(@, @)", getattr(da, name), getattr(np, name), x, y,
-                  rounds=True, product=True, bound=_bound(x, y, count=max(x.value.size, 1)))  # fmt: skip
+                  rounds=True, product=True, bound=bound)  # fmt: skip

@@ -13,19 +13,23 @@ from dasktile.tiling.solve import Solution
 LIMIT = 1_000_000
 
 
+class TooManyTilingsError(ValueError):
+    """There are more tilings than this method tries."""
+
+
 def exhaustive(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """Try all assignments.
 
     Raises
     ------
-    ValueError
+    TooManyTilingsError
         If there are more than :data:`LIMIT`.
     """
     problem = costs.problem(tile_weight)
     counts = [len(unary) for unary in problem.unary]
     total = math.prod(counts)
     if total > LIMIT:
-        raise ValueError(
+        raise TooManyTilingsError(
             f"method 'exhaustive' tries every tiling, and this expression has {total:.3g}; "
             f"at most {LIMIT} are allowed. Use method='exact'"
         )

@@ -16,52 +16,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Tiling, bounds
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Tiling
 from dasktile.tiling.conversion import conversion_tables, conversion_tasks
-from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve import Problem, solve
 from dasktile.tiling.space import Option, Space, array_labels
+from dasktile.tiling.tiles import Choice, Parts, Tiles
 
 #: Local cuts offered for one node at the most.
 MAX_CUTS = 32
 
-#: Partial results that one task combines.
-FAN_IN = 8
-
-#: Share of an array that is counted as moved again for every further tile of a worker that
-#: reads the same part of it: a scheduler that does not know the plan spreads such tiles.
-SPREAD = 0.5
-
 #: Times the wanted number of tiles beyond which no more are made for overlap.
 MANY_TILES = 4
-
-#: What a tile too few costs each worker, in tasks: it waits while that tile travels.
-IDLE = 4.0
-
-Parts = tuple[int, ...]
 
 
 class MemoryLimitError(ValueError):
     """No tile of a node fits the memory limit, however finely it is cut."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """One level-two variable: the parts of the labels of a node or of a kept array.
-
-    Choices of one `family` differ in nothing that matters here, and share their offers.
-    """
-
-    node: int
-    keep: bool
-    option: Option
-    classes: tuple[int, ...]
-    label_sizes: tuple[int, ...]
-    grids: tuple[Grid, ...]
-    fixed: tuple[tuple[int, ...] | None, ...]
-    mesh_parts: Parts
-    family: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +87,13 @@ class Splitter:
     memory_limit: int | None = None
     threads: int = 1
     anew: bool = True
-    choices: list[_Choice] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
     families: dict[object, int] = field(default_factory=dict, repr=False)
+    tiles: Tiles = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tiles = Tiles(self.space, self.settings, self.memory_limit, self.threads, self.anew)
         for variable, state in zip(self.space.variables, self.states, strict=True):
             self.choices.append(self._choice(variable.node, variable.keep, variable.options[state]))
 
@@ -163,7 +135,7 @@ class Splitter:
 
     # -- what may be chosen ------------------------------------------------------------
 
-    def _choice(self, index: int, keep: bool, option: Option) -> _Choice:
+    def _choice(self, index: int, keep: bool, option: Option) -> Choice:
         node = self.space.program.nodes[index]
         classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
         shape = self.space.mesh.shape
@@ -193,7 +165,7 @@ class Splitter:
         alike = (keep, option, lengths, spots, fixed, node.kind, node.labels, node.out, node.shape,
                  node.itemsize, reads)  # fmt: skip
         family = self.families.setdefault(alike, len(self.families))
-        return _Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts, family)
+        return Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts, family)
 
     def _start(self) -> None:
         """The coarsest common refinement of all mesh cuts of a class."""
@@ -206,13 +178,12 @@ class Splitter:
 
     def _refine_for_overlap(self) -> None:
         """Give every worker a few tiles of the arrays that are large enough."""
-        workers = self.space.mesh.workers
-        target = max(self.settings.tiles_per_worker, self.threads)
+        target, workers = self.tiles.target, self.space.mesh.workers
         for choice in self.choices:
             node = self.space.program.nodes[choice.node]
-            if choice.keep or not self._worth_overlap(node):
+            if choice.keep or not self.tiles.worth_overlap(node):
                 continue
-            common = self._common(node)
+            common = self.tiles.common(node)
             while True:
                 parts = self._finest(choice)
                 each = math.prod(
@@ -231,35 +202,19 @@ class Splitter:
                     break
                 self.fine[choice.classes[widest]] *= 2
 
-    def _common(self, node: Node) -> set[int]:
-        """Labels whose cut divides everything that a task reads: cutting them shares nothing."""
-        every = set(range(len(node.labels)))
-        for edge in node.edges:
-            large = self.space.program.nodes[edge.producer].nbytes >= self.settings.min_tile
-            if large:
-                every &= {axis.label for axis in edge.axes if axis.label is not None}
-        return every or set(range(len(node.labels)))
-
-    def _worth_overlap(self, node: Node) -> bool:
-        most = max(
-            [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
-        )
-        share = max(self.settings.tiles_per_worker, self.threads) * self.settings.min_tile
-        return most >= share * self.space.mesh.workers
-
     def _refine_for_memory(self) -> None:
-        limit = self.memory_limit or self.settings.max_task
+        limit = self.tiles.limit
         for choice in self.choices:
             if choice.keep:
                 continue
             node = self.space.program.nodes[choice.node]
             while True:
                 parts = self._finest(choice)
-                need = self._working_set(choice, parts)
+                need = self.tiles.working_set(choice, parts)
                 if need <= limit:
                     break
                 weights = [
-                    need - self._working_set(choice, _doubled(parts, label))
+                    need - self.tiles.working_set(choice, _doubled(parts, label))
                     for label in range(len(parts))
                 ]
                 widest = self._widest(choice, parts, [float(weight) for weight in weights])
@@ -273,20 +228,20 @@ class Splitter:
                     )
                 self.fine[choice.classes[widest]] *= 2
 
-    def _widest(self, choice: _Choice, parts: Parts, weights: list[float]) -> int | None:
+    def _widest(self, choice: Choice, parts: Parts, weights: list[float]) -> int | None:
         """The label most worth cutting further, labels cut by the mesh first among equals."""
         able = [
             label
             for label, size in enumerate(choice.label_sizes)
             if choice.fixed[label] is None and parts[label] < size and weights[label] > 0
-            and len(self._cuts(choice, label, parts[label] * 2))
-            > len(self._cuts(choice, label, parts[label]))
+            and len(self.tiles.cuts(choice, label, parts[label] * 2))
+            > len(self.tiles.cuts(choice, label, parts[label]))
         ]  # fmt: skip
         if not able:
             return None
         return max(able, key=lambda label: (weights[label], parts[label], -label))
 
-    def _finest(self, choice: _Choice) -> Parts:
+    def _finest(self, choice: Choice) -> Parts:
         return tuple(
             len(fixed) if fixed is not None
             else min(max(self.fine.get(klass, 1), parts), max(size, 1))
@@ -295,19 +250,19 @@ class Splitter:
             )
         )  # fmt: skip
 
-    def _offer(self, choice: _Choice) -> _Offer:
+    def _offer(self, choice: Choice) -> _Offer:
         counts = self._part_counts(choice)
         return _Offer(
             tuple(counts),
-            np.array([self._unary(choice, parts) for parts in counts]),
-            tuple(self._chunks(choice, parts) for parts in counts),
+            np.array([self.tiles.unary(choice, parts) for parts in counts]),
+            tuple(self.tiles.chunks(choice, parts) for parts in counts),
             tuple(
-                tuple(self._cuts(choice, label, count) for label, count in enumerate(parts))
+                tuple(self.tiles.cuts(choice, label, count) for label, count in enumerate(parts))
                 for parts in counts
             ),
         )
 
-    def _part_counts(self, choice: _Choice) -> list[Parts]:
+    def _part_counts(self, choice: Choice) -> list[Parts]:
         """Part counts to choose among, cheapest first, at most :data:`MAX_CUTS`."""
         ladders: list[list[int]] = []
         for fixed, low, high in zip(
@@ -329,121 +284,11 @@ class Splitter:
         offers = list(itertools.islice(itertools.product(*ladders), 64 * MAX_CUTS))
         if len(offers) > MAX_CUTS:
             # the finest always fits memory where anything does: it stays on offer
-            offers = sorted(offers[:-1], key=lambda parts: self._unary(choice, parts))
+            offers = sorted(offers[:-1], key=lambda parts: self.tiles.unary(choice, parts))
             offers = [*offers[: MAX_CUTS - 1], self._finest(choice)]
         return list(dict.fromkeys(offers))
 
-    def _cuts(self, choice: _Choice, label: int, parts: int) -> tuple[int, ...]:
-        fixed = choice.fixed[label]
-        if fixed is not None:
-            return fixed
-        return sizes(choice.label_sizes[label], parts, choice.grids[label])
-
     # -- what it costs -----------------------------------------------------------------
-
-    def _unary(self, choice: _Choice, parts: Parts) -> float:
-        """Tasks, in bytes, and what is lost where nothing overlaps."""
-        if choice.keep:
-            return 0.0
-        node = self.space.program.nodes[choice.node]
-        settings, workers = self.settings, self.space.mesh.workers
-        cost = self._tasks(choice, parts) * settings.task_bytes
-        if self.anew:
-            cost += SPREAD * self._shared(choice, parts)
-        if self.anew and self._worth_overlap(node):
-            target = max(settings.tiles_per_worker, self.threads)
-            each = math.prod(parts) / math.prod(choice.mesh_parts)
-            if each < target:
-                cost += IDLE * settings.task_bytes * workers * (target - each)
-        if self.anew and not node.pinned:
-            limit = self.memory_limit or settings.max_task
-            need = self._working_set(choice, parts)
-            if need > limit:
-                cost += 1e6 * settings.task_bytes * need / limit
-        return cost
-
-    def _shared(self, choice: _Choice, parts: Parts) -> float:
-        """Bytes that several tiles of one worker read alike, once for each further tile."""
-        node = self.space.program.nodes[choice.node]
-        total = 0.0
-        for edge in node.edges:
-            used = {axis.label for axis in edge.axes}
-            again = math.prod(
-                max(1.0, part / held)
-                for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
-                if label not in used
-            )
-            total += self.space.program.nodes[edge.producer].nbytes * (again - 1)
-        return total
-
-    def _tasks(self, choice: _Choice, parts: Parts) -> float:
-        """Tasks that run a node's own operation."""
-        node = self.space.program.nodes[choice.node]
-        blocks = [len(self._cuts(choice, label, count)) for label, count in enumerate(parts)]
-        every = float(math.prod(blocks))
-        reduced = math.prod(
-            count for count, label in zip(blocks, node.labels, strict=True)
-            if label.role is Role.REDUCE
-        )  # fmt: skip
-        tiles = math.prod(map(len, self._chunks(choice, parts)))
-        if node.kind is Kind.CONTRACT and not self.anew:
-            # stock dask keeps every partial product and sums them in a tree of its own
-            return every + (every / 4 + tiles if reduced > 1 else tiles)
-        if node.kind is Kind.CONTRACT:
-            meeting = math.prod(
-                count for count, label in zip(choice.mesh_parts, node.labels, strict=True)
-                if label.role is Role.REDUCE
-            )  # fmt: skip
-            scattered = any(target is not None for target in choice.option.scatter)
-            return every + (tiles * (1 + (meeting if scattered else 0)) if meeting > 1 else 0)
-        if node.kind is Kind.FOLD:
-            return every + tiles * max(1, math.ceil((reduced - 1) / (FAN_IN - 1)))
-        if node.kind is Kind.SCAN:
-            return 3 * every
-        return every
-
-    def _working_set(self, choice: _Choice, parts: Parts) -> int:
-        """Bytes of the tiles that one task reads and writes."""
-        node = self.space.program.nodes[choice.node]
-        longest = [max(self._cuts(choice, label, count)) for label, count in enumerate(parts)]
-        blocks = [
-            math.prod(_span(axis, longest, size) for axis, size in zip(
-                edge.axes, self.space.program.nodes[edge.producer].shape, strict=True))
-            * self.space.program.nodes[edge.producer].itemsize
-            for edge in node.edges
-        ]  # fmt: skip
-        own = math.prod(
-            size if axis.label is None else axis.width * longest[axis.label]
-            for axis, size in zip(node.out, node.shape, strict=True)
-        )
-        # a tile joined from pieces is there twice for a moment
-        return max([sum(blocks) + own * node.itemsize] + [2 * block for block in blocks])
-
-    def _chunks(self, choice: _Choice, parts: Parts) -> Chunks:
-        """Chunks of the array."""
-        cuts = [self._cuts(choice, label, count) for label, count in enumerate(parts)]
-        if choice.keep:
-            return tuple(cuts)
-        node = self.space.program.nodes[choice.node]
-        found: list[tuple[int, ...]] = []
-        for column, (axis, size) in enumerate(zip(node.out, node.shape, strict=True)):
-            if axis.label is None:
-                found.append((size,))
-                continue
-            label_cuts = cuts[axis.label]
-            scattered = math.prod(
-                extent
-                for extent, target in zip(self.space.mesh.shape, choice.option.scatter, strict=True)
-                if target == column
-            )
-            if self.anew and scattered > 1 and choice.fixed[axis.label] is None:
-                wanted = choice.mesh_parts[axis.label] * scattered
-                count = math.lcm(parts[axis.label], wanted)
-                label_cuts = self._cuts(choice, axis.label, min(count, max(size, 1)))
-                if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
-                    label_cuts = cuts[axis.label]
-            found.append(tuple(axis.width * cut for cut in label_cuts))
-        return tuple(found)
 
     def _fused(self, source: int, reader: int) -> bool:
         """True where dask makes one task of a block and the only block that reads it."""
@@ -472,7 +317,7 @@ class Splitter:
         return found
 
     def _conversion_table(
-        self, choice: _Choice, edge: Edge, made: _Offer, used: _Offer, fused: bool
+        self, choice: Choice, edge: Edge, made: _Offer, used: _Offer, fused: bool
     ) -> np.ndarray:
         """Tasks, in bytes, that turn a producer's tiles into those its reader needs.
 
@@ -489,7 +334,7 @@ class Splitter:
             table += np.where(joined > 1, producer.nbytes * (1 - 1 / np.maximum(joined, 1)), 0)
         return table
 
-    def _copies(self, choice: _Choice, edge: Edge) -> int:
+    def _copies(self, choice: Choice, edge: Edge) -> int:
         """How many workers need the same part of an array."""
         used = {axis.label for axis in edge.axes}
         return math.prod(
@@ -512,8 +357,8 @@ class Splitter:
                 if chunks != tilings[choice.node].chunks:
                     kept[choice.node] = chunks
                 continue
-            tasks[choice.node] += self._tasks(choice, parts)
-            peak[choice.node] = self._working_set(choice, parts)
+            tasks[choice.node] += self.tiles.tasks(choice, parts)
+            peak[choice.node] = self.tiles.working_set(choice, parts)
             tilings.append(
                 Tiling(choice.option.mesh, choice.option.scatter, offer.cuts[state], chunks)
             )
@@ -534,15 +379,3 @@ def _count(chunks: Chunks) -> int:
 
 def _doubled(parts: Parts, label: int) -> Parts:
     return tuple(count * 2 if at == label else count for at, count in enumerate(parts))
-
-
-def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:
-    """Elements of an axis that the longest block of its label touches."""
-    if axis.label is None:
-        return size
-    extent = longest[axis.label]
-    if extent == 0:
-        return 0
-    if axis.width < abs(axis.step):
-        return min(extent * axis.width, size)
-    return min(abs(axis.step) * (extent - 1) + axis.width, size)

@@ -1,0 +1,215 @@
+"""What tiles of a given number of parts are, need and cost: the prices of the second level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
+from dasktile.tiling.grid import Grid, sizes
+from dasktile.tiling.settings import Settings
+from dasktile.tiling.space import Option, Space
+
+#: Into how many parts each label of a node, or each axis of a kept array, is cut.
+Parts = tuple[int, ...]
+
+#: Partial results that one task combines.
+FAN_IN = 8
+
+#: Share of an array that is counted as moved again for every further tile of a worker that
+#: reads the same part of it: a scheduler that does not know the plan spreads such tiles.
+SPREAD = 0.5
+
+#: What a tile too few costs each worker, in tasks: it waits while that tile travels.
+IDLE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One level-two variable: the parts of the labels of a node or of a kept array.
+
+    Choices of one `family` differ in nothing that matters here, and share their offers.
+    """
+
+    node: int
+    keep: bool
+    option: Option
+    classes: tuple[int, ...]
+    label_sizes: tuple[int, ...]
+    grids: tuple[Grid, ...]
+    fixed: tuple[tuple[int, ...] | None, ...]
+    mesh_parts: Parts
+    family: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """The tiles that part counts give, and their price.
+
+    Parameters
+    ----------
+    space, settings
+        The program with its first level's candidates, and constants.
+    memory_limit
+        Bytes that one task's tiles and result may take, or None.
+    threads
+        Tasks that a worker runs at once.
+    anew
+        False where the input's own chunks are only priced.
+    """
+
+    space: Space
+    settings: Settings
+    memory_limit: int | None
+    threads: int
+    anew: bool
+
+    @property
+    def limit(self) -> int:
+        """Bytes that a task should stay within."""
+        return self.memory_limit or self.settings.max_task
+
+    @property
+    def target(self) -> int:
+        """Tiles of a large array that each worker should have."""
+        return max(self.settings.tiles_per_worker, self.threads)
+
+    def common(self, node: Node) -> set[int]:
+        """Labels whose cut divides everything that a task reads: cutting them shares nothing."""
+        every = set(range(len(node.labels)))
+        for edge in node.edges:
+            large = self.space.program.nodes[edge.producer].nbytes >= self.settings.min_tile
+            if large:
+                every &= {axis.label for axis in edge.axes if axis.label is not None}
+        return every or set(range(len(node.labels)))
+
+    def worth_overlap(self, node: Node) -> bool:
+        """True where arrays are large enough to be cut so that transfers overlap work."""
+        most = max(
+            [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
+        )
+        share = self.target * self.settings.min_tile
+        return most >= share * self.space.mesh.workers
+
+    def cuts(self, choice: Choice, label: int, parts: int) -> tuple[int, ...]:
+        """Chunk sizes of a label in so many parts."""
+        fixed = choice.fixed[label]
+        if fixed is not None:
+            return fixed
+        return sizes(choice.label_sizes[label], parts, choice.grids[label])
+
+    def unary(self, choice: Choice, parts: Parts) -> float:
+        """Tasks, in bytes, and what is lost where nothing overlaps."""
+        if choice.keep:
+            return 0.0
+        node = self.space.program.nodes[choice.node]
+        settings, workers = self.settings, self.space.mesh.workers
+        cost = self.tasks(choice, parts) * settings.task_bytes
+        if self.anew:
+            cost += SPREAD * self.shared(choice, parts)
+        if self.anew and self.worth_overlap(node):
+            target = self.target
+            each = math.prod(parts) / math.prod(choice.mesh_parts)
+            if each < target:
+                cost += IDLE * settings.task_bytes * workers * (target - each)
+        if self.anew and not node.pinned:
+            need = self.working_set(choice, parts)
+            if need > self.limit:
+                cost += 1e6 * settings.task_bytes * need / self.limit
+        return cost
+
+    def shared(self, choice: Choice, parts: Parts) -> float:
+        """Bytes that several tiles of one worker read alike, once for each further tile."""
+        node = self.space.program.nodes[choice.node]
+        total = 0.0
+        for edge in node.edges:
+            used = {axis.label for axis in edge.axes}
+            again = math.prod(
+                max(1.0, part / held)
+                for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
+                if label not in used
+            )
+            total += self.space.program.nodes[edge.producer].nbytes * (again - 1)
+        return total
+
+    def tasks(self, choice: Choice, parts: Parts) -> float:
+        """Tasks that run a node's own operation."""
+        node = self.space.program.nodes[choice.node]
+        blocks = [len(self.cuts(choice, label, count)) for label, count in enumerate(parts)]
+        every = float(math.prod(blocks))
+        reduced = math.prod(
+            count for count, label in zip(blocks, node.labels, strict=True)
+            if label.role is Role.REDUCE
+        )  # fmt: skip
+        tiles = math.prod(map(len, self.chunks(choice, parts)))
+        if node.kind is Kind.CONTRACT and not self.anew:
+            # stock dask keeps every partial product and sums them in a tree of its own
+            return every + (every / 4 + tiles if reduced > 1 else tiles)
+        if node.kind is Kind.CONTRACT:
+            meeting = math.prod(
+                count for count, label in zip(choice.mesh_parts, node.labels, strict=True)
+                if label.role is Role.REDUCE
+            )  # fmt: skip
+            scattered = any(target is not None for target in choice.option.scatter)
+            return every + (tiles * (1 + (meeting if scattered else 0)) if meeting > 1 else 0)
+        if node.kind is Kind.FOLD:
+            return every + tiles * max(1, math.ceil((reduced - 1) / (FAN_IN - 1)))
+        if node.kind is Kind.SCAN:
+            return 3 * every
+        return every
+
+    def working_set(self, choice: Choice, parts: Parts) -> int:
+        """Bytes of the tiles that one task reads and writes."""
+        node = self.space.program.nodes[choice.node]
+        longest = [max(self.cuts(choice, label, count)) for label, count in enumerate(parts)]
+        blocks = [
+            math.prod(_span(axis, longest, size) for axis, size in zip(
+                edge.axes, self.space.program.nodes[edge.producer].shape, strict=True))
+            * self.space.program.nodes[edge.producer].itemsize
+            for edge in node.edges
+        ]  # fmt: skip
+        own = math.prod(
+            size if axis.label is None else axis.width * longest[axis.label]
+            for axis, size in zip(node.out, node.shape, strict=True)
+        )
+        # a tile joined from pieces is there twice for a moment
+        return max([sum(blocks) + own * node.itemsize] + [2 * block for block in blocks])
+
+    def chunks(self, choice: Choice, parts: Parts) -> Chunks:
+        """Chunks of the array."""
+        cuts = [self.cuts(choice, label, count) for label, count in enumerate(parts)]
+        if choice.keep:
+            return tuple(cuts)
+        node = self.space.program.nodes[choice.node]
+        found: list[tuple[int, ...]] = []
+        for column, (axis, size) in enumerate(zip(node.out, node.shape, strict=True)):
+            if axis.label is None:
+                found.append((size,))
+                continue
+            label_cuts = cuts[axis.label]
+            scattered = math.prod(
+                extent
+                for extent, target in zip(self.space.mesh.shape, choice.option.scatter, strict=True)
+                if target == column
+            )
+            if self.anew and scattered > 1 and choice.fixed[axis.label] is None:
+                wanted = choice.mesh_parts[axis.label] * scattered
+                count = math.lcm(parts[axis.label], wanted)
+                label_cuts = self.cuts(choice, axis.label, min(count, max(size, 1)))
+                if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
+                    label_cuts = cuts[axis.label]
+            found.append(tuple(axis.width * cut for cut in label_cuts))
+        return tuple(found)
+
+
+def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:
+    """Elements of an axis that the longest block of its label touches."""
+    if axis.label is None:
+        return size
+    extent = longest[axis.label]
+    if extent == 0:
+        return 0
+    if axis.width < abs(axis.step):
+        return min(extent * axis.width, size)
+    return min(abs(axis.step) * (extent - 1) + axis.width, size)

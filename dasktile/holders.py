@@ -84,8 +84,11 @@ class Holders:
 
     def open(self, value: Any) -> Rebuild:
         """Take note of the arrays in a value; returns how to make the value again."""
-        if isinstance(value, Array):
+        if type(value) is Array:
             return self._array(value)
+        if isinstance(value, Array):
+            # how to make an object of somebody's subclass again is not known
+            return lambda new: value
         if type(value) in (list, tuple):
             return self._sequence(value, type(value))
         if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -127,11 +127,15 @@ class Edge:
     chunks
         If given, the array must be handed over in exactly these chunks, because what
         the node does with them is not known; `axes` then only says what is known.
+    within
+        If given, ``(label, lo, hi)``: only iterations of the label in ``[lo, hi)`` read
+        the array.  Operand number ``k`` of a stack is read within ``(label, k, k + 1)``.
     """
 
     producer: int
     axes: tuple[AxisMap, ...]
     chunks: Chunks | None = None
+    within: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

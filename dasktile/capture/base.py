@@ -39,11 +39,12 @@ class ArrayInfo:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """An array that a recognised operation reads: the layer's name, one map per axis."""
+    """An array that a recognised operation reads; see :class:`~dasktile.ir.Edge`."""
 
     layer: str
     axes: tuple[AxisMap, ...]
     chunks: Chunks | None = None
+    within: tuple[int, int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

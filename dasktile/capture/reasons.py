@@ -29,6 +29,8 @@ def reason_for(view: GraphView, name: str) -> str:
         return "random numbers depend on the chunks"
     if function is chunk.arange or function is chunk.linspace:
         return "fractions are rounded differently in other chunks"
+    if (getattr(function, "__module__", "") or "").startswith("dasktile."):
+        return "already tiled by dasktile"
     if any(key_split(key) != key_split(name) for key in list(layer)[:64]):
         return f"{key_split(name)} is written as a graph that dasktile does not read"
     return f"dasktile does not know {_title(function) or key_split(name)}"

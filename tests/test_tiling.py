@@ -10,7 +10,7 @@ import pytest
 from dasktile.ir import AxisMap, Role, bounds
 from dasktile.tiling import Settings, tile
 from dasktile.tiling.cost import TIE, Costs
-from dasktile.tiling.grid import free_axes, own_axes, sizes, split
+from dasktile.tiling.grid import Soft, free_axes, own_axes, sizes, split, unit
 from dasktile.tiling.mesh import Mesh, mesh_shape
 from dasktile.tiling.methods import get
 from dasktile.tiling.solve import Problem, solve
@@ -35,6 +35,29 @@ def test_splits_nest_and_keep_to_the_grid():
                 assert set(coarse) <= set(split(100, parts * finer, positions))
     assert set(split(100, 4, grid)) <= set(grid)
     assert sizes(3, 8, None) == (1, 1, 1)
+
+
+def test_free_labels_are_cut_in_parts_of_one_length():
+    for size in (730, 1461, 4000, 100_000, 320_017):
+        for workers in (2, 3, 4, 6, 12, 64):
+            length = unit(size, workers)
+            if length is None:
+                continue
+            for parts in (1, workers, 2 * workers):
+                found = sizes(size, parts, length)
+                assert len(found) == parts
+                assert max(found) * parts <= 1.05 * size
+                if parts <= workers:
+                    assert len(set(found[:-1])) <= 1
+                    assert found[-1] <= found[0]
+            assert set(split(size, workers, length)) <= set(split(size, 4 * workers, length))
+    assert unit(100, 4) is None
+
+
+def test_soft_grids_are_divided_where_they_are_too_coarse():
+    grid = (0, 40, 80, 100)
+    assert sizes(100, 6, grid) == (40, 40, 20)
+    assert sizes(100, 6, Soft(grid)) == (20, 20, 20, 20, 10, 10)
 
 
 def test_solver_agrees_with_trying_everything():

@@ -32,7 +32,8 @@ def multiply(recipe: Contract, *tiles: Any) -> Any:
     if len(output) < len(recipe.output):
         # axes of size one that no tile has
         result = result[tuple(slice(None) if label in known else None for label in recipe.output)]
-    return result
+    # what is left of an array without axes is a scalar, in NumPy as well
+    return result if recipe.output else result[()]
 
 
 def accumulate(recipe: Contract, before: Any, *tiles: Any) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import Edge, Kind, Node, Role
+from dasktile.ir import Edge, Node, Role
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.solve import Problem
 from dasktile.tiling.space import Boxes, Option, Space, Variable, effort
@@ -63,22 +63,29 @@ class Costs:
         alike: dict[object, tuple[Table, Table]] = {}
         for index, variable in enumerate(self.space.variables):
             node = self.space.program.nodes[variable.node]
+            loose: dict[int, Table] = {}
             if variable.keep:
                 self.own.append(np.zeros(len(variable.options)))
                 self.tiles.append(np.zeros(len(variable.options)))
-                reads = {self.space.made[variable.node]: [variable.needs[0]]}
+                reads = {self.space.made[variable.node]: [variable.held]}
             else:
                 shape = (id(variable.options), node.size, node.partial, node.labels, node.out)
                 if shape not in alike:
                     met = [self._met(variable, node, option) for option in variable.options]
                     tiles = [self._tiles(variable, node, option) for option in variable.options]
                     alike[shape] = np.array(met), np.array(tiles)
-                self.own.append(alike[shape][0] + self._unknown(node))
+                self.own.append(alike[shape][0])
                 self.tiles.append(alike[shape][1])
                 reads = {}
                 for edge, need in zip(node.edges, variable.needs, strict=True):
-                    if not unknown_relation(node, edge):
+                    if need is not None:
                         reads.setdefault(self.space.source(edge.producer), []).append(need)
+                        continue
+                    # which blocks are read is not known, so neither is what that moves;
+                    # but the array must be handed over in its chunks, somehow
+                    source = self.space.source(edge.producer)
+                    handing = self._handing(source, edge)[:, None]
+                    loose[source] = loose.get(source, 0.0) + handing
             for source, needs in reads.items():
                 producer = self.space.variables[source]
                 itemsize = self.space.program.nodes[producer.node].itemsize
@@ -86,6 +93,10 @@ class Costs:
                 if key not in tables:
                     tables[key] = transfer(producer.held, needs) * itemsize
                 self.between[source, index] = tables[key]
+            for source, handing in loose.items():
+                columns = np.zeros((1, len(variable.options)))
+                known = self.between.get((source, index), 0.0)
+                self.between[source, index] = known + handing + columns
 
     def problem(self, tile_weight: float = TIE) -> Problem:
         """Bytes moved plus `tile_weight` a tile, to be minimised."""
@@ -114,13 +125,13 @@ class Costs:
                 total += box.volume()[0] * effort(node)
         return total
 
-    def _unknown(self, node: Node) -> float:
-        """Bytes of reads of which it is not known what each block takes."""
-        return sum(
-            self.space.program.nodes[edge.producer].nbytes * (1 - 1 / self.space.mesh.workers)
-            for edge in node.edges
-            if unknown_relation(node, edge)
-        )
+    def _handing(self, source: int, edge: Edge) -> Table:
+        """Bytes that bring an array into the chunks of an edge, at the least."""
+        producer = self.space.variables[source]
+        itemsize = self.space.program.nodes[producer.node].itemsize
+        ways = transfer(producer.held, [self.space.handed(edge.chunks or ())])
+        least: Table = ways.min(axis=1) * itemsize
+        return least
 
     def _met(self, variable: Variable, node: Node, option: Option) -> float:
         """Bytes of partial results and carries that cross between workers."""
@@ -150,19 +161,6 @@ class Costs:
         grid = self.space.axes.grids[variable.node][label]
         size = self.space.program.nodes[variable.node].labels[label].size
         return len(sizes(size, self.space.mesh.parts(axes), grid))
-
-
-def unknown_relation(node: Node, edge: Edge) -> bool:
-    """True where nothing ties a node's blocks to those of an array it reads.
-
-    Such a read is priced as if the array came from all workers alike.
-    """
-    return (
-        node.kind is Kind.OPAQUE
-        and edge.chunks is not None
-        and all(axis.label is None for axis in edge.axes)
-        and any(len(label.cuts) > 1 for label in node.labels)
-    )
 
 
 def transfer(held: Boxes, needs: Sequence[Boxes]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +15,19 @@ from dasktile.ir import Kind, Node, Program, Role, bounds
 #: within this factor of the mean: moving nothing is worth a little imbalance.
 EVEN_ENOUGH = 1.25
 
-#: Positions at which a label may be cut, 0 and its size included; None is anywhere.
-Grid = tuple[int, ...] | None
+#: A uniform part must be so many elements at least: then rounding up costs two per cent.
+FINE_ENOUGH = 50
+
+
+class Soft(tuple[int, ...]):
+    """Positions that cuts follow as long as there are enough of them."""
+
+    __slots__ = ()
+
+
+#: Positions at which a label may be cut, 0 and its size included: exactly those, or
+#: (:class:`Soft`) those first; a number is multiples of it; None is anywhere.
+Grid = tuple[int, ...] | int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,7 @@ class Axes:
     kept: tuple[tuple[Grid, ...], ...]
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=65536, typed=True)
 def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Boundaries of `parts` near-even parts of a label, on the positions of `grid`.
 
@@ -50,9 +62,20 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     -------
     ``parts + 1`` boundaries; parts may be empty where the grid is too coarse.
     """
-    ideal = [part * size // parts for part in range(parts + 1)]
+    ideal = tuple(part * size // parts for part in range(parts + 1))
     if grid is None:
-        return tuple(ideal)
+        return ideal
+    if isinstance(grid, int):
+        units = -(-size // grid)
+        if units % parts == 0:
+            return tuple(min(size, part * (units // parts) * grid) for part in range(parts + 1))
+        if parts % units == 0:
+            cells = tuple(min(size, unit * grid) for unit in range(units + 1))
+            return _divided(cells, parts // units)
+        return ideal
+    if isinstance(grid, Soft) and parts >= len(grid):
+        finer = _divided(grid, -(-parts // (len(grid) - 1)))
+        return finer if len(finer) == parts + 1 else split(size, parts, finer)
     positions = np.asarray(grid)
     wanted = np.asarray(ideal)
     right = np.clip(np.searchsorted(positions, wanted), 0, len(positions) - 1)
@@ -61,7 +84,36 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     return tuple(int(position) for position in positions[nearer])
 
 
-@lru_cache(maxsize=65536)
+def _divided(cells: Sequence[int], count: int) -> tuple[int, ...]:
+    """Boundaries of cells, each cut into `count` near-even parts."""
+    found = [
+        lo + part * (hi - lo) // count
+        for lo, hi in itertools.pairwise(cells)
+        for part in range(count)
+    ]
+    return (*found, cells[-1])
+
+
+def unit(size: int, workers: int) -> int | None:
+    """A length whose multiples cut a label evenly for any part of the workers.
+
+    Chunks of one length, the last one shorter, are what Zarr can store.  The more units
+    the better for finer cuts; none where rounding up to whole units would be uneven.
+    """
+    counts = []
+    count = workers
+    while count * FINE_ENOUGH <= size and count <= 64 * workers:
+        counts.append(count)
+        count *= 2
+    for slack in (0.0, 0.5):
+        for count in reversed(counts):
+            length = -(-size // count)
+            if length * count - size <= slack * length and -(-size // length) == count:
+                return length
+    return None
+
+
+@lru_cache(maxsize=65536, typed=True)
 def sizes(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Chunk sizes of :func:`split`, empty parts left out."""
     edges = split(size, parts, grid)
@@ -92,8 +144,15 @@ def free_axes(program: Program, workers: int) -> Axes:
         common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))
         heaviest = max(weights, key=lambda grid: (weights[grid], grid))
         choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers)]
-        shared[klass] = choices[0] if choices else None
-    kept = tuple(tuple(shared.get(klass) for klass in classes) for classes in members)
+        if choices:
+            shared[klass] = Soft(choices[0])
+    kept = tuple(
+        tuple(
+            shared[klass] if klass in shared else unit(label.size, workers)
+            for klass, label in zip(classes, node.labels, strict=True)
+        )
+        for node, classes in zip(program.nodes, members, strict=True)
+    )
     grids = tuple(
         tuple(fixed.get((index, position), grid) for position, grid in enumerate(row))
         for index, row in enumerate(kept)

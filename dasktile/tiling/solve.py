@@ -142,15 +142,11 @@ def _elimination_order(
         neighbours[j].add(i)
 
     def score(variable: int) -> tuple[int, float, int]:
-        around = sorted(neighbours[variable])
+        around = neighbours[variable]
         fill = len(around) * (len(around) - 1) // 2
-        if len(around) <= MANY:
-            fill = sum(
-                1
-                for position, one in enumerate(around)
-                for other in around[position + 1 :]
-                if other not in neighbours[one]
-            )
+        if len(around) > MANY:
+            return fill, math.inf, variable
+        fill -= sum(len(neighbours[one] & around) for one in around) // 2
         size = math.prod(float(counts[other]) for other in around) * counts[variable]
         return fill, size, variable
 
@@ -171,7 +167,7 @@ def _elimination_order(
         for one in around:
             neighbours[one] |= around
             neighbours[one] -= {one, variable}
-        for one in around:
+        for one in around if len(around) > 1 else ():
             # fill of a second neighbour changes only where two of its own became adjacent
             touched |= {other for other in neighbours[one] if len(neighbours[other] & around) > 1}
         for other in sorted(touched):

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Kind, Label, Node, Program, Role
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Label, Node, Program, Role, bounds
 from dasktile.tiling.grid import Axes, Grid, split
 from dasktile.tiling.mesh import Mesh
 
@@ -92,7 +92,8 @@ class Variable:
     held
         The result's box.
     needs
-        For every edge, the box read.
+        For every edge, the box read; None where nothing ties the node's blocks to those
+        of the array.
     """
 
     node: int
@@ -100,7 +101,7 @@ class Variable:
     options: tuple[Option, ...]
     work: Boxes
     held: Boxes
-    needs: tuple[Boxes, ...]
+    needs: tuple[Boxes | None, ...]
 
 
 @dataclass
@@ -125,7 +126,7 @@ class Space:
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     kept: dict[int, int] = field(default_factory=dict)
-    _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes, ...]]] = field(
+    _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
         default_factory=dict, repr=False
     )
 
@@ -146,25 +147,58 @@ class Space:
         grids = self.axes.grids[index]
         shapes = tuple(self.program.nodes[edge.producer].shape for edge in node.edges)
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
-               tuple(edge.axes for edge in node.edges))  # fmt: skip
+               tuple((edge.axes, edge.chunks, edge.within) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
             options = list(_options(node, self.mesh))
             boxes = _Layout(self.mesh, node.labels, grids)
             work = boxes.work(options)
             chosen = _balanced(work, node.iterations, self.mesh.workers, small)
-            needs = [boxes.need(options, edge.axes, shape)
+            needs = [self._need(node, edge, boxes, options, shape)
                      for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
             if len(chosen) > self.max_states:
                 # too many: those whose inputs are smallest on the busiest worker
-                reach = sum((need.volume().max(axis=1) for need in needs), np.zeros(len(options)))
+                reach = sum(
+                    (need.volume().max(axis=1) for need in needs if need is not None),
+                    np.zeros(len(options)),
+                )
                 reach = reach + work.volume().max(axis=1) * 1e-9
                 order = np.argsort(reach[chosen], kind="stable")[: self.max_states]
                 chosen = np.sort(chosen[order])
             options = [options[choice] for choice in chosen]
             held = boxes.held(options, node.out, node.shape)
             self._cache[key] = (tuple(options), _take(work, chosen), held,
-                                tuple(_take(need, chosen) for need in needs))  # fmt: skip
+                                tuple(None if need is None else _take(need, chosen)
+                                      for need in needs))  # fmt: skip
         return Variable(index, False, *self._cache[key])
+
+    def _need(
+        self, node: Node, edge: Edge, boxes: _Layout, options: list[Option], shape: tuple[int, ...]
+    ) -> Boxes | None:
+        """What each worker needs along an edge."""
+        if not unknown_relation(node, edge):
+            return boxes.need(options, edge.axes, shape, edge.within)
+        if not aligned(node, edge):
+            return None
+        # block for block, although in other sizes: a stencil, a trim
+        return self.handed(edge.chunks or (), options)
+
+    def handed(self, chunks: Chunks, options: Sequence[Option] | None = None) -> Boxes:
+        """An array laid out in blocks that nothing may cut.
+
+        In any way that the mesh allows, or as `options` divide the axes.
+        """
+        labels = tuple(Label(sum(sizes), Role.PINNED, sizes) for sizes in chunks)
+        maps = tuple(AxisMap(axis) for axis in range(len(labels)))
+        if options is None:
+            choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
+            nothing = (None,) * len(self.mesh.shape)
+            alone = (False,) * len(self.mesh.shape)
+            options = [
+                Option(picks, nothing, alone)
+                for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+            ]
+        layout = _Layout(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
+        return layout.need(options, maps, tuple(label.size for label in labels))
 
     def _keep(self, index: int, node: Node) -> Variable:
         """Copies and other cuts of an array that several nodes read."""
@@ -189,6 +223,25 @@ class Space:
                 held = _take(held, chosen)
             self._cache[key] = (tuple(options), held, held, (held,))
         return Variable(index, True, *self._cache[key])
+
+
+def unknown_relation(node: Node, edge: Edge) -> bool:
+    """True where nothing says which blocks of an array a node's blocks read."""
+    return (
+        edge.chunks is not None
+        and all(axis.label is None for axis in edge.axes)
+        and any(len(label.cuts) > 1 for label in node.labels)
+    )
+
+
+def aligned(node: Node, edge: Edge) -> bool:
+    """True where an array is handed over in just as many blocks as the node has."""
+    counts = tuple(len(sizes) for sizes in edge.chunks or ())
+    return (
+        counts
+        == tuple(len(sizes) for sizes in node.chunks)
+        == tuple(len(label.cuts) for label in node.labels)
+    )
 
 
 def effort(node: Node) -> float:
@@ -257,8 +310,10 @@ def array_labels(
     labels, found = [], []
     for axis, size in zip(node.out, node.shape, strict=True):
         grid = None if axis.label is None else grids[axis.label]
-        if grid is not None:
-            grid = tuple(position * axis.width for position in grid)
+        if isinstance(grid, int):
+            grid *= axis.width
+        elif grid is not None:
+            grid = type(grid)(position * axis.width for position in grid)
         labels.append(Label(size, Role.FREE, (size,)))
         found.append(grid)
     out = tuple(AxisMap(position) for position in range(len(labels)))
@@ -295,14 +350,22 @@ class _Layout:
         return self.need(options, maps, sizes)
 
     def need(
-        self, options: Sequence[Option], axes: Sequence[AxisMap], shape: Sequence[int]
+        self,
+        options: Sequence[Option],
+        axes: Sequence[AxisMap],
+        shape: Sequence[int],
+        within: tuple[int, int, int] | None = None,
     ) -> Boxes:
-        """What the loop nest's boxes touch of an array."""
+        """What the loop nest's boxes touch of an array, `within` part of a label."""
         lo, hi = self._empty(len(options), len(axes))
         active = np.empty((len(options), self.mesh.workers), dtype=bool)
         density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in axes)
         for row, option in enumerate(options):
             active[row] = self._running(option)
+            if within is not None:
+                label, first, last = within
+                begin, end = self.range(label, _cut_by(option.mesh, label))
+                active[row] &= (begin < last) & (end > first)
             for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
                 if axis.label is None:
                     lo[row, :, column], hi[row, :, column] = 0, size

@@ -173,6 +173,9 @@ class Tiles:
             size if axis.label is None else axis.width * longest[axis.label]
             for axis, size in zip(node.out, node.shape, strict=True)
         )
+        if node.kind is Kind.VIEW:
+            # what is read is what is written, from however many arrays
+            return 2 * own * node.itemsize
         # a tile joined from pieces is there twice for a moment
         return max([sum(blocks) + own * node.itemsize] + [2 * block for block in blocks])
 

@@ -90,4 +90,10 @@ class Mesh:
 
     def first(self, axes: tuple[int, ...]) -> npt.NDArray[np.bool_]:
         """True for workers at the origin of all these axes."""
-        return np.asarray(np.all(self.coordinates[:, list(axes)] == 0, axis=1))
+        if axes not in self._first:
+            self._first[axes] = np.all(self.coordinates[:, list(axes)] == 0, axis=1)
+        return self._first[axes]
+
+    @cached_property
+    def _first(self) -> dict[tuple[int, ...], npt.NDArray[np.bool_]]:
+        return {}

@@ -164,10 +164,12 @@ def _elimination_order(
         order.append(variable)
         around = neighbours[variable]
         touched = set(around)
+        filled = False
         for one in around:
+            filled = filled or not around <= neighbours[one] | {one}
             neighbours[one] |= around
             neighbours[one] -= {one, variable}
-        for one in around if len(around) > 1 else ():
+        for one in around if filled else ():
             # fill of a second neighbour changes only where two of its own became adjacent
             touched |= {other for other in neighbours[one] if len(neighbours[other] & around) > 1}
         for other in sorted(touched):

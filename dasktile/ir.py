@@ -233,7 +233,7 @@ class Program:
         readers: list[list[int]] = [[] for _ in self.nodes]
         for index, node in enumerate(self.nodes):
             for edge in node.edges:
-                if index not in readers[edge.producer]:
+                if readers[edge.producer][-1:] != [index]:
                     readers[edge.producer].append(index)
         object.__setattr__(self, "_consumers", tuple(map(tuple, readers)))
 

@@ -383,7 +383,41 @@ class TestRegistry:
             register_kernel(np.sort, elementwise=True, whole_axes=0)
         with pytest.raises(ValueError, match="negative"):
             register_kernel(np.sort, halo={0: -1})
+        with pytest.raises(ValueError, match=r"whole_axes must be different axes, got \[1, 1\]"):
+            register_kernel(np.sort, whole_axes=[1, 1])
+        for wrong in (1, None, "yes", np.True_):
+            with pytest.raises(TypeError, match="elementwise must be True or False, got "):
+                register_kernel(np.sort, elementwise=wrong)  # type: ignore[arg-type]
+        for axes in ("0", 1.0, None, [0, "1"], True, {0: 1}):
+            with pytest.raises(TypeError, match="whole_axes must be an integer or several"):
+                register_kernel(np.sort, whole_axes=axes)  # type: ignore[arg-type]
+        for halo in (2, [1], {0: 1.5}, {"x": 1}, {0: True}):
+            with pytest.raises(TypeError, match="halo must be a dict of integers"):
+                register_kernel(np.sort, halo=halo)  # type: ignore[arg-type]
         assert lookup(np.sort) is None
+
+    def test_reasons_say_what_to_do(self) -> None:
+        def smooth(block: np.ndarray) -> np.ndarray:
+            return block + block.mean()
+
+        node, _ = last(x.map_blocks(smooth))
+        assert node.reason == (
+            "user function smooth may depend on its block; dasktile.register_kernel says if not"
+        )
+        wanted = (
+            "its function smooth in map_overlap may depend on its block; "
+            "dasktile.register_kernel(smooth, halo=...) says how far it looks"
+        )
+        for boundary in ("none", "reflect"):
+            program = caught(x.map_overlap(smooth, depth=1, boundary=boundary)).program
+            assert {node.reason for node in program.nodes} == {"", wanted}
+        two = caught(da.map_overlap(lambda a, b: a + b, x, x, depth=1, boundary="none"))
+        assert "register_kernel" not in "".join(node.reason for node in two.program.nodes)
+        register_kernel(smooth, halo={0: 2})
+        found = caught(x.map_overlap(smooth, depth=1, boundary="none"))
+        assert "not for this depth" in found.program.nodes[-1].reason
+        found = caught(x.map_overlap(smooth, depth=2, boundary="none"))
+        assert not any(node.reason for node in found.program.nodes)
 
 
 class TestWalk:
@@ -474,3 +508,19 @@ class TestWalk:
         shared = x + 1
         found = caught(shared * 2, shared, shared * 2)
         assert found.program.outputs == (2, 1, 2)
+
+
+def test_programs_do_not_depend_on_names():
+    def shape_of(run: int) -> list[object]:
+        names = [f"{'xyz'[(k + run) % 3]}{run}" for k in range(3)]
+        a, b, c = (da.from_array(np.ones((6, 6)), chunks=2, name=name) for name in names)
+        low = da.linalg.lu(a @ b)[0]
+        y = da.concatenate([low, c, c.T])
+        arrays = [da.stack([y, y * 2, y[::-1]]).map_blocks(lambda block: block), low.sum()]
+        nodes = capture(arrays).program.nodes
+        return [
+            (node.kind, node.shape, node.labels, [(e.producer, e.axes) for e in node.edges])
+            for node in nodes
+        ]
+
+    assert shape_of(0) == shape_of(1) == shape_of(2)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import cProfile
 import itertools
 import math
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dask
 import dask.array as da
@@ -362,6 +363,7 @@ def test_what_each_view_becomes() -> None:
     found = recognise(da.stack([x, x + 1]))
     assert isinstance(found, Found) and isinstance(found.kernel, Join)
     assert [read.axes for read in found.inputs] == [(AxisMap(1), AxisMap(2))] * 2
+    assert [read.within for read in found.inputs] == [(0, 0, 1), (0, 1, 2)]
 
     found = recognise(x[[5, 1, 4]])
     assert isinstance(found, Found) and isinstance(found.kernel, Take)
@@ -369,6 +371,39 @@ def test_what_each_view_becomes() -> None:
 
     found = recognise(da.repeat(x[:4], 2, axis=0))
     assert isinstance(found, Found)
+
+
+def test_pieces_of_a_join_are_read_within_their_range() -> None:
+    x = da.from_array(data((12, 10)), chunks=(4, 5))
+    program = capture([da.stack([x, x + 1, x * 2], axis=1)]).program
+    node = program.nodes[-1]
+    label = node.out[1].label
+    assert [edge.within for edge in node.edges] == [(label, k, k + 1) for k in range(3)]
+
+    def within(array: da.Array) -> list[tuple[int, int, int] | None]:
+        return [edge.within for edge in capture([array]).program.nodes[-1].edges]
+
+    # the array's own ends bound what is read
+    assert within(da.concatenate([x, x + 1])) == [None, None]
+    assert within(da.roll(x, 5, axis=0)) == [None, None]
+    # they do not
+    row = da.ones((1, 10), chunks=(1, 5))
+    assert within(da.concatenate([x, row, row + 1])) == [None, (0, 12, 13), (0, 13, 14)]
+    wide = da.broadcast_to(da.arange(10, chunks=5), (3, 10)) + 0.0
+    assert within(da.concatenate([x, wide])) == [None, None]
+
+
+@pytest.mark.parametrize("join", [da.stack, da.concatenate])
+def test_capture_is_linear_in_the_number_of_arrays(join: Callable[..., da.Array]) -> None:
+    def calls(count: int) -> int:
+        random = da.random.default_rng(0)
+        arrays = [random.random((4, 2), chunks=(2, 2)) for _ in range(count)]
+        profile = cProfile.Profile()
+        joined = join(arrays)
+        profile.runcall(capture, [joined])
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(400) < 5 * calls(100)
 
 
 def test_reshapes_loop_over_the_coarser_axis() -> None:

@@ -9,12 +9,12 @@ never visited.  A layer that no recogniser knows is left alone, with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from dask._task_spec import GraphNode, convert_legacy_graph
+from dask._task_spec import Alias, GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
@@ -129,6 +129,8 @@ class GraphView:
     roots: Mapping[str, ArrayInfo] = field(default_factory=dict)
     _arrays: dict[str, ArrayInfo | None] = field(default_factory=dict, repr=False)
     _tasks: dict[str, dict[Key, GraphNode]] = field(default_factory=dict, repr=False)
+    _heads: dict[str, frozenset[Any]] = field(default_factory=dict, repr=False)
+    _reads: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
 
     @property
     def layers(self) -> Mapping[str, Layer]:
@@ -147,9 +149,66 @@ class GraphView:
             self._tasks[name] = dict(convert_legacy_graph(dict(layer), _Keys(self, name)))
         return self._tasks[name]
 
+    def heads(self, name: str) -> frozenset[Any]:
+        """What the keys of a layer start with: mostly nothing but its name."""
+        if name not in self._heads:
+            self._heads[name] = frozenset(map(_head, self.layers[name]))
+        return self._heads[name]
+
     def dependencies(self, name: str) -> tuple[str, ...]:
-        """Names of the layers that a layer reads, sorted."""
-        return tuple(sorted(self.graph.dependencies.get(name, ())))
+        """Names of the layers that a layer reads, in the order in which its tasks do.
+
+        Their names say nothing: programs must not depend on them.
+        """
+        if name not in self._reads:
+            self._reads[name] = self._in_order(name)
+        return self._reads[name]
+
+    def _in_order(self, name: str) -> tuple[str, ...]:
+        names = self.graph.dependencies.get(name, ())
+        if len(names) < 2:
+            return tuple(names)
+        layer = self.layers[name]
+        mentions: Iterable[Any]
+        if isinstance(layer, Blockwise):
+            mentions = (key for part in (layer.indices, layer.task) for key in _mentioned(part))
+        else:
+            mentions = (key for task in layer.values() for key in _mentioned(task))
+        found: dict[str, None] = {}
+        heads = {head: other for other in sorted(names) for head in self._owned(other)}
+        for key in mentions:
+            # of a plain tuple that is a key, the name is met by itself
+            head = _head(key)
+            if isinstance(head, str) and head in heads:
+                found[heads[head]] = None
+                if len(found) == len(names):
+                    break
+        return (*found, *(other for other in sorted(names) if other not in found))
+
+    def _owned(self, name: str) -> Iterable[Any]:
+        layer = self.layers.get(name)
+        if layer is None or isinstance(layer, Blockwise):
+            return (name,)
+        return self.heads(name)
+
+
+def _mentioned(part: Any) -> Iterator[Any]:
+    """Everything in a task, or a part of one, that may be a key, from left to right."""
+    stack = [part]
+    while stack:
+        at = stack.pop()
+        if isinstance(at, TaskRef):
+            yield at.key
+        elif isinstance(at, Alias):
+            yield at.target
+        elif isinstance(at, Task):
+            stack.extend(reversed([*at.args, *at.kwargs.values()]))
+        elif isinstance(at, str):
+            yield at
+        elif isinstance(at, (list, tuple)):
+            stack.extend(reversed(at))
+        elif isinstance(at, dict):
+            stack.extend(reversed(at.values()))
 
 
 class _Keys:
@@ -159,14 +218,16 @@ class _Keys:
         #: Numbers of blocks of Blockwise layers: to look a key up in one of those would
         #: write out all its tasks.
         self._blocks: dict[Any, tuple[int, ...]] = {}
-        self._others: list[Layer] = []
+        #: All other layers by what their keys start with: a node may read thousands.
+        self._others: dict[Any, list[Layer]] = {}
         for other in (name, *view.graph.dependencies.get(name, ())):
             layer = view.layers.get(other)
             if isinstance(layer, Blockwise):
                 dims = layer.dims
                 self._blocks[other] = tuple(dims[symbol] for symbol in layer.output_indices)
             elif layer is not None:
-                self._others.append(layer)
+                for head in view.heads(other):
+                    self._others.setdefault(head, []).append(layer)
 
     def __contains__(self, key: Key) -> bool:
         if type(key) is tuple and key:
@@ -178,7 +239,11 @@ class _Keys:
                     if not isinstance(place, int) or not 0 <= place < count:
                         return False
                 return True
-        return any(key in layer for layer in self._others)
+        return any(key in layer for layer in self._others.get(_head(key), ()))
+
+
+def _head(key: Key) -> Any:
+    return key[0] if type(key) is tuple and key else key
 
 
 Recogniser = Callable[[GraphView, str], "Found | Same | None"]

@@ -107,7 +107,8 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
                 itemsize=info.dtype.itemsize,
                 chunks=info.chunks,
                 edges=tuple(
-                    Edge(producer(read.layer), read.axes, read.chunks) for read in answer.inputs
+                    Edge(producer(read.layer), read.axes, read.chunks, read.within)
+                    for read in answer.inputs
                 ),
                 partial=answer.partial,
                 work=answer.work,
@@ -123,14 +124,13 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
 
 def _walk(view: GraphView, names: Sequence[str]) -> dict[str, _Answer]:
     """What every layer is that the named ones need."""
-    ranks = {name: rank for rank, name in enumerate(view.layers)}
     answers: dict[str, _Answer] = {}
     stack = list(reversed(names))
     while stack:
         name = stack.pop()
         if name in answers:
             continue
-        answer = answers[name] = _recognise(view, name, ranks)
+        answer = answers[name] = _recognise(view, name)
         stack.extend(reversed(_reads(answer)))
     return answers
 
@@ -170,7 +170,7 @@ def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
     return list(order)
 
 
-def _recognise(view: GraphView, name: str, ranks: Mapping[str, int]) -> _Answer:
+def _recognise(view: GraphView, name: str) -> _Answer:
     info = view.array(name)
     assert info is not None
     reason = _untouchable(view.layers[name], info)
@@ -178,7 +178,7 @@ def _recognise(view: GraphView, name: str, ranks: Mapping[str, int]) -> _Answer:
         resident = sources.held(view, name)
         if resident is not None and resident.kind is Kind.OPAQUE:
             return resident
-        return _opaque(view, info, ranks, reason)
+        return _opaque(view, info, reason)
     for recogniser in RECOGNISERS:
         try:
             answer = recogniser(view, name)
@@ -193,7 +193,7 @@ def _recognise(view: GraphView, name: str, ranks: Mapping[str, int]) -> _Answer:
             reason = reason or problem
         elif answer is not None:
             return answer
-    return _opaque(view, info, ranks, reason or reason_for(view, name))
+    return _opaque(view, info, reason or reason_for(view, name))
 
 
 def _untouchable(layer: Layer, info: ArrayInfo) -> str:
@@ -248,6 +248,8 @@ def _problem(view: GraphView, info: ArrayInfo, answer: _Answer) -> str:
             return "an input map names a label that does not exist"
         if read.chunks is not None and tuple(map(sum, read.chunks)) != array.shape:
             return f"reads chunks {read.chunks} of an array of {array.shape}"
+        if read.within is not None and not _lies_within(answer.labels, *read.within):
+            return f"an input is read within {read.within}, which does not exist"
         if answer.kind is Kind.OPAQUE:
             continue
         if any(0 in sizes for sizes in array.chunks):
@@ -258,9 +260,13 @@ def _problem(view: GraphView, info: ArrayInfo, answer: _Answer) -> str:
     return ""
 
 
-def _opaque(view: GraphView, info: ArrayInfo, ranks: Mapping[str, int], reason: str) -> Found:
+def _lies_within(labels: Sequence[Label], label: int, lo: int, hi: int) -> bool:
+    return 0 <= label < len(labels) and 0 <= lo < hi <= labels[label].size
+
+
+def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Found:
     """A node left alone, with all it needs down to the next arrays of known shape."""
-    members, arrays = _members(view, info.name, ranks)
+    members, arrays = _members(view, info.name)
     return Found(
         op=key_split(info.name),
         kind=Kind.OPAQUE,
@@ -275,9 +281,7 @@ def _opaque(view: GraphView, info: ArrayInfo, ranks: Mapping[str, int], reason: 
     )
 
 
-def _members(
-    view: GraphView, name: str, ranks: Mapping[str, int]
-) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
+def _members(view: GraphView, name: str) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
     """Layers that belong to an opaque one, its own last, and the arrays they read."""
     members: dict[str, None] = {}
     arrays: dict[str, ArrayInfo] = {}
@@ -285,7 +289,7 @@ def _members(
     while stack:
         at = stack[-1]
         waiting: list[str] = []
-        for other in sorted(view.graph.dependencies.get(at, ()), key=ranks.__getitem__):
+        for other in view.dependencies(at):
             array = view.array(other)
             if array is not None and _has_keys(view.layers[other], array):
                 arrays[other] = array

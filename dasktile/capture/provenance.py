@@ -356,7 +356,7 @@ class Trace:
         self.tasks: dict[Key, GraphNode] = {}
         for name in names:
             self.tasks.update(view.tasks(name))
-        reads = sorted({read for name in names for read in view.dependencies(name)})
+        reads = dict.fromkeys(read for name in names for read in view.dependencies(name))
         self._arrays = {
             name: info
             for name in reads

@@ -14,6 +14,8 @@ from dask.utils import funcname, key_split
 from dasktile.capture.base import GraphView
 from dasktile.capture.contraction import is_product
 from dasktile.capture.corrections import called
+from dasktile.capture.registry import lookup
+from dasktile.capture.stencils import overlapping, trimmed
 
 
 def reason_for(view: GraphView, name: str) -> str:
@@ -22,6 +24,9 @@ def reason_for(view: GraphView, name: str) -> str:
     for other in view.dependencies(name):
         if view.array(other) is None and _is_array(view.layers[other]):
             return "reads an array of unknown chunk sizes"
+    overlap = _overlap_reason(view, name)
+    if overlap:
+        return overlap
     if isinstance(layer, Blockwise):
         return _blockwise_reason(layer)
     function, _ = called(layer)
@@ -52,7 +57,51 @@ def _blockwise_reason(layer: Blockwise) -> str:
         return "an argument is computed by a task that is no array"
     if module.split(".")[0] in ("dask", "numpy", "scipy"):
         return f"dasktile does not know {_title(function)}, applied to these arguments"
-    return f"user function {_title(function)} may depend on its block"
+    if lookup(layer.task.func) is not None:
+        return f"user function {_title(function)} is registered, but not for this use"
+    return (
+        f"user function {_title(function)} may depend on its block; "
+        "dasktile.register_kernel says if not"
+    )
+
+
+def _overlap_reason(view: GraphView, name: str) -> str:
+    """For the layers of a ``map_overlap``: why it stays, empty for all other layers."""
+    trim = trimmed(view, name)
+    if trim is not None:
+        applied = trim[2]
+    elif any(overlapping(view, other) for other in view.dependencies(name)):
+        applied = name
+    elif type(view.layers[name]).__name__ == "ArrayOverlapLayer":
+        readers = _readers(view, name)
+        applied = next((r for r in readers if isinstance(view.layers[r], Blockwise)), "")
+        if not applied:
+            return "edges of neighbours are read in map_overlap only"
+    else:
+        return ""
+    layer = view.layers.get(applied)
+    if not isinstance(layer, Blockwise) or layer.io_deps:
+        return ""
+    title, use = _title(called(layer)[0]), lookup(layer.task.func)
+    arrays = [symbols for _, symbols in layer.indices if symbols is not None]
+    if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices) or layer.new_axes:
+        return f"{title} in map_overlap does not make one array of another of its shape"
+    if (getattr(called(layer)[0], "__module__", "") or "").split(".")[0] == "dask":
+        return f"dasktile does not know {title} in map_overlap"
+    if use is None:
+        return (
+            f"its function {title} in map_overlap may depend on its block; "
+            f"dasktile.register_kernel({title}, halo=...) says how far it looks"
+        )
+    return f"{title} in map_overlap is registered, but not for this depth, or is not trimmed"
+
+
+def _readers(view: GraphView, name: str) -> list[str]:
+    """Layers that read a layer, or read what is only some of its blocks."""
+    reads = view.graph.dependencies
+    direct = [other for other in reads if name in reads[other]]
+    further = [other for other in reads if any(name_ in reads[other] for name_ in direct)]
+    return direct + further
 
 
 def _is_array(layer: Layer) -> bool:

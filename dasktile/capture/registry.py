@@ -71,16 +71,16 @@ def register_kernel(
     Raises
     ------
     TypeError
-        If `function` is not callable.
+        If `function` is not callable, or another argument is not of the type given above.
     ValueError
-        If not exactly one of the three ways is given, or a depth is negative.
+        If not exactly one of the three ways is given, an axis twice, or a negative depth.
     """
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r}")
-    axes = (whole_axes,) if isinstance(whole_axes, int) else tuple(whole_axes)
-    axes = tuple(operator.index(axis) for axis in axes)
-    depths = {operator.index(axis): operator.index(n) for axis, n in (halo or {}).items()}
-    if bool(elementwise) + bool(axes) + bool(depths) != 1:
+    if not isinstance(elementwise, bool):
+        raise TypeError(f"elementwise must be True or False, got {elementwise!r}")
+    axes, depths = _axes(whole_axes), _depths(halo)
+    if elementwise + bool(axes) + bool(depths) != 1:
         raise ValueError(
             "give exactly one of elementwise=True, whole_axes and halo, got "
             f"elementwise={elementwise!r}, whole_axes={whole_axes!r}, halo={halo!r}"
@@ -88,8 +88,37 @@ def register_kernel(
     for axis, depth in depths.items():
         if depth < 0:
             raise ValueError(f"halo depth must not be negative, got {depth} for axis {axis}")
-    _registered[id(function)] = (function, KernelUse(bool(elementwise), axes, depths))
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"whole_axes must be different axes, got {whole_axes!r}")
+    _registered[id(function)] = (function, KernelUse(elementwise, axes, depths))
     return function
+
+
+def _axes(given: Any) -> tuple[int, ...]:
+    try:
+        if not isinstance(given, (str, bytes, Mapping)):
+            listed = given if isinstance(given, Iterable) else (given,)
+            return tuple(_integer(axis) for axis in listed)
+    except TypeError:
+        pass
+    raise TypeError(f"whole_axes must be an integer or several of them, got {given!r}")
+
+
+def _depths(given: Any) -> dict[int, int]:
+    if given is None:
+        return {}
+    try:
+        if isinstance(given, Mapping):
+            return {_integer(axis): _integer(depth) for axis, depth in given.items()}
+    except TypeError:
+        pass
+    raise TypeError(f"halo must be a dict of integers {{axis: depth}}, got {given!r}")
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
 
 
 def lookup(function: Any) -> KernelUse | None:

@@ -52,7 +52,7 @@ class Stencil:
 
 def stencil(view: GraphView, name: str) -> Found | None:
     """A trimmed, registered function of overlapping blocks."""
-    trim = _trim(view, name)
+    trim = trimmed(view, name)
     new = view.array(name)
     if trim is None or new is None or not all(map(all, new.chunks)):
         return None
@@ -119,7 +119,7 @@ def _found(
     )
 
 
-def _trim(
+def trimmed(
     view: GraphView, name: str
 ) -> tuple[tuple[tuple[int, int], ...], tuple[bool, ...], str] | None:
     """(depth before and after, whether there is a boundary) by axis, and the layer trimmed."""
@@ -136,12 +136,12 @@ def _trim(
     ]
     if len(partials) != 1 or len(arrays) != 1 or not isinstance(arrays[0], str):
         return None
-    trimmed = partials[0]
+    bound = partials[0]
     ndim = len(layer.output_indices)
-    if trimmed.args or set(trimmed.keywords) != {"axes", "boundary"}:
+    if bound.args or set(bound.keywords) != {"axes", "boundary"}:
         return None
-    axes: Mapping[int, Any] = trimmed.keywords["axes"]
-    boundary: Mapping[int, Any] = trimmed.keywords["boundary"]
+    axes: Mapping[int, Any] = bound.keywords["axes"]
+    boundary: Mapping[int, Any] = bound.keywords["boundary"]
     depths = []
     for axis in range(ndim):
         depth = axes.get(axis, 0)
@@ -197,16 +197,26 @@ def _expected(
     return found
 
 
+def overlapping(view: GraphView, name: str) -> tuple[str, ...]:
+    """The layers that widen blocks by their neighbours' edges, empty if `name` does not.
+
+    Above the one that does it there may be one that drops blocks of a boundary.
+    """
+    if type(view.layers.get(name)).__name__ == "ArrayOverlapLayer":
+        return (name,)
+    below = view.dependencies(name)
+    if len(below) == 1 and type(view.layers.get(below[0])).__name__ == "ArrayOverlapLayer":
+        return (name, below[0])
+    return ()
+
+
 def _windows(
     view: GraphView, name: str, new: ArrayInfo, read: list[list[tuple[int, int]]]
 ) -> ArrayInfo | None:
     """The array whose blocks, widened by their neighbours' edges, make up layer `name`."""
-    layers = [name]
-    if type(view.layers.get(name)).__name__ != "ArrayOverlapLayer":
-        below = view.dependencies(name)
-        if len(below) != 1 or type(view.layers.get(below[0])).__name__ != "ArrayOverlapLayer":
-            return None
-        layers.append(below[0])
+    layers = overlapping(view, name)
+    if not layers:
+        return None
     trace = Trace(view, *layers)
     sources = set()
     for place in np.ndindex(*new.numblocks):

@@ -9,7 +9,7 @@ concatenation, a stack or a roll; anything else along one axis is a take.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -271,6 +271,7 @@ def _read_off(view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: in
         kernel = Gather(pieces[0].sources)
     else:
         kernel = Join(axis, tuple(Piece(p.lo, p.hi, p.sources) for p in pieces))
+        inputs = [builder.bounded(*both, axis) for both in zip(inputs, pieces, strict=True)]
     return builder.found(kernel, inputs)
 
 
@@ -346,6 +347,21 @@ class _Builder:
                 start = run[0] - (step * slab.lo if shown[number] == axis else 0)
                 maps.append(AxisMap(self.out[shown[number]].label, start, step))
         return Input(slab.name, tuple(maps))
+
+    def bounded(self, read: Input, slab: _Slab, axis: int) -> Input:
+        """The input of one of several slabs, with the iterations that read it.
+
+        These need not be said where the array's own ends bound them: operands of a
+        concatenation have nothing at the other iterations.
+        """
+        source, label = self.view.array(slab.name), self.out[axis].label
+        assert source is not None and label is not None
+        for window, size in zip(read.axes, source.shape, strict=True):
+            if window.label == label:
+                around = [t for t in (slab.lo - 1, slab.hi) if 0 <= t < self.info.shape[axis]]
+                if all(not 0 <= window.start + window.step * t < size for t in around):
+                    return read
+        return replace(read, within=(label, slab.lo, slab.hi))
 
     def span(self, start: int, width: int) -> AxisMap:
         """A part of an input axis that every block needs: tied to a loop of one step."""

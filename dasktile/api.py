@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +19,16 @@ from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.highlevel import capture_graph
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.holders import Holders, Rewritten
-from dasktile.ir import Chunks
+from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower import lower
 from dasktile.machine import Machine, machine
 from dasktile.tiling.plan import Plan
 
 logger = logging.getLogger("dasktile")
+
+#: Names and dimensions of arrays that must agree on the chunks along each dimension.
+Group = tuple[tuple[str, tuple[Hashable, ...]], ...]
+Groups = tuple[Group, ...]
 
 #: What a caller asked for and cannot have, said in the caller's words.
 _REFUSALS = (tiling.MemoryLimitError, tiling.TooManyTilingsError)
@@ -168,6 +173,8 @@ class _Asked:
         Names of those that keep their chunks, and of those that keep their names too.
     machine, method
         What to plan for, and how.
+    groups
+        As in :class:`~dasktile.holders.Holders`.
     """
 
     graph: HighLevelGraph
@@ -176,6 +183,7 @@ class _Asked:
     fixed: frozenset[str]
     machine: Machine
     method: str
+    groups: Groups = ()
 
     @classmethod
     def of(cls, holders: Holders, keep_chunks: bool, machine: Machine, method: str) -> _Asked:
@@ -187,11 +195,41 @@ class _Asked:
             fixed,
             machine,
             config.setting("method") if method == "auto" else method,
+            tuple(holders.groups),
         )
 
-    def handed_over(self) -> list[Chunks | None]:
-        """For every array, the chunks that it must have in the end."""
-        return [array.chunks if array.name in self.kept else None for array in self.arrays]
+    def handed_over(self, plan: Plan) -> list[Chunks | None]:
+        """For every array, the chunks that it must have in the end; None for its tiles'."""
+        found = [array.chunks if array.name in self.kept else None for array in self.arrays]
+        if plan.tiled is not None:
+            for group in self.groups:
+                self._agree(plan.tiled, group, found)
+        return found
+
+    def _agree(self, tiled: TiledProgram, group: Group, found: list[Chunks | None]) -> None:
+        """Give the arrays of an xarray object the same chunks along each dimension.
+
+        Those of the array that keeps its chunks, else of the largest; an object that was
+        inconsistent before may stay so.
+        """
+        places = {array.name: place for place, array in enumerate(self.arrays)}
+        members = [(places[name], dims) for name, dims in group if name in places]
+        # whose chunks count most comes first
+        members.sort(
+            key=lambda one: (found[one[0]] is None, -math.prod(self.arrays[one[0]].shape), one[0])
+        )
+        before: dict[Hashable, tuple[int, ...]] = {}
+        after: dict[Hashable, tuple[int, ...]] = {}
+        for place, dims in members:
+            node = tiled.program.outputs[place]
+            chunks = found[place] or tiled.tilings[node].chunks
+            for axis, dim in enumerate(dims):
+                own = self.arrays[place].chunks[axis]
+                if before.setdefault(dim, own) != own:
+                    return
+                after.setdefault(dim, chunks[axis])
+        for place, dims in members:
+            found[place] = found[place] or tuple(after[dim] for dim in dims)
 
 
 def _rewrite(asked: _Asked) -> Rewritten | None:
@@ -203,7 +241,7 @@ def _rewrite(asked: _Asked) -> Rewritten | None:
     lowered = lower(
         captured,
         plan.tiled,
-        output_chunks=asked.handed_over(),
+        output_chunks=asked.handed_over(plan),
         output_names=[name if name in asked.fixed else None for name in names],
     )
     return Rewritten(
@@ -225,7 +263,7 @@ def _rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLev
 
 def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
     _, plan = _plan(asked)
-    return report.explanation(plan, asked.handed_over(), unknown)
+    return report.explanation(plan, asked.handed_over(plan), unknown)
 
 
 def _plan(asked: _Asked) -> tuple[Captured, Plan]:

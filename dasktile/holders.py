@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,6 +74,9 @@ class Holders:
         Arrays with chunks of unknown size: only what is below them can be tiled.
     unsupported
         True where there were array expressions, which are not read.
+    groups
+        Arrays that share named dimensions, and must agree on the chunks along each: the
+        names and dimensions of the arrays of one xarray object.
     """
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
@@ -81,6 +84,7 @@ class Holders:
     fixed: set[str] = field(default_factory=set)
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
+    groups: list[tuple[tuple[str, tuple[Hashable, ...]], ...]] = field(default_factory=list)
 
     def open(self, value: Any) -> Rebuild:
         """Take note of the arrays in a value; returns how to make the value again."""
@@ -146,6 +150,7 @@ class Holders:
         if isinstance(value, xarray.DataArray):
             return self._data_array(value)
         names = [name for name in value.variables if is_dask_collection(value.variables[name])]
+        self._tie([value.variables[name] for name in names])
         rebuilds = [self._xarray(value.variables[name]) for name in names]
 
         def dataset(new: Rewritten) -> Any:
@@ -158,11 +163,17 @@ class Holders:
 
         return dataset
 
+    def _tie(self, variables: Iterable[Any]) -> None:
+        found = [variable for variable in variables if type(variable._data) is Array]
+        if len(found) > 1:
+            self.groups.append(tuple((one._data.name, one.dims) for one in found))
+
     def _data_array(self, value: Any) -> Rebuild:
         names = [name for name in value.coords if is_dask_collection(value.coords[name].variable)]
         variables = {name: value.coords[name].variable for name in names}
         rebuilds = [self._xarray(variables[name]) for name in names]
         inner = self._xarray(value.variable)
+        self._tie([value.variable, *variables.values()])
 
         def data_array(new: Rewritten) -> Any:
             changed = _changed(names, rebuilds, variables, new)

@@ -13,6 +13,12 @@ from dasktile import picture
 from dasktile.ir import Chunks
 from dasktile.tiling.plan import Plan
 
+#: Per cent beyond which a bound says nothing of how good a plan is.
+_LOOSE = 100
+
+#: Balance beyond which work counts as unevenly spread.
+_UNEVEN = 1.25
+
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
@@ -81,6 +87,8 @@ class Explanation:
         One sentence: why the plan is what it is.
     nodes
         One row for every array of the expression, inputs first.
+    balance_before, balance_after
+        The busiest worker's operations over the mean; 1 is even.
     """
 
     workers: int
@@ -96,6 +104,8 @@ class Explanation:
     changed: bool
     verdict: str
     nodes: tuple[NodeReport, ...]
+    balance_before: float = 1.0
+    balance_after: float = 1.0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -178,6 +188,11 @@ class Explanation:
         lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
+        if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
+            lines.append(
+                f"the busiest worker does {self.balance_after:.1f} times the mean work"
+                f" instead of {self.balance_before:.1f}"
+            )
         if not self.changed and self.verdict:
             lines.append(self.verdict)
         return "\n".join(lines)
@@ -188,6 +203,8 @@ class Explanation:
             return f"{bound}: proven optimal"
         if 0 < self.lower_bound < self.bytes_after:
             above = 100 * (self.bytes_after / self.lower_bound - 1)
+            if above > _LOOSE:
+                return f"{bound}: how near that is, is not known"
             return f"{bound}: within {max(1, math.ceil(above))} %"
         return bound
 
@@ -247,6 +264,8 @@ def explanation(
         changed=plan.tiled is not None,
         verdict=plan.verdict,
         nodes=(*nodes, *map(_unknown_row, unknown)),
+        balance_before=plan.before.balance,
+        balance_after=plan.after.balance,
     )
 
 
@@ -300,8 +319,9 @@ def _chunks_after(plan: Plan, index: int, handed: dict[int, Chunks]) -> Chunks:
 
 _TITLES = ("", "operation", "from", "shape", "dtype", "chunks", "tiles", "moved", "then")
 _RIGHT = (0, 7, 8)
-#: Widest operation name printed in full.
+#: Widest operation name, and list of inputs, printed in full.
 _NAME = 24
+_FROM = 16
 
 
 def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
@@ -310,7 +330,7 @@ def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
     return (
         str(index),
         op,
-        " ".join(map(str, node.inputs)),
+        _inputs(node.inputs),
         _shape(node.shape),
         node.dtype,
         _blocks(node.chunks_before),
@@ -318,6 +338,21 @@ def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
         format_bytes(node.bytes_before),
         format_bytes(node.bytes_after),
     )
+
+
+def _inputs(numbers: Sequence[int]) -> str:
+    """Numbers of inputs, runs of them as ``3-7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    found = " ".join(
+        f"{first}-{last}" if last > first + 1 else " ".join(map(str, range(first, last + 1)))
+        for first, last in runs
+    )
+    return found if len(found) <= _FROM else found[: _FROM - 2].rpartition(" ")[0] + " …"
 
 
 def _table(nodes: Sequence[NodeReport]) -> str:
@@ -352,8 +387,8 @@ def _left_alone(nodes: Sequence[NodeReport], said: str) -> list[str]:
 
 
 def _instead(verb: str, before: int, after: int, what: str) -> str:
-    if before == after:
-        return f"{verb} {format_bytes(after)}{what}"
+    if format_bytes(before) == format_bytes(after):
+        return f"{verb} {format_bytes(after)}{what}, as before"
     return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
 
 

@@ -239,6 +239,28 @@ def test_datasets_keep_what_they_are() -> None:
     xarray.testing.assert_allclose(found.compute(scheduler="sync"), value.compute(scheduler="sync"))
 
 
+@pytest.mark.parametrize("keep_chunks", [False, True])
+def test_xarray_variables_agree_on_chunks(tmp_path: Any, keep_chunks: bool) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    rng = np.random.default_rng(0)
+    value = xarray.Dataset(
+        {
+            "rain": (("time", "y", "x"), rng.random((730, 20, 30))),
+            "heat": (("time", "y", "x"), rng.random((730, 20, 30)).astype("f4")),
+        },
+        coords={"land": (("y", "x"), rng.random((20, 30)) > 0.5)},
+    ).chunk(time=50, y=10)
+    for number, expression in enumerate((value * 2, value - value.mean("time"), value.heat + 1)):
+        found = dasktile.optimize(expression, workers=4, keep_chunks=keep_chunks)
+        assert set(found.chunksizes) == {"time", "y", "x"}  # raises where they do not agree
+        if keep_chunks:
+            assert found.chunksizes == expression.chunksizes
+        xarray.testing.assert_allclose(found.compute(), expression.compute(), rtol=1e-3, atol=1e-4)
+        if number < 2:
+            found.to_zarr(tmp_path / f"{number}.zarr", zarr_format=2)
+
+
 def test_xarray_objects_without_dask_pass_through() -> None:
     xarray = pytest.importorskip("xarray")
     value = xarray.Dataset({"a": ("i", A[:, 0])})

@@ -57,6 +57,7 @@ def test_free_labels_are_cut_in_parts_of_one_length():
 def test_soft_grids_are_divided_where_they_are_too_coarse():
     grid = (0, 40, 80, 100)
     assert sizes(100, 6, grid) == (40, 40, 20)
+    assert split(0, 2, Soft((0,))) == (0, 0, 0)
     assert sizes(100, 6, Soft(grid)) == (20, 20, 20, 20, 10, 10)
 
 

@@ -73,7 +73,7 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
             cells = tuple(min(size, unit * grid) for unit in range(units + 1))
             return _divided(cells, parts // units)
         return ideal
-    if isinstance(grid, Soft) and parts >= len(grid):
+    if isinstance(grid, Soft) and parts >= len(grid) > 1:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)
     positions = np.asarray(grid)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dasktile.api import array_optimize, explain, optimize
 from dasktile.capture.registry import register_kernel
 from dasktile.report import Explanation
+from dasktile.tiling import MemoryLimitError
 
 __version__ = "0.1.0"
 
-__all__ = ["Explanation", "__version__", "array_optimize", "explain", "optimize", "register_kernel"]
+__all__ = [
+    "Explanation",
+    "MemoryLimitError",
+    "__version__",
+    "array_optimize",
+    "explain",
+    "optimize",
+    "register_kernel",
+]

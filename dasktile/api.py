@@ -73,6 +73,8 @@ def optimize(
     ------
     TypeError, ValueError
         Naming the argument that is wrong, its value, and what is allowed.
+    MemoryLimitError
+        A ValueError: no tiles of some operation fit the `memory_limit`.
 
     Examples
     --------

@@ -45,7 +45,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
-    "": ({"api", "capture.registry", "report"}, set()),
+    "": ({"api", "capture.registry", "report", "tiling"}, set()),
     "__main__": ({"demo"}, set()),
     "demo": ({"", "report"}, {"dask", "distributed", "numpy", "psutil", "rich", "zarr"}),
 }

@@ -245,6 +245,7 @@ def _rewrite(asked: _Asked) -> Rewritten | None:
         plan.tiled,
         output_chunks=asked.handed_over(plan),
         output_names=[name if name in asked.fixed else None for name in names],
+        predicted=plan.after.moved,
     )
     return Rewritten(
         lowered.graph,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -243,6 +244,31 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """How the worker mesh divides the blocks along a label or an axis of an array.
+
+    Parameters
+    ----------
+    by
+        Axes of the mesh that divide it, slowest first; none where every part of the mesh
+        sees all of it.
+    runs
+        For every part, in order, how many blocks it has.
+    """
+
+    by: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()
+
+    def grouped(self, groups: Sequence[Sequence[int]]) -> Share:
+        """The same for neighbouring blocks put together: each group is where its first is."""
+        if not self.by:
+            return self
+        ends = bounds(self.runs)[1:]
+        owners = [bisect_right(ends, group[0]) if len(group) else 0 for group in groups]
+        return Share(self.by, tuple(owners.count(part) for part in range(len(self.runs))))
+
+
+@dataclass(frozen=True, slots=True)
 class Tiling:
     """How one node is cut.
 
@@ -260,12 +286,17 @@ class Tiling:
     chunks
         Chunk sizes of the output array: `cuts` seen through the output maps, further cut
         by `scatter`.
+    work_at, held_at
+        How the mesh divides the blocks of every label, and of every axis of the output
+        array; None where nobody decided.
     """
 
     mesh: tuple[int | None, ...]
     scatter: tuple[int | None, ...]
     cuts: tuple[tuple[int, ...], ...]
     chunks: Chunks
+    work_at: tuple[Share, ...] | None = None
+    held_at: tuple[Share, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,12 +314,15 @@ class TiledProgram:
     kept
         For nodes whose array is kept in other chunks than it was made in, because
         several readers want it so: those chunks.
+    kept_at
+        For the same nodes, how the mesh divides the blocks along every axis.
     """
 
     program: Program
     mesh: tuple[int, ...]
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
+    kept_at: dict[int, tuple[Share, ...]] = field(default_factory=dict)
 
 
 def bounds(cuts: Sequence[int]) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ def written(
         assert extra.name in view.graph.layers
     numbers = itertools.count()
 
-    def fetch(edge: int, wanted: tuple) -> str:
+    def fetch(edge: int, wanted: tuple, shares: object = None) -> str:
         layer = f"fetched-{next(numbers)}"
         for axis, size in zip(wanted, infos[edge].shape, strict=True):
             for window in axis:

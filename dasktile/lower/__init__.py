@@ -22,7 +22,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
 from dasktile.capture.sources import Create
-from dasktile.ir import Chunks, Edge, Kind, Node, TiledProgram, Tiling, windows
+from dasktile.ir import Chunks, Edge, Kind, Node, Share, TiledProgram, Tiling, windows
 from dasktile.lower import blocks, contract, folds, verbatim, views
 from dasktile.lower.convert import (
     Windows,
@@ -32,10 +32,13 @@ from dasktile.lower.convert import (
     lengths,
     normal,
 )
-from dasktile.lower.emit import Emission, emit
+from dasktile.lower.emit import Emission, emit, placement
 from dasktile.lower.names import salted
 
 __all__ = ["Lowered", "lower"]
+
+#: How the mesh divides the blocks along each axis; None where nobody decided.
+Shares = tuple[Share, ...] | None
 
 #: Modules that register the writers of kernels.
 _WRITERS = (blocks, contract, folds, verbatim, views)
@@ -70,6 +73,7 @@ def lower(
     tiled: TiledProgram,
     output_chunks: Sequence[Chunks | None] | None = None,
     output_names: Sequence[str | None] | None = None,
+    predicted: Sequence[int] = (),
 ) -> Lowered:
     """Write a program with the tiles that were decided on.
 
@@ -83,6 +87,8 @@ def lower(
         For every output, chunks to hand it over in; None for those it is made in.
     output_names
         For every output, the name it must have; None for any.
+    predicted
+        For every node, bytes that workers will receive so that it can run.
 
     Returns
     -------
@@ -105,7 +111,7 @@ def lower(
         if given != expected:
             raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
     carried, kept = _settle(captured, wanted, names)
-    writer = _Writer(captured, tiled)
+    writer = _Writer(captured, tiled, predicted)
     for index in _needed(captured, carried):
         if carried[index]:
             writer.carry(index)
@@ -196,12 +202,15 @@ class _Writer:
 
     captured: Captured
     tiled: TiledProgram
+    predicted: Sequence[int] = ()
     #: The layer that holds the array of a node, in the chunks of its tiling.
     made: dict[int, str] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
     dependencies: dict[str, set[str]] = field(default_factory=dict)
     #: Layers that hold the array of a node cut by some windows.
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
+    #: The same, where the mesh divides the windows in a certain way.
+    cut_at: dict[tuple[int, Windows, Shares], str] = field(default_factory=dict)
 
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
@@ -231,24 +240,37 @@ class _Writer:
             return self.made[index], self.tiling(index).chunks
         own = block_windows(chunks)
         if (index, own) not in self.cut:
-            self.convert(index, own, self.made[index], self.tiling(index).chunks)
+            made, shares = self.made[index], self.tiled.kept_at.get(index)
+            self.cut[index, own] = self.convert(index, own, made, self.tiling(index).chunks, shares)
         return self.cut[index, own], chunks
 
-    def fetch(self, index: int, wanted: Windows) -> str:
+    def fetch(self, index: int, wanted: Windows, shares: Shares = None) -> str:
         """The layer that holds a node's array cut by windows, written if there is none."""
         wanted = normal(wanted)
         if (index, wanted) not in self.cut:
             name, chunks = self.source(index)
             # the windows may have been those that the array is kept in
             if (index, wanted) not in self.cut:
-                self.convert(index, wanted, name, chunks)
+                if (index, wanted, shares) not in self.cut_at:
+                    self.cut_at[index, wanted, shares] = self.convert(
+                        index, wanted, name, chunks, shares
+                    )
+                return self.cut_at[index, wanted, shares]
         return self.cut[index, wanted]
 
     def convert(
-        self, index: int, wanted: Windows, source: str, chunks: Chunks, name: str | None = None
-    ) -> None:
-        token = salted("", name, source, chunks, wanted).rpartition("-")[2]
-        name = name or f"retile-{token}"
+        self,
+        index: int,
+        wanted: Windows,
+        source: str,
+        chunks: Chunks,
+        shares: Shares = None,
+        name: str | None = None,
+    ) -> str:
+        """Write a layer that cuts an array anew, for workers that `shares` names."""
+        token = salted("", name, source, chunks, wanted, shares).rpartition("-")[2]
+        at = placement(self.tiled.mesh, shares, shares or ())
+        name = name or salted("retile", token, placement=at)
         kernel = self.captured.kernels[index]
         if isinstance(kernel, Create):
             # all elements are alike: made again, nothing is held, cut or sent
@@ -258,7 +280,7 @@ class _Writer:
             tasks = conversion(name, token, source, chunks, wanted, cut)
             self.add(name, MaterializedLayer(tasks), {source})
         self.describe(name, index, lengths(wanted))
-        self.cut[index, wanted] = name
+        return name
 
     def describe(self, name: str, index: int, chunks: Chunks) -> None:
         """Say of a layer which array it holds, as dask does for its own."""
@@ -298,14 +320,21 @@ class _Writer:
             tiling.chunks,
             self.tiled.mesh,
             read,
+            placement=placement(
+                self.tiled.mesh,
+                tiling.held_at,
+                tiling.held_at or (),
+                self.predicted[index] if self.predicted else 0,
+            ),
         )
         if getattr(kernel, "fetches", False):
             inputs = ("",) * len(node.edges)
         else:
             inputs = tuple(self.input(edge, tiling) for edge in node.edges)
 
-        def fetch(edge: int, wanted: Windows) -> str:
-            return self.fetch(node.edges[edge].producer, wanted)
+        def fetch(edge: int, wanted: Windows, shares: Shares) -> str:
+            decided = shares if tiling.work_at is not None else None
+            return self.fetch(node.edges[edge].producer, wanted, decided)
 
         emission = Emission(node, tiling, name, inputs, fetch, self.captured.graph, self.tiled.mesh)
         emitted = emit(kernel, emission)
@@ -318,8 +347,14 @@ class _Writer:
 
     def input(self, edge: Edge, tiling: Tiling) -> str:
         """The layer that holds what every block of a node needs along an edge."""
+        shares = None
+        if tiling.work_at is not None:
+            shares = tuple(
+                Share() if axis.label is None else tiling.work_at[axis.label] for axis in edge.axes
+            )
         if edge.chunks is not None:
-            return self.fetch(edge.producer, block_windows(edge.chunks))
+            handed = self.handed_at(edge, tiling, edge.chunks)
+            return self.fetch(edge.producer, block_windows(edge.chunks), handed)
         shape = self.node(edge.producer).shape
         return self.fetch(
             edge.producer,
@@ -327,6 +362,23 @@ class _Writer:
                 windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
                 for axis, size in zip(edge.axes, shape, strict=True)
             ),
+            shares,
+        )
+
+    def handed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Shares:
+        """How the mesh divides blocks that are handed over as they are."""
+        if tiling.work_at is None or tiling.held_at is None:
+            return None
+        counts = tuple(map(len, chunks))
+        if all(axis.label is None for axis in edge.axes):
+            # block for block, as far as anybody knows
+            same = counts == tuple(map(len, tiling.chunks))
+            return tiling.held_at if same else None
+        return tuple(
+            Share()
+            if axis.label is None or len(tiling.cuts[axis.label]) != count
+            else tiling.work_at[axis.label]
+            for axis, count in zip(edge.axes, counts, strict=True)
         )
 
     def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:
@@ -337,15 +389,15 @@ class _Writer:
             return self.fetch(index, wanted), chunks
         if name in self.layers:
             return name, chunks
-        if (index, wanted) in self.cut:
+        same = self.cut.get((index, wanted))
+        if same is not None:
             # readers may have needed the same
-            same = self.cut[index, wanted]
             every = product(*(range(len(sizes)) for sizes in chunks))
             tasks = {(name, *block): Alias((name, *block), (same, *block)) for block in every}
             self.add(name, MaterializedLayer(tasks), {same})
             self.describe(name, index, chunks)
         else:
-            self.convert(index, wanted, *self.source(index), name)
+            self.convert(index, wanted, *self.source(index), name=name)
         return name, chunks
 
     def graph(self, outputs: Iterable[str]) -> HighLevelGraph:

@@ -19,10 +19,11 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import MaterializedLayer
 
 from dasktile.capture.blockwise import Contract
-from dasktile.ir import Node, bounds, output_chunks
+from dasktile.ir import Node, Share, bounds, output_chunks
 from dasktile.lower.blas import accumulate, multiply, total
 from dasktile.lower.emit import Emission, Emitted, emit
-from dasktile.lower.names import inner, slices_of
+from dasktile.lower.names import slices_of
+from dasktile.lower.slices import Slice
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
@@ -39,7 +40,7 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
     scattered = coarse != tiling.chunks
     summed = [label for label in range(len(counts)) if label not in kernel.output]
     groups = _groups(summed, counts, [_parts(emission, label, counts[label]) for label in summed])
-    partial = inner(name, "partial")
+    partial = emission.step("partial", emission.work_at)
     direct = len(groups) == 1 and not scattered
 
     results: dict[Key, GraphNode] = {}
@@ -77,13 +78,13 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
         reads = inputs | {partial} if steps else inputs
         emitted.add(name, MaterializedLayer(results), reads)
     elif scattered:
-        pieces, sums = _scattered(name, tiling.chunks, coarse, partials)
+        pieces, sums = _scattered(emission, coarse, partials)
         scatter = slices_of(name)
         emitted.add(scatter, MaterializedLayer(pieces), {partial})
         emitted.add(name, MaterializedLayer(sums), {scatter})
     else:
         for block, keys in partials.items():
-            _summed((name, *block), keys, results)
+            _summed(emission, (name, *block), keys, results)
         emitted.add(name, MaterializedLayer(results), {partial})
     return emitted
 
@@ -115,14 +116,17 @@ def _operands(node: Node, inputs: Sequence[str], full: Sequence[int]) -> list[Ta
     ]
 
 
-def _summed(key: Key, terms: Sequence[Key], tasks: dict[Key, GraphNode]) -> None:
+def _summed(
+    emission: Emission, key: Key, terms: Sequence[Key], tasks: dict[Key, GraphNode]
+) -> None:
     """Write the sum of `terms` as `key`, by a tree where they are many."""
     level = 0
+    name = emission.step("sum", (Share(), Share(), *emission.held_at))
     while len(terms) > _FAN_IN:
         grouped = []
         for number, at in enumerate(range(0, len(terms), _FAN_IN)):
             some = terms[at : at + _FAN_IN]
-            between = (inner(key[0], "sum"), level, number, *key[1:])
+            between = (name, level, number, *key[1:])
             tasks[between] = Task(between, total, *map(TaskRef, some))
             grouped.append(between)
         terms = grouped
@@ -134,12 +138,12 @@ def _summed(key: Key, terms: Sequence[Key], tasks: dict[Key, GraphNode]) -> None
 
 
 def _scattered(
-    name: str,
-    fine: Sequence[Sequence[int]],
+    emission: Emission,
     coarse: Sequence[Sequence[int]],
     partials: dict[Block, list[Key]],
 ) -> tuple[dict[Key, GraphNode], dict[Key, GraphNode]]:
     """The pieces of the partial results, and their sums in the finer chunks."""
+    name, fine = emission.name, emission.tiling.chunks
     axes = [_within(sizes, outer) for sizes, outer in zip(fine, coarse, strict=True)]
     scatter = slices_of(name)
     pieces: dict[Key, GraphNode] = {}
@@ -150,9 +154,9 @@ def _scattered(
         terms = []
         for number, whole in enumerate(partials[tuple(place[0] for place in places)]):
             key = (scatter, number, *block)
-            pieces[key] = Task(key, getitem, TaskRef(whole), part)
+            pieces[key] = Slice(key, getitem, TaskRef(whole), part)
             terms.append(key)
-        _summed((name, *block), terms, sums)
+        _summed(emission, (name, *block), terms, sums)
     return pieces, sums
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
-from dasktile.ir import Chunks, Node, Tiling
+from dasktile.ir import Chunks, Node, Share, Tiling
+from dasktile.lower.names import inner
+from dasktile.schedule.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,11 @@ class Emission:
         ``(inputs[e], *(block[axis.label] if axis.label is not None else 0 ...))``.
         For an edge with `chunks` the layer simply has those chunks.
     fetch
-        ``fetch(edge, windows)`` returns the name of a layer that holds the array of
-        that edge (an index into ``node.edges``) cut by other windows, one tuple of
+        ``fetch(edge, windows, shares)`` returns the name of a layer that holds the array
+        of that edge (an index into ``node.edges``) cut by other windows, one tuple of
         windows per axis, which the framework writes at most once.  For writers whose
-        blocks are not the labels' blocks.  No window may be empty.
+        blocks are not the labels' blocks.  No window may be empty.  `shares` says how the
+        mesh divides these windows along each axis, None if that is not known.
     graph
         The graph captured from.
     mesh
@@ -44,9 +47,37 @@ class Emission:
     tiling: Tiling
     name: str
     inputs: tuple[str, ...]
-    fetch: Callable[[int, tuple[tuple[tuple[int, int, int], ...], ...]], str]
+    fetch: Callable[
+        [int, tuple[tuple[tuple[int, int, int], ...], ...], tuple[Share, ...] | None], str
+    ]
     graph: HighLevelGraph
     mesh: tuple[int, ...] = ()
+
+    @property
+    def work_at(self) -> tuple[Share, ...]:
+        """How the mesh divides the blocks of the labels; not at all, if nobody decided."""
+        return self.tiling.work_at or (Share(),) * len(self.node.labels)
+
+    @property
+    def held_at(self) -> tuple[Share, ...]:
+        """The same for the blocks of the output array."""
+        return self.tiling.held_at or (Share(),) * len(self.node.shape)
+
+    def step(self, what: str, shares: tuple[Share, ...]) -> str:
+        """The name of a layer on the way, for an index whose dimensions are so divided."""
+        return inner(self.name, what, placement(self.mesh, self.tiling.held_at, shares))
+
+
+def placement(
+    mesh: tuple[int, ...],
+    decided: tuple[Share, ...] | None,
+    shares: tuple[Share, ...],
+    predicted: int = 0,
+) -> Placement | None:
+    """A placement, where there is a mesh and somebody decided."""
+    if not mesh or decided is None:
+        return None
+    return Placement(mesh, shares, predicted)
 
 
 @dataclass(slots=True)
@@ -67,4 +98,4 @@ def emit(kernel: Any, emission: Emission) -> Emitted:
     raise TypeError(f"no lowering is registered for kernels of type {type(kernel).__name__}")
 
 
-__all__ = ["Chunks", "Emission", "Emitted", "emit"]
+__all__ = ["Chunks", "Emission", "Emitted", "emit", "placement"]

@@ -19,9 +19,10 @@ from dask.typing import Key
 
 from dasktile.capture.folds import ArgFold, Fold
 from dasktile.capture.scans import Scan
-from dasktile.ir import bounds, output_chunks
+from dasktile.ir import Share, bounds, output_chunks
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import slices_of
+from dasktile.lower.slices import Slice
 
 #: Partials that one task combines at the most.
 FAN_IN = 8
@@ -34,7 +35,7 @@ Tasks = dict[Any, Any]
 def emit_fold(kernel: Fold, emission: Emission) -> Emitted:
     """Write a tree reduction."""
     emitted = Emitted()
-    name = f"chunk-{emission.name}"
+    name = emission.step("chunk", emission.work_at)
     symbols = tuple(range(len(emission.node.labels)))
     counts = tuple(map(len, emission.tiling.cuts))
     pairs = [part for source in emission.inputs for part in (source, symbols)]
@@ -50,7 +51,7 @@ def emit_fold(kernel: Fold, emission: Emission) -> Emitted:
 def emit_arg_fold(kernel: ArgFold, emission: Emission) -> Emitted:
     """Write a reduction to the place of an extremum."""
     emitted = Emitted()
-    name = f"chunk-{emission.name}"
+    name = emission.step("chunk", emission.work_at)
     source = emission.inputs[0]
     starts = [bounds(cuts)[:-1] for cuts in emission.tiling.cuts]
     tasks: Tasks = {}
@@ -67,6 +68,7 @@ def emit_arg_fold(kernel: ArgFold, emission: Emission) -> Emitted:
 def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, partials: str) -> None:
     """Write the tree over the layer `partials`, whose blocks are those of the labels."""
     counts = list(map(len, emission.tiling.cuts))
+    shares = emission.work_at
     workers = [_workers(emission, label) if label in kernel.axes else 1
                for label in range(len(counts))]  # fmt: skip
     level = 0
@@ -80,7 +82,8 @@ def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, part
             groups = _fan_in(local, kernel.axes)
             parts = [_parts(here, group, count // here)
                      for here, group, count in zip(local, groups, counts, strict=True)]  # fmt: skip
-            partials = _level(kernel, emission, emitted, partials, parts, level)
+            shares = tuple(share.grouped(part) for share, part in zip(shares, parts, strict=True))
+            partials = _level(kernel, emission, emitted, partials, parts, level, shares)
             counts = [len(part) for part in parts]
             local = [-(-here // group) for here, group in zip(local, groups, strict=True)]
             level += 1
@@ -89,14 +92,24 @@ def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, part
         partials = _cut(emission, emitted, partials, counts, pieces)
         counts = [len(pieces[label]) if label in pieces else count
                   for label, count in enumerate(counts)]  # fmt: skip
+    ends_at = _ends_at(emission)
     while math.prod(counts[axis] for axis in kernel.axes) > FAN_IN:
         reduced = [count if label in kernel.axes else 1 for label, count in enumerate(counts)]
         groups = _fan_in(reduced, kernel.axes)
         parts = [_parts(count, group) for count, group in zip(counts, groups, strict=True)]
-        partials = _level(kernel, emission, emitted, partials, parts, level)
+        partials = _level(kernel, emission, emitted, partials, parts, level, ends_at)
         counts = [len(part) for part in parts]
         level += 1
     _finish(kernel, emission, emitted, partials, counts)
+
+
+def _ends_at(emission: Emission) -> tuple[Share, ...]:
+    """For every label, how the mesh divides the finished result along it."""
+    shares = [Share()] * len(emission.work_at)
+    for axis, share in zip(emission.node.out, emission.held_at, strict=True):
+        if axis.label is not None:
+            shares[axis.label] = share
+    return tuple(shares)
 
 
 def _workers(emission: Emission, label: int) -> int:
@@ -133,9 +146,10 @@ def _level(
     partials: str,
     parts: Sequence[Sequence[range]],
     level: int,
+    shares: tuple[Share, ...],
 ) -> str:
-    """Combine ranges of neighbouring partials."""
-    name = f"combine{level}-{emission.name}"
+    """Combine ranges of neighbouring partials, where `shares` says."""
+    name = emission.step(f"combine{level}", shares)
     tasks: Tasks = {}
     for block in itertools.product(*(range(len(part)) for part in parts)):
         key = (name, *block)
@@ -208,7 +222,7 @@ def _cut(
             source[label], lo, hi = own[block[label]]
             index[label] = slice(lo, hi)
         key = (name, *block)
-        tasks[key] = Task(key, piece, TaskRef((partials, *source)), tuple(index))
+        tasks[key] = Slice(key, piece, TaskRef((partials, *source)), tuple(index))
     emitted.add(name, MaterializedLayer(tasks), {partials})
     return name
 
@@ -232,7 +246,11 @@ def _finish(
     divided = any(
         axis.label is None and len(sizes) > 1 for axis, sizes in zip(node.out, chunks, strict=True)
     )
-    name = f"whole-{emission.name}" if divided else emission.name
+    name = emission.name
+    if divided:
+        whole = (Share() if axis.label is None else share
+                 for axis, share in zip(node.out, emission.held_at, strict=True))  # fmt: skip
+        name = emission.step("whole", tuple(whole))
     tasks: Tasks = {}
     spans = [range(count) if label in kernel.axes else range(1)
              for label, count in enumerate(counts)]  # fmt: skip
@@ -266,7 +284,9 @@ def emit_scan(kernel: Scan, emission: Emission) -> Emitted:
     """Write a running reduction: tiles scanned at once, carries handed on, merged in."""
     emitted = Emitted()
     name, source, axis = emission.name, emission.inputs[0], kernel.axis
-    scanned, carried, ends = f"scan-{name}", f"carry-{name}", f"end-{name}"
+    scanned, carried, ends = (
+        emission.step(what, emission.work_at) for what in ("scan", "carry", "end")
+    )
     counts = tuple(map(len, emission.tiling.cuts))
     if counts[axis] == 1:
         symbols = tuple(range(len(counts)))
@@ -316,6 +336,7 @@ def _emit_serial(
 ) -> None:
     """Write a running reduction whose tiles each start where the one before has ended."""
     name, source, axis = emission.name, emission.inputs[0], kernel.axis
+    ends = emission.step("end", emission.work_at)
     tiles: Tasks = {}
     for block in itertools.product(*map(range, counts)):
         tile: Key = (name, *block)
@@ -325,7 +346,7 @@ def _emit_serial(
             continue
         before = (*block[:axis], block[axis] - 1, *block[axis + 1 :])
         # within the layer: two layers would have to read each other
-        carry: Key = (f"end-{name}", *before)
+        carry: Key = (ends, *before)
         tiles[carry] = Task(carry, piece, TaskRef((name, *before)), edge)
         tiles[tile] = Task(tile, kernel.merge, TaskRef(carry), read)
     emitted.add(name, MaterializedLayer(tiles), {source})

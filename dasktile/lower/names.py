@@ -9,21 +9,30 @@ from __future__ import annotations
 
 from dask.tokenize import tokenize
 
-_MARK = "-dasktile-"
+from dasktile.schedule.placement import MARK, Placement, decode, encode
 
 
-def salted(op: str, *content: object) -> str:
+def salted(op: str, *content: object, placement: Placement | None = None) -> str:
     """The name of a layer for operation `op`, whose tasks `content` determines.
 
-    `content` consists of names, numbers and tuples of them.
+    `content` consists of names, numbers and tuples of them.  The name says where the
+    tasks run, if anybody knows (see :mod:`dasktile.schedule.placement`).
     """
-    return f"{op}{_MARK}{tokenize(repr(content))}"
+    return f"{op}{MARK}{_code(placement)}{tokenize(repr(content))}"
 
 
-def inner(name: str, what: str) -> str:
+def inner(name: str, what: str, placement: Placement | None = None) -> str:
     """The name of a layer that is one step on the way to layer `name`."""
-    op, mark, token = name.rpartition(_MARK)
-    return f"{op}-{what}{mark}{token}" if mark else f"{name}-{what}{_MARK}{tokenize(name)}"
+    op, mark, token = name.rpartition(MARK)
+    if not mark:
+        return f"{name}-{what}{MARK}{_code(placement)}{tokenize(name)}"
+    if decode(name) is not None:
+        token = token.partition("-")[2]
+    return f"{op}-{what}{MARK}{_code(placement)}{token}"
+
+
+def _code(placement: Placement | None) -> str:
+    return "" if placement is None else f"{encode(placement)}-"
 
 
 def slices_of(name: str) -> str:

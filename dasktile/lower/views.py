@@ -13,7 +13,7 @@ from dask.utils import M
 from dasktile.capture.reshapes import Repeat, Reshape
 from dasktile.capture.stencils import Stencil
 from dasktile.capture.views import Gather, Join, Take
-from dasktile.ir import AxisMap, Window, bounds, windows
+from dasktile.ir import AxisMap, Share, Window, bounds, windows
 from dasktile.lower.convert import join
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import inner, slices_of
@@ -193,7 +193,17 @@ def _join(kernel: Join, emission: Emission) -> Emitted:
             else _windows(axis, cuts)
             for axis in edge.axes
         )
-        fetched.append(emission.fetch(number, wanted))
+        blocks = [block for block, (lo, hi) in enumerate(pairwise(edges))
+                  if max(lo, piece.lo) < min(hi, piece.hi)]  # fmt: skip
+        shares = tuple(
+            Share()
+            if axis.label is None
+            else emission.work_at[axis.label].grouped([[block] for block in blocks])
+            if axis.label == label
+            else emission.work_at[axis.label]
+            for axis in edge.axes
+        )
+        fetched.append(emission.fetch(number, wanted, shares))
 
     tasks: dict[Key, GraphNode] = {}
     for place, at in _blocks(emission):
@@ -250,6 +260,7 @@ def _take(kernel: Take, emission: Emission) -> Emitted:
             else _windows(axis, cuts)
             for number, axis in enumerate(edge.axes)
         ),
+        None,
     )
     plans = [_plan(index, cells) for index in wanted]
     index_name, part_name = inner(emission.name, "index"), slices_of(emission.name)

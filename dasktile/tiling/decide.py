@@ -181,7 +181,9 @@ class _Planner:
         local = Splitter(
             self.space, solution.states, self.settings, self.memory_limit, self.threads, self.anew
         ).run()
-        tiled = TiledProgram(self.program, self.mesh.shape, local.tilings, local.kept)
+        tiled = TiledProgram(
+            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at
+        )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 
     def _price(self, states: Sequence[int], local: Local) -> Price:

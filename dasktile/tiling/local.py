@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Tiling
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Share, Tiling, bounds
 from dasktile.tiling.conversion import conversion_tables, conversion_tasks
+from dasktile.tiling.grid import split
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve import Problem, solve
 from dasktile.tiling.space import Option, Space, array_labels
@@ -50,7 +52,7 @@ class Local:
 
     Parameters
     ----------
-    tilings, kept
+    tilings, kept, kept_at
         As in :class:`~dasktile.ir.TiledProgram`.
     tasks, peak
         As in :class:`~dasktile.tiling.plan.Price`.
@@ -58,6 +60,7 @@ class Local:
 
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
+    kept_at: dict[int, tuple[Share, ...]]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
 
@@ -351,16 +354,26 @@ class Splitter:
         peak = [0] * len(program.nodes)
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
+        kept_at: dict[int, tuple[Share, ...]] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.keep:
                 if chunks != tilings[choice.node].chunks:
                     kept[choice.node] = chunks
+                    kept_at[choice.node] = self._shares(choice, chunks)
                 continue
             tasks[choice.node] += self.tiles.tasks(choice, parts)
             peak[choice.node] = self.tiles.working_set(choice, parts)
+            cuts = offer.cuts[state]
             tilings.append(
-                Tiling(choice.option.mesh, choice.option.scatter, offer.cuts[state], chunks)
+                Tiling(
+                    choice.option.mesh,
+                    choice.option.scatter,
+                    cuts,
+                    chunks,
+                    self._shares(choice, cuts),
+                    self._held(choice, chunks),
+                )
             )
         for source, reader, edge in self._edges():
             cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
@@ -370,7 +383,62 @@ class Splitter:
                 tasks[self.choices[reader].node] += between
             elif self._fused(source, reader):
                 tasks[edge.producer] -= _count(made)
-        return Local(tuple(tilings), kept, tuple(math.ceil(count) for count in tasks), tuple(peak))
+        return Local(
+            tuple(tilings),
+            kept,
+            kept_at,
+            tuple(math.ceil(count) for count in tasks),
+            tuple(peak),
+        )
+
+    # -- where it is -------------------------------------------------------------------
+
+    def _shares(self, choice: Choice, cuts: Sequence[Sequence[int]]) -> tuple[Share, ...]:
+        """How the mesh divides the blocks of every label, or axis of a kept array."""
+        return tuple(
+            self._share(choice, label, _axes_of(choice.option, label), sizes)
+            for label, sizes in enumerate(cuts)
+        )
+
+    def _held(self, choice: Choice, chunks: Chunks) -> tuple[Share, ...]:
+        """How the mesh divides the blocks of every axis of the result."""
+        found = []
+        taken: set[int] = set()
+        node = self.space.program.nodes[choice.node]
+        for column, (axis, sizes) in enumerate(zip(node.out, chunks, strict=True)):
+            if axis.label is None:
+                found.append(Share())
+                continue
+            by = _axes_of(choice.option, axis.label) + tuple(
+                at for at, target in enumerate(choice.option.scatter) if target == column
+            )
+            # on a diagonal two axes run along one label
+            by = tuple(at for at in by if at not in taken)
+            taken.update(by)
+            found.append(self._share(choice, axis.label, by, sizes, axis.width))
+        return tuple(found)
+
+    def _share(
+        self,
+        choice: Choice,
+        label: int,
+        by: tuple[int, ...],
+        sizes: Sequence[int],
+        width: int = 1,
+    ) -> Share:
+        if not by:
+            return Share()
+        parts = math.prod(self.space.mesh.shape[axis] for axis in by)
+        edges = split(choice.label_sizes[label], parts, choice.grids[label])
+        runs = [0] * parts
+        for start in bounds(sizes)[:-1]:
+            runs[min(max(bisect_right(edges, start // width) - 1, 0), parts - 1)] += 1
+        return Share(by, tuple(runs))
+
+
+def _axes_of(option: Option, label: int) -> tuple[int, ...]:
+    """Axes of the mesh that cut a label."""
+    return tuple(axis for axis, cut in enumerate(option.mesh) if cut == label)
 
 
 def _count(chunks: Chunks) -> int:

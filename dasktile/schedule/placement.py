@@ -1,0 +1,193 @@
+"""Which worker has which tile, said in so few letters that it fits the name of a layer.
+
+The key of a tile is ``(name, *index)``.  Where tiles live is a function of the index: every
+dimension of it is divided into runs of blocks by some axes of the worker mesh.  A name is
+the one thing that stays with a task through optimisation, fusion, culling, ``persist``,
+pickling and other clients, so the function is written into it::
+
+    matmul-dasktile-2x2_0e4_1e4_b5k2-5f0c...
+
+says: a mesh of 2 x 2 workers; its axis 0 divides the first dimension of the index, four
+blocks to each part, its axis 1 the second alike; workers are to receive ``5k2`` bytes (to
+the base 36) so that this layer can run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, groupby
+
+from dasktile.ir import Share
+
+#: Stands in names of layers before the placement.
+MARK = "-dasktile-"
+
+#: Letters that a placement may take.  Dask cuts names of fused tasks at about 115.
+MAX_LETTERS = 48
+
+_CODE = re.compile(r"(\d+(?:x\d+)*)((?:_[0-9a-z.]*)*)")
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Homes of the tasks of a layer.
+
+    Parameters
+    ----------
+    mesh
+        Sizes of the mesh's axes, slowest link first.
+    shares
+        For every dimension of the index, how the mesh divides it.
+    predicted
+        Bytes that workers receive from one another so that the layer can run.
+    """
+
+    mesh: tuple[int, ...]
+    shares: tuple[Share, ...]
+    predicted: int = 0
+
+    @property
+    def workers(self) -> int:
+        return math.prod(self.mesh)
+
+    def position(self, index: Sequence[int]) -> int:
+        """The place in the mesh, in C order, of the worker that has this tile."""
+        place = 0
+        for at, (bounds, offsets) in zip(index, self._offsets, strict=False):
+            if offsets:
+                place += offsets[min(bisect_right(bounds, at), len(offsets) - 1)]
+        return place
+
+    @cached_property
+    def _offsets(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        """For every dimension, where its parts end and what each adds to the place."""
+        strides = [math.prod(self.mesh[axis + 1 :]) for axis in range(len(self.mesh))]
+        found = []
+        for share in self.shares:
+            offsets = []
+            for part in range(len(share.runs)):
+                place, rest = 0, part
+                for axis in reversed(share.by):
+                    rest, digit = divmod(rest, self.mesh[axis])
+                    place += digit * strides[axis]
+                offsets.append(place)
+            found.append((tuple(accumulate(share.runs)), tuple(offsets)))
+        return tuple(found)
+
+
+def encode(placement: Placement) -> str:
+    """A placement as a part of a layer's name: letters, digits, ``_`` and ``.``."""
+    dims = ["".join(("_", *_share(share))) for share in placement.shares]
+    while dims and dims[-1] == "_":
+        dims.pop()
+    code = "x".join(map(str, placement.mesh)) + "".join(dims)
+    if placement.predicted:
+        code += f"_b{_base36(placement.predicted)}"
+    return code
+
+
+def _share(share: Share) -> tuple[str, str]:
+    if not share.by:
+        return "", ""
+    by = "".join(map(str, share.by))
+    runs = share.runs
+    if len(set(runs)) == 1:
+        return by, f"e{runs[0]}"
+    exact = "r" + ".".join(f"{run}x{len(list(same))}" for run, same in groupby(runs))
+    if len(exact) <= MAX_LETTERS // 2:
+        return by, exact
+    # nearly even, then: a name that is too long would be cut
+    return by, f"n{sum(runs)}"
+
+
+def decode(name: object) -> Placement | None:
+    """The placement that the name of a layer holds; None where there is none."""
+    if not isinstance(name, str) or MARK not in name:
+        return None
+    return _decoded(name.rpartition(MARK)[2].partition("-")[0])
+
+
+@lru_cache(maxsize=4096)
+def _decoded(code: str) -> Placement | None:
+    match = _CODE.fullmatch(code)
+    if match is None:
+        return None
+    try:
+        mesh = tuple(map(int, match[1].split("x")))
+        if not 0 < math.prod(mesh) <= 1 << 16:
+            return None
+        shares, predicted = [], 0
+        for part in match[2].split("_")[1:]:
+            if part.startswith("b"):
+                predicted = int(part[1:], 36)
+            else:
+                shares.append(_parsed(part, mesh))
+    except (ValueError, IndexError):
+        return None
+    return Placement(mesh, tuple(shares), predicted)
+
+
+def _parsed(part: str, mesh: tuple[int, ...]) -> Share:
+    if not part:
+        return Share()
+    end = next(at for at, letter in enumerate(part) if letter in "ern")
+    by = tuple(map(int, part[:end]))
+    parts = math.prod(mesh[axis] for axis in by)
+    form, rest = part[end], part[end + 1 :]
+    if form == "e":
+        runs = (int(rest),) * parts
+    elif form == "n":
+        runs = near_even(int(rest), parts)
+    else:
+        pairs = [run.split("x") for run in rest.split(".")]
+        runs = tuple(int(run) for run, times in pairs for _ in range(int(times)))
+    if len(runs) != parts:
+        raise ValueError(part)
+    return Share(by, runs)
+
+
+def near_even(blocks: int, parts: int) -> tuple[int, ...]:
+    """So many blocks for each part."""
+    edges = [part * blocks // parts for part in range(parts + 1)]
+    return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits or "0"
+
+
+def worker_order(workers: dict[str, tuple[str, object]]) -> list[str]:
+    """Addresses of workers in the order in which a mesh is laid over them.
+
+    Workers of one host are neighbours, so that the first axes of a mesh, which are cut
+    first, run between hosts.
+
+    Parameters
+    ----------
+    workers
+        Host and name of each worker, by address.
+    """
+
+    def place(address: str) -> tuple[str, bool, int, str, str]:
+        host, name = workers[address]
+        number = name if isinstance(name, int) else None
+        if number is None and isinstance(name, str) and name.isdigit():
+            number = int(name)
+        return host, number is None, number or 0, str(name), address
+
+    return sorted(workers, key=place)
+
+
+def worker_of(position: int, places: int, workers: int) -> int:
+    """Which of so many workers, in order, a place of a mesh falls to."""
+    return position * workers // places

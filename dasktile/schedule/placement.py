@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, groupby
+from itertools import groupby
 
 from dasktile.ir import Share
 
@@ -59,25 +58,25 @@ class Placement:
     def position(self, index: Sequence[int]) -> int:
         """The place in the mesh, in C order, of the worker that has this tile."""
         place = 0
-        for at, (bounds, offsets) in zip(index, self._offsets, strict=False):
+        for at, offsets in zip(index, self._offsets, strict=False):
             if offsets:
-                place += offsets[min(bisect_right(bounds, at), len(offsets) - 1)]
+                place += offsets[at] if at < len(offsets) else offsets[-1]
         return place
 
     @cached_property
-    def _offsets(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        """For every dimension, where its parts end and what each adds to the place."""
+    def _offsets(self) -> tuple[tuple[int, ...], ...]:
+        """For every dimension and block of it, what it adds to the place."""
         strides = [math.prod(self.mesh[axis + 1 :]) for axis in range(len(self.mesh))]
         found = []
         for share in self.shares:
-            offsets = []
-            for part in range(len(share.runs)):
+            offsets: list[int] = []
+            for part, run in enumerate(share.runs):
                 place, rest = 0, part
                 for axis in reversed(share.by):
                     rest, digit = divmod(rest, self.mesh[axis])
                     place += digit * strides[axis]
-                offsets.append(place)
-            found.append((tuple(accumulate(share.runs)), tuple(offsets)))
+                offsets += [place] * run
+            found.append(tuple(offsets))
         return tuple(found)
 
 

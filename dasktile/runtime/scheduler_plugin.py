@@ -1,0 +1,352 @@
+"""The scheduler's side: tasks of a plan run where the plan says, and roots wait their turn.
+
+Everything is read off the names of keys (:mod:`dasktile.schedule.placement`), so that
+graphs of any client, optimised in any way, find their place.  Tasks that belong to no plan
+are not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from distributed import Scheduler, SchedulerPlugin
+from distributed.scheduler import TaskState, WorkerState
+
+from dasktile.schedule.homes import Homes, Layer
+from dasktile.schedule.placement import worker_order
+
+logger = logging.getLogger("dasktile")
+
+#: Stands for a worker in the restrictions of tasks that wait for their turn.
+HELD = "dasktile://held"
+
+#: Where the scheduler says to clients what they need to know to plan.
+METADATA = "dasktile"
+
+#: Failures after which the plugin stops doing anything.
+MAX_ERRORS = 10
+
+#: Seconds between two looks at whether the plugin is still wanted.
+WATCH = 2.0
+
+
+class TileSchedulerPlugin(SchedulerPlugin):
+    """Places the tasks of optimised collections.
+
+    Parameters
+    ----------
+    placement
+        False only to count what it would do.
+
+    Attributes
+    ----------
+    predicted
+        Bytes that workers are to receive so that a layer can run, by the layer's name.
+    placed
+        Tasks that were given a home.
+    errors
+        Times that the plugin failed; after a few it lets go of everything.
+    """
+
+    name = "dasktile"
+
+    def __init__(self, placement: bool = True) -> None:
+        self.placement = placement
+        self.predicted: dict[str, int] = {}
+        self.placed = 0
+        self.errors = 0
+        self.homes = Homes([])
+        #: Ready roots by home, most urgent first: (priority, key).
+        self._held: dict[str, list[tuple[Any, Any]]] = {}
+        #: Homes of tasks that are held back, ready or not.
+        self._home: dict[Any, str] = {}
+        self._woken = False
+        self._watching = False
+
+    # -- life ---------------------------------------------------------------------------
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self.attach(scheduler)
+
+    def attach(self, scheduler: Scheduler) -> None:
+        """Begin; :meth:`start` for those who cannot wait."""
+        self.scheduler = scheduler
+        self.loop = asyncio.get_running_loop()
+        self._lay_out()
+
+    def detach(self) -> None:
+        """Leave the scheduler as if the plugin had never been there."""
+        self._let_go()
+        self.scheduler.task_metadata.pop(METADATA, None)
+
+    async def close(self) -> None:
+        self._home.clear()
+        self._held.clear()
+
+    def restart(self, scheduler: Scheduler) -> None:
+        self._held.clear()
+        self._home.clear()
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        self._guard(self._lay_out)
+
+    def remove_worker(
+        self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        self._guard(self._lose, worker)
+
+    # -- what happens -------------------------------------------------------------------
+
+    def update_graph(
+        self, scheduler: Scheduler, *, tasks: Iterable[Any] = (), **kwargs: Any
+    ) -> None:
+        if self.placement and self.errors < MAX_ERRORS:
+            self._guard(self._place, tasks)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "processing":
+            if key in self._home:
+                self._home.pop(key)
+            name = key[0] if type(key) is tuple else key
+            if type(name) is str and "dasktile" in name:
+                self._guard(self._keep_from_thieves, key)
+        elif finish == "no-worker":
+            if key in self._home:
+                self._guard(self._hold, key)
+        elif self._held and start == "processing":
+            self._wake()
+        if finish == "forgotten":
+            self._home.pop(key, None)
+
+    def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Nothing that goes wrong here may harm the scheduler."""
+        try:
+            function(*arguments)
+        except Exception:
+            self.errors += 1
+            if self.errors == 1:
+                logger.exception("dasktile's scheduler plugin failed; tasks run as without it")
+            self._let_go()
+
+    # -- workers ------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        workers = self.scheduler.workers
+        order = worker_order({address: (ws.host, ws.name) for address, ws in workers.items()})
+        self.homes.replace(order)
+        self.scheduler.task_metadata.setdefault(METADATA, {})["workers"] = order
+
+    def _lose(self, address: str) -> None:
+        """Give the tasks of a worker that is gone new homes, evenly."""
+        self._lay_out()
+        orphans = [
+            ts
+            for ts in self.scheduler.tasks.values()
+            if ts.worker_restrictions
+            and (address in ts.worker_restrictions or self._home.get(ts.key) == address)
+            and ts.state not in ("memory", "erred", "forgotten")
+        ]
+        held = self._held.pop(address, [])
+        order = self.homes.workers
+        if not order:
+            # whoever comes next may have them
+            for _, key in held:
+                self._held.setdefault(address, []).append((self.scheduler.tasks[key].priority, key))
+            return
+        orphans.sort(key=lambda ts: ts.priority or ())
+        for number, ts in enumerate(orphans):
+            home = order[number % len(order)]
+            if ts.key in self._home:
+                self._home[ts.key] = home
+                if ts.state == "no-worker":
+                    self._hold(ts.key)
+            elif ts.loose_restrictions and ts.worker_restrictions == {address}:
+                ts.worker_restrictions = {home}
+        self._wake()
+
+    # -- homes --------------------------------------------------------------------------
+
+    def _place(self, keys: Iterable[Any]) -> None:
+        """Give new tasks of a plan their homes."""
+        every = self.scheduler.tasks
+        layers: dict[Any, Layer | None] = {}
+        homes: dict[Any, str] = {}
+        followers: list[TaskState] = []
+        for key in keys:
+            name = key[0] if type(key) is tuple else key
+            if name in layers:
+                layer = layers[name]
+            else:
+                layer = layers[name] = self.homes.layer(name)
+            if layer is None:
+                continue
+            ts = every[key]
+            if ts.state != "released" or ts.run_spec is None or _restricted(ts):
+                continue
+            if layer.placement is None:
+                followers.append(ts)
+                continue
+            home = layer.home(key[1:])
+            if home is None:
+                continue
+            homes[key] = home
+            self._send_home(ts, home)
+        for ts in followers:
+            found = self._follow(ts, homes)
+            if found is not None:
+                self._send_home(ts, found)
+        self.placed += len(homes)
+        for name, layer in layers.items():
+            if layer is not None and layer.placement is not None and layer.placement.predicted:
+                known = self.predicted.get(name, 0)
+                self.predicted[name] = known + layer.placement.predicted
+
+    def _follow(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
+        """Where the only tile that a task reads is or will be."""
+        chain = [ts]
+        found: str | None = None
+        while found is None and len(chain[-1].dependencies) == 1:
+            (read,) = chain[-1].dependencies
+            if read.who_has:
+                found = min(ws.address for ws in read.who_has)
+            elif read.key in homes:
+                found = homes[read.key]
+            elif read.worker_restrictions and HELD not in read.worker_restrictions:
+                (found, *_) = sorted(read.worker_restrictions)
+            elif read.key in self._home:
+                found = self._home[read.key]
+            elif len(chain) > 8:
+                break
+            else:
+                chain.append(read)
+        if found is not None:
+            homes[ts.key] = found
+        return found
+
+    def _send_home(self, ts: TaskState, home: str) -> None:
+        if _is_root(ts) and not math.isinf(self.scheduler.WORKER_SATURATION):
+            self._home[ts.key] = home
+            ts.worker_restrictions = {HELD}
+            self._watch()
+        else:
+            ts.worker_restrictions = {home}
+            ts.loose_restrictions = True
+
+    def _keep_from_thieves(self, key: Any) -> None:
+        ts = self.scheduler.tasks[key]
+        if ts.loose_restrictions and ts.worker_restrictions:
+            keep_from_thieves(self.scheduler, ts)
+
+    # -- roots --------------------------------------------------------------------------
+
+    def _hold(self, key: Any) -> None:
+        ts = self.scheduler.tasks[key]
+        heapq.heappush(self._held.setdefault(self._home[key], []), (ts.priority, key))
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self.loop.call_soon(self._awake)
+
+    def _awake(self) -> None:
+        self._woken = False
+        self._guard(self._release)
+
+    def _release(self) -> None:
+        """Send every worker as many roots as it has slots for."""
+        recommendations: dict[Any, Any] = {}
+        for address in sorted(self._held):
+            waiting = self._held[address]
+            ws = self.scheduler.workers.get(address)
+            if ws is None:
+                if not self.scheduler.workers:
+                    continue
+                slots = len(waiting)
+            else:
+                slots = self._slots(ws)
+            while waiting and slots > 0:
+                _, key = heapq.heappop(waiting)
+                ts = self.scheduler.tasks.get(key)
+                if ts is None or ts.state != "no-worker" or key not in self._home:
+                    continue
+                ts.worker_restrictions = {address}
+                ts.loose_restrictions = True
+                recommendations[key] = "processing"
+                slots -= 1
+            if not waiting:
+                del self._held[address]
+        if recommendations:
+            self.scheduler.transitions(recommendations, stimulus_id=_stimulus())
+
+    def _slots(self, ws: WorkerState) -> int:
+        """Tasks that a worker may be given before it is as full as the scheduler allows."""
+        if ws not in self.scheduler.running:
+            return 0
+        most = max(1, math.ceil(ws.nthreads * self.scheduler.WORKER_SATURATION))
+        return most - len(ws.processing)
+
+    # -- letting go ---------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """While tasks are held, look whether the plugin has not been taken off."""
+        if not self._watching:
+            self._watching = True
+            self.loop.call_later(WATCH, self._look)
+
+    def _look(self) -> None:
+        self._watching = False
+        if self.scheduler.plugins.get(self.name) is not self:
+            self._let_go()
+        elif self._home:
+            self._wake()
+            self._watch()
+
+    def _let_go(self) -> None:
+        """Hand everything that is held to the scheduler."""
+        recommendations: dict[Any, Any] = {}
+        for key in list(self._home):
+            ts = self.scheduler.tasks.get(key)
+            if ts is not None:
+                ts.worker_restrictions = set()
+                if ts.state == "no-worker":
+                    recommendations[key] = "processing"
+        self._home.clear()
+        self._held.clear()
+        if recommendations and self.scheduler.workers:
+            self.scheduler.transitions(recommendations, stimulus_id=_stimulus())
+
+
+def _restricted(ts: TaskState) -> bool:
+    """True where a user has said where a task runs."""
+    return bool(ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
+
+
+def _is_root(ts: TaskState) -> bool:
+    """True for a task that can run at once: it reads nothing, or what is no task's result."""
+    return all(not read.dependencies and not read.who_has and _is_data(read)
+               for read in ts.dependencies)  # fmt: skip
+
+
+def _is_data(ts: TaskState) -> bool:
+    return type(ts.run_spec).__name__ == "DataNode"
+
+
+def _stimulus() -> str:
+    return "dasktile-roots"
+
+
+def keep_from_thieves(scheduler: Scheduler, ts: TaskState) -> None:
+    """Take a task that was just sent to its home out of reach of work stealing.
+
+    There is no public way.  Checked with distributed 2026.7.1 and 2026.8.0.
+    """
+    stealing: Any = scheduler.extensions.get("stealing")
+    if stealing is not None:
+        stealing.remove_key_from_stealable(ts)
+        stealing.unknown_durations.get(ts.prefix.name, set()).discard(ts)

@@ -1,0 +1,66 @@
+"""Which address each task belongs to: the mesh laid over the workers that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dasktile.schedule.placement import MARK, Placement, decode
+
+#: Names of slices cut where the tile is; see ``dasktile.lower.names.slices_of``.
+SLICES = "rechunk-split-"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Homes of the tasks of one layer; without a placement they are where what they read is."""
+
+    placement: Placement | None
+    addresses: tuple[str, ...]
+
+    def home(self, index: Sequence[int]) -> str | None:
+        if self.placement is None:
+            return None
+        return self.addresses[self.placement.position(index)]
+
+
+@dataclass
+class Homes:
+    """The workers in mesh order, and what follows for layers of a name.
+
+    Parameters
+    ----------
+    workers
+        Addresses, in the order of :func:`~dasktile.schedule.placement.worker_order`.
+    """
+
+    workers: list[str]
+    _tables: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
+
+    def layer(self, name: object) -> Layer | None:
+        """What is known of a layer of this name; None if it is not one of a plan."""
+        if not isinstance(name, str) or not self.workers:
+            return None
+        if name.startswith(SLICES):
+            return Layer(None, ())
+        if MARK not in name:
+            return None
+        placement = decode(name)
+        if placement is None:
+            return Layer(None, ())
+        return Layer(placement, self.table(placement.workers))
+
+    def table(self, places: int) -> tuple[str, ...]:
+        """For every place of a mesh, the worker that it falls to."""
+        if places not in self._tables:
+            count = len(self.workers)
+            self._tables[places] = tuple(
+                self.workers[place * count // places] for place in range(places)
+            )
+        return self._tables[places]
+
+    def replace(self, workers: Sequence[str]) -> None:
+        """Lay meshes over other workers from now on."""
+        self.workers = list(workers)
+        self._tables.clear()
+

@@ -1,12 +1,14 @@
 """The expressions that benchmarks and tests share: what Dask users run, chunked as they do.
 
 Every function takes ``source(name, shape, chunks)``, which makes an input array, so that
-the same expression runs on arrays generated, read from files or already in memory.
+the same expression runs on arrays generated, read from files or already in memory.  Those
+that call functions of dask.array take the module as ``xp``, for packages that imitate it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -93,13 +95,15 @@ def logistic_regression(
     chunks: tuple[int, int] = (20_000, 64),
     features: int = 64,
     steps: int = 5,
+    *,
+    xp: Any = da,
 ) -> Sequence[da.Array]:
     """Gradient descent on a tall design matrix."""
     x = source("x", (400_000, features), chunks)
     y = source("y", (400_000,), chunks[:1])
     w = source("w", (features,), (features,))
     for _ in range(steps):
-        p = 1 / (1 + da.exp(-(x @ w)))
+        p = 1 / (1 + xp.exp(-(x @ w)))
         w = w - 1e-3 * (x.T @ (p - y))
     return (w,)
 
@@ -110,14 +114,14 @@ def logistic_regression_columns(source: Source) -> Sequence[da.Array]:
 
 
 def mlp(
-    source: Source, batch: int = 2048, hidden: int = 2048, layers: int = 3
+    source: Source, batch: int = 2048, hidden: int = 2048, layers: int = 3, *, xp: Any = da
 ) -> Sequence[da.Array]:
     """Forward and backward through a perceptron; returns the gradients."""
     x = source("x", (batch, hidden), (512, 512))
     weights = [source(f"w{layer}", (hidden, hidden), (512, 512)) for layer in range(layers)]
     activations = [x]
     for weight in weights:
-        activations.append(da.maximum(activations[-1] @ weight, 0))
+        activations.append(xp.maximum(activations[-1] @ weight, 0))
     error = activations[-1] - 1
     gradients = []
     for weight, before, after in zip(
@@ -151,29 +155,36 @@ def regrid(source: Source) -> Sequence[da.Array]:
     return (da.einsum("tyx,kyx->tk", field, matrix),)
 
 
-def attention(source: Source) -> Sequence[da.Array]:
+def attention(source: Source, *, xp: Any = da) -> Sequence[da.Array]:
     """Softmax(Q K') V over batch and heads."""
     q, k, v = (source(name, (8, 8, 512, 64), (2, 8, 128, 64)) for name in "qkv")
-    scores = da.einsum("bhqd,bhkd->bhqk", q, k) / 8
-    weights = da.exp(scores - scores.max(axis=-1, keepdims=True))
+    scores = xp.einsum("bhqd,bhkd->bhqk", q, k) / 8
+    weights = xp.exp(scores - scores.max(axis=-1, keepdims=True))
     weights = weights / weights.sum(axis=-1, keepdims=True)
-    return (da.einsum("bhqk,bhkd->bhqd", weights, v),)
+    return (xp.einsum("bhqk,bhkd->bhqd", weights, v),)
 
 
-def kmeans(source: Source) -> Sequence[da.Array]:
+def kmeans(source: Source, *, xp: Any = da) -> Sequence[da.Array]:
     """One step: distances to the centres, nearest, new centres."""
     x = source("x", (400_000, 32), (20_000, 8))
     centres = source("centres", (16, 32), (16, 32))
     distances = (x**2).sum(axis=1, keepdims=True) - 2 * x @ centres.T + (centres**2).sum(axis=1)
     nearest = distances.argmin(axis=1)
-    member = (nearest[:, None] == da.arange(16, chunks=16)[None, :]).astype(float)
+    member = (nearest[:, None] == xp.arange(16, chunks=16)[None, :]).astype(float)
     return ((member.T @ x) / member.sum(axis=0)[:, None],)
 
 
-def fft2(source: Source) -> Sequence[da.Array]:
+def fft2(source: Source, *, xp: Any = da) -> Sequence[da.Array]:
     x = source("x", (4096, 4096), (512, 4096))
-    rows = da.fft.fft(x, axis=1)
-    return (da.fft.fft(rows.rechunk((4096, 512)), axis=0),)
+    rows = xp.fft.fft(x.rechunk({1: -1}), axis=1)
+    return (xp.fft.fft(rows.rechunk((x.shape[0], x.shape[1] // 8)), axis=0),)
+
+
+def climatology(source: Source) -> Sequence[da.Array]:
+    """A field chunked along time, minus its mean over time, regridded by a dense matrix."""
+    field = source("field", (3200, 6000), (200, 6000))
+    weights = source("weights", (6000, 1200), (1500, 300))
+    return ((field - field.mean(axis=0)) @ weights,)
 
 
 WORKLOADS: dict[str, Workload] = {

@@ -1,0 +1,430 @@
+"""What is moved, and how long it takes, on a cluster: Dask, dasktile and a peer.
+
+    python -m benchmarks.placement [--workers 4 8] [--workloads NAME ...]
+        [--modes free persisted crossed placed] [--network 250MB] [--rounds 3] [--size 0.5]
+        [--peer PATH_TO_PYTHON] [--out benchmarks/results/placement.json]
+
+Every engine has a cluster of real processes of its own, and the engines take turns, so that
+whatever else the machine does hurts all of them.  Medians of the rounds are reported.
+
+Engines: ``stock`` is Dask as it is.  ``dasktile`` plans with `dasktile.optimize`, within the time
+measured, on a cluster where `dasktile.enable` was called.  ``peer`` is another package, see
+`benchmarks.peer`.
+
+Modes: ``free``, inputs are read from Zarr files; ``persisted``, they are in memory in the chunks
+of the files, wherever Dask's scheduler put them; ``crossed``, the same in chunks along the other
+axes; ``placed``, dasktile was shown the whole expression when the inputs were persisted (for the
+other engines the same as ``persisted``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import distributed
+from dask.utils import parse_bytes
+from rich.console import Console
+from rich.table import Table
+
+import dasktile
+from benchmarks.meters import MODES, Cluster, run_cell, same
+from benchmarks.peer import Peer
+from benchmarks.sized import sized, write
+from dasktile.report import format_bytes
+
+#: A ratio of bytes to none is taken to so many.
+FLOOR = 1e6
+
+#: By how much dasktile must be worse for a workload to be listed.
+WORSE = 1.05
+
+#: What is compared: its name in the results, and whether it is in bytes.
+COMPARED = {
+    "moved": True,
+    "moved_largest": True,
+    "cost": True,
+    "tasks": False,
+    "cpu_seconds": False,
+    "memory": True,
+    "read": True,
+    "seconds": False,
+}
+
+
+class Local:
+    """An engine in this process.
+
+    Parameters
+    ----------
+    name
+        ``stock`` or ``dasktile``.
+    workers, rate
+        As in `benchmarks.meters.Cluster`.
+    size
+        As in `benchmarks.sized.sized`.
+    """
+
+    def __init__(self, name: str, workers: int, rate: float | None, size: float) -> None:
+        self.name = name
+        self.planned = name == "dasktile"
+        self.cluster = Cluster(workers, rate)
+        self.workloads = sized(size)
+        self.enabled = False
+
+    def __enter__(self) -> Local:
+        self.cluster.__enter__()
+        # older versions of dasktile decide tiles only
+        if self.planned and hasattr(dasktile, "enable"):
+            dasktile.enable(self.cluster.client)
+            self.enabled = True
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.enabled:
+            dasktile.disable(self.cluster.client)
+        self.cluster.__exit__(*exception)
+
+    def cell(self, workload: str, mode: str, folder: Path, values: bool) -> dict[str, Any]:
+        """Run one cell; see `benchmarks.meters.run_cell`."""
+        try:
+            return run_cell(
+                self.cluster,
+                self.workloads[workload],
+                mode,
+                folder,
+                da,
+                plan=self._plan if self.planned else None,
+                predict=self._predict if self.planned and values else None,
+                values=values,
+            )
+        except Exception as error:
+            traceback.print_exc()
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
+
+    def _plan(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        planned = dasktile.optimize(*arrays, workers=self.cluster.client)
+        return (planned,) if len(arrays) == 1 else planned
+
+    def _predict(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        found = dasktile.explain(*arrays, workers=self.cluster.client)
+        return {
+            "predicted": found.bytes_after,
+            "lower_bound": found.lower_bound,
+            "predicted_before": found.bytes_before,
+        }
+
+
+Engine = Local | Peer
+
+
+def run(
+    workers: int,
+    names: Sequence[str],
+    modes: Sequence[str],
+    *,
+    rate: float | None = None,
+    rounds: int = 3,
+    size: float = 0.5,
+    peer: str | None = None,
+    console: Console | None = None,
+) -> list[dict[str, Any]]:
+    """Run cells on `workers` workers.
+
+    Parameters
+    ----------
+    workers
+        Processes per cluster.
+    names, modes
+        Which workloads, in which modes.
+    rate
+        Bytes per second that a worker can send, and receive; None for no limit.
+    rounds
+        How often every cell is run.
+    size
+        As in `benchmarks.sized.sized`.
+    peer
+        The interpreter that has the peer.
+    console
+        Where progress is said.
+
+    Returns
+    -------
+    One dict per workload, mode and engine.
+    """
+    console = console or Console(stderr=True)
+    every = sized(size)
+    cells = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dasktile-inputs-")))
+        engines: list[Engine] = [
+            stack.enter_context(Local(name, workers, rate, size)) for name in ("stock", "dasktile")
+        ]
+        if peer:
+            engines.append(stack.enter_context(Peer(peer, workers, rate, size)))
+        for name in names:
+            place = folder / name
+            write(every[name], place)
+            for mode in modes:
+                started = time.perf_counter()
+                found = _cell(engines, name, mode, place, rounds)
+                spent = time.perf_counter() - started
+                console.print(f"{workers} workers, {mode}, {name}: {spent:.1f} s", style="dim")
+                cells += [
+                    {"workers": workers, "mode": mode, "workload": name, "engine": engine, **what}
+                    for engine, what in found.items()
+                ]
+            # all inputs together may be more than a small disk, or memory, has
+            shutil.rmtree(place)
+    return cells
+
+
+def _cell(
+    engines: Sequence[Engine], name: str, mode: str, folder: Path, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Run one workload in one mode by all engines, in turns."""
+    found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+    values: dict[str, Any] = {}
+    about: dict[str, dict[str, Any]] = {engine.name: {} for engine in engines}
+    for number in range(rounds):
+        # the first of a round finds other caches than the last
+        turn = number % len(engines)
+        for engine in [*engines[turn:], *engines[:turn]]:
+            if any("error" in one for one in found[engine.name]):
+                continue
+            one = engine.cell(name, mode, folder, values=number == 0)
+            if "values" in one:
+                values[engine.name] = one.pop("values")
+            for key in ("predicted", "lower_bound", "predicted_before"):
+                if key in one:
+                    about[engine.name][key] = one.pop(key)
+            found[engine.name].append(one)
+    cells = {}
+    for engine_name, several in found.items():
+        failed = next((one for one in several if "error" in one), None)
+        if failed is not None:
+            cells[engine_name] = failed
+            continue
+        cells[engine_name] = {
+            **{key: statistics.median(one[key] for one in several) for key in several[0]},
+            **about[engine_name],
+            "same": "stock" in values and same(values["stock"], values[engine_name]),
+            "rounds": several,
+        }
+    return cells
+
+
+# Figures ----------------------------------------------------------------------------
+
+
+def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[str, Any]:
+    """Geometric means of ratios other / dasktile, and where dasktile is worse.
+
+    A figure that is 0 for both is left out.  Where dasktile's bytes are 0 the ratio is that
+    to 1 MB, and at least 1.
+
+    Parameters
+    ----------
+    cells
+        As :func:`run` returns them.
+    other
+        The engine that dasktile is compared with.
+    """
+    by = {(c["workers"], c["mode"], c["workload"], c["engine"]): c for c in cells}
+    pairs = [
+        (where, cell, by[(*where, "dasktile")])
+        for (*where, engine), cell in by.items()
+        if engine == other
+        and (*where, "dasktile") in by
+        and not {"error"} & {*cell, *by[(*where, "dasktile")]}
+    ]
+    groups: dict[str, dict[str, Any]] = {}
+    for workers, mode in dict.fromkeys((where[0], where[1]) for where, _, _ in pairs):
+        chosen = [pair for pair in pairs if pair[0][:2] == [workers, mode]]
+        ratios, floored = {}, {}
+        for name, in_bytes in COMPARED.items():
+            logs, below = [], []
+            for where, theirs, ours in chosen:
+                one, another = theirs[name], ours[name]
+                if one == another == 0:
+                    continue
+                if another > 0:
+                    ratio = (one + in_bytes) / (another + in_bytes)
+                elif in_bytes:
+                    ratio = max(one, FLOOR) / FLOOR
+                    below.append(where[2])
+                else:
+                    continue
+                logs.append(math.log(max(ratio, 1e-9)))
+            if logs:
+                ratios[name] = math.exp(statistics.fmean(logs))
+            if below:
+                floored[name] = below
+        groups[f"{workers} workers, {mode}"] = {
+            "workloads": len(chosen),
+            "ratios": ratios,
+            "floored": floored,
+            "slower": _worse(chosen, "seconds"),
+            "more_memory": _worse(chosen, "memory"),
+            "more_moved": _worse(chosen, "moved"),
+            "different": [where[2] for where, _, ours in chosen if not ours["same"]],
+        }
+    return groups
+
+
+def _worse(
+    pairs: Sequence[tuple[Any, Mapping[str, Any], Mapping[str, Any]]], name: str
+) -> dict[str, float]:
+    """Workloads where dasktile is worse, with how many times."""
+    return {
+        where[2]: ours[name] / max(theirs[name], 1)
+        if name != "seconds"
+        else ours[name] / theirs[name]
+        for where, theirs, ours in pairs
+        if ours[name] > WORSE * theirs[name]
+    }
+
+
+def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print a table for every number of workers and mode."""
+    for workers, mode in dict.fromkeys((cell["workers"], cell["mode"]) for cell in cells):
+        table = Table(title=f"{workers} workers, {mode}", title_justify="left")
+        table.add_column("workload")
+        for title in (
+            "moved", "largest", "predicted", "tasks", "moved + tasks", "balance", "cpu s",
+            "memory", "read", "plan s", "s",
+        ):  # fmt: skip
+            table.add_column(title, justify="right", no_wrap=True)
+        table.add_column("values")
+        chosen = [cell for cell in cells if (cell["workers"], cell["mode"]) == (workers, mode)]
+        for number, cell in enumerate(chosen):
+            if not number or chosen[number - 1]["workload"] != cell["workload"]:
+                table.add_row(cell["workload"], style="bold")
+            last = number + 1 == len(chosen) or chosen[number + 1]["workload"] != cell["workload"]
+            table.add_row(f"  {cell['engine']}", *_row(cell), end_section=last)
+        console.print(table)
+
+
+def _row(cell: Mapping[str, Any]) -> list[str]:
+    if "error" in cell:
+        return [*[""] * 11, cell["error"]]
+    predicted = cell.get("predicted")
+    return [
+        format_bytes(int(cell["moved"])),
+        format_bytes(int(cell["moved_largest"])),
+        "" if predicted is None else format_bytes(int(predicted)),
+        f"{cell['tasks']:.0f}",
+        format_bytes(int(cell["cost"])),
+        f"{cell['balance']:.2f}",
+        f"{cell['cpu_seconds']:.1f}",
+        format_bytes(int(cell["memory"])),
+        format_bytes(int(cell["read"])),
+        f"{cell['planning']:.2f}",
+        f"{cell['seconds']:.2f}",
+        "" if cell["engine"] == "stock" else "equal" if cell["same"] else "DIFFERENT",
+    ]
+
+
+def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> None:
+    """Print what :func:`summary` found."""
+    table = Table(title=f"{other} / dasktile, geometric means", title_justify="left")
+    table.add_column("")
+    for name in COMPARED:
+        table.add_column(name, justify="right")
+    for title, group in groups.items():
+        ratios = group["ratios"]
+        table.add_row(title, *(f"{ratios[n]:.2f}" if n in ratios else "" for n in COMPARED))
+    console.print(table)
+    for title, group in groups.items():
+        for name, said in (
+            ("slower", "slower"),
+            ("more_memory", "more memory"),
+            ("more_moved", "more moved"),
+        ):
+            if group[name]:
+                many = ", ".join(f"{where} x{times:.2f}" for where, times in group[name].items())
+                console.print(f"{title}: dasktile {said} than {other}: {many}")
+        if group["different"]:
+            console.print(f"{title}: DIFFERENT values: {', '.join(group['different'])}")
+        for name, where in group["floored"].items():
+            console.print(f"{title}: {name} of dasktile 0, taken as 1 MB: {', '.join(where)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 if values differ."""
+    names = list(sized(0.1))
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.placement",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument(
+        "--modes", nargs="+", choices=MODES, default=["free", "persisted", "placed"]
+    )
+    parser.add_argument("--network", type=parse_bytes, metavar="BYTES", help="per second, as 250MB")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--size", type=float, default=0.5)
+    parser.add_argument("--peer", metavar="PYTHON")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/placement.json"))
+    options = parser.parse_args(arguments)
+
+    warnings.simplefilter("ignore", da.PerformanceWarning)
+    console, progress = Console(), Console(stderr=True)
+    started = time.perf_counter()
+    cells: list[dict[str, Any]] = []
+    others = ["stock", *(["peer"] if options.peer else [])]
+    result: dict[str, Any] = {
+        "settings": {
+            "network": options.network,
+            "rounds": options.rounds,
+            "size": options.size,
+            "enabled": hasattr(dasktile, "enable"),
+            "dask": dask.__version__,
+            "distributed": distributed.__version__,
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+        }
+    }
+    for workers in options.workers:
+        cells += run(
+            workers,
+            options.workloads,
+            options.modes,
+            rate=options.network,
+            rounds=options.rounds,
+            size=options.size,
+            peer=options.peer,
+            console=progress,
+        )
+        # what is done is kept, should the rest fail
+        result["summary"] = {other: summary(cells, other) for other in others}
+        result["cells"] = cells
+        result["settings"]["seconds"] = round(time.perf_counter() - started)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    report(cells, console)
+    for other in others:
+        report_summary(result["summary"][other], other, console)
+    different = [cell for cell in cells if "error" not in cell and not cell["same"]]
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

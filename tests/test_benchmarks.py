@@ -1,0 +1,188 @@
+"""The benchmark on clusters runs, counts what it says, and its network is as slow as asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+
+import dask.array as da
+import numpy as np
+import pytest
+
+pytest.importorskip("zarr", minversion="3")
+
+from benchmarks import network
+from benchmarks.meters import MODES, Cluster, Measured, Reading, fingerprint, same
+from benchmarks.network import Link
+from benchmarks.peer import Peer
+from benchmarks.placement import FLOOR, main, summary
+from benchmarks.sized import crossed, opened, sized, write
+
+
+@pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
+@pytest.mark.parametrize("name", sized())
+def test_every_workload_computes(name: str, tmp_path: Path) -> None:
+    workload = sized(0.02)[name]
+    write(workload, tmp_path)
+    arrays = opened(workload, tmp_path, da)
+    for input_name, one in workload.inputs.items():
+        assert arrays[input_name].chunksize == one.chunks
+    for result in workload.build(arrays, da):
+        assert np.isfinite(result.compute(scheduler="sync")).all()
+
+
+def test_sizes_grow_in_proportion() -> None:
+    for name, workload in sized(0.5).items():
+        small, large = (
+            sum(one.nbytes for one in found.inputs.values()) for found in (workload, sized(1)[name])
+        )
+        assert 1.5 <= large / small <= 4.5, name
+        assert small < 1.2e9, name
+
+
+def test_crossed_chunks() -> None:
+    assert crossed((100, 80), (10, 80)) == (100, 8)
+    assert crossed((100, 80), (10, 20)) == (25, 8)
+    assert crossed((100, 100), (50, 50)) == (100, 25)
+    assert crossed((100,), (10,)) == (10,)
+
+
+def test_link_sends_and_receives_one_after_the_other() -> None:
+    async def two_senders() -> float:
+        receiver = Link(1e6)
+
+        async def transfer(sender: Link) -> None:
+            await sender.send(50_000)
+            await receiver.receive(50_000)
+
+        started = time.perf_counter()
+        await asyncio.gather(transfer(Link(1e6)), transfer(Link(1e6)))
+        return time.perf_counter() - started
+
+    async def one_sender() -> float:
+        sender, receivers = Link(1e6), [Link(1e6), Link(1e6)]
+
+        async def transfer(receiver: Link) -> None:
+            await sender.send(50_000)
+            await receiver.receive(50_000)
+
+        started = time.perf_counter()
+        await asyncio.gather(*map(transfer, receivers))
+        return time.perf_counter() - started
+
+    async def one_transfer() -> float:
+        sender, receiver = Link(1e6), Link(1e6)
+        started = time.perf_counter()
+        await sender.send(100_000)
+        await receiver.receive(100_000)
+        return time.perf_counter() - started
+
+    for scenario in (two_senders, one_sender, one_transfer):
+        # late only by what else the machine does
+        assert 0.099 <= asyncio.run(scenario()) < 0.6, scenario.__name__
+
+
+def test_bytes_of_shuffle_messages() -> None:
+    shard = np.zeros((10, 10))
+    assert network.nbytes([((0, 1), [((0,), ((1,), shard)), ((0,), ((1,), shard))])]) == 1600
+    assert network.nbytes(b"12345") == 5
+
+
+def test_fingerprints() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((200, 300)) + 1j * rng.random((200, 300))
+    one = json.loads(json.dumps([fingerprint(x)]))
+    assert same(one, [fingerprint(x * (1 + 1e-12))])
+    wrong = x.copy()
+    wrong[7] = 0
+    assert not same(one, [fingerprint(wrong)])
+    assert not same(one, [fingerprint(x.T)])
+    assert not same(one, [])
+
+
+def _cell(engine: str, workload: str, moved: int, seconds: float) -> dict[str, object]:
+    reading = Reading(moved=moved, tasks=10, memory=100, cpu_seconds=1.0)
+    measured = Measured.of([reading, Reading()], seconds, 0.0).to_dict()
+    where = {"workers": 2, "mode": "free", "workload": workload, "engine": engine}
+    return {**where, **measured, "same": True}
+
+
+def test_summary_of_nothing_moved() -> None:
+    cells = [
+        _cell("stock", "none", 0, 1.0),
+        _cell("dasktile", "none", 0, 2.0),
+        _cell("stock", "saved", int(4 * FLOOR), 1.0),
+        _cell("dasktile", "saved", 0, 1.0),
+        _cell("stock", "failed", 1, 1.0),
+        {"workers": 2, "mode": "free", "workload": "failed", "engine": "dasktile", "error": "x"},
+    ]
+    group = summary(cells)["2 workers, free"]
+    assert group["workloads"] == 2
+    assert group["ratios"]["moved"] == pytest.approx(4)
+    assert group["floored"]["moved"] == ["saved"]
+    assert group["ratios"]["seconds"] == pytest.approx(0.5**0.5)
+    assert group["slower"] == {"none": 2.0}
+    assert not group["more_moved"]
+
+
+@pytest.mark.slow
+def test_transfers_take_as_long_as_asked() -> None:
+    unlimited, limited = network.check(50e6, size=20_000_000)
+    assert 0.4 <= limited < 0.4 + max(0.5, 3 * unlimited)
+
+
+@pytest.mark.slow
+def test_meters_count_what_is_moved() -> None:
+    with Cluster(2) as cluster:
+        first, second = cluster.addresses
+        with cluster.client.as_current():
+            x = cluster.client.submit(np.ones, 1000, workers=[first])
+            y = cluster.client.submit(np.sum, x, workers=[second])
+            cluster.start()
+            assert y.result() == 1000
+            readings = cluster.stop()
+            # its bytes may have been moved before the clock ran
+            assert [one.moved for one in readings] in ([0, 8000], [0, 0])
+            a = cluster.persist([da.ones((1200, 1200), chunks=(300, 1200)) + 0])
+            measured, kept = cluster.measure([a[0].rechunk((1200, 300), method="p2p")])
+            # half of the shards change workers; distributed may first join blocks, elsewhere
+            assert 1200 * 1200 * 8 // 2 <= measured.moved <= 1200 * 1200 * 8 * 2
+            assert measured.tasks >= 7
+            assert cluster.values(kept)[0]["largest"] == 1
+
+
+@pytest.mark.slow
+def test_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "found" / "placement.json"
+    options = ["--rounds", "1", "--size", "0.02", "--network", "500MB", "--out", str(out)]
+    status = main(
+        ["--workers", "2", "--workloads", "gram_rows", "fft2", "--modes", *MODES, *options]
+    )
+    assert status == 0, capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert found["settings"]["network"] == 500_000_000
+    assert len(found["cells"]) == 2 * len(MODES) * 2
+    for cell in found["cells"]:
+        assert "error" not in cell and cell["same"], cell
+        assert cell["tasks"] > 0 and cell["seconds"] > 0
+        assert (cell["read"] > 0) == (cell["mode"] == "free")
+        assert ("predicted" in cell) == (cell["engine"] == "dasktile")
+    groups = found["summary"]["stock"]
+    assert list(groups) == [f"2 workers, {mode}" for mode in MODES]
+
+
+@pytest.mark.slow
+def test_peer_answers(tmp_path: Path) -> None:
+    # Dask stands for the peer, which is not installed here
+    workload = sized(0.02)["attention"]
+    write(workload, tmp_path)
+    with Peer(sys.executable, 2, None, 0.02, module="dask.array") as peer:
+        assert peer.about["package"] == "dask"
+        found = peer.cell("attention", "persisted", tmp_path, values=True)
+        assert found["tasks"] > 0 and found["values"]
+        failed = peer.cell("attention", "free", tmp_path / "nowhere", values=False)
+        assert "error" in failed
+        assert peer.cell("attention", "free", tmp_path, values=False)["read"] > 0

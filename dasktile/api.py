@@ -281,6 +281,7 @@ def _plan(asked: _Asked) -> tuple[Captured, Plan]:
             memory_limit=memory_limit,
             method=asked.method,
             settings=config.tiling_settings(),
+            placed=target.placed,
         )
 
     try:

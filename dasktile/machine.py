@@ -38,12 +38,24 @@ class Machine:
     asked
         True where the caller or the configuration named that limit, so that a plan must
         keep to it; a limit taken from the workers is only aimed at.
+    order
+        Addresses of the workers in the order in which the mesh is laid over them; empty
+        where nothing makes tasks run where a plan says.
+    client
+        The client that was asked, or None.
     """
 
     workers: int
     threads: int = 1
     memory_limit: int | None = None
     asked: bool = False
+    order: tuple[str, ...] = ()
+    client: Any = None
+
+    @property
+    def placed(self) -> bool:
+        """True where tasks run where a plan says."""
+        return bool(self.order)
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
@@ -63,7 +75,7 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     """
     limit = _bytes("memory_limit", memory_limit)
     if _is_client(workers):
-        cluster = _cluster(_identity(workers))
+        cluster = _of_client(workers)
         if cluster is None:
             raise ValueError(f"workers={workers!r}: that client's cluster has no workers yet")
     elif workers is not None:
@@ -122,7 +134,28 @@ def _current() -> Machine | None:
         client = distributed.default_client()
     except ValueError:
         return None
-    return _cluster(_identity(client)) if client.status == "running" else None
+    return _of_client(client) if client.status == "running" else None
+
+
+def _of_client(client: Any) -> Machine | None:
+    cluster = _cluster(_identity(client))
+    if cluster is None:
+        return None
+    return replace(cluster, client=client, order=_order(_said(client), cluster.workers))
+
+
+def _said(client: Any) -> Mapping[str, Any]:
+    """What the scheduler's plugin says to clients, if there is one."""
+    if client.asynchronous:
+        return {}
+    found = client.get_metadata(["dasktile"], default=None)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _order(said: Mapping[str, Any], workers: int) -> tuple[str, ...]:
+    # workers of one process are planned for as one, but are not placed as one
+    order = tuple(said.get("workers") or ())
+    return order if len(order) == workers else ()
 
 
 def _own_scheduler(distributed: Any) -> Machine | None:
@@ -133,7 +166,7 @@ def _own_scheduler(distributed: Any) -> Machine | None:
         return None
     # a copy at once: the event loop may add workers meanwhile
     workers = list(running[0].workers.values())
-    return _cluster(
+    cluster = _cluster(
         {
             "workers": {
                 worker.address: {"nthreads": worker.nthreads, "memory_limit": worker.memory_limit}
@@ -141,6 +174,10 @@ def _own_scheduler(distributed: Any) -> Machine | None:
             }
         }
     )
+    if cluster is None:
+        return None
+    said = running[0].task_metadata.get("dasktile", {})
+    return replace(cluster, order=_order(said, cluster.workers))
 
 
 def _local() -> Machine:

@@ -9,6 +9,7 @@ Parts of the input graph that nothing changed for are carried over as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -24,6 +25,7 @@ from dasktile.capture.corrections import mistyped
 from dasktile.capture.sources import Create
 from dasktile.ir import Chunks, Edge, Kind, Node, Share, TiledProgram, Tiling, windows
 from dasktile.lower import blocks, contract, folds, verbatim, views
+from dasktile.lower.anchored import anchored
 from dasktile.lower.convert import (
     Windows,
     block_windows,
@@ -36,6 +38,10 @@ from dasktile.lower.emit import Emission, emit, placement
 from dasktile.lower.names import salted
 
 __all__ = ["Lowered", "lower"]
+
+#: Bytes of a tile that is worth a task of its own where making it one with its reader would
+#: send what it is made of.
+WORTH_A_TASK = 2**19
 
 #: How the mesh divides the blocks along each axis; None where nobody decided.
 Shares = tuple[Share, ...] | None
@@ -211,6 +217,8 @@ class _Writer:
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
     #: The same, where the mesh divides the windows in a certain way.
     cut_at: dict[tuple[int, Windows, Shares], str] = field(default_factory=dict)
+    #: Layers whose tasks stay tasks of their own.
+    anchored: set[str] = field(default_factory=set)
 
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
@@ -352,6 +360,7 @@ class _Writer:
             shares = tuple(
                 Share() if axis.label is None else tiling.work_at[axis.label] for axis in edge.axes
             )
+        self.anchor(edge, tiling, shares)
         if edge.chunks is not None:
             handed = self.handed_at(edge, tiling, edge.chunks)
             return self.fetch(edge.producer, block_windows(edge.chunks), handed)
@@ -364,6 +373,28 @@ class _Writer:
             ),
             shares,
         )
+
+    def anchor(self, edge: Edge, tiling: Tiling, shares: Shares) -> None:
+        """Keep Dask from making an array's tasks one with those of a reader elsewhere."""
+        index = edge.producer
+        held, name = self.tiling(index).held_at, self.made[index]
+        layer = self.layers.get(name)
+        if shares is None or held is None or layer is None or name in self.anchored:
+            return
+        read = {axis.label for axis in edge.axes}
+        copied = any(
+            label is not None and label not in read and size > 1
+            for label, size in zip(tiling.mesh, self.tiled.mesh, strict=True)
+        )
+        if held == shares and not copied:
+            return
+        node = self.node(index)
+        if node.nbytes >= WORTH_A_TASK * math.prod(map(len, self.tiling(index).chunks)):
+            self.anchored.add(name)
+            notes = layer.collection_annotations
+            self.layers[name] = MaterializedLayer(
+                anchored(layer), annotations=layer.annotations, collection_annotations=notes
+            )
 
     def handed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Shares:
         """How the mesh divides blocks that are handed over as they are."""

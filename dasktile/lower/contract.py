@@ -20,10 +20,10 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dasktile.capture.blockwise import Contract
 from dasktile.ir import Node, Share, bounds, output_chunks
+from dasktile.lower.anchored import Anchored
 from dasktile.lower.blas import accumulate, multiply, total
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import slices_of
-from dasktile.lower.slices import Slice
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
@@ -154,7 +154,7 @@ def _scattered(
         terms = []
         for number, whole in enumerate(partials[tuple(place[0] for place in places)]):
             key = (scatter, number, *block)
-            pieces[key] = Slice(key, getitem, TaskRef(whole), part)
+            pieces[key] = Anchored(key, getitem, TaskRef(whole), part)
             terms.append(key)
         _summed(emission, (name, *block), terms, sums)
     return pieces, sums

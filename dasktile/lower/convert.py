@@ -21,8 +21,8 @@ from dask.array.core import _concatenate2, concatenate3
 from dask.core import reshapelist
 
 from dasktile.ir import Chunks, Window, bounds
+from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import slices_of
-from dasktile.lower.slices import Slice
 
 Key = tuple[Any, ...]
 
@@ -130,7 +130,7 @@ def _one(
     if all(part.cut is None for part in parts):
         return Alias(key, target)
     index = tuple(_ALL if part.cut is None else part.cut for part in parts)
-    return Slice(key, cut, TaskRef(target), index)
+    return Anchored(key, cut, TaskRef(target), index)
 
 
 def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piece, ...]]:

@@ -20,9 +20,9 @@ from dask.typing import Key
 from dasktile.capture.folds import ArgFold, Fold
 from dasktile.capture.scans import Scan
 from dasktile.ir import Share, bounds, output_chunks
+from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import slices_of
-from dasktile.lower.slices import Slice
 
 #: Partials that one task combines at the most.
 FAN_IN = 8
@@ -222,7 +222,7 @@ def _cut(
             source[label], lo, hi = own[block[label]]
             index[label] = slice(lo, hi)
         key = (name, *block)
-        tasks[key] = Slice(key, piece, TaskRef((partials, *source)), tuple(index))
+        tasks[key] = Anchored(key, piece, TaskRef((partials, *source)), tuple(index))
     emitted.add(name, MaterializedLayer(tasks), {partials})
     return name
 

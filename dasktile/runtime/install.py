@@ -38,8 +38,7 @@ def enable(client: Client, placement: bool = True) -> Any:
     _check(client)
     if not isinstance(placement, bool):
         raise TypeError(
-            f"placement must be True or False; got {placement!r}"
-            f" of type {type(placement).__name__}"
+            f"placement must be True or False; got {placement!r} of type {type(placement).__name__}"
         )
     return client.sync(_enable, client, placement)
 

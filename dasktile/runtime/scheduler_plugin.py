@@ -82,7 +82,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def detach(self) -> None:
         """Leave the scheduler as if the plugin had never been there."""
         self._let_go()
-        self.scheduler.task_metadata.pop(METADATA, None)
+        self.scheduler.task_metadata.get(METADATA, {}).pop("workers", None)
 
     async def close(self) -> None:
         self._home.clear()
@@ -139,7 +139,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         workers = self.scheduler.workers
         order = worker_order({address: (ws.host, ws.name) for address, ws in workers.items()})
         self.homes.replace(order)
-        self.scheduler.task_metadata.setdefault(METADATA, {})["workers"] = order
+        if self.placement:
+            self.scheduler.task_metadata.setdefault(METADATA, {})["workers"] = order
 
     def _lose(self, address: str) -> None:
         """Give the tasks of a worker that is gone new homes, evenly."""

@@ -63,4 +63,3 @@ class Homes:
         """Lay meshes over other workers from now on."""
         self.workers = list(workers)
         self._tables.clear()
-

@@ -51,6 +51,7 @@ def tile(
     method: str = "auto",
     settings: Settings | None = None,
     threads: int = 1,
+    placed: bool = False,
 ) -> Plan:
     """Decide how every array of a program is tiled.
 
@@ -69,6 +70,8 @@ def tile(
         Constants of the cost model.
     threads
         Tasks that each worker runs at once.
+    placed
+        True where tasks will run where the plan says.
 
     Raises
     ------
@@ -84,7 +87,14 @@ def tile(
     if chosen is None:
         return _plan(program, workers, method, before, before, "method 'none'")
     anew = _Planner(
-        program, mesh, free_axes(program, workers), settings, memory_limit, threads, anew=True
+        program,
+        mesh,
+        free_axes(program, workers),
+        settings,
+        memory_limit,
+        threads,
+        anew=True,
+        placed=placed,
     )
     least = anew.candidate(chosen, TIE)
     candidates = [least]
@@ -169,6 +179,7 @@ class _Planner:
     memory_limit: int | None
     threads: int
     anew: bool
+    placed: bool = False
 
     def __post_init__(self) -> None:
         self.space = Space(
@@ -179,7 +190,13 @@ class _Planner:
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
         solution = method(self.costs, self.settings, tile_weight)
         local = Splitter(
-            self.space, solution.states, self.settings, self.memory_limit, self.threads, self.anew
+            self.space,
+            solution.states,
+            self.settings,
+            self.memory_limit,
+            self.threads,
+            self.anew,
+            self.placed,
         ).run()
         tiled = TiledProgram(
             self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at

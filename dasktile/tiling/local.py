@@ -82,6 +82,8 @@ class Splitter:
     anew
         True to choose part counts; False to keep every label's own cuts (the input's own
         chunks, which are then only priced).
+    placed
+        True where tasks run where the plan says.
     """
 
     space: Space
@@ -90,13 +92,16 @@ class Splitter:
     memory_limit: int | None = None
     threads: int = 1
     anew: bool = True
+    placed: bool = False
     choices: list[Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
     families: dict[object, int] = field(default_factory=dict, repr=False)
     tiles: Tiles = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tiles = Tiles(self.space, self.settings, self.memory_limit, self.threads, self.anew)
+        self.tiles = Tiles(
+            self.space, self.settings, self.memory_limit, self.threads, self.anew, self.placed
+        )
         for variable, state in zip(self.space.variables, self.states, strict=True):
             self.choices.append(self._choice(variable.node, variable.keep, variable.options[state]))
 

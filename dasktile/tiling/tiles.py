@@ -57,6 +57,8 @@ class Tiles:
         Tasks that a worker runs at once.
     anew
         False where the input's own chunks are only priced.
+    placed
+        True where tasks run where the plan says.
     """
 
     space: Space
@@ -64,6 +66,12 @@ class Tiles:
     memory_limit: int | None
     threads: int
     anew: bool
+    placed: bool = False
+
+    @property
+    def spread(self) -> float:
+        """Share of an array that travels again for each further tile that reads it."""
+        return 0.0 if self.placed else SPREAD
 
     @property
     def limit(self) -> int:
@@ -107,7 +115,7 @@ class Tiles:
         settings, workers = self.settings, self.space.mesh.workers
         cost = self.tasks(choice, parts) * settings.task_bytes
         if self.anew:
-            cost += SPREAD * self.shared(choice, parts)
+            cost += self.spread * self.shared(choice, parts)
         if self.anew and self.worth_overlap(node):
             target = self.target
             each = math.prod(parts) / math.prod(choice.mesh_parts)

@@ -1,0 +1,82 @@
+"""What workers would receive from one another, counted without a cluster.
+
+Every task runs at the home that the scheduler plugin would give it; a tile travels once to
+each worker that needs it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dask
+import dask.array as da
+from dask._task_spec import DataNode
+from dask.base import collections_to_expr
+from dask.callbacks import Callback
+from dask.sizeof import sizeof
+
+from dasktile.schedule.homes import Homes
+
+
+class _Sizes(Callback):
+    def __init__(self) -> None:
+        self.sizes: dict[Any, int] = {}
+        super().__init__(posttask=self._note)
+
+    def _note(self, key: Any, value: Any, *args: Any) -> None:
+        self.sizes[key] = sizeof(value)
+
+
+def traffic(
+    arrays: Sequence[da.Array], workers: int, resident: Mapping[Any, str] | None = None
+) -> tuple[Counter[str], list[Any]]:
+    """Bytes received by workers, by the layer that needed them; and tasks without a home.
+
+    Parameters
+    ----------
+    arrays
+        What is computed.
+    workers
+        How many workers there are.
+    resident
+        Where blocks are that are in memory already.
+    """
+    expr = collections_to_expr(arrays).optimize()
+    graph = dict(expr.__dask_graph__())
+    sizes = _Sizes()
+    with sizes:
+        dask.get(graph, list(dask.core.flatten(expr.__dask_keys__())))
+    homes = _homes(graph, workers, dict(resident or {}))
+    found: Counter[str] = Counter()
+    lost = [key for key, home in homes.items() if home is None]
+    for key, task in graph.items():
+        if isinstance(task, DataNode):
+            sizes.sizes[key] = sizeof(task.value)
+    arrived = set()
+    for key, task in graph.items():
+        for read in task.dependencies:
+            here, there = homes.get(key), homes.get(read)
+            if here == there or here is None or there is None or (read, here) in arrived:
+                continue
+            arrived.add((read, here))
+            found[key[0] if isinstance(key, tuple) else key] += sizes.sizes[read]
+    return found, lost
+
+
+def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dict[Any, str | None]:
+    table = Homes([str(number) for number in range(workers)])
+    homes: dict[Any, str | None] = {}
+    for key in dask.core.toposort(graph):
+        task = graph[key]
+        name = key[0] if isinstance(key, tuple) else key
+        layer = table.layer(name)
+        home = known.get(key)
+        if home is None and layer is not None:
+            home = layer.home(key[1:])
+        if home is None and len(task.dependencies) == 1:
+            home = homes.get(next(iter(task.dependencies)))
+        if home is not None or not isinstance(task, DataNode):
+            homes[key] = home
+    return homes

@@ -46,13 +46,20 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
+    "runtime.worker_plugin": (set(), {"distributed"}),
+    "runtime.metrics": ({"report", "runtime.worker_plugin"}, {"distributed"}),
+    "runtime.dashboard": (
+        {"report", "runtime.metrics", "runtime.worker_plugin"},
+        {"bokeh", "distributed", "tornado"},
+    ),
+    "runtime.prometheus": ({"runtime.metrics", "runtime.worker_plugin"}, {"distributed"}),
     "": ({"api", "capture.registry", "report", "tiling"}, set()),
     "__main__": ({"demo"}, set()),
     "demo": ({"", "report"}, {"dask", "distributed", "numpy", "psutil", "rich", "zarr"}),
 }
 
 #: Parts that may import when a function runs what they do not import at once.
-LATE = {"__main__", "picture"}
+LATE = {"__main__", "picture", "runtime.dashboard"}
 
 
 def module_name(path: Path) -> str:

@@ -1,0 +1,369 @@
+"""What workers received and hold, beside what the plan said they would receive."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from distributed import Client, Scheduler, Worker
+
+from dasktile.report import format_bytes
+from dasktile.runtime.worker_plugin import NAME, TileWorkerPlugin
+
+#: Rows of a table that are printed.
+_ROWS = 30
+
+_HASH = re.compile(r"-([0-9a-f]{6})[0-9a-f]{26}$")
+_TOKEN = re.compile(r"-dasktile-(?:.*-)?([0-9a-f]{32})$")
+
+
+class Planned(Protocol):
+    """What is read of the scheduler plugin.
+
+    Attributes
+    ----------
+    predicted
+        Bytes that the plans say workers receive, by layer.
+    placed
+        Tasks that were sent where a plan wants them.
+    errors
+        Errors inside the plugin.
+    """
+
+    predicted: dict[str, int]
+    placed: int
+    errors: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of a graph, and the steps on the way to it, on all workers together.
+
+    Parameters
+    ----------
+    received
+        Bytes that workers received from each other for its tasks.
+    predicted
+        Bytes that the plan says they receive; 0 where no plan speaks of it.
+    tiles, held
+        Its results in memory, copies counted, and their bytes.
+    """
+
+    received: int = 0
+    predicted: int = 0
+    tiles: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """One worker.
+
+    Parameters
+    ----------
+    received
+        Bytes received from other workers.
+    tasks
+        Tasks run.
+    tiles, held
+        Results in memory, and their bytes.
+    """
+
+    received: int = 0
+    tasks: int = 0
+    tiles: int = 0
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What happened on a cluster since dasktile was enabled, or since the last reset.
+
+    Parameters
+    ----------
+    workers
+        By address.
+    layers
+        By name, those that a plan speaks of first.
+    placed
+        Tasks that the scheduler sent where a plan wants them.
+    errors
+        Errors inside dasktile on the scheduler and the workers.
+    missing
+        Workers that count nothing, and why, by address.
+    """
+
+    workers: Mapping[str, WorkerCounts]
+    layers: Mapping[str, Layer]
+    placed: int = 0
+    errors: int = 0
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def received(self) -> dict[str, int]:
+        """Bytes received from other workers, by address of the receiver."""
+        return {address: counts.received for address, counts in self.workers.items()}
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes that workers received from each other."""
+        return sum(counts.received for counts in self.workers.values())
+
+    @property
+    def bytes_predicted(self) -> int:
+        """Bytes that the plans say they receive."""
+        return sum(layer.predicted for layer in self.layers.values())
+
+    @property
+    def tasks(self) -> int:
+        """Tasks run."""
+        return sum(counts.tasks for counts in self.workers.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, strings and numbers, ready for ``json.dumps``."""
+        return {
+            "bytes_received": self.bytes_received,
+            "bytes_predicted": self.bytes_predicted,
+            "tasks": self.tasks,
+            "placed": self.placed,
+            "errors": self.errors,
+            "workers": {address: asdict(counts) for address, counts in self.workers.items()},
+            "layers": {name: asdict(layer) for name, layer in self.layers.items()},
+            "missing": dict(self.missing),
+        }
+
+    def __str__(self) -> str:
+        parts = [self._summary(), *(_text(*table) for table in self._tables())]
+        return "\n\n".join(part for part in parts if part)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Metrics: {len(self.workers)} workers, {format_bytes(self.bytes_received)} received,"
+            f" {format_bytes(self.bytes_predicted)} predicted, {self.tasks} tasks>"
+        )
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<div>{html.escape(line)}</div>" for line in self._summary().split("\n"))
+        return f"<div>{lines}{''.join(_html(*table) for table in self._tables())}</div>"
+
+    def _summary(self) -> str:
+        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
+        lines = [
+            f"{workers} received {format_bytes(self.bytes_received)} from each other,"
+            f" predicted {format_bytes(self.bytes_predicted)};"
+            f" {self.tasks:,} tasks, {self.placed:,} placed"
+        ]
+        if self.errors:
+            lines.append(f"errors inside dasktile: {self.errors:,}, see the logs")
+        everyone = len(self.workers) + len(self.missing)
+        lines += [
+            f"not counted: {count:,} of {everyone:,} workers, {why}"
+            for why, count in Counter(self.missing.values()).items()
+        ]
+        return "\n".join(lines)
+
+    def _tables(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, ...]], int]]:
+        """Titles, rows, and how many rows there are in all."""
+        layers = sorted(
+            self.layers.items(),
+            key=lambda item: (item[1].predicted, item[1].received, item[1].held),
+            reverse=True,
+        )
+        yield (
+            ("layer", "predicted", "received", "tiles", "held"),
+            [
+                (
+                    short_name(name),
+                    format_bytes(layer.predicted),
+                    format_bytes(layer.received),
+                    f"{layer.tiles:,}",
+                    format_bytes(layer.held),
+                )
+                for name, layer in layers[:_ROWS]
+            ],
+            len(layers),
+        )
+        yield (
+            ("worker", "tasks", "received", "tiles", "held"),
+            [
+                (
+                    address,
+                    f"{counts.tasks:,}",
+                    format_bytes(counts.received),
+                    f"{counts.tiles:,}",
+                    format_bytes(counts.held),
+                )
+                for address, counts in list(self.workers.items())[:_ROWS]
+            ],
+            len(self.workers),
+        )
+
+
+def metrics(client: Client, *, reset: bool = False) -> Any:
+    """Measure what workers received from each other, and compare it with the plan.
+
+    The counts are those of this moment, asked of every worker.  To measure one computation,
+    call this with ``reset=True`` before it and again after it.
+
+    Parameters
+    ----------
+    client
+        Of a cluster on which dasktile is enabled.
+    reset
+        Count from zero afterwards, for everybody who reads the counts of this cluster: its
+        dashboard page and its Prometheus lines too.
+
+    Returns
+    -------
+    `Metrics`; from an asynchronous client, an awaitable of it.
+
+    Raises
+    ------
+    RuntimeError
+        If dasktile is not enabled on that cluster.
+    """
+    return client.sync(_metrics, client, reset)
+
+
+async def _metrics(client: Client, reset: bool) -> Metrics:
+    try:
+        plan = await client.run_on_scheduler(_on_scheduler, reset)
+    except ImportError as error:
+        raise RuntimeError(f"{_NOT_ENABLED} (the scheduler has no dasktile installed)") from error
+    if plan is None:
+        raise RuntimeError(_NOT_ENABLED)
+    answers = await client.run(_on_worker, reset, on_error="return")
+    return _gathered(plan, answers)
+
+
+_NOT_ENABLED = "dasktile is not enabled on this cluster: call dasktile.enable(client) first"
+
+
+def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | None:
+    plugin: Any = dask_scheduler.plugins.get(NAME)
+    if plugin is None:
+        return None
+    found = {
+        "predicted": dict(plugin.predicted),
+        "placed": plugin.placed,
+        "errors": plugin.errors,
+    }
+    if reset:
+        plugin.predicted.clear()
+        plugin.placed = 0
+    return found
+
+
+def _on_worker(reset: bool, dask_worker: Worker) -> dict[str, Any] | None:
+    plugin: Any = dask_worker.plugins.get(NAME)
+    # It may be wrapped, so that workers without the package can open it.
+    plugin = getattr(plugin, "plugin", plugin)
+    return plugin.report(reset) if isinstance(plugin, TileWorkerPlugin) else None
+
+
+def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
+    predicted: Mapping[str, int] = plan["predicted"]
+    received: Counter[str] = Counter()
+    tiles: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    workers: dict[str, WorkerCounts] = {}
+    missing: dict[str, str] = {}
+    errors: int = plan["errors"]
+    owner = owners(predicted)
+    for address, answer in sorted(answers.items()):
+        if isinstance(answer, ImportError):
+            missing[address] = "dasktile is not installed there"
+        elif isinstance(answer, BaseException):
+            missing[address] = f"{type(answer).__name__}: {answer}"
+        elif answer is None:
+            missing[address] = "without the plugin"
+        else:
+            for layer, size in answer["received"].items():
+                received[owner(layer)] += size
+            for layer, (count, size) in answer["held"].items():
+                tiles[owner(layer)] += count
+                held[owner(layer)] += size
+            errors += answer["errors"]
+            workers[address] = WorkerCounts(
+                received=sum(answer["received"].values()),
+                tasks=answer["tasks"],
+                tiles=sum(count for count, _ in answer["held"].values()),
+                held=sum(size for _, size in answer["held"].values()),
+            )
+    layers = {
+        name: Layer(received[name], predicted.get(name, 0), tiles[name], held[name])
+        for name in dict.fromkeys([*predicted, *sorted({*received, *held})])
+    }
+    return Metrics(workers, layers, plan["placed"], errors, missing)
+
+
+def owners(predicted: Collection[str]) -> Callable[[str], str]:
+    """Whose prediction the bytes of a layer are to be compared with.
+
+    The steps on the way to a layer, partial sums for one, have its hash in their names; the
+    plan speaks of the layer only.
+
+    Parameters
+    ----------
+    predicted
+        Names of the layers that a plan speaks of.
+
+    Returns
+    -------
+    From the name of a layer to that of the layer in the plan, or to itself.
+    """
+    tokens = {match[1]: name for name in predicted if (match := _TOKEN.search(name))}
+
+    def owner(layer: str) -> str:
+        if layer in predicted:
+            return layer
+        match = _TOKEN.search(layer)
+        return tokens.get(match[1], layer) if match else layer
+
+    return owner
+
+
+# Text -------------------------------------------------------------------------------
+
+
+def short_name(layer: str) -> str:
+    """A layer's name with the first digits of its hash only.
+
+    Parameters
+    ----------
+    layer
+        Its name in the graph.
+    """
+    return _HASH.sub(r"-\1", layer)
+
+
+def _text(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> str:
+    if not rows:
+        return ""
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (titles, *rows)
+    ]
+    lines.insert(1, "-" * max(map(len, lines)))
+    if total > len(rows):
+        lines.append(f"and {total - len(rows):,} more")
+    return "\n".join(lines)
+
+
+def _html(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> str:
+    if not rows:
+        return ""
+    header = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    more = f"<div>and {total - len(rows):,} more</div>" if total > len(rows) else ""
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>{more}"

@@ -1,0 +1,250 @@
+"""Counts on every worker: bytes received from peers, tasks run, tiles held."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Worker, WorkerPlugin
+from distributed.utils import key_split_group
+
+logger = logging.getLogger(__name__)
+
+#: What the plugins of workers and scheduler, and the workers' metric, are called.
+NAME = "dasktile"
+
+#: Stands for layers that are no longer told apart.
+OTHER = "(older layers)"
+
+#: Layers that a worker counts one by one; beyond, the older half becomes one.
+_COUNTED = 1000
+
+#: Layers named in a heartbeat, those with most bytes.
+_TOLD = 32
+
+_RAN = ("executing", "long-running")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a worker says of itself in every heartbeat.
+
+    Parameters
+    ----------
+    received
+        Bytes received from other workers.
+    tasks
+        Tasks run.
+    tiles, held
+        Results that the worker holds now, and their bytes, whatever their layer.
+    errors
+        Errors inside the plugin.
+    layers
+        Bytes received for the layers that received most.
+    """
+
+    received: int = 0
+    tasks: int = 0
+    tiles: int = 0
+    held: int = 0
+    errors: int = 0
+    layers: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, Any]) -> Summary | None:
+        """Read what came with a heartbeat.
+
+        Parameters
+        ----------
+        metrics
+            ``WorkerState.metrics`` on the scheduler.
+
+        Returns
+        -------
+        None for a worker without the plugin.
+        """
+        told = metrics.get(NAME)
+        if not isinstance(told, dict):
+            return None
+        # A worker with another release of dasktile may say more, or less.
+        return cls(**{key: told[key] for key in cls.__slots__ if key in told})
+
+
+def layer_of(key: object) -> str:
+    """The name of the layer that a key belongs to.
+
+    Parameters
+    ----------
+    key
+        Of a task: ``(layer, *index)`` or a string.
+    """
+    if isinstance(key, tuple) and key:
+        return str(key[0])
+    return str(key_split_group(key))
+
+
+class TileWorkerPlugin(WorkerPlugin):
+    """Counts what a worker receives from its peers, and for which layer.
+
+    Counted are results that arrive so that a task can run here, or as a copy.  The layer
+    is that of the task that waits for them, the first by name where several do, and their
+    own where none does.  Bytes are those that distributed has for a result in memory; what
+    is sent may be compressed.
+
+    Not seen are the bytes of P2P shuffles, which travel past the state of the tasks; those of
+    ``Client.replicate``, ``Client.rebalance`` and ``Client.scatter``, which come like data from
+    a client; and the rare results whose transfer was cancelled or taken up again on its way.
+
+    Attributes
+    ----------
+    received
+        Bytes received from other workers, by layer.
+    tasks
+        Tasks run.
+    errors
+        Errors in here; the first is logged, none is raised.
+    """
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self.received: dict[str, int] = {}
+        self.tasks = 0
+        self.errors = 0
+        self._worker: Worker | None = None
+
+    def setup(self, worker: Worker) -> None:
+        """Start to count.
+
+        Parameters
+        ----------
+        worker
+            The worker; its heartbeats carry the counts from now on.
+        """
+        self._worker = worker
+        worker.metrics[NAME] = self.summary
+
+    def teardown(self, worker: Worker) -> None:
+        """Leave the worker as it was.
+
+        Parameters
+        ----------
+        worker
+            The worker that was given to ``setup``.
+        """
+        if worker.metrics.get(NAME) == self.summary:
+            del worker.metrics[NAME]
+        self._worker = None
+
+    def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
+        """Count a task that came to memory; called for every step of every task.
+
+        Parameters
+        ----------
+        key
+            Of the task.
+        start, finish
+            Its states before and after.
+        """
+        if finish != "memory":
+            return
+        if start == "flight":
+            try:
+                self._arrived(key)
+            except Exception:
+                self._failed("count a transfer")
+        elif start in _RAN:
+            self.tasks += 1
+
+    def _arrived(self, key: Any) -> None:
+        if self._worker is None:
+            return
+        task = self._worker.state.tasks[key]
+        waiting = _layers(task.waiters) or _layers(task.dependents)
+        layer = min(waiting) if waiting else layer_of(key)
+        received = self.received
+        received[layer] = received.get(layer, 0) + task.get_nbytes()
+        if len(received) > _COUNTED:
+            # Half of them at once, so that a new layer costs nothing on average.
+            older = list(received)[: _COUNTED // 2]
+            total = sum(received.pop(layer) for layer in older)
+            # First again, so that it is among the older ones the next time.
+            self.received = {OTHER: total, **received}
+
+    def summary(self, worker: Worker) -> dict[str, Any]:
+        """What the heartbeat carries: numbers and a bounded dict.  Costs no look at the tasks.
+
+        Parameters
+        ----------
+        worker
+            The worker that asks.
+
+        Returns
+        -------
+        The fields of `Summary`; empty after an error.
+        """
+        try:
+            received = self.received
+            most = heapq.nlargest(_TOLD, received.items(), key=lambda item: item[1])
+            return {
+                "received": sum(received.values()),
+                "tasks": self.tasks,
+                "tiles": len(worker.data),
+                "held": worker.state.nbytes,
+                "errors": self.errors,
+                "layers": dict(most),
+            }
+        except Exception:
+            self._failed("summarise for a heartbeat")
+            return {}
+
+    def held(self) -> dict[str, tuple[int, int]]:
+        """What the worker holds now, by layer; looks at every task that the worker knows.
+
+        Returns
+        -------
+        For every layer its results in memory, spilled ones too, and their bytes.
+        """
+        found: dict[str, tuple[int, int]] = {}
+        if self._worker is not None:
+            for task in self._worker.state.tasks.values():
+                if task.state == "memory":
+                    layer = layer_of(task.key)
+                    tiles, size = found.get(layer, (0, 0))
+                    found[layer] = (tiles + 1, size + task.get_nbytes())
+        return found
+
+    def report(self, reset: bool = False) -> dict[str, Any]:
+        """Everything, exactly.
+
+        Parameters
+        ----------
+        reset
+            Count from zero afterwards.  What is held, and errors, are not forgotten.
+
+        Returns
+        -------
+        ``received`` and ``held`` by layer, ``tasks``, ``errors``.
+        """
+        found = {
+            "received": dict(self.received),
+            "held": self.held(),
+            "tasks": self.tasks,
+            "errors": self.errors,
+        }
+        if reset:
+            self.received = {}
+            self.tasks = 0
+        return found
+
+    def _failed(self, what: str) -> None:
+        self.errors += 1
+        if self.errors == 1:
+            logger.exception("dasktile could not %s; further errors are only counted", what)
+
+
+def _layers(tasks: Iterable[Any]) -> set[str]:
+    return {layer_of(task.key) for task in tasks if task.state != "memory"}

@@ -20,6 +20,7 @@ from dasktile.capture.highlevel import capture_graph
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.holders import Holders, Rewritten
 from dasktile.ir import Chunks, TiledProgram
+from dasktile.located import located
 from dasktile.lower import lower
 from dasktile.machine import Machine, machine
 from dasktile.tiling.plan import Plan
@@ -270,8 +271,8 @@ def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
 
 
 def _plan(asked: _Asked) -> tuple[Captured, Plan]:
-    captured = capture_graph(asked.graph, asked.arrays)
     target = asked.machine
+    captured = located(capture_graph(asked.graph, asked.arrays), target)
 
     def plan(memory_limit: int | None) -> Plan:
         return tiling.tile(

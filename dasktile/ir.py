@@ -173,6 +173,9 @@ class Node:
     resident
         True where the array already lives in the cluster's memory (persisted): it has
         its chunks, and moving it costs.
+    homes
+        For a resident array, if known: for every block, in C order, the places in the
+        mesh of the workers that have it.
     reason
         Why the node is left alone, empty if it is not.
     """
@@ -191,6 +194,7 @@ class Node:
     work: float = 1.0
     stored: Chunks | None = None
     resident: bool = False
+    homes: tuple[tuple[int, ...], ...] | None = None
     reason: str = ""
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
@@ -41,8 +41,9 @@ class Machine:
     order
         Addresses of the workers in the order in which the mesh is laid over them; empty
         where nothing makes tasks run where a plan says.
-    client
-        The client that was asked, or None.
+    who_has
+        Says of blocks in the cluster's memory, given the tasks that stand for them by key,
+        at which addresses they are.
     """
 
     workers: int
@@ -50,7 +51,7 @@ class Machine:
     memory_limit: int | None = None
     asked: bool = False
     order: tuple[str, ...] = ()
-    client: Any = None
+    who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = None
 
     @property
     def placed(self) -> bool:
@@ -141,7 +142,12 @@ def _of_client(client: Any) -> Machine | None:
     cluster = _cluster(_identity(client))
     if cluster is None:
         return None
-    return replace(cluster, client=client, order=_order(_said(client), cluster.workers))
+
+    def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
+        found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
+        return found
+
+    return replace(cluster, order=_order(_said(client), cluster.workers), who_has=who_has)
 
 
 def _said(client: Any) -> Mapping[str, Any]:
@@ -177,7 +183,13 @@ def _own_scheduler(distributed: Any) -> Machine | None:
     if cluster is None:
         return None
     said = running[0].task_metadata.get("dasktile", {})
-    return replace(cluster, order=_order(said, cluster.workers))
+    tasks = running[0].tasks
+
+    def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
+        found = {key: tasks[key].who_has for key in blocks if key in tasks}
+        return {key: [worker.address for worker in tuple(has or ())] for key, has in found.items()}
+
+    return replace(cluster, order=_order(said, cluster.workers), who_has=who_has)
 
 
 def _local() -> Machine:

@@ -27,6 +27,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "config": ({"tiling.settings"}, {"dask", "yaml"}),
     "machine": ({"config"}, {"dask"}),
+    "located": (
+        {"ir", "capture.base", "machine", "schedule.placement", "tiling.mesh"},
+        set(),
+    ),
     "picture": ({"ir"}, {"cairosvg"}),
     "report": ({"ir", "picture", "tiling.plan"}, set()),
     "boundary": ({"ir", "capture"}, {"dask", "numpy"}),
@@ -39,6 +43,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "config",
             "errors",
             "holders",
+            "located",
             "lower",
             "machine",
             "report",

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dasktile.ir import Edge, Node, Role
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.solve import Problem
-from dasktile.tiling.space import Boxes, Option, Space, Variable, effort
+from dasktile.tiling.space import Boxes, Located, Option, Space, Variable, effort
 
 Table = npt.NDArray[np.float64]
 
@@ -163,7 +163,7 @@ class Costs:
         return len(sizes(size, self.space.mesh.parts(axes), grid))
 
 
-def transfer(held: Boxes, needs: Sequence[Boxes]) -> Table:
+def transfer(held: Boxes | Located, needs: Sequence[Boxes]) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
     Parameters
@@ -175,7 +175,8 @@ def transfer(held: Boxes, needs: Sequence[Boxes]) -> Table:
     """
     if len(needs) > EXACT_UNION:
         return transfer(held, [_hull(needs)])
-    total = np.zeros((len(held.lo), len(needs[0].lo)))
+    rows = 1 if isinstance(held, Located) else len(held.lo)
+    total = np.zeros((rows, len(needs[0].lo)))
     for count in range(1, len(needs) + 1):
         for group in itertools.combinations(needs, count):
             common = group[0]
@@ -208,8 +209,10 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
     return replace(needs[0], lo=lo, hi=hi, active=active, density=1.0)
 
 
-def _overlap(held: Boxes, need: Boxes) -> Table:
+def _overlap(held: Boxes | Located, need: Boxes) -> Table:
     """Elements that workers need and have, (candidates of the holder, of the reader)."""
+    if isinstance(held, Located):
+        return held.overlap(need)[None, :]
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
     found = np.empty((rows, columns))

@@ -85,7 +85,7 @@ def tile(
     as_is = _Planner(program, mesh, own_axes(program), settings, memory_limit, threads, anew=False)
     before = as_is.candidate(get("auto"), TIE)
     if chosen is None:
-        return _plan(program, workers, method, before, before, "method 'none'")
+        return _plan(program, workers, method, before, before, "method 'none'", placed=placed)
     anew = _Planner(
         program,
         mesh,
@@ -109,7 +109,7 @@ def tile(
             break
     else:
         after = before
-    return _plan(program, workers, method, before, after, verdict, least.solution)
+    return _plan(program, workers, method, before, after, verdict, least.solution, placed)
 
 
 def _plan(
@@ -120,6 +120,7 @@ def _plan(
     after: _Candidate,
     verdict: str,
     least: Solution | None = None,
+    placed: bool = False,
 ) -> Plan:
     bound = after.price.bytes
     proven = False
@@ -133,7 +134,8 @@ def _plan(
         method=method,
         before=before.price,
         after=after.price,
-        tiled=None if after is before else after.tiled,
+        # where tiles can be placed, the input's own chunks are worth placing too
+        tiled=None if after is before and not (placed and workers > 1) else after.tiled,
         lower_bound=bound,
         proven_optimal=proven,
         reasons=tuple(

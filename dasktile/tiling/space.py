@@ -75,6 +75,50 @@ class Boxes:
         return found * self.active * self.density
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """An array that is in memory already: the one way it is held, whatever is decided.
+
+    Parameters
+    ----------
+    edges
+        Boundaries of its blocks along each axis.
+    owned
+        Which worker has which block, (workers, blocks along each axis).
+    """
+
+    edges: tuple[Ints, ...]
+    owned: Bools
+
+    @classmethod
+    def of(cls, node: Node, workers: int) -> Located:
+        counts = tuple(map(len, node.chunks))
+        owned = np.zeros((workers, math.prod(counts)), dtype=bool)
+        for block, places in enumerate(node.homes or ()):
+            for place in places:
+                owned[place, block] = True
+        edges = tuple(np.asarray(bounds(sizes), dtype=np.int64) for sizes in node.chunks)
+        return cls(edges, owned.reshape(workers, *counts))
+
+    def overlap(self, need: Boxes) -> npt.NDArray[np.float64]:
+        """Elements that workers need and have, for every candidate of the reader."""
+        found = np.zeros(len(need.lo))
+        for worker, owned in enumerate(self.owned):
+            if not owned.any():
+                continue
+            left: npt.NDArray[np.float64] = owned[None].astype(np.float64)
+            for axis, edges in enumerate(self.edges):
+                lo = np.maximum(need.lo[:, worker, axis, None], edges[None, :-1])
+                hi = np.minimum(need.hi[:, worker, axis, None], edges[None, 1:])
+                shared = np.maximum(hi - lo, 0).astype(np.float64)
+                rest = left.reshape(len(left), left.shape[1], -1)
+                left = np.einsum("cb,cbr->cr", shared, np.broadcast_to(
+                    rest, (len(shared), *rest.shape[1:]))).reshape(
+                        len(shared), *left.shape[2:])  # fmt: skip
+            found += left.reshape(len(left), -1).sum(axis=1) * need.active[:, worker]
+        return found * need.density
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """A choice to make.
@@ -90,7 +134,7 @@ class Variable:
     work
         The loop nest's box.
     held
-        The result's box.
+        The result's box, or where it is already.
     needs
         For every edge, the box read; None where nothing ties the node's blocks to those
         of the array.
@@ -100,7 +144,7 @@ class Variable:
     keep: bool
     options: tuple[Option, ...]
     work: Boxes
-    held: Boxes
+    held: Boxes | Located
     needs: tuple[Boxes | None, ...]
 
 
@@ -146,6 +190,8 @@ class Space:
     def _own(self, index: int, node: Node, small: bool) -> Variable:
         grids = self.axes.grids[index]
         shapes = tuple(self.program.nodes[edge.producer].shape for edge in node.edges)
+        if node.homes is not None:
+            return self._located(index, node)
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
                tuple((edge.axes, edge.chunks, edge.within) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
@@ -170,6 +216,14 @@ class Space:
                                 tuple(None if need is None else _take(need, chosen)
                                       for need in needs))  # fmt: skip
         return Variable(index, False, *self._cache[key])
+
+    def _located(self, index: int, node: Node) -> Variable:
+        """An array that is where it is."""
+        nothing = (None,) * len(self.mesh.shape)
+        options = [Option(nothing, nothing, (False,) * len(self.mesh.shape))]
+        work = _Layout(self.mesh, node.labels, self.axes.grids[index]).work(options)
+        held = Located.of(node, self.mesh.workers)
+        return Variable(index, False, tuple(options), work, held, ())
 
     def _need(
         self, node: Node, edge: Edge, boxes: _Layout, options: list[Option], shape: tuple[int, ...]
@@ -246,6 +300,8 @@ def aligned(node: Node, edge: Edge) -> bool:
 
 def effort(node: Node) -> float:
     """Operations per iteration of a node, its memory traffic counted as operations."""
+    if node.homes is not None:
+        return 0.0  # nothing is left to do
     if node.kind is Kind.CONTRACT:
         return node.work
     return node.work + BYTE_WORK * node.itemsize

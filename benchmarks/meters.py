@@ -41,6 +41,8 @@ class Reading:
     ----------
     moved
         Bytes that it received from other workers.
+    sent
+        Bytes that it sent to other workers.
     tasks
         Tasks that it ran.
     thread_seconds, task_seconds
@@ -54,6 +56,7 @@ class Reading:
     """
 
     moved: int = 0
+    sent: int = 0
     tasks: int = 0
     thread_seconds: float = 0.0
     task_seconds: float = 0.0
@@ -72,8 +75,9 @@ class Measured:
         Until the results were in the workers' memory, planning included.
     planning
         The part of them that planning took.
-    moved, moved_largest
-        Bytes that workers received from each other; and the worker that received most.
+    moved, moved_largest, sent_largest
+        Bytes that workers received from each other; the worker that received most; and what the
+        worker sent that sent most.
     tasks
         Tasks that workers ran.
     cost
@@ -93,6 +97,7 @@ class Measured:
     planning: float
     moved: int
     moved_largest: int
+    sent_largest: int
     tasks: int
     cost: float
     balance: float
@@ -115,6 +120,7 @@ class Measured:
             planning=planning,
             moved=total("moved"),
             moved_largest=max(reading.moved for reading in readings),
+            sent_largest=max(reading.sent for reading in readings),
             tasks=total("tasks"),
             cost=total("moved") + TASK_BYTES * total("tasks"),
             balance=balance("thread_seconds"),
@@ -168,13 +174,14 @@ class Meter(WorkerPlugin):
         self.rss = self.process.memory_info().rss
         self.before = self._processor_seconds()
         self.before_threads = self._thread_seconds()
-        self.link.waited = 0.0
+        self.link.sent = 0
         self.active = True
         self.sampling.set()
 
     def stop(self) -> Reading:
         self.active = False
         self.sampling.clear()
+        self.reading.sent = self.link.sent
         self.reading.cpu_seconds = self._processor_seconds() - self.before
         self.reading.thread_seconds = self._thread_seconds() - self.before_threads
         return self.reading

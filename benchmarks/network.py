@@ -38,11 +38,12 @@ class Link:
     def __init__(self, rate: float | None) -> None:
         self.rate = rate
         self.sent_until = self.received_until = 0.0
-        #: Seconds that messages were held back, for whoever wonders.
-        self.waited = 0.0
+        #: Bytes that were sent.
+        self.sent = 0
 
     async def send(self, nbytes: int) -> None:
         """Return when a message has left."""
+        self.sent += nbytes
         if self.rate and nbytes:
             now = time.monotonic()
             self.sent_until = max(now, self.sent_until) + nbytes / self.rate
@@ -58,7 +59,6 @@ class Link:
     async def _until(self, then: float, now: float) -> None:
         # asyncio wakes up late rather than early; a sleep that short costs more than it tells
         if then - now > 1e-4:
-            self.waited += then - now
             await asyncio.sleep(then - now)
 
 

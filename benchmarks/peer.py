@@ -11,6 +11,7 @@ one JSON object per line in, one out.  With ``--module dask.array`` it runs Dask
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -56,7 +57,8 @@ class Peer:
 
     def __exit__(self, *exception: object) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -66,8 +68,12 @@ class Peer:
         """Run one cell, as `benchmarks.placement.Local.cell`."""
         assert self.process.stdin is not None
         request = {"workload": workload, "mode": mode, "folder": str(folder), "values": values}
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        return self._answer()
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            return self._answer()
+        except (OSError, RuntimeError) as error:
+            # the others go on without it
+            return {"error": f"{type(error).__name__}: {error}"[:300]}
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None

@@ -92,7 +92,7 @@ def sized(size: float = 0.5) -> dict[str, Sized]:
             "y": Input((samples,), (samples // 20,)),
             "w": Input((64,), (64,)),
         },
-        "mlp": dict.fromkeys(("x", "w0", "w1", "w2"), squares(n(4096))),
+        "mlp": dict.fromkeys(("x", "w0", "w1", "w2"), squares(n(3072))),
         "two_axes": {
             "a": Input((tall, wide), (tall // 8, wide)),
             "m": Input((wide, 32), (wide, 32)),

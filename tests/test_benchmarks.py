@@ -121,6 +121,7 @@ def test_summary_of_nothing_moved() -> None:
     ]
     group = summary(cells)["2 workers, free"]
     assert group["workloads"] == 2
+    assert group["failed"] == ["dasktile failed"]
     assert group["ratios"]["moved"] == pytest.approx(4)
     assert group["floored"]["moved"] == ["saved"]
     assert group["ratios"]["seconds"] == pytest.approx(0.5**0.5)

@@ -47,7 +47,7 @@ from benchmarks.peer import Peer
 from benchmarks.sized import sized, write
 from dasktile.report import format_bytes
 
-#: A ratio of bytes to none is taken to so many.
+#: Fewer bytes than these are taken for as many in ratios.
 FLOOR = 1e6
 
 #: By how much dasktile must be worse for a workload to be listed.
@@ -241,8 +241,8 @@ def _cell(
 def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[str, Any]:
     """Geometric means of ratios other / dasktile, and where dasktile is worse.
 
-    A figure that is 0 for both is left out.  Where dasktile's bytes are 0 the ratio is that
-    to 1 MB, and at least 1.
+    A figure that is 0 for both is left out.  Bytes below 1 MB, of either, are taken as 1 MB:
+    that nothing, or a barrier's kilobyte, is moved must not make a mean of thousands.
 
     Parameters
     ----------
@@ -262,29 +262,19 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
     groups: dict[str, dict[str, Any]] = {}
     for workers, mode in dict.fromkeys((where[0], where[1]) for where, _, _ in pairs):
         chosen = [pair for pair in pairs if pair[0][:2] == [workers, mode]]
-        ratios, floored = {}, {}
+        ratios, raw, floored = {}, {}, {}
         for name, in_bytes in COMPARED.items():
-            kept, below = [], []
-            for where, theirs, ours in chosen:
-                one, another = theirs[name], ours[name]
-                if one == another == 0:
-                    continue
-                if another > 0:
-                    ratio = (one + in_bytes) / (another + in_bytes)
-                elif in_bytes:
-                    ratio = max(one, FLOOR) / FLOOR
-                    below.append(where[2])
-                else:
-                    continue
-                kept.append(ratio)
-            if kept:
-                ratios[name] = _mean(kept)
-            if below:
-                floored[name] = below
+            both = [(where[2], theirs[name], ours[name]) for where, theirs, ours in chosen]
+            both = [one for one in both if one[1] or one[2]]
+            floor = FLOOR if in_bytes else 1e-9
+            ratios[name] = _mean([max(b, floor) / max(a, floor) for _, b, a in both])
+            raw[name] = _mean([b / a for _, b, a in both if a])
+            floored[name] = [where for where, _, ours in both if in_bytes and ours < floor]
         groups[f"{workers} workers, {mode}"] = {
             "workloads": len(chosen),
             "ratios": ratios,
-            "floored": floored,
+            "ratios_without_floor": raw,
+            "floored": {name: where for name, where in floored.items() if where},
             # few bytes mean little where one worker does everything
             "balance": {
                 other: _mean([theirs["balance"] for _, theirs, _ in chosen]),
@@ -319,13 +309,11 @@ def _worse(
     pairs: Sequence[tuple[Any, Mapping[str, Any], Mapping[str, Any]]], name: str
 ) -> dict[str, float]:
     """Workloads where dasktile is worse, with how many times."""
-    return {
-        where[2]: ours[name] / max(theirs[name], 1)
-        if name != "seconds"
-        else ours[name] / theirs[name]
-        for where, theirs, ours in pairs
-        if ours[name] > WORSE * theirs[name]
+    floor = FLOOR if COMPARED[name] else 1e-9
+    times = {
+        where[2]: max(ours[name], floor) / max(theirs[name], floor) for where, theirs, ours in pairs
     }
+    return {where: ratio for where, ratio in times.items() if ratio > WORSE}
 
 
 def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -380,7 +368,7 @@ def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> N
         table.add_column(name, justify="right")
     for title, group in groups.items():
         ratios = group["ratios"]
-        table.add_row(title, *(f"{ratios[n]:.2f}" if n in ratios else "" for n in COMPARED))
+        table.add_row(title, *(f"{ratios[n]:.2f}" if ratios[n] else "" for n in COMPARED))
     console.print(table)
     for title, group in groups.items():
         if group["moved_to_predicted"] is not None:
@@ -402,7 +390,9 @@ def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> N
         if group["failed"]:
             console.print(f"{title}: failed: {', '.join(group['failed'])}")
         for name, where in group["floored"].items():
-            console.print(f"{title}: {name} of dasktile 0, taken as 1 MB: {', '.join(where)}")
+            console.print(
+                f"{title}: {name} of dasktile below 1 MB, taken as that: {', '.join(where)}"
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from dasktile.api import array_optimize, explain, optimize
 from dasktile.capture.registry import register_kernel
 from dasktile.report import Explanation
 from dasktile.tiling import MemoryLimitError
+
+if TYPE_CHECKING:
+    from dasktile.runtime.calibration import calibrate
+    from dasktile.runtime.install import disable, enable
+    from dasktile.runtime.metrics import metrics
 
 __version__ = "0.1.0"
 
@@ -14,7 +22,29 @@ __all__ = [
     "MemoryLimitError",
     "__version__",
     "array_optimize",
+    "calibrate",
+    "disable",
+    "enable",
     "explain",
+    "metrics",
     "optimize",
     "register_kernel",
 ]
+
+#: What needs distributed, which takes longer to import than all the rest.
+_OF_CLUSTERS = {
+    "calibrate": "dasktile.runtime.calibration",
+    "disable": "dasktile.runtime.install",
+    "enable": "dasktile.runtime.install",
+    "metrics": "dasktile.runtime.metrics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_CLUSTERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_OF_CLUSTERS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OF_CLUSTERS})

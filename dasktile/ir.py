@@ -273,6 +273,43 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
+class Follow:
+    """Every block is where a block of an array in memory is.
+
+    Parameters
+    ----------
+    array, node
+        Name of that array, and its node.
+    dims
+        For every axis of that array, the label, axis or dimension of an index that runs
+        along it; None where its first block is meant.
+    """
+
+    array: str
+    node: int
+    dims: tuple[int | None, ...]
+
+    def seen(self, places: Sequence[int | None]) -> Follow:
+        """The same for another index, `places` of which are dimensions of this one's."""
+        return Follow(
+            self.array,
+            self.node,
+            tuple(None if dim is None or dim not in places else places.index(dim)
+                  for dim in self.dims),
+        )  # fmt: skip
+
+    def after(self, count: int) -> Follow:
+        """The same for an index with so many dimensions in front."""
+        dims = tuple(None if dim is None else dim + count for dim in self.dims)
+        return Follow(self.array, self.node, dims)
+
+
+#: Where the blocks of something are: divided by the mesh along every dimension, or where
+#: those of an array are.
+Where = tuple[Share, ...] | Follow
+
+
+@dataclass(frozen=True, slots=True)
 class Tiling:
     """How one node is cut.
 
@@ -291,16 +328,16 @@ class Tiling:
         Chunk sizes of the output array: `cuts` seen through the output maps, further cut
         by `scatter`.
     work_at, held_at
-        How the mesh divides the blocks of every label, and of every axis of the output
-        array; None where nobody decided.
+        Where the blocks of the loop nest and of the output array are; None where nobody
+        decided.
     """
 
     mesh: tuple[int | None, ...]
     scatter: tuple[int | None, ...]
     cuts: tuple[tuple[int, ...], ...]
     chunks: Chunks
-    work_at: tuple[Share, ...] | None = None
-    held_at: tuple[Share, ...] | None = None
+    work_at: Where | None = None
+    held_at: Where | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +356,14 @@ class TiledProgram:
         For nodes whose array is kept in other chunks than it was made in, because
         several readers want it so: those chunks.
     kept_at
-        For the same nodes, how the mesh divides the blocks along every axis.
+        For the same nodes, where the blocks are.
     """
 
     program: Program
     mesh: tuple[int, ...]
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
-    kept_at: dict[int, tuple[Share, ...]] = field(default_factory=dict)
+    kept_at: dict[int, Where] = field(default_factory=dict)
 
 
 def bounds(cuts: Sequence[int]) -> tuple[int, ...]:

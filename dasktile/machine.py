@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -51,7 +51,9 @@ class Machine:
     memory_limit: int | None = None
     asked: bool = False
     order: tuple[str, ...] = ()
-    who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = None
+    who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = field(
+        default=None, compare=False
+    )
 
     @property
     def placed(self) -> bool:

@@ -51,6 +51,19 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
+    "runtime": (set(), set()),
+    "runtime.scheduler_plugin": (
+        {"runtime.dashboard", "runtime.prometheus", "schedule.homes", "schedule.placement"},
+        {"distributed"},
+    ),
+    "runtime.install": (
+        {"runtime.scheduler_plugin", "runtime.worker_plugin"},
+        {"distributed"},
+    ),
+    "preload": (
+        {"runtime.install", "runtime.scheduler_plugin", "runtime.worker_plugin"},
+        {"distributed"},
+    ),
     "runtime.worker_plugin": (set(), {"distributed"}),
     "runtime.metrics": ({"report", "runtime.worker_plugin"}, {"distributed"}),
     "runtime.dashboard": (
@@ -58,7 +71,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"bokeh", "distributed", "tornado"},
     ),
     "runtime.prometheus": ({"runtime.metrics", "runtime.worker_plugin"}, {"distributed"}),
-    "": ({"api", "capture.registry", "report", "tiling"}, set()),
+    "": (
+        {
+            "api",
+            "capture.registry",
+            "report",
+            "runtime.calibration",
+            "runtime.install",
+            "runtime.metrics",
+            "tiling",
+        },
+        set(),
+    ),
     "__main__": ({"demo"}, set()),
     "demo": ({"", "report"}, {"dask", "distributed", "numpy", "psutil", "rich", "zarr"}),
 }

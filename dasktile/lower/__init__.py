@@ -23,7 +23,18 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
 from dasktile.capture.sources import Create
-from dasktile.ir import Chunks, Edge, Kind, Node, Share, TiledProgram, Tiling, windows
+from dasktile.ir import (
+    Chunks,
+    Edge,
+    Follow,
+    Kind,
+    Node,
+    Share,
+    TiledProgram,
+    Tiling,
+    Where,
+    windows,
+)
 from dasktile.lower import blocks, contract, folds, verbatim, views
 from dasktile.lower.anchored import anchored
 from dasktile.lower.convert import (
@@ -31,10 +42,11 @@ from dasktile.lower.convert import (
     block_windows,
     conversion,
     getitem_any,
+    joins,
     lengths,
     normal,
 )
-from dasktile.lower.emit import Emission, emit, placement
+from dasktile.lower.emit import Emission, emit, owner, placement
 from dasktile.lower.names import salted
 
 __all__ = ["Lowered", "lower"]
@@ -43,8 +55,8 @@ __all__ = ["Lowered", "lower"]
 #: send what it is made of.
 WORTH_A_TASK = 2**19
 
-#: How the mesh divides the blocks along each axis; None where nobody decided.
-Shares = tuple[Share, ...] | None
+#: For every block, the places in the mesh that need it.
+Copies = dict[tuple[int, ...], tuple[int, ...]]
 
 #: Modules that register the writers of kernels.
 _WRITERS = (blocks, contract, folds, verbatim, views)
@@ -216,7 +228,7 @@ class _Writer:
     #: Layers that hold the array of a node cut by some windows.
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
     #: The same, where the mesh divides the windows in a certain way.
-    cut_at: dict[tuple[int, Windows, Shares], str] = field(default_factory=dict)
+    cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
     #: Layers whose tasks stay tasks of their own.
     anchored: set[str] = field(default_factory=set)
 
@@ -248,22 +260,22 @@ class _Writer:
             return self.made[index], self.tiling(index).chunks
         own = block_windows(chunks)
         if (index, own) not in self.cut:
-            made, shares = self.made[index], self.tiled.kept_at.get(index)
-            self.cut[index, own] = self.convert(index, own, made, self.tiling(index).chunks, shares)
+            made, where = self.made[index], self.tiled.kept_at.get(index)
+            self.cut[index, own] = self.convert(index, own, made, self.tiling(index).chunks, where)
         return self.cut[index, own], chunks
 
-    def fetch(self, index: int, wanted: Windows, shares: Shares = None) -> str:
+    def fetch(self, index: int, wanted: Windows, where: Where | None = None) -> str:
         """The layer that holds a node's array cut by windows, written if there is none."""
         wanted = normal(wanted)
         if (index, wanted) not in self.cut:
             name, chunks = self.source(index)
             # the windows may have been those that the array is kept in
             if (index, wanted) not in self.cut:
-                if (index, wanted, shares) not in self.cut_at:
-                    self.cut_at[index, wanted, shares] = self.convert(
-                        index, wanted, name, chunks, shares
+                if (index, wanted, where) not in self.cut_at:
+                    self.cut_at[index, wanted, where] = self.convert(
+                        index, wanted, name, chunks, where
                     )
-                return self.cut_at[index, wanted, shares]
+                return self.cut_at[index, wanted, where]
         return self.cut[index, wanted]
 
     def convert(
@@ -272,12 +284,16 @@ class _Writer:
         wanted: Windows,
         source: str,
         chunks: Chunks,
-        shares: Shares = None,
+        where: Where | None = None,
         name: str | None = None,
+        copies: Copies | None = None,
     ) -> str:
-        """Write a layer that cuts an array anew, for workers that `shares` names."""
-        token = salted("", name, source, chunks, wanted, shares).rpartition("-")[2]
-        at = placement(self.tiled.mesh, shares, shares or ())
+        """Write a layer that cuts an array anew, for those who need it `where`."""
+        each = None if copies is None else tuple(sorted(copies.items()))
+        token = salted("", name, source, chunks, wanted, where, each).rpartition("-")[2]
+        if not joins(wanted, chunks):
+            where = None  # every block is cut from one, where that is
+        at = placement(self.tiled.mesh, where, where or ())
         name = name or salted("retile", token, placement=at)
         kernel = self.captured.kernels[index]
         if isinstance(kernel, Create):
@@ -285,7 +301,7 @@ class _Writer:
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
-            tasks = conversion(name, token, source, chunks, wanted, cut)
+            tasks = conversion(name, token, source, chunks, wanted, cut, copies)
             self.add(name, MaterializedLayer(tasks), {source})
         self.describe(name, index, lengths(wanted))
         return name
@@ -335,16 +351,29 @@ class _Writer:
                 self.predicted[index] if self.predicted else 0,
             ),
         )
+        copied: frozenset[int] = frozenset()
         if getattr(kernel, "fetches", False):
             inputs = ("",) * len(node.edges)
         else:
-            inputs = tuple(self.input(edge, tiling) for edge in node.edges)
+            found = [self.input(edge, node, tiling) for edge in node.edges]
+            inputs = tuple(layer for layer, _ in found)
+            copied = frozenset(number for number, (_, copies) in enumerate(found) if copies)
 
-        def fetch(edge: int, wanted: Windows, shares: Shares) -> str:
-            decided = shares if tiling.work_at is not None else None
+        def fetch(edge: int, wanted: Windows, where: Where | None) -> str:
+            decided = where if tiling.work_at is not None else None
             return self.fetch(node.edges[edge].producer, wanted, decided)
 
-        emission = Emission(node, tiling, name, inputs, fetch, self.captured.graph, self.tiled.mesh)
+        emission = Emission(
+            node,
+            tiling,
+            name,
+            inputs,
+            fetch,
+            self.captured.graph,
+            self.tiled.mesh,
+            self.leader(tiling),
+            copied,
+        )
         emitted = emit(kernel, emission)
         if name not in emitted.layers:
             raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
@@ -353,40 +382,83 @@ class _Writer:
         self.describe(name, index, tiling.chunks)
         self.hold(index, name)
 
-    def input(self, edge: Edge, tiling: Tiling) -> str:
-        """The layer that holds what every block of a node needs along an edge."""
-        shares = None
-        if tiling.work_at is not None:
-            shares = tuple(
-                Share() if axis.label is None else tiling.work_at[axis.label] for axis in edge.axes
-            )
-        self.anchor(edge, tiling, shares)
+    def input(self, edge: Edge, node: Node, tiling: Tiling) -> tuple[str, bool]:
+        """The layer that holds what every block of a node needs along an edge.
+
+        And whether every worker has a copy of its own in it.
+        """
+        where = self.needed_at(edge, tiling)
+        self.anchor(edge, tiling, where)
         if edge.chunks is not None:
             handed = self.handed_at(edge, tiling, edge.chunks)
-            return self.fetch(edge.producer, block_windows(edge.chunks), handed)
+            return self.fetch(edge.producer, block_windows(edge.chunks), handed), False
         shape = self.node(edge.producer).shape
-        return self.fetch(
-            edge.producer,
+        wanted = normal(
             tuple(
                 windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
                 for axis, size in zip(edge.axes, shape, strict=True)
-            ),
-            shares,
+            )
         )
+        if node.kind is Kind.CONTRACT and self.tiled.mesh and tiling.work_at is not None:
+            name, chunks = self.source(edge.producer)
+            kernel = self.captured.kernels[edge.producer]
+            if joins(wanted, chunks) and not isinstance(kernel, Create):
+                copies = self.copies(edge, tiling)
+                if any(len(places) > 1 for places in copies.values()):
+                    return self.copy(edge.producer, wanted, name, chunks, copies), True
+        return self.fetch(edge.producer, wanted, where), False
 
-    def anchor(self, edge: Edge, tiling: Tiling, shares: Shares) -> None:
+    def copies(self, edge: Edge, tiling: Tiling) -> Copies:
+        """Which workers need which blocks along an edge."""
+        found: dict[tuple[int, ...], set[int]] = {}
+        leader = self.leader(tiling)
+        for full in product(*(range(len(sizes)) for sizes in tiling.cuts)):
+            block = tuple(0 if axis.label is None else full[axis.label] for axis in edge.axes)
+            place = owner(self.tiled.mesh, tiling.work_at or (), leader, full)
+            found.setdefault(block, set()).add(place)
+        return {block: tuple(sorted(places)) for block, places in found.items()}
+
+    def copy(self, index: int, wanted: Windows, source: str, chunks: Chunks, copies: Copies) -> str:
+        """A layer of blocks that each worker joins for itself: only pieces then travel."""
+        mesh = self.tiled.mesh
+        every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
+        where = (every, *(Share() for _ in wanted))
+        key = (index, wanted, (where, tuple(sorted(copies.items()))))
+        if key not in self.cut_at:
+            self.cut_at[key] = self.convert(index, wanted, source, chunks, where, copies=copies)
+        return self.cut_at[key]
+
+    def leader(self, tiling: Tiling) -> Node | None:
+        """The array in memory that a node follows."""
+        return self.node(tiling.work_at.node) if isinstance(tiling.work_at, Follow) else None
+
+    def needed_at(self, edge: Edge, tiling: Tiling) -> Where | None:
+        """Where the blocks of an array are needed, as far as they are those of labels."""
+        work = tiling.work_at
+        if work is None:
+            return None
+        labels = [axis.label for axis in edge.axes]
+        if isinstance(work, Follow):
+            return work.seen(labels)
+        return tuple(Share() if label is None else work[label] for label in labels)
+
+    def anchor(self, edge: Edge, tiling: Tiling, where: Where | None) -> None:
         """Keep Dask from making an array's tasks one with those of a reader elsewhere."""
         index = edge.producer
         held, name = self.tiling(index).held_at, self.made[index]
         layer = self.layers.get(name)
-        if shares is None or held is None or layer is None or name in self.anchored:
+        if where is None or held is None or layer is None or name in self.anchored:
             return
         read = {axis.label for axis in edge.axes}
-        copied = any(
-            label is not None and label not in read and size > 1
-            for label, size in zip(tiling.mesh, self.tiled.mesh, strict=True)
-        )
-        if held == shares and not copied:
+        if isinstance(tiling.work_at, Follow):
+            followed = [dim for dim in tiling.work_at.dims if dim is not None]
+            copied = any(label not in read for label in followed)
+        else:
+            copied = any(
+                label is not None and label not in read and size > 1
+                for label, size in zip(tiling.mesh, self.tiled.mesh, strict=True)
+            )
+        if held == where and not copied:
             return
         node = self.node(index)
         if node.nbytes >= WORTH_A_TASK * math.prod(map(len, self.tiling(index).chunks)):
@@ -396,19 +468,19 @@ class _Writer:
                 anchored(layer), annotations=layer.annotations, collection_annotations=notes
             )
 
-    def handed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Shares:
-        """How the mesh divides blocks that are handed over as they are."""
-        if tiling.work_at is None or tiling.held_at is None:
+    def handed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
+        """Where blocks that are handed over as they are are needed."""
+        work, held = tiling.work_at, tiling.held_at
+        if work is None or held is None or isinstance(work, Follow):
             return None
         counts = tuple(map(len, chunks))
         if all(axis.label is None for axis in edge.axes):
             # block for block, as far as anybody knows
-            same = counts == tuple(map(len, tiling.chunks))
-            return tiling.held_at if same else None
+            return held if counts == tuple(map(len, tiling.chunks)) else None
         return tuple(
             Share()
             if axis.label is None or len(tiling.cuts[axis.label]) != count
-            else tiling.work_at[axis.label]
+            else work[axis.label]
             for axis, count in zip(edge.axes, counts, strict=True)
         )
 

@@ -19,7 +19,7 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import MaterializedLayer
 
 from dasktile.capture.blockwise import Contract
-from dasktile.ir import Node, Share, bounds, output_chunks
+from dasktile.ir import Follow, Share, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.blas import accumulate, multiply, total
 from dasktile.lower.emit import Emission, Emitted, emit
@@ -39,9 +39,9 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
     coarse = output_chunks(node, tiling.cuts)
     scattered = coarse != tiling.chunks
     summed = [label for label in range(len(counts)) if label not in kernel.output]
-    groups = _groups(summed, counts, [_parts(emission, label, counts[label]) for label in summed])
+    parts = [_parts(emission, label, counts[label]) for label in summed]
+    of_mesh = _groups(summed, counts, parts)
     partial = emission.step("partial", emission.work_at)
-    direct = len(groups) == 1 and not scattered
 
     results: dict[Key, GraphNode] = {}
     steps: dict[Key, GraphNode] = {}
@@ -50,13 +50,15 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
         full = [0] * len(counts)
         for label, at in zip(kernel.output, block, strict=True):
             full[label] = at
+        groups = of_mesh if emission.leader is None else _owned(emission, summed, counts, full)
+        direct = len(groups) == 1 and not scattered
         last: list[Key] = []
         for group in groups:
             before: Key | None = None
             for number, chosen in enumerate(group):
                 for label, at in zip(summed, chosen, strict=True):
                     full[label] = at
-                operands = _operands(node, emission.inputs, full)
+                operands = _operands(emission, full)
                 if direct and number == len(group) - 1:
                     key, layer = (name, *block), results
                 else:
@@ -66,26 +68,27 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
                 else:
                     layer[key] = Task(key, accumulate, kernel, TaskRef(before), *operands)
                 before = key
-            if before is not None:
+            if before is not None and not direct:
                 last.append(before)
-        partials[block] = last
+        if not direct:
+            partials[block] = last
 
     emitted = Emitted()
     inputs = set(emission.inputs)
     if steps:
         emitted.add(partial, MaterializedLayer(steps), inputs)
-    if direct:
-        reads = inputs | {partial} if steps else inputs
-        emitted.add(name, MaterializedLayer(results), reads)
-    elif scattered:
+    if scattered:
         pieces, sums = _scattered(emission, coarse, partials)
         scatter = slices_of(name)
         emitted.add(scatter, MaterializedLayer(pieces), {partial})
         emitted.add(name, MaterializedLayer(sums), {scatter})
-    else:
-        for block, keys in partials.items():
-            _summed(emission, (name, *block), keys, results)
-        emitted.add(name, MaterializedLayer(results), {partial})
+        return emitted
+    reads = {partial} if steps else set()
+    if results:
+        reads |= inputs
+    for block, keys in partials.items():
+        _summed(emission, (name, *block), keys, results)
+    emitted.add(name, MaterializedLayer(results), reads)
     return emitted
 
 
@@ -109,11 +112,26 @@ def _groups(
     return list(found.values())
 
 
-def _operands(node: Node, inputs: Sequence[str], full: Sequence[int]) -> list[TaskRef]:
-    return [
-        TaskRef((name, *(0 if axis.label is None else full[axis.label] for axis in edge.axes)))
-        for edge, name in zip(node.edges, inputs, strict=True)
-    ]
+def _owned(
+    emission: Emission, summed: Sequence[int], counts: Sequence[int], full: Sequence[int]
+) -> list[list[Block]]:
+    """The same where the work follows an array: a chain for everybody who has some of it."""
+    found: dict[int, list[Block]] = {}
+    block = list(full)
+    for chosen in product(*(range(counts[label]) for label in summed)):
+        for label, at in zip(summed, chosen, strict=True):
+            block[label] = at
+        found.setdefault(emission.owner(block), []).append(chosen)
+    return [found[place] for place in sorted(found)]
+
+
+def _operands(emission: Emission, full: Sequence[int]) -> list[TaskRef]:
+    found = []
+    for number, (edge, name) in enumerate(zip(emission.node.edges, emission.inputs, strict=True)):
+        block = (0 if axis.label is None else full[axis.label] for axis in edge.axes)
+        copy = (emission.owner(full),) if number in emission.copied else ()
+        found.append(TaskRef((name, *copy, *block)))
+    return found
 
 
 def _summed(
@@ -121,7 +139,9 @@ def _summed(
 ) -> None:
     """Write the sum of `terms` as `key`, by a tree where they are many."""
     level = 0
-    name = emission.step("sum", (Share(), Share(), *emission.held_at))
+    held = emission.held_at
+    where = held.after(2) if isinstance(held, Follow) else (Share(), Share(), *held)
+    name = emission.step("sum", where)
     while len(terms) > _FAN_IN:
         grouped = []
         for number, at in enumerate(range(0, len(terms), _FAN_IN)):

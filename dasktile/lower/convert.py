@@ -9,7 +9,7 @@ task of its own, so that only the piece travels between workers.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any
@@ -71,6 +71,7 @@ def conversion(
     chunks: Chunks,
     windows: Windows,
     cut: Callable[[Any, Any], Any] = getitem,
+    copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array anew.
 
@@ -87,16 +88,22 @@ def conversion(
         The windows, as :func:`normal` writes them.
     cut
         Takes a block and an index.
+    copies
+        For every block, the places in the mesh that need a copy each; the keys are then
+        ``(name, place, *block)``.
     """
     axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
     piece = slices_of(token)
     tasks: dict[Key, GraphNode] = {}
     blocks = product(*(range(len(axis)) for axis in axes))
+    apart = copies is not None or joins(windows, chunks)
     for block, per_axis in zip(blocks, product(*axes), strict=True):
-        key = (name, *block)
+        keys: list[Key] = [(name, *block)]
+        if copies is not None:
+            keys = [(name, place, *block) for place in copies.get(block, ())]
         counts = tuple(map(len, per_axis))
-        if all(count == 1 for count in counts):
-            tasks[key] = _one(key, source, [found[0] for found in per_axis], cut)
+        if not apart:
+            tasks[keys[0]] = _one(keys[0], source, [found[0] for found in per_axis], cut)
             continue
         refs: list[TaskRef] = []
         for parts in product(*per_axis):
@@ -108,8 +115,21 @@ def conversion(
             if part_key not in tasks:
                 tasks[part_key] = _one(part_key, source, parts, cut)
             refs.append(TaskRef(part_key))
-        tasks[key] = Task(key, join, counts, *refs)
+        for key in keys:
+            if len(refs) == 1:
+                tasks[key] = Alias(key, refs[0].key)
+            else:
+                tasks[key] = Task(key, join, counts, *refs)
     return tasks
+
+
+def joins(windows: Windows, chunks: Chunks) -> bool:
+    """True if some window is put together from several blocks."""
+    return any(
+        len(pieces) > 1
+        for wanted, sizes in zip(windows, chunks, strict=True)
+        for pieces in _pieces(wanted, sizes)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dask.typing import Key
 
 from dasktile.capture.folds import ArgFold, Fold
 from dasktile.capture.scans import Scan
-from dasktile.ir import Share, bounds, output_chunks
+from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import slices_of
@@ -69,10 +69,13 @@ def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, part
     """Write the tree over the layer `partials`, whose blocks are those of the labels."""
     counts = list(map(len, emission.tiling.cuts))
     shares = emission.work_at
+    if isinstance(kernel, Fold) and emission.leader is not None and not _divided(emission):
+        _owned(kernel, emission, emitted, partials, counts)
+        return
     workers = [_workers(emission, label) if label in kernel.axes else 1
                for label in range(len(counts))]  # fmt: skip
     level = 0
-    if any(parts > 1 for parts in workers):
+    if any(parts > 1 for parts in workers) and not isinstance(shares, Follow):
         # what one worker has is combined there, however many workers there are
         local = [
             count // parts if label in kernel.axes else 1
@@ -92,7 +95,7 @@ def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, part
         partials = _cut(emission, emitted, partials, counts, pieces)
         counts = [len(pieces[label]) if label in pieces else count
                   for label, count in enumerate(counts)]  # fmt: skip
-    ends_at = _ends_at(emission)
+    ends_at = emission.ends_at
     while math.prod(counts[axis] for axis in kernel.axes) > FAN_IN:
         reduced = [count if label in kernel.axes else 1 for label, count in enumerate(counts)]
         groups = _fan_in(reduced, kernel.axes)
@@ -103,13 +106,61 @@ def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, part
     _finish(kernel, emission, emitted, partials, counts)
 
 
-def _ends_at(emission: Emission) -> tuple[Share, ...]:
-    """For every label, how the mesh divides the finished result along it."""
-    shares = [Share()] * len(emission.work_at)
-    for axis, share in zip(emission.node.out, emission.held_at, strict=True):
-        if axis.label is not None:
-            shares[axis.label] = share
-    return tuple(shares)
+def _divided(emission: Emission) -> bool:
+    """True where an axis that no label loops over (the bins of a histogram) is cut."""
+    return any(
+        axis.label is None and len(sizes) > 1
+        for axis, sizes in zip(emission.node.out, emission.tiling.chunks, strict=True)
+    )
+
+
+def _owned(
+    kernel: Fold, emission: Emission, emitted: Emitted, partials: str, counts: Sequence[int]
+) -> None:
+    """Write the end of a reduction that follows an array: first what each worker has.
+
+    Which partials meet first makes no difference to the functions that reductions are
+    recognised by; it would to the first of equal extrema (:class:`ArgFold`).
+    """
+    # they are where the partials are that they read
+    name = emission.step("combine0", None)
+    combined: Tasks = {}
+    tasks: Tasks = {}
+    out = [axis.label for axis in emission.node.out]
+    for block in itertools.product(
+        *(range(1 if label is None else counts[label]) for label in out)
+    ):
+        at = {label: place for label, place in zip(out, block, strict=True) if label is not None}
+        groups: dict[int, list[Block]] = {}
+        for full in itertools.product(
+            *([at[label]] if label in at else range(count) for label, count in enumerate(counts))
+        ):
+            groups.setdefault(emission.owner(full), []).append(full)
+        terms: list[Key] = []
+        for number, place in enumerate(sorted(groups)):
+            key: Key = (name, *block, number)
+            if len(groups[place]) == 1:
+                terms.append((partials, *groups[place][0]))
+                continue
+            combined[key] = Task(
+                key, kernel.combine, _listed([(partials, *full) for full in groups[place]], kernel)
+            )
+            terms.append(key)
+        key = (emission.name, *block)
+        tasks[key] = Task(key, kernel.aggregate, _listed(terms, kernel))
+    if combined:
+        emitted.add(name, MaterializedLayer(combined), {partials})
+    reads = {key for task in tasks.values() for key in task.dependencies}
+    layers = {key[0] for key in reads if isinstance(key, tuple)}
+    emitted.add(emission.name, MaterializedLayer(tasks), {str(layer) for layer in layers})
+
+
+def _listed(keys: Sequence[Key], kernel: Fold) -> Any:
+    """References in a list for the first reduced axis; along the others there is one."""
+    nested: list[Any] = [TaskRef(key) for key in keys]
+    for _ in kernel.axes[1:]:
+        nested = [List(ref) for ref in nested]
+    return List(*nested)
 
 
 def _workers(emission: Emission, label: int) -> int:
@@ -146,10 +197,10 @@ def _level(
     partials: str,
     parts: Sequence[Sequence[range]],
     level: int,
-    shares: tuple[Share, ...],
+    where: Where,
 ) -> str:
-    """Combine ranges of neighbouring partials, where `shares` says."""
-    name = emission.step(f"combine{level}", shares)
+    """Combine ranges of neighbouring partials."""
+    name = emission.step(f"combine{level}", where)
     tasks: Tasks = {}
     for block in itertools.product(*(range(len(part)) for part in parts)):
         key = (name, *block)
@@ -243,14 +294,19 @@ def _finish(
 ) -> None:
     """Make the tiles of the result."""
     node, chunks = emission.node, emission.tiling.chunks
-    divided = any(
-        axis.label is None and len(sizes) > 1 for axis, sizes in zip(node.out, chunks, strict=True)
-    )
+    divided = _divided(emission)
     name = emission.name
     if divided:
-        whole = (Share() if axis.label is None else share
-                 for axis, share in zip(node.out, emission.held_at, strict=True))  # fmt: skip
-        name = emission.step("whole", tuple(whole))
+        held = emission.held_at
+        name = emission.step(
+            "whole",
+            held
+            if isinstance(held, Follow)
+            else tuple(
+                Share() if axis.label is None else share
+                for axis, share in zip(node.out, held, strict=True)
+            ),
+        )
     tasks: Tasks = {}
     spans = [range(count) if label in kernel.axes else range(1)
              for label, count in enumerate(counts)]  # fmt: skip

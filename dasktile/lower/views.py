@@ -13,7 +13,7 @@ from dask.utils import M
 from dasktile.capture.reshapes import Repeat, Reshape
 from dasktile.capture.stencils import Stencil
 from dasktile.capture.views import Gather, Join, Take
-from dasktile.ir import AxisMap, Share, Window, bounds, windows
+from dasktile.ir import AxisMap, Follow, Share, Where, Window, bounds, windows
 from dasktile.lower.convert import join
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import inner, slices_of
@@ -195,15 +195,8 @@ def _join(kernel: Join, emission: Emission) -> Emitted:
         )
         blocks = [block for block, (lo, hi) in enumerate(pairwise(edges))
                   if max(lo, piece.lo) < min(hi, piece.hi)]  # fmt: skip
-        shares = tuple(
-            Share()
-            if axis.label is None
-            else emission.work_at[axis.label].grouped([[block] for block in blocks])
-            if axis.label == label
-            else emission.work_at[axis.label]
-            for axis in edge.axes
-        )
-        fetched.append(emission.fetch(number, wanted, shares))
+        where = _joined_at(emission.work_at, edge.axes, label, blocks)
+        fetched.append(emission.fetch(number, wanted, where))
 
     tasks: dict[Key, GraphNode] = {}
     for place, at in _blocks(emission):
@@ -226,6 +219,17 @@ def _join(kernel: Join, emission: Emission) -> Emitted:
     emitted = Emitted()
     emitted.add(emission.name, tasks, set(fetched))
     return emitted
+
+
+def _joined_at(work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequence[int]) -> Where:
+    """Where the windows of one of several arrays are needed: of a label, only `blocks`."""
+    if isinstance(work, Follow):
+        return work.seen([axis.label for axis in axes])
+    shares = (Share() if axis.label is None else work[axis.label] for axis in axes)
+    return tuple(
+        share.grouped([[block] for block in blocks]) if axis.label == label else share
+        for axis, share in zip(axes, shares, strict=True)
+    )
 
 
 def _window(axis: AxisMap, lo: int, hi: int) -> Window:

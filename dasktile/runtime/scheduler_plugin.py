@@ -11,14 +11,16 @@ import asyncio
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
 from distributed.scheduler import TaskState, WorkerState
 
+from dasktile.runtime.dashboard import add_page, remove_page
+from dasktile.runtime.prometheus import add_collector, remove_collector
 from dasktile.schedule.homes import Homes, Layer
-from dasktile.schedule.placement import worker_order
+from dasktile.schedule.placement import MARK, token, worker_order
 
 logger = logging.getLogger("dasktile")
 
@@ -65,6 +67,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self._held: dict[str, list[tuple[Any, Any]]] = {}
         #: Homes of tasks that are held back, ready or not.
         self._home: dict[Any, str] = {}
+        #: Names of arrays that tasks follow, by their tokens.
+        self._leaders: dict[str, str] = {}
         self._woken = False
         self._watching = False
 
@@ -78,13 +82,19 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
         self._lay_out()
+        add_page(scheduler, self)
+        add_collector(scheduler, self)
 
     def detach(self) -> None:
         """Leave the scheduler as if the plugin had never been there."""
         self._let_go()
+        remove_page(self.scheduler)
+        remove_collector(self.scheduler)
         self.scheduler.task_metadata.get(METADATA, {}).pop("workers", None)
 
     async def close(self) -> None:
+        remove_page(self.scheduler)
+        remove_collector(self.scheduler)
         self._home.clear()
         self._held.clear()
 
@@ -194,40 +204,73 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 continue
             home = layer.home(key[1:])
             if home is None:
+                home = self._beside(layer, key[1:], homes)
+            if home is None:
                 continue
             homes[key] = home
             self._send_home(ts, home)
+        # what a follower reads may itself follow something
+        followers.sort(key=lambda ts: ts.priority or ())
         for ts in followers:
             found = self._follow(ts, homes)
             if found is not None:
                 self._send_home(ts, found)
         self.placed += len(homes)
+        self._predict(layers)
+
+    def _predict(self, layers: dict[Any, Layer | None]) -> None:
+        """Note what layers are to receive."""
+        shortest: dict[str, tuple[str, int]] = {}
         for name, layer in layers.items():
             if layer is not None and layer.placement is not None and layer.placement.predicted:
-                known = self.predicted.get(name, 0)
-                self.predicted[name] = known + layer.placement.predicted
+                # a task that was made one with others has two keys, alike in the end
+                end = name.rpartition(MARK)[2]
+                if end not in shortest or len(name) < len(shortest[end][0]):
+                    shortest[end] = name, layer.placement.predicted
+        for name, predicted in shortest.values():
+            self.predicted[name] = self.predicted.get(name, 0) + predicted
+
+    def _beside(self, layer: Layer, index: Sequence[int], homes: dict[Any, str]) -> str | None:
+        """Where the block of an array is that a task follows."""
+        block = layer.followed(index)
+        if block is None or layer.placement is None or layer.placement.follow is None:
+            return None
+        sought = layer.placement.follow[0]
+        if sought not in self._leaders:
+            groups = self.scheduler.task_groups
+            self._leaders = {token(name): name for name in groups if isinstance(name, str)}
+        if sought not in self._leaders:
+            return None
+        ts = self.scheduler.tasks.get((self._leaders[sought], *block))
+        return None if ts is None else self._whereabouts(ts, homes)
 
     def _follow(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
-        """Where the only tile that a task reads is or will be."""
-        chain = [ts]
-        found: str | None = None
-        while found is None and len(chain[-1].dependencies) == 1:
-            (read,) = chain[-1].dependencies
-            if read.who_has:
-                found = min(ws.address for ws in read.who_has)
-            elif read.key in homes:
-                found = homes[read.key]
-            elif read.worker_restrictions and HELD not in read.worker_restrictions:
-                (found, *_) = sorted(read.worker_restrictions)
-            elif read.key in self._home:
-                found = self._home[read.key]
-            elif len(chain) > 8:
-                break
-            else:
-                chain.append(read)
-        if found is not None:
-            homes[ts.key] = found
+        """Where most of the tiles are, or will be, that a task reads."""
+        counts: dict[str, int] = {}
+        for read in ts.dependencies:
+            home = self._whereabouts(read, homes)
+            if home is not None:
+                counts[home] = counts.get(home, 0) + 1
+        if not counts:
+            return None
+        found = max(counts, key=lambda address: (counts[address], address))
+        homes[ts.key] = found
         return found
+
+    def _whereabouts(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
+        """Where a tile is or will be; None if nobody knows."""
+        if ts.who_has:
+            return min((ws.address for ws in ts.who_has), key=self.homes.place)
+        if ts.key in homes:
+            return homes[ts.key]
+        if ts.key in self._home:
+            return self._home[ts.key]
+        if ts.processing_on is not None:
+            address: str = ts.processing_on.address
+            return address
+        if ts.worker_restrictions:
+            return min(ts.worker_restrictions, key=self.homes.place)
+        return None
 
     def _send_home(self, ts: TaskState, home: str) -> None:
         if _is_root(ts) and not math.isinf(self.scheduler.WORKER_SATURATION):

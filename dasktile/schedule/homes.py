@@ -19,9 +19,19 @@ class Layer:
     addresses: tuple[str, ...]
 
     def home(self, index: Sequence[int]) -> str | None:
-        if self.placement is None:
+        """Address for a task, None where it follows what it reads, or an array."""
+        if self.placement is None or self.placement.follow is not None:
             return None
         return self.addresses[self.placement.position(index)]
+
+    def followed(self, index: Sequence[int]) -> tuple[int, ...] | None:
+        """The block of an array that a task's home is the home of, None if it is of none."""
+        if self.placement is None or self.placement.follow is None:
+            return None
+        _, axes = self.placement.follow
+        if any(axis is not None and axis >= len(index) for axis in axes):
+            return None
+        return tuple(0 if axis is None else index[axis] for axis in axes)
 
 
 @dataclass
@@ -36,6 +46,7 @@ class Homes:
 
     workers: list[str]
     _tables: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _places: dict[str, int] = field(default_factory=dict, repr=False)
 
     def layer(self, name: object) -> Layer | None:
         """What is known of a layer of this name; None if it is not one of a plan."""
@@ -59,7 +70,14 @@ class Homes:
             )
         return self._tables[places]
 
+    def place(self, address: str) -> tuple[int, str]:
+        """Sorts addresses as the mesh does, strangers last."""
+        if not self._places:
+            self._places.update({known: at for at, known in enumerate(self.workers)})
+        return self._places.get(address, len(self.workers)), address
+
     def replace(self, workers: Sequence[str]) -> None:
         """Lay meshes over other workers from now on."""
         self.workers = list(workers)
         self._tables.clear()
+        self._places.clear()

@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from hashlib import blake2b
 from itertools import groupby
 
 from dasktile.ir import Share
@@ -45,11 +46,16 @@ class Placement:
         For every dimension of the index, how the mesh divides it.
     predicted
         Bytes that workers receive from one another so that the layer can run.
+    follow
+        If given, tasks are where the blocks of an array are instead: the :func:`token` of
+        its name, and for each of its axes the dimension of the index that runs along it,
+        None for its first block.
     """
 
     mesh: tuple[int, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[Share, ...] = ()
     predicted: int = 0
+    follow: tuple[str, tuple[int | None, ...]] | None = None
 
     @property
     def workers(self) -> int:
@@ -86,6 +92,9 @@ def encode(placement: Placement) -> str:
     while dims and dims[-1] == "_":
         dims.pop()
     code = "x".join(map(str, placement.mesh)) + "".join(dims)
+    if placement.follow is not None:
+        array, axes = placement.follow
+        code += f"_f{array}." + ".".join("" if axis is None else str(axis) for axis in axes)
     if placement.predicted:
         code += f"_b{_base36(placement.predicted)}"
     return code
@@ -121,15 +130,18 @@ def _decoded(code: str) -> Placement | None:
         mesh = tuple(map(int, match[1].split("x")))
         if not 0 < math.prod(mesh) <= 1 << 16:
             return None
-        shares, predicted = [], 0
+        shares, predicted, follow = [], 0, None
         for part in match[2].split("_")[1:]:
             if part.startswith("b"):
                 predicted = int(part[1:], 36)
+            elif part.startswith("f"):
+                array, *axes = part[1:].split(".")
+                follow = array, tuple(int(axis) if axis else None for axis in axes)
             else:
                 shares.append(_parsed(part, mesh))
     except (ValueError, IndexError):
         return None
-    return Placement(mesh, tuple(shares), predicted)
+    return Placement(mesh, tuple(shares), predicted, follow)
 
 
 def _parsed(part: str, mesh: tuple[int, ...]) -> Share:
@@ -155,6 +167,11 @@ def near_even(blocks: int, parts: int) -> tuple[int, ...]:
     """So many blocks for each part."""
     edges = [part * blocks // parts for part in range(parts + 1)]
     return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
+
+
+def token(array: str) -> str:
+    """A short stand-in for the name of an array."""
+    return blake2b(array.encode(), digest_size=5).hexdigest()
 
 
 def _base36(number: int) -> str:

@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Edge, Node, Role
+from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.solve import Problem
-from dasktile.tiling.space import Boxes, Located, Option, Space, Variable, effort
+from dasktile.tiling.space import Boxes, Option, Space, Variable, effort
 
 Table = npt.NDArray[np.float64]
 
@@ -67,31 +68,41 @@ class Costs:
             if variable.keep:
                 self.own.append(np.zeros(len(variable.options)))
                 self.tiles.append(np.zeros(len(variable.options)))
-                reads = {self.space.made[variable.node]: [variable.held]}
+                reads = {self.space.made[variable.node]: [0]}
             else:
-                shape = (id(variable.options), node.size, node.partial, node.labels, node.out)
+                options = variable.options
+                shape = (id(variable.work), tuple(map(id, variable.followed)),
+                         node.size, node.partial, node.labels, node.out)  # fmt: skip
                 if shape not in alike:
-                    met = [self._met(variable, node, option) for option in variable.options]
-                    tiles = [self._tiles(variable, node, option) for option in variable.options]
+                    boxes = options[: len(options) - len(variable.followed)]
+                    met = [self._met(variable, node, option) for option in boxes]
+                    met += [found.met * node.partial for found in variable.followed]
+                    tiles = [self._tiles(variable, node, option) for option in boxes]
+                    tiles += [float(found.work.owned.sum()) for found in variable.followed]
                     alike[shape] = np.array(met), np.array(tiles)
                 self.own.append(alike[shape][0])
                 self.tiles.append(alike[shape][1])
                 reads = {}
-                for edge, need in zip(node.edges, variable.needs, strict=True):
+                for at, (edge, need) in enumerate(zip(node.edges, variable.needs, strict=True)):
                     if need is not None:
-                        reads.setdefault(self.space.source(edge.producer), []).append(need)
+                        reads.setdefault(self.space.source(edge.producer), []).append(at)
                         continue
                     # which blocks are read is not known, so neither is what that moves;
                     # but the array must be handed over in its chunks, somehow
                     source = self.space.source(edge.producer)
                     handing = self._handing(source, edge)[:, None]
                     loose[source] = loose.get(source, 0.0) + handing
-            for source, needs in reads.items():
+            for source, edges in reads.items():
                 producer = self.space.variables[source]
                 itemsize = self.space.program.nodes[producer.node].itemsize
-                key = (tuple(map(id, needs)), id(producer.held), itemsize)
+                needs = [need for at in edges if (need := variable.needs[at]) is not None]
+                blocks = [[found.needs[at] for at in edges] for found in variable.followed]
+                held = [found.held for found in producer.followed]
+                key = (tuple(map(id, needs)), id(producer.held), itemsize,
+                       tuple(id(need) for row in blocks for need in row),
+                       tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
-                    tables[key] = transfer(producer.held, needs) * itemsize
+                    tables[key] = table(producer.held, held, needs, blocks) * itemsize
                 self.between[source, index] = tables[key]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
@@ -119,6 +130,10 @@ class Costs:
         for index, variable in enumerate(self.space.variables):
             if not variable.keep:
                 node = self.space.program.nodes[variable.node]
+                boxes = len(variable.options) - len(variable.followed)
+                if states[index] >= boxes:
+                    total += variable.followed[states[index] - boxes].work.volume() * effort(node)
+                    continue
                 state = np.array([states[index]])
                 box = Boxes(variable.work.lo[state], variable.work.hi[state],
                             variable.work.active[state])  # fmt: skip
@@ -129,7 +144,8 @@ class Costs:
         """Bytes that bring an array into the chunks of an edge, at the least."""
         producer = self.space.variables[source]
         itemsize = self.space.program.nodes[producer.node].itemsize
-        ways = transfer(producer.held, [self.space.handed(edge.chunks or ())])
+        handed = self.space.handed(edge.chunks or ())
+        ways = table(producer.held, [found.held for found in producer.followed], [handed], [])
         least: Table = ways.min(axis=1) * itemsize
         return least
 
@@ -163,7 +179,54 @@ class Costs:
         return len(sizes(size, self.space.mesh.parts(axes), grid))
 
 
-def transfer(held: Boxes | Located, needs: Sequence[Boxes]) -> Table:
+def table(
+    held: Boxes,
+    held_blocks: Sequence[Blocks],
+    needs: Sequence[Boxes],
+    needed_blocks: Sequence[Sequence[Blocks]],
+) -> Table:
+    """Elements that workers must receive, for candidates of boxes and those that follow.
+
+    Parameters
+    ----------
+    held, held_blocks
+        What each worker holds: candidates that are boxes, then those that are blocks.
+    needs, needed_blocks
+        The same for what it needs, in one or several reads of which the union counts.
+    """
+    rows, columns = len(held.lo), len(needs[0].lo)
+    found = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
+    if rows and columns:
+        found[:rows, :columns] = transfer(held, needs)
+    if columns:
+        for row, blocks in enumerate(held_blocks, rows):
+            found[row, :columns] = transfer(blocks, needs)[0]
+    for column, reads in enumerate(needed_blocks, columns):
+        for need in _united(reads):
+            volume = float(need.volume().sum())
+            if rows:
+                have = need.in_boxes(held.lo, held.hi, held.active) * need.density
+                found[:rows, column] += volume - have
+            for row, blocks in enumerate(held_blocks, rows):
+                found[row, column] += volume - blocks.common(need) * need.density
+    return np.maximum(found, 0.0)
+
+
+def _united(reads: Sequence[Blocks]) -> list[Blocks]:
+    """Reads on one grid put together; others are counted one by one, which is no less."""
+    found: list[Blocks] = []
+    for read in reads:
+        for at, other in enumerate(found):
+            both = other.union(read)
+            if both is not None:
+                found[at] = both
+                break
+        else:
+            found.append(read)
+    return found
+
+
+def transfer(held: Boxes | Blocks, needs: Sequence[Boxes]) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
     Parameters
@@ -175,7 +238,7 @@ def transfer(held: Boxes | Located, needs: Sequence[Boxes]) -> Table:
     """
     if len(needs) > EXACT_UNION:
         return transfer(held, [_hull(needs)])
-    rows = 1 if isinstance(held, Located) else len(held.lo)
+    rows = 1 if isinstance(held, Blocks) else len(held.lo)
     total = np.zeros((rows, len(needs[0].lo)))
     for count in range(1, len(needs) + 1):
         for group in itertools.combinations(needs, count):
@@ -209,10 +272,10 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
     return replace(needs[0], lo=lo, hi=hi, active=active, density=1.0)
 
 
-def _overlap(held: Boxes | Located, need: Boxes) -> Table:
+def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
     """Elements that workers need and have, (candidates of the holder, of the reader)."""
-    if isinstance(held, Located):
-        return held.overlap(need)[None, :]
+    if isinstance(held, Blocks):
+        return held.in_boxes(need.lo, need.hi, need.active)[None, :] * need.density
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
     found = np.empty((rows, columns))

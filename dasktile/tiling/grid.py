@@ -44,11 +44,14 @@ class Axes:
         enough.
     kept
         The same for a copy of the node's array in other chunks: those of its class.
+    free
+        False where all labels keep the cuts that they have.
     """
 
     members: tuple[tuple[int, ...], ...]
     grids: tuple[tuple[Grid, ...], ...]
     kept: tuple[tuple[Grid, ...], ...]
+    free: bool = True
 
 
 @lru_cache(maxsize=65536, typed=True)
@@ -125,7 +128,7 @@ def own_axes(program: Program) -> Axes:
     """Every label keeps to the boundaries it has in the input's own graph."""
     members = axis_classes(program)
     grids = tuple(tuple(bounds(label.cuts) for label in node.labels) for node in program.nodes)
-    return Axes(members, grids, grids)
+    return Axes(members, grids, grids, free=False)
 
 
 def free_axes(program: Program, workers: int) -> Axes:

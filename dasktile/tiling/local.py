@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Share, Tiling, bounds
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Share, Tiling, Where, bounds
 from dasktile.tiling.conversion import conversion_tables, conversion_tasks
 from dasktile.tiling.grid import split
 from dasktile.tiling.settings import Settings
@@ -60,7 +60,7 @@ class Local:
 
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
-    kept_at: dict[int, tuple[Share, ...]]
+    kept_at: dict[int, Where]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
 
@@ -161,6 +161,14 @@ class Splitter:
                 else (label.size,) if label.role is Role.WHOLE else None
                 for label in node.labels
             )  # fmt: skip
+        if option.follow is not None:
+            leader = self.space.program.nodes[option.follow.node]
+            along = {place: axis for axis, place in enumerate(option.follow.dims)
+                     if place is not None}  # fmt: skip
+            fixed = tuple(
+                leader.chunks[along[place]] if place in along else sizes
+                for place, sizes in enumerate(fixed)
+            )
         mesh_parts = tuple(
             math.prod(size for size, cut in zip(shape, option.mesh, strict=True) if cut == label)
             for label in range(len(lengths))
@@ -337,7 +345,8 @@ class Splitter:
             saved = np.array([[_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)
         table = tasks * self.settings.task_bytes
-        if self._copies(choice, edge) > 1:
+        joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
+        if self._copies(choice, edge) > 1 and not joined_by_each:
             # a joined tile is made on one worker and sent whole to the others
             table += np.where(joined > 1, producer.nbytes * (1 - 1 / np.maximum(joined, 1)), 0)
         return table
@@ -359,13 +368,13 @@ class Splitter:
         peak = [0] * len(program.nodes)
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
-        kept_at: dict[int, tuple[Share, ...]] = {}
+        kept_at: dict[int, Where] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.keep:
                 if chunks != tilings[choice.node].chunks:
                     kept[choice.node] = chunks
-                    kept_at[choice.node] = self._shares(choice, chunks)
+                    kept_at[choice.node] = self._where(choice, chunks)
                 continue
             tasks[choice.node] += self.tiles.tasks(choice, parts)
             peak[choice.node] = self.tiles.working_set(choice, parts)
@@ -376,7 +385,7 @@ class Splitter:
                     choice.option.scatter,
                     cuts,
                     chunks,
-                    self._shares(choice, cuts),
+                    self._where(choice, cuts),
                     self._held(choice, chunks),
                 )
             )
@@ -398,18 +407,22 @@ class Splitter:
 
     # -- where it is -------------------------------------------------------------------
 
-    def _shares(self, choice: Choice, cuts: Sequence[Sequence[int]]) -> tuple[Share, ...]:
-        """How the mesh divides the blocks of every label, or axis of a kept array."""
+    def _where(self, choice: Choice, cuts: Sequence[Sequence[int]]) -> Where:
+        """Where the blocks of the loop nest, or of a kept array, are."""
+        if choice.option.follow is not None:
+            return choice.option.follow
         return tuple(
             self._share(choice, label, _axes_of(choice.option, label), sizes)
             for label, sizes in enumerate(cuts)
         )
 
-    def _held(self, choice: Choice, chunks: Chunks) -> tuple[Share, ...]:
-        """How the mesh divides the blocks of every axis of the result."""
+    def _held(self, choice: Choice, chunks: Chunks) -> Where:
+        """Where the blocks of the result are."""
         found = []
         taken: set[int] = set()
         node = self.space.program.nodes[choice.node]
+        if choice.option.follow is not None:
+            return choice.option.follow.seen([axis.label for axis in node.out])
         for column, (axis, sizes) in enumerate(zip(node.out, chunks, strict=True)):
             if axis.label is None:
                 found.append(Share())

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Label, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
+from dasktile.tiling.follow import (
+    Followed,
+    candidates,
+    followed,
+    followed_copy,
+    kept,
+    leaders,
+    resident,
+)
 from dasktile.tiling.grid import Axes, Grid, split
 from dasktile.tiling.mesh import Mesh
 
@@ -49,11 +58,14 @@ class Option:
     spread
         For every mesh axis without a label, True where each worker along it has a copy
         and False where only the first has it.
+    follow
+        The array that all work goes to instead; nothing is then cut by the mesh.
     """
 
     mesh: tuple[int | None, ...]
     scatter: tuple[int | None, ...]
     spread: tuple[bool, ...]
+    follow: Follow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,50 +87,6 @@ class Boxes:
         return found * self.active * self.density
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Located:
-    """An array that is in memory already: the one way it is held, whatever is decided.
-
-    Parameters
-    ----------
-    edges
-        Boundaries of its blocks along each axis.
-    owned
-        Which worker has which block, (workers, blocks along each axis).
-    """
-
-    edges: tuple[Ints, ...]
-    owned: Bools
-
-    @classmethod
-    def of(cls, node: Node, workers: int) -> Located:
-        counts = tuple(map(len, node.chunks))
-        owned = np.zeros((workers, math.prod(counts)), dtype=bool)
-        for block, places in enumerate(node.homes or ()):
-            for place in places:
-                owned[place, block] = True
-        edges = tuple(np.asarray(bounds(sizes), dtype=np.int64) for sizes in node.chunks)
-        return cls(edges, owned.reshape(workers, *counts))
-
-    def overlap(self, need: Boxes) -> npt.NDArray[np.float64]:
-        """Elements that workers need and have, for every candidate of the reader."""
-        found = np.zeros(len(need.lo))
-        for worker, owned in enumerate(self.owned):
-            if not owned.any():
-                continue
-            left: npt.NDArray[np.float64] = owned[None].astype(np.float64)
-            for axis, edges in enumerate(self.edges):
-                lo = np.maximum(need.lo[:, worker, axis, None], edges[None, :-1])
-                hi = np.minimum(need.hi[:, worker, axis, None], edges[None, 1:])
-                shared = np.maximum(hi - lo, 0).astype(np.float64)
-                rest = left.reshape(len(left), left.shape[1], -1)
-                left = np.einsum("cb,cbr->cr", shared, np.broadcast_to(
-                    rest, (len(shared), *rest.shape[1:]))).reshape(
-                        len(shared), *left.shape[2:])  # fmt: skip
-            found += left.reshape(len(left), -1).sum(axis=1) * need.active[:, worker]
-        return found * need.density
-
-
 @dataclass(frozen=True, slots=True)
 class Variable:
     """A choice to make.
@@ -134,18 +102,21 @@ class Variable:
     work
         The loop nest's box.
     held
-        The result's box, or where it is already.
+        The result's box.
     needs
         For every edge, the box read; None where nothing ties the node's blocks to those
         of the array.
+    followed
+        The same for the candidates that follow an array; they come after those of boxes.
     """
 
     node: int
     keep: bool
     options: tuple[Option, ...]
     work: Boxes
-    held: Boxes | Located
+    held: Boxes
     needs: tuple[Boxes | None, ...]
+    followed: tuple[Followed, ...] = ()
 
 
 @dataclass
@@ -173,8 +144,11 @@ class Space:
     _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
         default_factory=dict, repr=False
     )
+    _followed: dict[object, Followed | None] = field(default_factory=dict, repr=False)
+    _copies: dict[object, Followed] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        self.leaders = leaders(self.program)
         small = small_nodes(self.program, self.mesh.workers)
         for index, node in enumerate(self.program.nodes):
             self.made.append(len(self.variables))
@@ -192,6 +166,7 @@ class Space:
         shapes = tuple(self.program.nodes[edge.producer].shape for edge in node.edges)
         if node.homes is not None:
             return self._located(index, node)
+        follows = self._follows(index, node)
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
                tuple((edge.axes, edge.chunks, edge.within) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
@@ -215,15 +190,50 @@ class Space:
             self._cache[key] = (tuple(options), _take(work, chosen), held,
                                 tuple(None if need is None else _take(need, chosen)
                                       for need in needs))  # fmt: skip
-        return Variable(index, False, *self._cache[key])
+        boxed = self._cache[key]
+        following = tuple(self._following(follow) for follow, _ in follows)
+        return Variable(
+            index,
+            False,
+            boxed[0] + following,
+            *boxed[1:],
+            followed=tuple(found for _, found in follows),
+        )
+
+    def _following(self, follow: Follow) -> Option:
+        nothing = (None,) * len(self.mesh.shape)
+        return Option(nothing, nothing, (False,) * len(self.mesh.shape), follow)
+
+    def _follows(self, index: int, node: Node) -> list[tuple[Follow, Followed]]:
+        """Arrays that a node may follow, and what that comes to."""
+        found = []
+        shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]
+        for follow in candidates(
+            self.program, self.axes.members, self.leaders, index, self.axes.free
+        ):
+            array = self.program.nodes[follow.node]
+            edges = tuple(edge.axes for edge in node.edges)
+            key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes))
+            if key not in self._followed:
+                self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers)
+            then = self._followed[key]
+            if then is not None:
+                found.append((follow, then))
+        return found
 
     def _located(self, index: int, node: Node) -> Variable:
         """An array that is where it is."""
-        nothing = (None,) * len(self.mesh.shape)
-        options = [Option(nothing, nothing, (False,) * len(self.mesh.shape))]
-        work = _Layout(self.mesh, node.labels, self.axes.grids[index]).work(options)
-        held = Located.of(node, self.mesh.workers)
-        return Variable(index, False, tuple(options), work, held, ())
+        follow = Follow(node.name, index, tuple(range(len(node.shape))))
+        nowhere = _Layout(self.mesh, node.labels, self.axes.grids[index]).work([])
+        return Variable(
+            index,
+            False,
+            (self._following(follow),),
+            nowhere,
+            nowhere,
+            (),
+            (resident(node, self.mesh.workers),),
+        )
 
     def _need(
         self, node: Node, edge: Edge, boxes: _Layout, options: list[Option], shape: tuple[int, ...]
@@ -276,7 +286,22 @@ class Space:
                 options = [options[choice] for choice in chosen]
                 held = _take(held, chosen)
             self._cache[key] = (tuple(options), held, held, (held,))
-        return Variable(index, True, *self._cache[key])
+        boxed = self._cache[key]
+        follows = list(kept(self.program, self.axes.members, self.leaders, index))
+        return Variable(
+            index,
+            True,
+            boxed[0] + tuple(map(self._following, follows)),
+            *boxed[1:],
+            followed=tuple(self._copy(node, follow) for follow in follows),
+        )
+
+    def _copy(self, node: Node, follow: Follow) -> Followed:
+        key = (follow, node.shape)
+        if key not in self._copies:
+            array = self.program.nodes[follow.node]
+            self._copies[key] = followed_copy(node, follow, array, self.mesh.workers)
+        return self._copies[key]
 
 
 def unknown_relation(node: Node, edge: Edge) -> bool:

@@ -1,0 +1,20 @@
+"""For ``dask scheduler --preload dasktile.preload`` and ``dask worker --preload ...``.
+
+The scheduler places the tasks of optimised collections; workers count what they receive.
+"""
+
+from __future__ import annotations
+
+from distributed import Scheduler, Worker
+
+from dasktile.runtime.install import NAME
+from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
+from dasktile.runtime.worker_plugin import TileWorkerPlugin
+
+
+async def dask_setup(server: Scheduler | Worker) -> None:
+    """Put the plugin on a scheduler or worker that starts."""
+    if isinstance(server, Scheduler):
+        await server.register_scheduler_plugin(TileSchedulerPlugin(), name=NAME, idempotent=True)
+    elif isinstance(server, Worker):
+        await server.plugin_add(TileWorkerPlugin(), name=NAME)

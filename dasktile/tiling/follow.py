@@ -1,0 +1,325 @@
+"""Work that goes where an array in memory already is, block by block.
+
+A mesh gives every worker a box.  An array that somebody persisted lies as the scheduler
+happened to put it, and no box fits.  So a node may also *follow* such an array: its labels
+that run along the array's axes are cut as the array is, and every block of work is done by
+the worker that has the block of the array.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+#: The busiest worker's work over the mean that a followed array may lead to.  It is more
+#: than for boxes: nothing has to be moved for it.
+UNEVEN = 1.5
+
+#: Arrays that one node is offered to follow at the most, the largest.
+MOST = 4
+
+#: Kinds of node whose blocks are independent of where their neighbours are.
+_KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.VIEW, Kind.SOURCE})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """A grid of blocks and who has which.
+
+    Parameters
+    ----------
+    edges
+        Boundaries of the blocks along each axis.
+    owned
+        (workers, blocks along each axis).
+    density
+        As in :class:`~dasktile.tiling.space.Boxes`.
+    """
+
+    edges: tuple[Ints, ...]
+    owned: Bools
+    density: float = 1.0
+
+    def volume(self) -> Floats:
+        """Elements of each worker."""
+        found = self.owned.astype(np.float64)
+        for edges in reversed(self.edges):
+            found = found @ np.diff(edges).astype(np.float64)
+        return found * self.density
+
+    def in_boxes(self, lo: Ints, hi: Ints, active: Bools) -> Floats:
+        """Elements that workers have of their boxes, (candidates,) for (candidates, workers)."""
+        found = np.zeros(len(lo))
+        for worker, owned in enumerate(self.owned):
+            if not owned.any():
+                continue
+            left = np.broadcast_to(owned.astype(np.float64), (len(lo), *owned.shape))
+            for axis, edges in enumerate(self.edges):
+                shared = np.maximum(
+                    np.minimum(hi[:, worker, axis, None], edges[None, 1:])
+                    - np.maximum(lo[:, worker, axis, None], edges[None, :-1]),
+                    0,
+                )
+                left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
+            found += left * active[:, worker]
+        return found
+
+    def common(self, other: Blocks) -> float:
+        """Elements that the same worker has in both."""
+        matrices = []
+        for mine, its in zip(self.edges, other.edges, strict=True):
+            lo = np.maximum(mine[:-1, None], its[None, :-1])
+            hi = np.minimum(mine[1:, None], its[None, 1:])
+            matrices.append(np.maximum(hi - lo, 0).astype(np.float64))
+        total = 0.0
+        for one, two in zip(self.owned, other.owned, strict=True):
+            left = one.astype(np.float64)
+            for matrix in matrices:
+                # the first axis of mine becomes the last, an axis of the other's
+                left = np.moveaxis(np.tensordot(matrix, left, axes=(0, 0)), 0, -1)
+            total += float((left * two).sum())
+        return total
+
+    def union(self, other: Blocks) -> Blocks | None:
+        """What a worker has in either; None where the grids differ."""
+        if len(self.edges) != len(other.edges) or any(
+            not np.array_equal(mine, its) for mine, its in zip(self.edges, other.edges, strict=True)
+        ):
+            return None
+        return Blocks(self.edges, self.owned | other.owned, max(self.density, other.density))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Followed:
+    """What workers do, hold and need where a node follows an array.
+
+    Parameters
+    ----------
+    work, held
+        Blocks of the loop nest and of the result.
+    needs
+        For every edge, what is read.
+    met
+        Elements of partial results that cross between workers.
+    """
+
+    work: Blocks
+    held: Blocks
+    needs: tuple[Blocks, ...]
+    met: float = 0.0
+
+
+def resident(node: Node, workers: int) -> Followed:
+    """An array that is where it is."""
+    counts = tuple(map(len, node.chunks))
+    owned = np.zeros((workers, math.prod(counts)), dtype=bool)
+    for block, places in enumerate(node.homes or ()):
+        owned[list(places), block] = True
+    edges = tuple(np.asarray(bounds(sizes), dtype=np.int64) for sizes in node.chunks)
+    blocks = Blocks(edges, owned.reshape(workers, *counts))
+    return Followed(blocks, blocks, ())
+
+
+def leaders(program: Program) -> list[int]:
+    """Nodes that may be followed, the largest first."""
+    found = [
+        index
+        for index, node in enumerate(program.nodes)
+        if node.homes is not None and all(node.homes) and len(node.homes) > 1
+    ]
+    return sorted(found, key=lambda index: (-program.nodes[index].nbytes, index))
+
+
+def candidates(
+    program: Program,
+    members: Sequence[Sequence[int]],
+    leading: Sequence[int],
+    index: int,
+    anew: bool,
+) -> Iterator[Follow]:
+    """Ways in which a node may follow an array.
+
+    Parameters
+    ----------
+    program, members
+        What is tiled, and the axis classes of its labels.
+    leading
+        Of :func:`leaders`.
+    index
+        The node.
+    anew
+        False where labels keep their own cuts.
+    """
+    node = program.nodes[index]
+    if node.kind not in _KINDS or not node.labels or 0 in node.shape:
+        return
+    offered = 0
+    for leader in leading:
+        array = program.nodes[leader]
+        axes = [axis for axis, sizes in enumerate(array.chunks) if len(sizes) > 1]
+        matches = [
+            [
+                label
+                for label, klass in enumerate(members[index])
+                if klass == members[leader][axis]
+                and _cuttable(node, label, array.chunks[axis], anew)
+            ]
+            for axis in axes
+        ]
+        if not axes or not all(matches):
+            continue
+        for labels in itertools.islice(itertools.product(*matches), 4):
+            if len(set(labels)) < len(labels):
+                continue
+            dims: list[int | None] = [None] * len(array.shape)
+            for axis, label in zip(axes, labels, strict=True):
+                dims[axis] = label
+            yield Follow(array.name, leader, tuple(dims))
+            offered += 1
+        if offered >= MOST:
+            return
+
+
+def kept(
+    program: Program, members: Sequence[Sequence[int]], leading: Sequence[int], index: int
+) -> Iterator[Follow]:
+    """Ways in which a node's array may be kept as another lies; dims are its axes."""
+    node = program.nodes[index]
+    classes = [
+        members[index][axis.label] if axis.label is not None and axis.identity else -1
+        for axis in node.out
+    ]
+    offered = 0
+    for leader in leading:
+        array = program.nodes[leader]
+        dims: list[int | None] = [None] * len(array.shape)
+        for axis, sizes in enumerate(array.chunks):
+            if len(sizes) > 1 and members[leader][axis] in classes:
+                place = classes.index(members[leader][axis])
+                if node.shape[place] == array.shape[axis] and place not in dims:
+                    dims[axis] = place
+        if all(dims[axis] is not None for axis, sizes in enumerate(array.chunks) if len(sizes) > 1):
+            yield Follow(array.name, leader, tuple(dims))
+            offered += 1
+        if offered >= MOST:
+            return
+
+
+def _cuttable(node: Node, label: int, sizes: tuple[int, ...], anew: bool) -> bool:
+    """True where a label may be cut like an axis in memory, and is read element by element."""
+    found = node.labels[label]
+    if found.size != sum(sizes) or found.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
+        return False
+    if (found.role is Role.PINNED or not anew) and found.cuts != sizes:
+        return False
+    for maps in (node.out, *(edge.axes for edge in node.edges)):
+        along = [axis for axis in maps if axis.label == label]
+        if len(along) > 1 or not all(axis.identity for axis in along):
+            return False
+    return all(edge.within is None and edge.chunks is None for edge in node.edges)
+
+
+def followed(
+    node: Node, follow: Follow, array: Node, shapes: Sequence[tuple[int, ...]], workers: int
+) -> Followed | None:
+    """What workers then do, hold and need; None where that is too uneven."""
+    grid = _owners(array, workers)
+    cut = {label: axis for axis, label in enumerate(follow.dims) if label is not None}
+    order = [label for label in range(len(node.labels)) if label in cut]
+    # (workers, blocks along the followed labels in their order)
+    owned = _arranged(grid, [cut[label] for label in order])
+    edges = {
+        label: np.asarray(bounds(array.chunks[axis]), dtype=np.int64) for label, axis in cut.items()
+    }
+
+    def blocks(
+        maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
+    ) -> Blocks:
+        """Blocks of an array whose axes these are; `have` is over the labels `seen`."""
+        found: list[Ints] = []
+        for axis, size in zip(maps, shape, strict=True):
+            if axis.label in edges:
+                found.append(edges[axis.label])
+            elif axis.label is None:
+                found.append(np.array([0, size]))
+            else:
+                found.append(np.array(axis.interval(0, node.labels[axis.label].size, size)))
+        places = [axis.label for axis in maps if axis.label in edges]
+        arranged = np.moveaxis(
+            have, [1 + seen.index(label) for label in places], range(1, 1 + len(places))
+        )
+        counts = (len(bound) - 1 for bound in found)
+        density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in maps)
+        return Blocks(tuple(found), arranged.reshape(workers, *counts), density)
+
+    maps = tuple(AxisMap(label) for label in range(len(node.labels)))
+    work = blocks(maps, tuple(label.size for label in node.labels), owned, order)
+    volume = work.volume()
+    if volume.max() * workers > UNEVEN * max(volume.sum(), 1.0):
+        return None
+    needs = []
+    for edge, shape in zip(node.edges, shapes, strict=True):
+        read = {axis.label for axis in edge.axes}
+        seen = [label for label in order if label in read]
+        gone = tuple(1 + at for at, label in enumerate(order) if label not in read)
+        needs.append(blocks(edge.axes, shape, np.asarray(owned.any(axis=gone)), seen))
+    shown = {axis.label for axis in node.out}
+    gone = tuple(1 + at for at, label in enumerate(order) if label not in shown)
+    seen = [label for label in order if label in shown]
+    first = owned
+    for axis in reversed(gone):
+        first = np.asarray(first.take(0, axis=axis))
+    held = blocks(node.out, node.shape, first, seen)
+    met = 0.0
+    if gone:
+        # whoever has a part sends it to where the sum ends
+        parts = np.logical_and(owned.any(axis=gone), ~first)
+        met = float(blocks(node.out, node.shape, parts, seen).volume().sum())
+    return Followed(work, held, tuple(needs), met)
+
+
+def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:
+    """The same for an array that is kept as another lies."""
+    grid = _owners(array, workers)
+    cut = {place: axis for axis, place in enumerate(follow.dims) if place is not None}
+    places = sorted(cut)
+    owned = _arranged(grid, [cut[place] for place in places])
+    edges = tuple(
+        np.asarray(bounds(array.chunks[cut[place]]), dtype=np.int64)
+        if place in cut
+        else np.array([0, size])
+        for place, size in enumerate(node.shape)
+    )
+    blocks = Blocks(edges, owned.reshape(workers, *(len(bound) - 1 for bound in edges)))
+    return Followed(blocks, blocks, (blocks,))
+
+
+def _owners(array: Node, workers: int) -> Bools:
+    """Who does the work of each block: the first of those who have it."""
+    counts = tuple(map(len, array.chunks))
+    owned = np.zeros((workers, math.prod(counts)), dtype=bool)
+    for block, places in enumerate(array.homes or ()):
+        if places:
+            owned[places[0], block] = True
+    return owned.reshape(workers, *counts)
+
+
+def _arranged(owned: Bools, axes: Sequence[int]) -> Bools:
+    """Only these axes of an array's blocks, in this order; the others have one block."""
+    lone = tuple(1 + axis for axis in range(owned.ndim - 1) if axis not in axes)
+    left = [axis for axis in range(owned.ndim - 1) if axis in axes]
+    squeezed = (
+        owned.reshape(len(owned), *(owned.shape[1 + axis] for axis in left)) if lone else owned
+    )
+    return np.transpose(squeezed, (0, *(1 + left.index(axis) for axis in axes)))

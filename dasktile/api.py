@@ -267,7 +267,8 @@ def _rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLev
 
 def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
     _, plan = _plan(asked)
-    return report.explanation(plan, asked.handed_over(plan), unknown)
+    seconds = asked.machine.seconds(plan)
+    return report.explanation(plan, asked.handed_over(plan), unknown, seconds)
 
 
 def _plan(asked: _Asked) -> tuple[Captured, Plan]:
@@ -281,7 +282,7 @@ def _plan(asked: _Asked) -> tuple[Captured, Plan]:
             threads=target.threads,
             memory_limit=memory_limit,
             method=asked.method,
-            settings=config.tiling_settings(),
+            settings=target.settings(),
             placed=target.placed,
         )
 

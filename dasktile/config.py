@@ -9,6 +9,7 @@ import dask.config
 import yaml
 from dask.utils import parse_bytes
 
+from dasktile.tiling.seconds import Calibration
 from dasktile.tiling.settings import Settings
 
 #: What ``dasktile.yaml`` beside this file says.
@@ -18,19 +19,38 @@ defaults: dict[str, Any] = yaml.safe_load(
 
 dask.config.update_defaults(defaults)
 
+#: What a measurement is taken for at the least and at the most, so that none that went
+#: wrong makes plans that no cluster would want.
+_SANE = {
+    "cost.task-bytes": (0.05e6, 20e6),
+    "cost.bandwidth": (1e6, 1e12),
+    "cost.flops": (1e8, 1e15),
+}
 
-def tiling_settings() -> Settings:
+
+def tiling_settings(measured: Calibration | None = None) -> Settings:
     """Constants of the cost model and limits of the search, from ``dask.config``.
+
+    Parameters
+    ----------
+    measured
+        Of the cluster; stands in for the settings ``cost.*`` that nobody changed.
 
     Raises
     ------
     ValueError
         Where a setting is not what it should be, naming it.
     """
+    flops = bandwidth = task_bytes = None
+    if measured is not None:
+        flops, bandwidth = measured.flops, measured.bandwidth
+    speed = _measured("cost.bandwidth", bandwidth)
+    if measured is not None:
+        task_bytes = measured.task_seconds * speed
     return Settings(
-        task_bytes=_positive("cost.task-bytes"),
-        work_per_second=_positive("cost.flops"),
-        bytes_per_second=_positive("cost.bandwidth"),
+        task_bytes=_measured("cost.task-bytes", task_bytes),
+        work_per_second=_measured("cost.flops", flops),
+        bytes_per_second=speed,
         tiles_per_worker=_count("tiling.tiles-per-worker"),
         min_tile=int(_positive("tiling.min-tile")),
         max_task=int(_positive("tiling.max-task")),
@@ -44,8 +64,29 @@ def setting(name: str) -> Any:
     return dask.config.get(f"dasktile.{name}")
 
 
+def _measured(name: str, value: float | None) -> float:
+    """A setting, or what was measured for it where the setting is the default."""
+    own = _positive(name)
+    section, _, key = name.partition(".")
+    if value is None or own != _number(defaults["dasktile"][section][key]):
+        return own
+    least, most = _SANE[name]
+    return min(max(value, least), most)
+
+
 def _positive(name: str) -> float:
     value = setting(name)
+    number = _number(value)
+    if not 0 < number < float("inf"):
+        raise ValueError(
+            f"setting dasktile.{name} must be a positive number, or a string such as"
+            f" '2 GB'; got {value!r}"
+        )
+    return number
+
+
+def _number(value: object) -> float:
+    """A number, or one written as people do; 0 where it is neither."""
     number = 0.0
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
@@ -53,11 +94,6 @@ def _positive(name: str) -> float:
             number = float(value)
         except ValueError:
             number = _parsed(str(value))
-    if not 0 < number < float("inf"):
-        raise ValueError(
-            f"setting dasktile.{name} must be a positive number, or a string such as"
-            f" '2 GB'; got {value!r}"
-        )
     return number
 
 

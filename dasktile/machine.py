@@ -17,6 +17,9 @@ from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
 from dasktile import config
+from dasktile.tiling.plan import Plan
+from dasktile.tiling.seconds import Calibration, predicted
+from dasktile.tiling.settings import Settings
 
 #: The share of a worker's memory that its running tasks may fill; distributed starts to
 #: spill at 0.6.
@@ -44,6 +47,8 @@ class Machine:
     who_has
         Says of blocks in the cluster's memory, given the tasks that stand for them by key,
         at which addresses they are.
+    calibration
+        How fast the cluster is, where it was measured.
     """
 
     workers: int
@@ -54,11 +59,22 @@ class Machine:
     who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = field(
         default=None, compare=False
     )
+    calibration: Calibration | None = None
 
     @property
     def placed(self) -> bool:
         """True where tasks run where a plan says."""
         return bool(self.order)
+
+    def settings(self) -> Settings:
+        """Constants of the cost model: what was measured, unless the user says otherwise."""
+        return config.tiling_settings(self.calibration)
+
+    def seconds(self, plan: Plan) -> tuple[float, float] | None:
+        """Roughly what the input's chunks and a plan take; None where nothing was measured."""
+        if self.calibration is None:
+            return None
+        return predicted(plan, self.settings(), self.calibration.task_seconds, self.threads)
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
@@ -149,15 +165,23 @@ def _of_client(client: Any) -> Machine | None:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
         return found
 
-    return replace(cluster, order=_order(_said(client), cluster.workers), who_has=who_has)
+    return _with_said(replace(cluster, who_has=who_has), _said(client))
 
 
 def _said(client: Any) -> Mapping[str, Any]:
-    """What the scheduler's plugin says to clients, if there is one."""
+    """What the scheduler keeps for clients: of its plugin, and of a calibration."""
     if client.asynchronous:
         return {}
     found = client.get_metadata(["dasktile"], default=None)
     return found if isinstance(found, Mapping) else {}
+
+
+def _with_said(cluster: Machine, said: Mapping[str, Any]) -> Machine:
+    return replace(
+        cluster,
+        order=_order(said, cluster.workers),
+        calibration=Calibration.from_dict(said.get("calibration")),
+    )
 
 
 def _order(said: Mapping[str, Any], workers: int) -> tuple[str, ...]:
@@ -191,7 +215,7 @@ def _own_scheduler(distributed: Any) -> Machine | None:
         found = {key: tasks[key].who_has for key in blocks if key in tasks}
         return {key: [worker.address for worker in tuple(has or ())] for key, has in found.items()}
 
-    return replace(cluster, order=_order(said, cluster.workers), who_has=who_has)
+    return _with_said(replace(cluster, who_has=who_has), said)
 
 
 def _local() -> Machine:

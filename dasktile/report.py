@@ -89,6 +89,11 @@ class Explanation:
         One row for every array of the expression, inputs first.
     balance_before, balance_after
         The busiest worker's operations over the mean; 1 is even.
+    seconds_before, seconds_after
+        How long it takes, roughly: the busiest worker's operations, bytes over the
+        bandwidth of all workers, and what tasks cost, one after another.  Reading from
+        storage is left out.  None where the cluster was not measured
+        (``dasktile.calibrate``).
     """
 
     workers: int
@@ -106,6 +111,8 @@ class Explanation:
     nodes: tuple[NodeReport, ...]
     balance_before: float = 1.0
     balance_after: float = 1.0
+    seconds_before: float | None = None
+    seconds_after: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -193,6 +200,10 @@ class Explanation:
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
                 f" instead of {self.balance_before:.1f}"
             )
+        if self.seconds_before is not None and self.seconds_after is not None:
+            after, before = format_seconds(self.seconds_after), format_seconds(self.seconds_before)
+            instead = f" instead of {before}" if self.changed and after != before else ""
+            lines.append(f"takes very roughly {after}{instead}")
         if not self.changed and self.verdict:
             lines.append(self.verdict)
         return "\n".join(lines)
@@ -213,6 +224,7 @@ def explanation(
     plan: Plan,
     outputs: Sequence[Chunks | None] = (),
     unknown: Sequence[_Unknown] = (),
+    seconds: tuple[float, float] | None = None,
 ) -> Explanation:
     """Say what a plan does.
 
@@ -225,7 +237,10 @@ def explanation(
         are not the tiling's.
     unknown
         Arrays on top of the program whose chunk sizes are not known.
+    seconds
+        How long the input takes as it is, and by the plan, where that was predicted.
     """
+    before, after = seconds or (None, None)
     handed = {
         index: chunks
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)
@@ -266,6 +281,8 @@ def explanation(
         nodes=(*nodes, *map(_unknown_row, unknown)),
         balance_before=plan.before.balance,
         balance_after=plan.after.balance,
+        seconds_before=before,
+        seconds_after=after,
     )
 
 
@@ -401,6 +418,14 @@ def format_bytes(count: float) -> str:
         size /= 1024
     digits = 0 if unit == "B" or size >= 99.95 else 1
     return f"{size:.{digits}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for a person, two digits of them: ``12 ms``, ``3.4 s``, ``25 min``."""
+    units = (("ms", 1e-3, 0.995), ("s", 1.0, 99.5), ("min", 60.0, 5970.0), ("h", 3600.0, math.inf))
+    unit, size = next((unit, size) for unit, size, most in units if seconds < most)
+    count = seconds / size
+    return f"{count:.1f} {unit}" if count < 9.95 else f"{float(f'{count:.2g}'):,.0f} {unit}"
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -25,8 +25,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "lower": ({"ir", "capture", "lower", "schedule.placement"}, {"dask", "numpy"}),
     "errors": (set(), set()),
-    "config": ({"tiling.settings"}, {"dask", "yaml"}),
-    "machine": ({"config"}, {"dask"}),
+    "config": ({"tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
+    "machine": (
+        {"config", "tiling.plan", "tiling.seconds", "tiling.settings"},
+        {"dask"},
+    ),
     "located": (
         {"ir", "capture.base", "machine", "schedule.placement", "tiling.mesh"},
         set(),
@@ -70,6 +73,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"report", "runtime.metrics", "runtime.worker_plugin"},
         {"bokeh", "distributed", "tornado"},
     ),
+    "runtime.calibration": ({"tiling.seconds"}, {"dask", "distributed", "numpy"}),
     "runtime.prometheus": ({"runtime.metrics", "runtime.worker_plugin"}, {"distributed"}),
     "": (
         {

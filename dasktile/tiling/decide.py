@@ -15,13 +15,10 @@ from dasktile.tiling.local import Local, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve import Solution
-from dasktile.tiling.space import Space, effort
-
-#: ``np.einsum`` on a block does not run as BLAS; dasktile's blocks do.  Measured on
-#: attention and regridding, where stock spends 15 to 30 times as long in its blocks.
-EINSUM_SLOWDOWN = 16.0
+from dasktile.tiling.space import Space
 
 #: A plan must be cheaper than the input by this factor to be worth a rewrite.
 WORTH_IT = 0.98
@@ -256,13 +253,7 @@ class _Planner:
         busiest = max(price.loads, default=0.0)
         even = sum(price.loads) / max(len(price.loads), 1)
         if stock:
-            work = sum(node.iterations * effort(node) for node in self.program.nodes)
-            slow = sum(
-                node.iterations * effort(node) * (EINSUM_SLOWDOWN - 1)
-                for node in self.program.nodes
-                if node.kind is Kind.CONTRACT and "einsum" in node.op
-            )
-            busiest *= 1 + slow / work if work else 1
+            busiest *= stock_slowdown(self.program)
         seconds = (busiest - even) / self.settings.work_per_second / self.threads
         return (
             price.bytes

@@ -74,7 +74,8 @@ class Machine:
         """Roughly what the input's chunks and a plan take; None where nothing was measured."""
         if self.calibration is None:
             return None
-        return predicted(plan, self.settings(), self.calibration.task_seconds, self.threads)
+        found = self.calibration
+        return predicted(plan, self.settings(), found.task_seconds, self.threads, found.memory)
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:

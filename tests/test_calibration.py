@@ -64,6 +64,7 @@ def submitted(client: Client) -> int:
 def check_sane(found: Calibration) -> None:
     assert 0 < found.task_seconds < 1
     assert found.flops > 1e6
+    assert found.memory is not None and found.memory > 1e5
     assert found.bandwidth is None or found.bandwidth > 1e5
 
 
@@ -152,7 +153,7 @@ def test_wrong_refresh_is_named(client: Client) -> None:
 
 
 def test_calibration_travels_as_numbers() -> None:
-    for found in (FAST, replace(FAST, bandwidth=None, workers=1)):
+    for found in (FAST, replace(FAST, bandwidth=None, workers=1), replace(FAST, memory=1e9)):
         assert Calibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
@@ -165,6 +166,7 @@ def test_calibration_travels_as_numbers() -> None:
         {**FAST.to_dict(), "flops": 0},
         {**FAST.to_dict(), "flops": "fast"},
         {**FAST.to_dict(), "bandwidth": float("nan")},
+        {**FAST.to_dict(), "memory": -1},
         {**FAST.to_dict(), "task_seconds": True},
         {**FAST.to_dict(), "workers": None},
     ],
@@ -177,6 +179,7 @@ def test_calibration_reads_well() -> None:
     assert str(FAST) == (
         "2 workers, 2 threads: 2,000 MB/s between two workers, 1 ms a task, 50 Gflop/s a thread"
     )
+    assert str(replace(FAST, memory=3e9)).endswith("50 Gflop/s and 3,000 MB/s to memory a thread")
     assert "no bandwidth" in str(replace(FAST, bandwidth=None))
 
 
@@ -284,6 +287,15 @@ def test_stock_einsum_is_slow() -> None:
     plain = predicted(found, SETTINGS, 0.01)
     assert slow[1] == plain[1]
     assert plain[0] < slow[0] <= plain[0] + 3 * (EINSUM_SLOWDOWN - 1)
+
+
+def test_what_is_no_product_takes_as_long_as_its_bytes() -> None:
+    plain = predicted(plan(), SETTINGS, 0.01)
+    # five operations a byte: as fast as the products, then half as fast
+    same = predicted(plan(), SETTINGS, 0.01, memory=0.2e9)
+    slower = predicted(plan(), SETTINGS, 0.01, memory=0.1e9)
+    assert same == pytest.approx(plain)
+    assert plain[1] < slower[1] < plain[1] + 3
 
 
 def test_seconds_are_shown() -> None:

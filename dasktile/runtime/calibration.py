@@ -27,8 +27,8 @@ LIMIT = 60.0
 #: Workers that are measured at the most; of more, some that are evenly spread.
 _SAMPLE = 16
 
-#: Seconds that each thread multiplies matrices.
-_MULTIPLY = 0.3
+#: Seconds that each thread multiplies matrices, and then adds arrays.
+_COMPUTE = 0.3
 
 #: Bytes of the arrays sent: the first to get to know the bandwidth, then as much as
 #: travels in `_TRAVEL` seconds, within bounds.
@@ -65,7 +65,8 @@ def calibrate(client: Client, refresh: bool = False) -> Any:
     Returns
     -------
     A :class:`~dasktile.tiling.seconds.Calibration`: bytes a second between workers,
-    seconds a task, operations a second.
+    seconds a task, operations a second and bytes a
+    second to memory.
 
     Raises
     ------
@@ -113,19 +114,19 @@ async def _measured(client: Client, threads: dict[str, int]) -> Calibration:
         address.rpartition("/")[0] if address.startswith("inproc:") else address: address
         for address in sorted(threads)
     }
-    multiply = _multiply()
+    every = [address for address in sample for _ in range(threads[address])]
+    multiply, write = _multiply(), _write()
     # the first product loads libraries
     await _run(client, [(address, multiply, 0.0) for address in sample])
-    rates = await _run(
-        client,
-        [(address, multiply, _MULTIPLY) for address in sample for _ in range(threads[address])],
-    )
+    rates = await _run(client, [(address, multiply, _COMPUTE) for address in every])
+    written = await _run(client, [(address, write, _COMPUTE) for address in every])
     return Calibration(
         bandwidth=await _bandwidth(client, list(processes.values())),
         task_seconds=await _task_seconds(client, sample),
         flops=median(rates),
         workers=len(processes),
         threads=sum(threads.values()),
+        memory=median(written),
     )
 
 
@@ -191,6 +192,21 @@ def _multiply() -> Any:
         return float(2 * len(matrix) ** 3 * count / (perf_counter() - began))
 
     return multiply
+
+
+def _write() -> Any:
+    def write(seconds: float) -> float:
+        """Bytes a second of the results of an elementwise operation, each in new memory."""
+        array = np.ones(2**20)
+        began = perf_counter()
+        count = 0
+        while not count or perf_counter() - began < seconds:
+            # dropped at once, so that the next one is new
+            np.add(array, 1.0)
+            count += 1
+        return float(array.nbytes * count / (perf_counter() - began))
+
+    return write
 
 
 # Bytes a second ---------------------------------------------------------------------

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dasktile.ir import Kind, Program
+from dasktile.ir import Kind, Node, Program
 from dasktile.tiling.plan import Plan, Price
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.space import effort
+from dasktile.tiling.space import BYTE_WORK, effort
 
 #: ``np.einsum`` on a block does not run as BLAS; dasktile's blocks do.  Measured on
 #: attention and regridding, where stock spends 15 to 30 times as long in its blocks.
@@ -34,6 +34,9 @@ class Calibration:
         float64 matrix products.
     workers, threads
         Of the cluster when it was measured, all threads together.
+    memory
+        Bytes a second that one worker thread writes to new memory while all are busy, as
+        results of elementwise operations; None where that is not known.
     """
 
     bandwidth: float | None
@@ -41,6 +44,7 @@ class Calibration:
     flops: float
     workers: int
     threads: int
+    memory: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers by name, ready for ``json.dumps``."""
@@ -51,11 +55,11 @@ class Calibration:
         """What :meth:`to_dict` said, or None if it is anything else."""
         if not isinstance(said, Mapping):
             return None
-        bandwidth = said.get("bandwidth")
+        bandwidth, memory = said.get("bandwidth"), said.get("memory")
         task_seconds, flops = said.get("task_seconds"), said.get("flops")
         workers, threads = said.get("workers"), said.get("threads")
-        numbers = (task_seconds, flops, workers, threads)
-        if not all(map(_positive, numbers if bandwidth is None else (*numbers, bandwidth))):
+        known = [number for number in (bandwidth, memory) if number is not None]
+        if not all(map(_positive, (task_seconds, flops, workers, threads, *known))):
             return None
         return cls(
             bandwidth=None if bandwidth is None else float(bandwidth),
@@ -63,6 +67,7 @@ class Calibration:
             flops=float(flops or 0),
             workers=int(workers or 0),
             threads=int(threads or 0),
+            memory=None if memory is None else float(memory),
         )
 
     def __str__(self) -> str:
@@ -73,22 +78,27 @@ class Calibration:
             if self.bandwidth is None
             else f"{self.bandwidth / 1e6:,.0f} MB/s between two workers"
         )
+        memory = "" if self.memory is None else f" and {self.memory / 1e6:,.0f} MB/s to memory"
         return (
             f"{workers}, {threads}: {bandwidth}, {self.task_seconds * 1e3:.2g} ms a task,"
-            f" {self.flops / 1e9:.3g} Gflop/s a thread"
+            f" {self.flops / 1e9:.3g} Gflop/s{memory} a thread"
         )
 
 
 def predicted(
-    plan: Plan, settings: Settings, task_seconds: float, threads: int = 1
+    plan: Plan,
+    settings: Settings,
+    task_seconds: float,
+    threads: int = 1,
+    memory: float | None = None,
 ) -> tuple[float, float]:
     """Seconds that the input's own chunks take, and those that the plan takes.
 
     A rough model, to compare the two and to tell a minute from an hour: the busiest
     worker's operations at full speed, plus the bytes moved, over the bandwidth of all
     workers together, plus what tasks cost, one after another.  In truth the three overlap
-    in part; memory traffic counts as operations; reading from storage, spilling and
-    waiting are left out.
+    in part, and every worker's mix of products and other operations is taken to be that
+    of the whole; reading from storage, spilling and waiting are left out.
 
     Parameters
     ----------
@@ -100,25 +110,41 @@ def predicted(
         Seconds that each task adds.
     threads
         Tasks that each worker runs at once.
+    memory
+        Bytes a second that a thread writes as results of operations other than matrix
+        products; None to take these operations to be as fast as matrix products.
 
     Returns
     -------
     Before and after.
     """
 
-    def seconds(price: Price, slowdown: float) -> float:
+    def seconds(price: Price, stock: bool) -> float:
         # a mesh of fewer workers than there are stands for groups of them
         group = -(-plan.workers // max(1, len(price.loads)))
-        work = max(price.loads, default=0.0) * slowdown
+        work = max(price.loads, default=0.0)
         return (
-            work / settings.work_per_second / (threads * group)
+            work * _each(plan.program, settings, memory, stock) / (threads * group)
             + price.bytes / (settings.bytes_per_second * plan.workers)
             + sum(price.tasks) * task_seconds
         )
 
-    slowdown = stock_slowdown(plan.program)
-    before = seconds(plan.before, slowdown)
-    return before, before if plan.tiled is None else seconds(plan.after, 1.0)
+    before = seconds(plan.before, stock=True)
+    return before, before if plan.tiled is None else seconds(plan.after, stock=False)
+
+
+def _each(program: Program, settings: Settings, memory: float | None, stock: bool) -> float:
+    """Seconds of an operation of a program, the mean of all."""
+    products = 1 / settings.work_per_second
+    # what is not a product waits for memory, and its operations are counted by that
+    others = products if memory is None else 1 / (BYTE_WORK * memory)
+    work = total = 0.0
+    for node in program.nodes:
+        operations = node.iterations * effort(node)
+        work += operations
+        each = products if node.kind is Kind.CONTRACT else others
+        total += operations * each * (_slowdown(node) if stock else 1.0)
+    return total / work if work else products
 
 
 def stock_slowdown(program: Program) -> float:
@@ -127,9 +153,12 @@ def stock_slowdown(program: Program) -> float:
     for node in program.nodes:
         operations = node.iterations * effort(node)
         work += operations
-        if node.kind is Kind.CONTRACT and "einsum" in node.op:
-            slow += operations * (EINSUM_SLOWDOWN - 1)
-    return 1 + slow / work if work else 1.0
+        slow += operations * _slowdown(node)
+    return slow / work if work else 1.0
+
+
+def _slowdown(node: Node) -> float:
+    return EINSUM_SLOWDOWN if node.kind is Kind.CONTRACT and "einsum" in node.op else 1.0
 
 
 def _positive(number: object) -> bool:

@@ -54,6 +54,7 @@ def tiling_settings(measured: Calibration | None = None) -> Settings:
         tiles_per_worker=_count("tiling.tiles-per-worker"),
         min_tile=int(_positive("tiling.min-tile")),
         max_task=int(_positive("tiling.max-task")),
+        usual_task=int(_positive("tiling.usual-task")),
         max_states=_count("tiling.max-states"),
         width_budget=_count("tiling.width-budget"),
     )

@@ -18,6 +18,7 @@ from dask.callbacks import Callback
 from dask.sizeof import sizeof
 
 from dasktile.schedule.homes import Homes
+from dasktile.schedule.placement import token
 
 
 class _Sizes(Callback):
@@ -68,6 +69,7 @@ def traffic(
 def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dict[Any, str | None]:
     table = Homes([str(number) for number in range(workers)])
     homes: dict[Any, str | None] = {}
+    leaders = {token(key[0]): key[0] for key in known}
     for key in dask.core.toposort(graph):
         task = graph[key]
         name = key[0] if isinstance(key, tuple) else key
@@ -75,8 +77,12 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
         home = known.get(key)
         if home is None and layer is not None:
             home = layer.home(key[1:])
-        if home is None and len(task.dependencies) == 1:
-            home = homes.get(next(iter(task.dependencies)))
+            block = layer.followed(key[1:])
+            if block is not None and layer.placement and layer.placement.follow:
+                home = known.get((leaders.get(layer.placement.follow[0]), *block))
+        if home is None:
+            there = Counter(found for read in task.dependencies if (found := homes.get(read)))
+            home = max(there, key=lambda name: (there[name], name)) if there else None
         if home is not None or not isinstance(task, DataNode):
             homes[key] = home
     return homes

@@ -53,7 +53,7 @@ __all__ = ["Lowered", "lower"]
 
 #: Bytes of a tile that is worth a task of its own where making it one with its reader would
 #: send what it is made of.
-WORTH_A_TASK = 2**19
+WORTH_A_TASK = 2**17
 
 #: For every block, the places in the mesh that need it.
 Copies = dict[tuple[int, ...], tuple[int, ...]]

@@ -147,7 +147,7 @@ def _decoded(code: str) -> Placement | None:
 def _parsed(part: str, mesh: tuple[int, ...]) -> Share:
     if not part:
         return Share()
-    end = next(at for at, letter in enumerate(part) if letter in "ern")
+    end = next((at for at, letter in enumerate(part) if letter in "ern"), len(part) - 1)
     by = tuple(map(int, part[:end]))
     parts = math.prod(mesh[axis] for axis in by)
     form, rest = part[end], part[end + 1 :]
@@ -155,6 +155,8 @@ def _parsed(part: str, mesh: tuple[int, ...]) -> Share:
         runs = (int(rest),) * parts
     elif form == "n":
         runs = near_even(int(rest), parts)
+    elif form != "r":
+        raise ValueError(part)
     else:
         pairs = [run.split("x") for run in rest.split(".")]
         runs = tuple(int(run) for run, times in pairs for _ in range(int(times)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,11 +83,12 @@ def tile(
     before = as_is.candidate(get("auto"), TIE)
     if chosen is None:
         return _plan(program, workers, method, before, before, "method 'none'", placed=placed)
+    largest = max(max(before.price.peak, default=0), settings.usual_task)
     anew = _Planner(
         program,
         mesh,
         free_axes(program, workers),
-        settings,
+        replace(settings, max_task=min(settings.max_task, largest)),
         memory_limit,
         threads,
         anew=True,

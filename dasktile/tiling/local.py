@@ -236,7 +236,9 @@ class Splitter:
                 widest = self._widest(choice, parts, [float(weight) for weight in weights])
                 if widest is None:
                     # pinned tiles and stored chunks are as large as they are
-                    if self.memory_limit is None or node.pinned or node.stored is not None:
+                    if self.memory_limit is None or need <= self.memory_limit:
+                        break
+                    if node.pinned or node.stored is not None:
                         break
                     raise MemoryLimitError(
                         f"memory_limit of {self.memory_limit} bytes is below one tile: {node.op} "

@@ -24,6 +24,9 @@ class Settings:
         Bytes below which a tile is not cut for overlap alone.
     max_task
         Bytes that the tiles of one task may take where no memory limit is given.
+    usual_task
+        Bytes that they may take although no task of the input takes as much: workers are
+        to need no more memory than they did.
     max_states
         Tilings considered for one node at the most.
     width_budget
@@ -37,5 +40,6 @@ class Settings:
     tiles_per_worker: int = 2
     min_tile: int = 4 * 2**20
     max_task: int = 2**30
+    usual_task: int = 32 * 2**20
     max_states: int = 128
     width_budget: int = 4_000_000

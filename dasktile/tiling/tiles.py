@@ -21,6 +21,9 @@ FAN_IN = 8
 #: reads the same part of it: a scheduler that does not know the plan spreads such tiles.
 SPREAD = 0.5
 
+#: The same where tiles are placed: it does not travel, but stays in memory meanwhile.
+KEPT = 0.25
+
 #: What a tile too few costs each worker, in tasks: it waits while that tile travels.
 IDLE = 4.0
 
@@ -71,12 +74,13 @@ class Tiles:
     @property
     def spread(self) -> float:
         """Share of an array that travels again for each further tile that reads it."""
-        return 0.0 if self.placed else SPREAD
+        return KEPT if self.placed else SPREAD
 
     @property
     def limit(self) -> int:
         """Bytes that a task should stay within."""
-        return self.memory_limit or self.settings.max_task
+        most = self.settings.max_task
+        return most if self.memory_limit is None else min(self.memory_limit, most)
 
     @property
     def target(self) -> int:

@@ -357,6 +357,9 @@ class TiledProgram:
         several readers want it so: those chunks.
     kept_at
         For the same nodes, where the blocks are.
+    copied
+        For nodes whose array is kept in copies on several workers, where they are: with
+        every worker along the axes of the mesh that divide nothing.
     """
 
     program: Program
@@ -364,6 +367,7 @@ class TiledProgram:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
+    copied: dict[int, Where] = field(default_factory=dict)
 
 
 def bounds(cuts: Sequence[int]) -> tuple[int, ...]:

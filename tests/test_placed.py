@@ -41,6 +41,14 @@ EAGER = {
 SMALL = 30_000
 
 
+class Held(DataNode):
+    """A block in memory: what stands for it in a graph is made one with nothing."""
+
+    @property
+    def block_fusion(self) -> bool:
+        return True
+
+
 class Cluster:
     """Workers that are only names, and what they have in memory."""
 
@@ -57,7 +65,7 @@ class Cluster:
         for block in np.ndindex(*like.numblocks):
             part = tuple(slice(edges[b], edges[b + 1]) for edges, b in zip(
                 [np.cumsum([0, *sizes]) for sizes in like.chunks], block, strict=True))  # fmt: skip
-            blocks[(key, *block)] = DataNode((key, *block), values[part].copy())
+            blocks[(key, *block)] = Held((key, *block), values[part].copy())
             self.has[(key, *block)] = self.rng.choice(self.names)
         graph = HighLevelGraph.from_collections(key, blocks)
         return da.Array(graph, key, like.chunks, dtype=values.dtype)

@@ -214,6 +214,15 @@ def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
     return sorted(needed)
 
 
+def _covers(copied: Where | None, where: Where | None) -> bool:
+    """True if those who need blocks of an array have copies of it."""
+    if not isinstance(copied, tuple) or not isinstance(where, tuple):
+        return False
+    return all(
+        share.by == need.by[: len(share.by)] for share, need in zip(copied, where, strict=False)
+    )
+
+
 @dataclass
 class _Writer:
     """The graph as far as it is written."""
@@ -229,6 +238,8 @@ class _Writer:
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
     #: The same, where the mesh divides the windows in a certain way.
     cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
+    #: Layers that hold arrays as they are kept for several readers.
+    kept: dict[int, str] = field(default_factory=dict)
     #: Layers whose tasks stay tasks of their own.
     anchored: set[str] = field(default_factory=set)
 
@@ -251,32 +262,30 @@ class _Writer:
 
     def hold(self, index: int, name: str) -> None:
         self.made[index] = name
-        self.cut[index, block_windows(self.tiling(index).chunks)] = name
+        self.cut[index, normal(block_windows(self.tiling(index).chunks))] = name
 
     def source(self, index: int) -> tuple[str, Chunks]:
         """The layer that other tiles of a node's array are cut from."""
-        chunks = self.tiled.kept.get(index)
-        if chunks is None or chunks == self.tiling(index).chunks:
-            return self.made[index], self.tiling(index).chunks
-        own = block_windows(chunks)
-        if (index, own) not in self.cut:
-            made, where = self.made[index], self.tiled.kept_at.get(index)
-            self.cut[index, own] = self.convert(index, own, made, self.tiling(index).chunks, where)
-        return self.cut[index, own], chunks
+        chunks, tiling = self.tiled.kept.get(index), self.tiling(index)
+        where = self.tiled.kept_at.get(index)
+        if chunks is None or (chunks == tiling.chunks and where in (None, tiling.held_at)):
+            return self.made[index], tiling.chunks
+        own = normal(block_windows(chunks))
+        if index not in self.kept:
+            made = self.made[index]
+            self.kept[index] = self.convert(index, own, made, tiling.chunks, where)
+            self.cut[index, own] = self.kept[index]
+        return self.kept[index], chunks
 
     def fetch(self, index: int, wanted: Windows, where: Where | None = None) -> str:
         """The layer that holds a node's array cut by windows, written if there is none."""
         wanted = normal(wanted)
-        if (index, wanted) not in self.cut:
-            name, chunks = self.source(index)
-            # the windows may have been those that the array is kept in
-            if (index, wanted) not in self.cut:
-                if (index, wanted, where) not in self.cut_at:
-                    self.cut_at[index, wanted, where] = self.convert(
-                        index, wanted, name, chunks, where
-                    )
-                return self.cut_at[index, wanted, where]
-        return self.cut[index, wanted]
+        name, chunks = self.source(index)
+        if (index, wanted) in self.cut:
+            return self.cut[index, wanted]
+        if (index, wanted, where) not in self.cut_at:
+            self.cut_at[index, wanted, where] = self.convert(index, wanted, name, chunks, where)
+        return self.cut_at[index, wanted, where]
 
     def convert(
         self,
@@ -291,8 +300,9 @@ class _Writer:
         """Write a layer that cuts an array anew, for those who need it `where`."""
         each = None if copies is None else tuple(sorted(copies.items()))
         token = salted("", name, source, chunks, wanted, where, each).rpartition("-")[2]
-        if not joins(wanted, chunks):
-            where = None  # every block is cut from one, where that is
+        if not joins(wanted, chunks) and wanted != normal(block_windows(chunks)):
+            # every block is cut from one, where that is, or where there is a copy of it
+            where = where if _covers(self.tiled.copied.get(index), where) else None
         at = placement(self.tiled.mesh, where, where or ())
         name = name or salted("retile", token, placement=at)
         kernel = self.captured.kernels[index]
@@ -400,7 +410,11 @@ class _Writer:
             )
         )
         if node.kind is Kind.CONTRACT and self.tiled.mesh and tiling.work_at is not None:
-            name, chunks = self.source(edge.producer)
+            if edge.producer in self.tiled.copied:
+                # no need to join it in one place first
+                name, chunks = self.made[edge.producer], self.tiling(edge.producer).chunks
+            else:
+                name, chunks = self.source(edge.producer)
             kernel = self.captured.kernels[edge.producer]
             if joins(wanted, chunks) and not isinstance(kernel, Create):
                 copies = self.copies(edge, tiling)

@@ -199,7 +199,7 @@ class _Planner:
             self.placed,
         ).run()
         tiled = TiledProgram(
-            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at
+            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.copied
         )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 

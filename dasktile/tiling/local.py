@@ -52,7 +52,7 @@ class Local:
 
     Parameters
     ----------
-    tilings, kept, kept_at
+    tilings, kept, kept_at, copied
         As in :class:`~dasktile.ir.TiledProgram`.
     tasks, peak
         As in :class:`~dasktile.tiling.plan.Price`.
@@ -61,6 +61,7 @@ class Local:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
     kept_at: dict[int, Where]
+    copied: dict[int, Where]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
 
@@ -371,12 +372,18 @@ class Splitter:
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
+        copied: dict[int, Where] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.keep:
-                if chunks != tilings[choice.node].chunks:
+                made = tilings[choice.node]
+                where = self._where(choice, chunks)
+                if any(choice.option.spread):
+                    copied[choice.node] = where
+                moved = self.placed and where != made.held_at and not any(choice.option.spread)
+                if chunks != made.chunks or moved:
                     kept[choice.node] = chunks
-                    kept_at[choice.node] = self._where(choice, chunks)
+                    kept_at[choice.node] = where
                 continue
             tasks[choice.node] += self.tiles.tasks(choice, parts)
             peak[choice.node] = self.tiles.working_set(choice, parts)
@@ -403,6 +410,7 @@ class Splitter:
             tuple(tilings),
             kept,
             kept_at,
+            copied,
             tuple(math.ceil(count) for count in tasks),
             tuple(peak),
         )

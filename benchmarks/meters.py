@@ -427,9 +427,10 @@ def _run_cell(
     if mode != "free":
         inputs = dict(zip(inputs, cluster.persist(list(inputs.values())), strict=True))
     arrays = workload.build(inputs, xp)
+    # first: afterwards workers have copies of what they received
+    predicted = predict(arrays) if predict else {}
     measured, kept = cluster.measure(arrays, plan)
-    # only now: explaining it first would make planning quicker
-    found = {**measured.to_dict(), **(predict(arrays) if predict else {})}
+    found = {**measured.to_dict(), **predicted}
     if values:
         found["values"] = cluster.values(kept)
     return found

@@ -110,7 +110,7 @@ class Local:
                 folder,
                 da,
                 plan=self._plan if self.planned else None,
-                predict=self._predict if self.planned and values else None,
+                predict=self._predict if self.planned else None,
                 values=values,
             )
         except Exception as error:
@@ -216,9 +216,6 @@ def _cell(
             one = engine.cell(name, mode, folder, values=number == 0)
             if "values" in one:
                 values[engine.name] = one.pop("values")
-            for key in ("predicted", "lower_bound", "predicted_before"):
-                if key in one:
-                    about[engine.name][key] = one.pop(key)
             found[engine.name].append(one)
     cells = {}
     for engine_name, several in found.items():
@@ -287,6 +284,11 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
                     if "predicted" in ours
                 ]
             ),
+            "not_as_predicted": {
+                where[2]: round(ratio, 2)
+                for where, _, ours in chosen
+                if not 0.9 <= (ratio := _to_predicted(ours["rounds"])) <= 1.1
+            },
             "slower": _worse(chosen, "seconds"),
             "more_memory": _worse(chosen, "memory"),
             "more_moved": _worse(chosen, "moved"),
@@ -298,6 +300,14 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
             ],
         }
     return groups
+
+
+def _to_predicted(rounds: Sequence[Mapping[str, Any]]) -> float:
+    """Moved over predicted, median of the rounds; counts beside sums are not predicted."""
+    few = FLOOR / 10
+    return statistics.median(
+        (one["moved"] + few) / (one["predicted"] + few) for one in rounds if "predicted" in one
+    )
 
 
 def _mean(ratios: Sequence[float]) -> float | None:
@@ -377,6 +387,9 @@ def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> N
                 f"{title}: balance {balance}; dasktile moved"
                 f" {group['moved_to_predicted']:.2f} times what was predicted (1 MB added to both)"
             )
+        if group["not_as_predicted"]:
+            many = ", ".join(f"{where} x{by}" for where, by in group["not_as_predicted"].items())
+            console.print(f"{title}: moved beyond 10 % of the prediction: {many}")
         for name, said in (
             ("slower", "slower"),
             ("more_memory", "more memory"),

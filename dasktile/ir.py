@@ -358,8 +358,8 @@ class TiledProgram:
     kept_at
         For the same nodes, where the blocks are.
     copied
-        For nodes whose array is kept in copies on several workers, where they are: with
-        every worker along the axes of the mesh that divide nothing.
+        For nodes whose array is kept in copies: where the first of them are, and the axes
+        of the mesh along which every worker has one.
     """
 
     program: Program
@@ -367,7 +367,7 @@ class TiledProgram:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
-    copied: dict[int, Where] = field(default_factory=dict)
+    copied: dict[int, tuple[Where, tuple[int, ...]]] = field(default_factory=dict)
 
 
 def bounds(cuts: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ Parts of the input graph that nothing changed for are carried over as they are.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -214,13 +214,35 @@ def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
     return sorted(needed)
 
 
-def _covers(copied: Where | None, where: Where | None) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A layer that holds an array, in these chunks; with copies its keys name the place."""
+
+    name: str
+    chunks: Chunks
+    copies: Copies | None = None
+
+
+def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -> bool:
     """True if those who need blocks of an array have copies of it."""
-    if not isinstance(copied, tuple) or not isinstance(where, tuple):
+    if copied is None or not isinstance(copied[0], tuple) or not isinstance(where, tuple):
         return False
     return all(
-        share.by == need.by[: len(share.by)] for share, need in zip(copied, where, strict=False)
+        share.by == need.by[: len(share.by)] for share, need in zip(copied[0], where, strict=False)
     )
+
+
+def _nearest(
+    mesh: tuple[int, ...], where: Where | None, copies: Copies
+) -> Callable[[tuple[int, ...], tuple[int, ...]], int]:
+    """Says which copy of a block another is cut from: the reader's own, else the first."""
+
+    def nearest(block: tuple[int, ...], source: tuple[int, ...]) -> int:
+        places = copies[source]
+        place = owner(mesh, where, None, block) if isinstance(where, tuple) else places[0]
+        return place if place in places else places[0]
+
+    return nearest
 
 
 @dataclass
@@ -238,8 +260,8 @@ class _Writer:
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
     #: The same, where the mesh divides the windows in a certain way.
     cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
-    #: Layers that hold arrays as they are kept for several readers.
-    kept: dict[int, str] = field(default_factory=dict)
+    #: Arrays as they are kept for several readers.
+    kept: dict[int, _Source] = field(default_factory=dict)
     #: Layers whose tasks stay tasks of their own.
     anchored: set[str] = field(default_factory=set)
 
@@ -264,43 +286,75 @@ class _Writer:
         self.made[index] = name
         self.cut[index, normal(block_windows(self.tiling(index).chunks))] = name
 
-    def source(self, index: int) -> tuple[str, Chunks]:
+    def source(self, index: int) -> _Source:
         """The layer that other tiles of a node's array are cut from."""
+        if index not in self.kept:
+            self.kept[index] = self.keep(index)
+        return self.kept[index]
+
+    def keep(self, index: int) -> _Source:
+        """Write a node's array as it is kept for several readers, if in any other way."""
         chunks, tiling = self.tiled.kept.get(index), self.tiling(index)
         where = self.tiled.kept_at.get(index)
+        made = self.made[index]
         if chunks is None or (chunks == tiling.chunks and where in (None, tiling.held_at)):
-            return self.made[index], tiling.chunks
+            return _Source(made, tiling.chunks)
         own = normal(block_windows(chunks))
-        if index not in self.kept:
-            made = self.made[index]
-            self.kept[index] = self.convert(index, own, made, tiling.chunks, where)
-            self.cut[index, own] = self.kept[index]
-        return self.kept[index], chunks
+        if index in self.tiled.copied and joins(own, tiling.chunks) and self.joined(index):
+            copies = self.copies_kept(index, chunks)
+            return _Source(self.copy(index, own, made, tiling.chunks, copies), chunks, copies)
+        name = self.convert(index, own, _Source(made, tiling.chunks), where)
+        self.cut[index, own] = name
+        return _Source(name, chunks)
+
+    def joined(self, index: int) -> bool:
+        """False for an array that is made anew wherever it is needed."""
+        return not isinstance(self.captured.kernels[index], Create)
+
+    def copies_kept(self, index: int, chunks: Chunks) -> Copies:
+        """For every block of an array that is kept in copies, who has one."""
+        where, axes = self.tiled.copied[index]
+        mesh = self.tiled.mesh
+        steps = [
+            sum(at * math.prod(mesh[axis + 1 :]) for axis, at in zip(axes, place, strict=True))
+            for place in product(*(range(mesh[axis]) for axis in axes))
+        ]
+        return {
+            block: tuple(owner(mesh, where, None, block) + step for step in steps)
+            for block in product(*(range(len(sizes)) for sizes in chunks))
+        }
 
     def fetch(self, index: int, wanted: Windows, where: Where | None = None) -> str:
         """The layer that holds a node's array cut by windows, written if there is none."""
         wanted = normal(wanted)
-        name, chunks = self.source(index)
+        source = self.source(index)
         if (index, wanted) in self.cut:
             return self.cut[index, wanted]
         if (index, wanted, where) not in self.cut_at:
-            self.cut_at[index, wanted, where] = self.convert(index, wanted, name, chunks, where)
+            self.cut_at[index, wanted, where] = self.convert(index, wanted, source, where)
         return self.cut_at[index, wanted, where]
 
     def convert(
         self,
         index: int,
         wanted: Windows,
-        source: str,
-        chunks: Chunks,
+        source: _Source,
         where: Where | None = None,
         name: str | None = None,
         copies: Copies | None = None,
     ) -> str:
         """Write a layer that cuts an array anew, for those who need it `where`."""
+        chunks = source.chunks
+        place_of = None
+        if source.copies is not None:
+            place_of = _nearest(self.tiled.mesh, where, source.copies)
         each = None if copies is None else tuple(sorted(copies.items()))
-        token = salted("", name, source, chunks, wanted, where, each).rpartition("-")[2]
-        if not joins(wanted, chunks) and wanted != normal(block_windows(chunks)):
+        token = salted("", name, source.name, chunks, wanted, where, each).rpartition("-")[2]
+        if (
+            place_of is None
+            and not joins(wanted, chunks)
+            and wanted != normal(block_windows(chunks))
+        ):
             # every block is cut from one, where that is, or where there is a copy of it
             where = where if _covers(self.tiled.copied.get(index), where) else None
         at = placement(self.tiled.mesh, where, where or ())
@@ -311,8 +365,8 @@ class _Writer:
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
-            tasks = conversion(name, token, source, chunks, wanted, cut, copies)
-            self.add(name, MaterializedLayer(tasks), {source})
+            tasks = conversion(name, token, source.name, chunks, wanted, cut, copies, place_of)
+            self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, lengths(wanted))
         return name
 
@@ -345,7 +399,7 @@ class _Writer:
         """Write one node for its tiling."""
         node, tiling = self.node(index), self.tiling(index)
         kernel = self.captured.kernels[index]
-        read = tuple(self.source(edge.producer)[0] for edge in node.edges)
+        read = tuple(self.source(edge.producer).name for edge in node.edges)
         name = salted(
             node.op or node.kind.value,
             node.name,
@@ -410,17 +464,28 @@ class _Writer:
             )
         )
         if node.kind is Kind.CONTRACT and self.tiled.mesh and tiling.work_at is not None:
-            if edge.producer in self.tiled.copied:
-                # no need to join it in one place first
-                name, chunks = self.made[edge.producer], self.tiling(edge.producer).chunks
-            else:
-                name, chunks = self.source(edge.producer)
-            kernel = self.captured.kernels[edge.producer]
-            if joins(wanted, chunks) and not isinstance(kernel, Create):
-                copies = self.copies(edge, tiling)
-                if any(len(places) > 1 for places in copies.values()):
-                    return self.copy(edge.producer, wanted, name, chunks, copies), True
+            found = self.own_copies(edge, tiling, wanted)
+            if found is not None:
+                return found, True
         return self.fetch(edge.producer, wanted, where), False
+
+    def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
+        """A layer that has a copy of what is joined for every worker that needs it, if any."""
+        index = edge.producer
+        source, copies = self.source(index), self.copies(edge, tiling)
+        if source.copies is not None and wanted == normal(block_windows(source.chunks)):
+            have = source.copies
+            if all(set(places) <= set(have[block]) for block, places in copies.items()):
+                return source.name
+        made = source
+        if index in self.tiled.copied:
+            # no need to join it in one place first
+            made = _Source(self.made[index], self.tiling(index).chunks)
+        if not self.joined(index) or not joins(wanted, made.chunks):
+            return None
+        if all(len(places) == 1 for places in copies.values()):
+            return None
+        return self.copy(index, wanted, made.name, made.chunks, copies)
 
     def copies(self, edge: Edge, tiling: Tiling) -> Copies:
         """Which workers need which blocks along an edge."""
@@ -439,7 +504,9 @@ class _Writer:
         where = (every, *(Share() for _ in wanted))
         key = (index, wanted, (where, tuple(sorted(copies.items()))))
         if key not in self.cut_at:
-            self.cut_at[key] = self.convert(index, wanted, source, chunks, where, copies=copies)
+            self.cut_at[key] = self.convert(
+                index, wanted, _Source(source, chunks), where, copies=copies
+            )
         return self.cut_at[key]
 
     def leader(self, tiling: Tiling) -> Node | None:
@@ -514,7 +581,7 @@ class _Writer:
             self.add(name, MaterializedLayer(tasks), {same})
             self.describe(name, index, chunks)
         else:
-            self.convert(index, wanted, *self.source(index), name=name)
+            self.convert(index, wanted, self.source(index), name=name)
         return name, chunks
 
     def graph(self, outputs: Iterable[str]) -> HighLevelGraph:

@@ -25,6 +25,7 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import slices_of
 
 Key = tuple[Any, ...]
+Block = tuple[int, ...]
 
 #: For every axis of an array, the windows that are needed of it.
 Windows = tuple[tuple[Window, ...], ...]
@@ -72,6 +73,7 @@ def conversion(
     windows: Windows,
     cut: Callable[[Any, Any], Any] = getitem,
     copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
+    place_of: Callable[[Block, Block], int] | None = None,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array anew.
 
@@ -91,30 +93,36 @@ def conversion(
     copies
         For every block, the places in the mesh that need a copy each; the keys are then
         ``(name, place, *block)``.
+    place_of
+        If given, the source has such keys; says for a block, and a block of the source that
+        it is cut from, which copy of that.
     """
     axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
     piece = slices_of(token)
     tasks: dict[Key, GraphNode] = {}
-    blocks = product(*(range(len(axis)) for axis in axes))
     apart = copies is not None or joins(windows, chunks)
+    blocks = product(*(range(len(axis)) for axis in axes))
     for block, per_axis in zip(blocks, product(*axes), strict=True):
         keys: list[Key] = [(name, *block)]
         if copies is not None:
             keys = [(name, place, *block) for place in copies.get(block, ())]
         counts = tuple(map(len, per_axis))
-        if not apart:
-            tasks[keys[0]] = _one(keys[0], source, [found[0] for found in per_axis], cut)
-            continue
         refs: list[TaskRef] = []
         for parts in product(*per_axis):
-            if all(part.cut is None for part in parts):
-                whole: Key = (source, *(part.block for part in parts))
-                refs.append(TaskRef(whole))
-                continue
-            part_key: Key = (piece, *(part.number for part in parts))
-            if part_key not in tasks:
-                tasks[part_key] = _one(part_key, source, parts, cut)
-            refs.append(TaskRef(part_key))
+            whole = tuple(part.block for part in parts)
+            copy = () if place_of is None else (place_of(block, whole),)
+            target: Key = (source, *copy, *whole)
+            if not apart:
+                tasks[keys[0]] = _one(keys[0], target, parts, cut)
+            elif all(part.cut is None for part in parts):
+                refs.append(TaskRef(target))
+            else:
+                part_key: Key = (piece, *copy, *(part.number for part in parts))
+                if part_key not in tasks:
+                    tasks[part_key] = _one(part_key, target, parts, cut)
+                refs.append(TaskRef(part_key))
+        if not apart:
+            continue
         for key in keys:
             if len(refs) == 1:
                 tasks[key] = Alias(key, refs[0].key)
@@ -143,10 +151,9 @@ class _Piece:
 
 
 def _one(
-    key: Key, source: str, parts: Sequence[_Piece], cut: Callable[[Any, Any], Any]
+    key: Key, target: Key, parts: Sequence[_Piece], cut: Callable[[Any, Any], Any]
 ) -> GraphNode:
     """One piece of one block."""
-    target: Key = (source, *(part.block for part in parts))
     if all(part.cut is None for part in parts):
         return Alias(key, target)
     index = tuple(_ALL if part.cut is None else part.cut for part in parts)

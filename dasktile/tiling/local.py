@@ -28,6 +28,9 @@ from dasktile.tiling.tiles import Choice, Parts, Tiles
 #: Local cuts offered for one node at the most.
 MAX_CUTS = 32
 
+#: What it costs to copy a byte within a worker where tiles are joined, in bytes moved.
+JOINED = 0.75
+
 #: Times the wanted number of tiles beyond which no more are made for overlap.
 MANY_TILES = 4
 
@@ -61,7 +64,7 @@ class Local:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
     kept_at: dict[int, Where]
-    copied: dict[int, Where]
+    copied: dict[int, tuple[Where, tuple[int, ...]]]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
 
@@ -312,15 +315,20 @@ class Splitter:
     def _fused(self, source: int, reader: int) -> bool:
         """True where dask makes one task of a block and the only block that reads it."""
         producer, choice = self.choices[source], self.choices[reader]
-        nodes = self.space.program.nodes
+        if producer.keep or choice.keep or producer.node in self.space.program.outputs:
+            return False
+        one, other = (self.space.program.nodes[each.node] for each in (producer, choice))
+        if len(self.space.program.consumers(producer.node)) > 1 or one.resident:
+            return False
+        if len(other.edges) == 1:
+            # a chain, if every block is read by one
+            pieces = {axis.label for axis in other.edges[0].axes if axis.label is not None}
+            alike = len(pieces) == len(other.labels) and other.kind in (Kind.MAP, Kind.VIEW)
+            return alike and one.kind in (Kind.MAP, Kind.VIEW, Kind.CONTRACT)
         return (
-            not producer.keep
-            and not choice.keep
-            and nodes[producer.node].kind is Kind.MAP is nodes[choice.node].kind
-            and len(self.space.program.consumers(producer.node)) == 1
-            and producer.node not in self.space.program.outputs
-            and sum(edge.producer == producer.node for edge in nodes[choice.node].edges) == 1
-            and len(nodes[producer.node].shape) == len(nodes[choice.node].labels)
+            one.kind is Kind.MAP is other.kind
+            and sum(edge.producer == producer.node for edge in other.edges) == 1
+            and len(one.shape) == len(other.labels)
         )
 
     def _edges(self) -> list[tuple[int, int, Edge]]:
@@ -348,6 +356,8 @@ class Splitter:
             saved = np.array([[_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)
         table = tasks * self.settings.task_bytes
+        if self.anew:
+            table += np.where(joined > 1, JOINED * producer.nbytes, 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
         if self._copies(choice, edge) > 1 and not joined_by_each:
             # a joined tile is made on one worker and sent whole to the others
@@ -372,16 +382,17 @@ class Splitter:
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
-        copied: dict[int, Where] = {}
+        copied: dict[int, tuple[Where, tuple[int, ...]]] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.keep:
-                made = tilings[choice.node]
+                first = tilings[choice.node]
                 where = self._where(choice, chunks)
                 if any(choice.option.spread):
-                    copied[choice.node] = where
-                moved = self.placed and where != made.held_at and not any(choice.option.spread)
-                if chunks != made.chunks or moved:
+                    axes = (axis for axis, spread in enumerate(choice.option.spread) if spread)
+                    copied[choice.node] = where, tuple(axes)
+                moved = self.placed and where != first.held_at and not any(choice.option.spread)
+                if chunks != first.chunks or moved:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
                 continue

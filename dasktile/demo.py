@@ -190,10 +190,12 @@ def run(workers: int = 4, size: float = 1.0) -> list[Result]:
                 stock, expected = _measure(client, lambda: expression)  # noqa: B023
                 bar.advance(step)
                 bar.update(step, description=f"{workload.name}: dasktile")
+                dasktile.enable(client)
                 tiled, found = _measure(
                     client,
                     lambda: dasktile.optimize(expression, workers=client),  # noqa: B023
                 )
+                dasktile.disable(client)
                 bar.advance(step)
                 same = bool(np.allclose(expected, found, rtol=1e-6, atol=1e-8))
                 results.append(Result(workload.name, stock, tiled, same))

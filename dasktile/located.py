@@ -38,7 +38,8 @@ def located(captured: Captured, machine: Machine) -> Captured:
     new = list(nodes)
     for index in resident:
         homes = tuple(_homes(nodes[index], found, at, mesh))
-        new[index] = replace(nodes[index], homes=homes)
+        if any(homes):  # else it comes with the graph
+            new[index] = replace(nodes[index], homes=homes)
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
 
 

@@ -63,8 +63,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.placed = 0
         self.errors = 0
         self.homes = Homes([])
-        #: Ready roots by home, most urgent first: (priority, key).
-        self._held: dict[str, list[tuple[Any, Any]]] = {}
+        #: Ready roots by home, most urgent first: (priority, key as text, key).
+        self._held: dict[str, list[tuple[Any, str, Any]]] = {}
         #: Homes of tasks that are held back, ready or not.
         self._home: dict[Any, str] = {}
         #: Names of arrays that tasks follow, by their tokens.
@@ -104,6 +104,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         self._guard(self._lay_out)
+        self._wake()
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
@@ -153,31 +154,25 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self.scheduler.task_metadata.setdefault(METADATA, {})["workers"] = order
 
     def _lose(self, address: str) -> None:
-        """Give the tasks of a worker that is gone new homes, evenly."""
+        """Give the tasks of a worker that is gone new homes, evenly.
+
+        Roots that are held for it go to whoever has room when their turn comes.
+        """
         self._lay_out()
+        order = self.homes.workers
+        if not order:
+            return
         orphans = [
             ts
             for ts in self.scheduler.tasks.values()
-            if ts.worker_restrictions
-            and (address in ts.worker_restrictions or self._home.get(ts.key) == address)
-            and ts.state not in ("memory", "erred", "forgotten")
+            if ts.worker_restrictions == {address}
+            and ts.loose_restrictions
+            and ts.state in ("released", "waiting", "no-worker")
+            and self.homes.layer(_name(ts.key)) is not None
         ]
-        held = self._held.pop(address, [])
-        order = self.homes.workers
-        if not order:
-            # whoever comes next may have them
-            for _, key in held:
-                self._held.setdefault(address, []).append((self.scheduler.tasks[key].priority, key))
-            return
-        orphans.sort(key=lambda ts: ts.priority or ())
+        orphans.sort(key=lambda ts: (ts.priority or (), str(ts.key)))
         for number, ts in enumerate(orphans):
-            home = order[number % len(order)]
-            if ts.key in self._home:
-                self._home[ts.key] = home
-                if ts.state == "no-worker":
-                    self._hold(ts.key)
-            elif ts.loose_restrictions and ts.worker_restrictions == {address}:
-                ts.worker_restrictions = {home}
+            ts.worker_restrictions = {order[number % len(order)]}
         self._wake()
 
     # -- homes --------------------------------------------------------------------------
@@ -187,36 +182,54 @@ class TileSchedulerPlugin(SchedulerPlugin):
         every = self.scheduler.tasks
         layers: dict[Any, Layer | None] = {}
         homes: dict[Any, str] = {}
-        followers: list[TaskState] = []
+        others: list[TaskState] = []
         for key in keys:
             name = key[0] if type(key) is tuple else key
             if name in layers:
                 layer = layers[name]
             else:
                 layer = layers[name] = self.homes.layer(name)
-            if layer is None:
-                continue
             ts = every[key]
-            if ts.state != "released" or ts.run_spec is None or _restricted(ts):
-                continue
-            if layer.placement is None:
-                followers.append(ts)
-                continue
-            home = layer.home(key[1:])
-            if home is None:
-                home = self._beside(layer, key[1:], homes)
-            if home is None:
-                continue
-            homes[key] = home
-            self._send_home(ts, home)
-        # what a follower reads may itself follow something
-        followers.sort(key=lambda ts: ts.priority or ())
-        for ts in followers:
-            found = self._follow(ts, homes)
-            if found is not None:
-                self._send_home(ts, found)
+            if layer is None or layer.placement is None:
+                others.append(ts)
+            elif _is_new(ts):
+                home = layer.home(key[1:]) or self._beside(layer, key[1:], homes)
+                if home is not None:
+                    homes[key] = home
+                    self._send_home(ts, home)
+        if homes:
+            self._place_others(others, homes)
         self.placed += len(homes)
         self._predict(layers)
+
+    def _place_others(self, others: Iterable[TaskState], homes: dict[Any, str]) -> None:
+        """Tasks of the same graph whose names say nothing: they are beside what they touch.
+
+        Slices are where the tile is, roots where they are read, and what comes after the
+        plan, like results that must keep their keys, where most of what it reads is.
+        """
+        new = sorted(filter(_is_new, others), key=lambda ts: ts.priority or ())
+        for ts in new:
+            if not ts.dependencies:
+                readers = list(ts.dependents)
+                # slices have no home yet
+                readers += [far for near in readers if near.key not in homes
+                            for far in near.dependents]  # fmt: skip
+                self._join(ts, readers, homes)
+        for ts in new:
+            if ts.dependencies:
+                self._join(ts, ts.dependencies, homes)
+
+    def _join(self, ts: TaskState, touched: Iterable[TaskState], homes: dict[Any, str]) -> None:
+        """Send a task to where most of others are."""
+        counts: dict[str, int] = {}
+        for other in touched:
+            home = self._whereabouts(other, homes)
+            if home is not None:
+                counts[home] = counts.get(home, 0) + 1
+        if counts:
+            homes[ts.key] = max(counts, key=lambda address: (counts[address], address))
+            self._send_home(ts, homes[ts.key])
 
     def _predict(self, layers: dict[Any, Layer | None]) -> None:
         """Note what layers are to receive."""
@@ -243,19 +256,6 @@ class TileSchedulerPlugin(SchedulerPlugin):
             return None
         ts = self.scheduler.tasks.get((self._leaders[sought], *block))
         return None if ts is None else self._whereabouts(ts, homes)
-
-    def _follow(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
-        """Where most of the tiles are, or will be, that a task reads."""
-        counts: dict[str, int] = {}
-        for read in ts.dependencies:
-            home = self._whereabouts(read, homes)
-            if home is not None:
-                counts[home] = counts.get(home, 0) + 1
-        if not counts:
-            return None
-        found = max(counts, key=lambda address: (counts[address], address))
-        homes[ts.key] = found
-        return found
 
     def _whereabouts(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
         """Where a tile is or will be; None if nobody knows."""
@@ -290,7 +290,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _hold(self, key: Any) -> None:
         ts = self.scheduler.tasks[key]
-        heapq.heappush(self._held.setdefault(self._home[key], []), (ts.priority, key))
+        waiting = self._held.setdefault(self._home[key], [])
+        heapq.heappush(waiting, (ts.priority, str(key), key))
         self._wake()
 
     def _wake(self) -> None:
@@ -305,24 +306,24 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _release(self) -> None:
         """Send every worker as many roots as it has slots for."""
         recommendations: dict[Any, Any] = {}
-        for address in sorted(self._held):
+        running = {ws.address: self._slots(ws) for ws in self.scheduler.running}
+        for address in sorted(self._held, key=self.homes.place):
             waiting = self._held[address]
-            ws = self.scheduler.workers.get(address)
-            if ws is None:
-                if not self.scheduler.workers:
-                    continue
-                slots = len(waiting)
-            else:
-                slots = self._slots(ws)
-            while waiting and slots > 0:
-                _, key = heapq.heappop(waiting)
+            while waiting and running:
+                home = address
+                if home not in running:
+                    # gone, leaving or paused: whoever has most room
+                    home = max(running, key=lambda other: (running[other], other))
+                if running[home] <= 0:
+                    break
+                _, _, key = heapq.heappop(waiting)
                 ts = self.scheduler.tasks.get(key)
                 if ts is None or ts.state != "no-worker" or key not in self._home:
                     continue
-                ts.worker_restrictions = {address}
+                ts.worker_restrictions = {home}
                 ts.loose_restrictions = True
                 recommendations[key] = "processing"
-                slots -= 1
+                running[home] -= 1
             if not waiting:
                 del self._held[address]
         if recommendations:
@@ -330,8 +331,6 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _slots(self, ws: WorkerState) -> int:
         """Tasks that a worker may be given before it is as full as the scheduler allows."""
-        if ws not in self.scheduler.running:
-            return 0
         most = max(1, math.ceil(ws.nthreads * self.scheduler.WORKER_SATURATION))
         return most - len(ws.processing)
 
@@ -366,9 +365,18 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self.scheduler.transitions(recommendations, stimulus_id=_stimulus())
 
 
-def _restricted(ts: TaskState) -> bool:
-    """True where a user has said where a task runs."""
-    return bool(ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
+def _name(key: Any) -> Any:
+    return key[0] if type(key) is tuple else key
+
+
+def _is_new(ts: TaskState) -> bool:
+    """True for a task that is to run, and of which no user has said where."""
+    return (
+        ts.state == "released"
+        and ts.run_spec is not None
+        and not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
+        and not ts.actor
+    )
 
 
 def _is_root(ts: TaskState) -> bool:

@@ -56,9 +56,16 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime": (set(), set()),
     "runtime.scheduler_plugin": (
-        {"runtime.dashboard", "runtime.prometheus", "schedule.homes", "schedule.placement"},
+        {
+            "runtime.dashboard",
+            "runtime.prometheus",
+            "runtime.replicas",
+            "schedule.homes",
+            "schedule.placement",
+        },
         {"distributed"},
     ),
+    "runtime.replicas": (set(), {"distributed"}),
     "runtime.install": (
         {"runtime.scheduler_plugin", "runtime.worker_plugin"},
         {"distributed"},

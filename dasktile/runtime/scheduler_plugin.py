@@ -19,6 +19,7 @@ from distributed.scheduler import TaskState, WorkerState
 
 from dasktile.runtime.dashboard import add_page, remove_page
 from dasktile.runtime.prometheus import add_collector, remove_collector
+from dasktile.runtime.replicas import keep_as_before, keep_for_readers
 from dasktile.schedule.homes import Homes, Layer
 from dasktile.schedule.placement import MARK, token, worker_order
 
@@ -84,12 +85,15 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self._lay_out()
         add_page(scheduler, self)
         add_collector(scheduler, self)
+        if self.placement:
+            keep_for_readers(scheduler)
 
     def detach(self) -> None:
         """Leave the scheduler as if the plugin had never been there."""
         self._let_go()
         remove_page(self.scheduler)
         remove_collector(self.scheduler)
+        keep_as_before(self.scheduler)
         self.scheduler.task_metadata.get(METADATA, {}).pop("workers", None)
 
     async def close(self) -> None:

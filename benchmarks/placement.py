@@ -287,7 +287,7 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
             "not_as_predicted": {
                 where[2]: round(ratio, 2)
                 for where, _, ours in chosen
-                if not 0.9 <= (ratio := _to_predicted(ours["rounds"])) <= 1.1
+                if not 0.9 <= (ratio := _to_predicted(ours)) <= 1.1
             },
             "slower": _worse(chosen, "seconds"),
             "more_memory": _worse(chosen, "memory"),
@@ -302,12 +302,15 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
     return groups
 
 
-def _to_predicted(rounds: Sequence[Mapping[str, Any]]) -> float:
+def _to_predicted(cell: Mapping[str, Any]) -> float:
     """Moved over predicted, median of the rounds; counts beside sums are not predicted."""
     few = FLOOR / 10
-    return statistics.median(
-        (one["moved"] + few) / (one["predicted"] + few) for one in rounds if "predicted" in one
-    )
+    ratios = [
+        (one["moved"] + few) / (one["predicted"] + few)
+        for one in cell.get("rounds", ())
+        if "predicted" in one
+    ]
+    return statistics.median(ratios) if ratios else 1.0
 
 
 def _mean(ratios: Sequence[float]) -> float | None:

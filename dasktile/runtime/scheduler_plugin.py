@@ -8,7 +8,9 @@ are not touched.
 from __future__ import annotations
 
 import asyncio
+import functools
 import heapq
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -64,12 +66,14 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.placed = 0
         self.errors = 0
         self.homes = Homes([])
-        #: Ready roots by home, most urgent first: (priority, key as text, key).
-        self._held: dict[str, list[tuple[Any, str, Any]]] = {}
+        #: Ready roots by home, most urgent first: (priority, number, key).
+        self._held: dict[str, list[tuple[Any, int, Any]]] = {}
+        self._turn = itertools.count()
         #: Homes of tasks that are held back, ready or not.
         self._home: dict[Any, str] = {}
         #: Names of arrays that tasks follow, by their tokens.
         self._leaders: dict[str, str] = {}
+        self._holding = False
         self._woken = False
         self._watching = False
 
@@ -176,7 +180,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         ]
         orphans.sort(key=lambda ts: (ts.priority or (), str(ts.key)))
         for number, ts in enumerate(orphans):
-            ts.worker_restrictions = {order[number % len(order)]}
+            ts.worker_restrictions = _only(order[number % len(order)])
         self._wake()
 
     # -- homes --------------------------------------------------------------------------
@@ -186,23 +190,28 @@ class TileSchedulerPlugin(SchedulerPlugin):
         every = self.scheduler.tasks
         layers: dict[Any, Layer | None] = {}
         homes: dict[Any, str] = {}
-        others: list[TaskState] = []
+        others: list[Any] = []
+        self._holding = not math.isinf(self.scheduler.WORKER_SATURATION)
+        # Called for every task of every graph: one look at a name for each layer.
         for key in keys:
             name = key[0] if type(key) is tuple else key
-            if name in layers:
+            try:
                 layer = layers[name]
-            else:
+            except KeyError:
                 layer = layers[name] = self.homes.layer(name)
-            ts = every[key]
             if layer is None or layer.placement is None:
-                others.append(ts)
-            elif _is_new(ts):
+                others.append(key)
+                continue
+            ts = every[key]
+            if _is_new(ts):
                 home = layer.home(key[1:]) or self._beside(layer, key[1:], homes)
                 if home is not None:
                     homes[key] = home
                     self._send_home(ts, home)
         if homes:
-            self._place_others(others, homes)
+            self._place_others(map(every.__getitem__, others), homes)
+        if self._home:
+            self._watch()
         self.placed += len(homes)
         self._predict(layers)
 
@@ -277,12 +286,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         return None
 
     def _send_home(self, ts: TaskState, home: str) -> None:
-        if _is_root(ts) and not math.isinf(self.scheduler.WORKER_SATURATION):
+        if self._holding and _is_root(ts):
             self._home[ts.key] = home
-            ts.worker_restrictions = {HELD}
-            self._watch()
+            ts.worker_restrictions = _only(HELD)
         else:
-            ts.worker_restrictions = {home}
+            ts.worker_restrictions = _only(home)
             ts.loose_restrictions = True
 
     def _keep_from_thieves(self, key: Any) -> None:
@@ -295,7 +303,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _hold(self, key: Any) -> None:
         ts = self.scheduler.tasks[key]
         waiting = self._held.setdefault(self._home[key], [])
-        heapq.heappush(waiting, (ts.priority, str(key), key))
+        heapq.heappush(waiting, (ts.priority, next(self._turn), key))
         self._wake()
 
     def _wake(self) -> None:
@@ -324,7 +332,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 ts = self.scheduler.tasks.get(key)
                 if ts is None or ts.state != "no-worker" or key not in self._home:
                     continue
-                ts.worker_restrictions = {home}
+                ts.worker_restrictions = _only(home)
                 ts.loose_restrictions = True
                 recommendations[key] = "processing"
                 running[home] -= 1
@@ -360,13 +368,19 @@ class TileSchedulerPlugin(SchedulerPlugin):
         for key in list(self._home):
             ts = self.scheduler.tasks.get(key)
             if ts is not None:
-                ts.worker_restrictions = set()
+                ts.worker_restrictions = None
                 if ts.state == "no-worker":
                     recommendations[key] = "processing"
         self._home.clear()
         self._held.clear()
         if recommendations and self.scheduler.workers:
             self.scheduler.transitions(recommendations, stimulus_id=_stimulus())
+
+
+@functools.lru_cache(maxsize=10_000)
+def _only(address: str) -> Any:
+    """Restrictions to one worker, the same object for all its tasks; nobody may change it."""
+    return frozenset([address])
 
 
 def _name(key: Any) -> Any:
@@ -378,15 +392,19 @@ def _is_new(ts: TaskState) -> bool:
     return (
         ts.state == "released"
         and ts.run_spec is not None
-        and not (ts.worker_restrictions or ts.host_restrictions or ts.resource_restrictions)
+        and not ts.worker_restrictions
+        and not ts.host_restrictions
+        and not ts.resource_restrictions
         and not ts.actor
     )
 
 
 def _is_root(ts: TaskState) -> bool:
     """True for a task that can run at once: it reads nothing, or what is no task's result."""
-    return all(not read.dependencies and not read.who_has and _is_data(read)
-               for read in ts.dependencies)  # fmt: skip
+    for read in ts.dependencies:
+        if read.dependencies or read.who_has or not _is_data(read):
+            return False
+    return True
 
 
 def _is_data(ts: TaskState) -> bool:

@@ -64,17 +64,20 @@ class Placement:
     def position(self, index: Sequence[int]) -> int:
         """The place in the mesh, in C order, of the worker that has this tile."""
         place = 0
-        for at, offsets in zip(index, self._offsets, strict=False):
-            if offsets:
-                place += offsets[at] if at < len(offsets) else offsets[-1]
+        for dimension, offsets in self._offsets:
+            try:
+                place += offsets[index[dimension]]
+            except IndexError:
+                # past the last block; shorter indices are of the first
+                place += offsets[-1] if dimension < len(index) else offsets[0]
         return place
 
     @cached_property
-    def _offsets(self) -> tuple[tuple[int, ...], ...]:
-        """For every dimension and block of it, what it adds to the place."""
+    def _offsets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """For every dimension that is divided, and block of it, what it adds to the place."""
         strides = [math.prod(self.mesh[axis + 1 :]) for axis in range(len(self.mesh))]
         found = []
-        for share in self.shares:
+        for dimension, share in enumerate(self.shares):
             offsets: list[int] = []
             for part, run in enumerate(share.runs):
                 place, rest = 0, part
@@ -82,7 +85,8 @@ class Placement:
                     rest, digit = divmod(rest, self.mesh[axis])
                     place += digit * strides[axis]
                 offsets += [place] * run
-            found.append(tuple(offsets))
+            if any(offsets):
+                found.append((dimension, tuple(offsets)))
         return tuple(found)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
+from distributed.metrics import monotonic
 from distributed.scheduler import TaskState, WorkerState
 
 from dasktile.runtime.dashboard import add_page, remove_page
@@ -95,10 +96,16 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def detach(self) -> None:
         """Leave the scheduler as if the plugin had never been there."""
         self._let_go()
+        for ts in self.scheduler.tasks.values():
+            if _is_ours(ts):
+                _set_free(ts)
         remove_page(self.scheduler)
         remove_collector(self.scheduler)
         keep_as_before(self.scheduler)
-        self.scheduler.task_metadata.get(METADATA, {}).pop("workers", None)
+        said = self.scheduler.task_metadata.get(METADATA, {})
+        said.pop("workers", None)
+        if not said:
+            self.scheduler.task_metadata.pop(METADATA, None)
 
     async def close(self) -> None:
         remove_page(self.scheduler)
@@ -135,12 +142,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if type(name) is str and "dasktile" in name:
                 self._guard(self._keep_from_thieves, key)
         elif finish == "no-worker":
-            if key in self._home:
-                self._guard(self._hold, key)
+            self._guard(self._hold, key)
         elif self._held and start == "processing":
             self._wake()
         if finish == "forgotten":
-            self._home.pop(key, None)
+            if self._home.pop(key, None) is not None and not self._home:
+                self._held.clear()
 
     def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
         """Nothing that goes wrong here may harm the scheduler."""
@@ -180,7 +187,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         ]
         orphans.sort(key=lambda ts: (ts.priority or (), str(ts.key)))
         for number, ts in enumerate(orphans):
-            ts.worker_restrictions = _only(order[number % len(order)])
+            _send(ts, order[number % len(order)])
         self._wake()
 
     # -- homes --------------------------------------------------------------------------
@@ -290,8 +297,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._home[ts.key] = home
             ts.worker_restrictions = _only(HELD)
         else:
-            ts.worker_restrictions = _only(home)
-            ts.loose_restrictions = True
+            _send(ts, home)
 
     def _keep_from_thieves(self, key: Any) -> None:
         ts = self.scheduler.tasks[key]
@@ -302,6 +308,16 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _hold(self, key: Any) -> None:
         ts = self.scheduler.tasks[key]
+        if not _is_ours(ts):
+            return
+        if key not in self._home:
+            # No worker runs.  Of tasks whose home is gone the scheduler would not think again
+            # when one does.
+            restrictions: Any = ts.worker_restrictions
+            [self._home[key]] = restrictions
+            ts.worker_restrictions = _only(HELD)
+            ts.loose_restrictions = False
+            self._watch()
         waiting = self._held.setdefault(self._home[key], [])
         heapq.heappush(waiting, (ts.priority, next(self._turn), key))
         self._wake()
@@ -332,8 +348,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 ts = self.scheduler.tasks.get(key)
                 if ts is None or ts.state != "no-worker" or key not in self._home:
                     continue
-                ts.worker_restrictions = _only(home)
-                ts.loose_restrictions = True
+                _send(ts, home)
                 recommendations[key] = "processing"
                 running[home] -= 1
             if not waiting:
@@ -344,7 +359,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _slots(self, ws: WorkerState) -> int:
         """Tasks that a worker may be given before it is as full as the scheduler allows."""
         most = max(1, math.ceil(ws.nthreads * self.scheduler.WORKER_SATURATION))
-        return most - len(ws.processing)
+        # Tasks that wait for others, which they have submitted, take no slot.
+        return most - (len(ws.processing) - len(ws.long_running))
 
     # -- letting go ---------------------------------------------------------------------
 
@@ -352,28 +368,55 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """While tasks are held, look whether the plugin has not been taken off."""
         if not self._watching:
             self._watching = True
-            self.loop.call_later(WATCH, self._look)
+            limit = self.scheduler.no_workers_timeout
+            self.loop.call_later(min(WATCH, limit / 4) if limit else WATCH, self._look)
 
     def _look(self) -> None:
         self._watching = False
-        if self.scheduler.plugins.get(self.name) is not self:
+        registered = self.scheduler.plugins.get(self.name)
+        if registered is None:
+            self.detach()
+        elif registered is not self:
             self._let_go()
         elif self._home:
+            self._guard(self._renew)
             self._wake()
             self._watch()
 
+    def _renew(self) -> None:
+        """Start the time again after which tasks fail for want of a worker.
+
+        Those that are held have one, and wait for their turn.  From when no worker runs
+        the time does pass.
+        """
+        if not self.scheduler.no_workers_timeout:
+            return
+        lacking = self.scheduler._no_workers_since
+        unrunnable, now = self.scheduler.unrunnable, monotonic()
+        for key in self._home:
+            ts = self.scheduler.tasks.get(key)
+            if ts in unrunnable and (lacking is None or unrunnable[ts] <= lacking):
+                del unrunnable[ts]  # they are in order of time
+                unrunnable[ts] = now
+
     def _let_go(self) -> None:
         """Hand everything that is held to the scheduler."""
-        recommendations: dict[Any, Any] = {}
-        for key in list(self._home):
-            ts = self.scheduler.tasks.get(key)
-            if ts is not None:
-                ts.worker_restrictions = None
-                if ts.state == "no-worker":
-                    recommendations[key] = "processing"
+        held = [self.scheduler.tasks[key] for key in self._home if key in self.scheduler.tasks]
+        for ts in held:
+            _set_free(ts)
         self._home.clear()
         self._held.clear()
-        if recommendations and self.scheduler.workers:
+        if held:
+            # Not now: the scheduler may be in the middle of a transition.
+            self.loop.call_soon(self._hand_over, held)
+
+    def _hand_over(self, held: Iterable[TaskState]) -> None:
+        recommendations: dict[Any, Any] = {
+            ts.key: "processing"
+            for ts in held
+            if ts.state == "no-worker" and self.scheduler.tasks.get(ts.key) is ts
+        }
+        if recommendations:
             self.scheduler.transitions(recommendations, stimulus_id=_stimulus())
 
 
@@ -381,6 +424,22 @@ class TileSchedulerPlugin(SchedulerPlugin):
 def _only(address: str) -> Any:
     """Restrictions to one worker, the same object for all its tasks; nobody may change it."""
     return frozenset([address])
+
+
+def _is_ours(ts: TaskState) -> bool:
+    """True where the restrictions are those of :func:`_only`; all others are sets."""
+    restrictions: Any = ts.worker_restrictions
+    return type(restrictions) is frozenset
+
+
+def _send(ts: TaskState, home: str) -> None:
+    ts.worker_restrictions = _only(home)
+    ts.loose_restrictions = True
+
+
+def _set_free(ts: TaskState) -> None:
+    ts.worker_restrictions = None
+    ts.loose_restrictions = False
 
 
 def _name(key: Any) -> Any:

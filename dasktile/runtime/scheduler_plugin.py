@@ -37,8 +37,9 @@ METADATA = "dasktile"
 #: Failures after which the plugin stops doing anything.
 MAX_ERRORS = 10
 
-#: Seconds between two looks at whether the plugin is still wanted.
-WATCH = 2.0
+#: Seconds between two looks at whether the plugin is still wanted, and at workers that have
+#: come to run or have slots again without a transition of any task.
+WATCH = 0.5
 
 
 class TileSchedulerPlugin(SchedulerPlugin):
@@ -145,8 +146,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._guard(self._hold, key)
         elif self._held and start == "processing":
             self._wake()
-        if finish == "forgotten":
-            if self._home.pop(key, None) is not None and not self._home:
+        if finish == "forgotten" and key in self._home:
+            del self._home[key]
+            if not self._home:
                 self._held.clear()
 
     def _guard(self, function: Callable[..., None], *arguments: Any) -> None:

@@ -1,0 +1,515 @@
+"""Computations end, with the right values, whatever happens to the cluster meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Scheduler, Worker, wait, worker_client
+from distributed.core import Status
+from distributed.utils_test import gen_cluster
+
+import dasktile
+from dasktile.runtime.install import NAME
+from dasktile.runtime.scheduler_plugin import HELD, TileSchedulerPlugin
+
+#: Seconds that anything here may take.
+LIMIT = 20
+
+#: So that each of three workers reads eight tiles, and can be given two at once.
+SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}
+
+VALUES = np.random.default_rng(0).random((480, 24))
+EXPECTED = (VALUES - VALUES.mean(axis=0)).T @ VALUES
+
+three_workers = gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 3,
+    timeout=LIMIT,
+    config=SMALL_TILES,
+    worker_kwargs={"memory_limit": 0},  # or those that are paused resume by themselves
+)
+
+
+class Gated:
+    """An array that nobody can read before there is a file of some name."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+        self.shape, self.dtype, self.ndim = VALUES.shape, VALUES.dtype, VALUES.ndim
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        deadline = time.monotonic() + LIMIT
+        while not self.gate.exists():
+            assert time.monotonic() < deadline, "nobody opened the gate"
+            time.sleep(0.01)
+        return VALUES[index]
+
+
+def source(gate: Path) -> da.Array:
+    meta = np.empty((0, 0), VALUES.dtype)
+    return da.from_array(Gated(gate), chunks=(10, 24), asarray=False, meta=meta)
+
+
+def planned(gate: Path) -> da.Array:
+    a = source(gate)
+    y = dasktile.optimize((a - a.mean(axis=0)).T @ a, workers=3)
+    assert len({key for key in y.dask if HELD not in str(key) and NAME in str(key)}) > 24
+    return y
+
+
+async def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < deadline, "took too long"
+        await asyncio.sleep(0.01)
+
+
+def plugin_of(s: Scheduler) -> TileSchedulerPlugin:
+    plugin = s.plugins[NAME]
+    assert isinstance(plugin, TileSchedulerPlugin)
+    return plugin
+
+
+async def under_way(c: Client, s: Scheduler, gate: Path) -> Any:
+    """The result to come; every worker reads, and roots are held for each."""
+    future = c.compute(planned(gate))
+    await until_held(s)
+    return future
+
+
+async def until_held(s: Scheduler) -> None:
+    plugin = plugin_of(s)
+
+    def full() -> bool:
+        return all(ws.processing for ws in s.running) and bool(s.running)
+
+    await until(lambda: len(plugin._held) == 3 and full() and not plugin._woken)
+    assert restricted_to(s, HELD)
+
+
+def restricted_to(s: Scheduler, address: str) -> list[Any]:
+    return [ts for ts in s.tasks.values() if address in (ts.worker_restrictions or ())]
+
+
+async def check(future: Any, expected: np.ndarray = EXPECTED) -> None:
+    np.testing.assert_allclose(await asyncio.wait_for(future, LIMIT), expected)
+
+
+async def nothing_stuck(s: Scheduler, errors: bool = False) -> None:
+    """Nothing waits for anything any more, and nothing is held."""
+    await until(lambda: all(ts.state in ("memory", "released") for ts in s.tasks.values()))
+    assert not s.unrunnable
+    assert not restricted_to(s, HELD)
+    plugin = s.plugins.get(NAME)
+    if plugin is not None:
+        assert isinstance(plugin, TileSchedulerPlugin)
+        assert not plugin._home
+        await until(lambda: not plugin._held)
+        assert bool(plugin.errors) == errors
+
+
+# Workers ----------------------------------------------------------------------------
+
+
+@three_workers
+async def test_a_worker_joins(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    async with Worker(s.address, nthreads=1):
+        (tmp_path / "gate").touch()
+        await check(future)
+        await nothing_stuck(s)
+
+
+@three_workers
+async def test_a_worker_retires(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    gone = workers[0].address
+    retiring = asyncio.create_task(c.retire_workers([gone]))
+    await until(lambda: gone not in {ws.address for ws in s.running})
+    (tmp_path / "gate").touch()
+    await check(future)
+    await asyncio.wait_for(retiring, LIMIT)
+    await until(lambda: gone not in s.workers)
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_a_worker_is_lost(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    await workers[1].close(executor_wait=False)
+    await until(lambda: len(s.workers) == 2)
+    (tmp_path / "gate").touch()
+    await check(future)
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_all_workers_are_lost_and_a_new_one_comes(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    await asyncio.gather(*(worker.close(executor_wait=False) for worker in workers))
+    await until(lambda: not s.workers)
+    (tmp_path / "gate").touch()
+    async with Worker(s.address, nthreads=1):
+        await check(future)
+        await nothing_stuck(s)
+
+
+@three_workers
+async def test_all_workers_are_lost_with_results_and_a_new_one_comes(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    (tmp_path / "gate").touch()
+    y = c.persist(planned(tmp_path / "gate"))
+    await wait(y, timeout=LIMIT)
+    await asyncio.gather(*(worker.close(executor_wait=False) for worker in workers))
+    await until(lambda: not s.workers and s.unrunnable)
+    async with Worker(s.address, nthreads=1):
+        await check(c.compute(y))
+        await nothing_stuck(s)
+
+
+@three_workers
+async def test_workers_come_after_the_graph(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    await asyncio.gather(*(worker.close() for worker in workers))
+    await until(lambda: not s.workers)
+    (tmp_path / "gate").touch()
+    future = c.compute(planned(tmp_path / "gate"))
+    await until(lambda: s.tasks)
+    async with Worker(s.address, nthreads=1), Worker(s.address, nthreads=2):
+        await check(future)
+        await nothing_stuck(s)
+
+
+@three_workers
+async def test_a_worker_pauses(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    await until(lambda: workers[2].state.executing)
+    workers[2].status = Status.paused
+    await until(lambda: len(s.running) == 2)
+    (tmp_path / "gate").touch()
+    # Of two tiles it ends the one that it has begun; those it would have had others read.
+    paused = s.workers[workers[2].address]
+    await until(lambda: len(paused.processing) == 1 and not plugin_of(s)._home)
+    workers[2].status = Status.running
+    await check(future)
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_all_pause_and_one_resumes(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    await until(lambda: all(worker.state.executing for worker in workers))
+    for worker in workers:
+        worker.status = Status.paused
+    await until(lambda: not s.running)
+    (tmp_path / "gate").touch()
+    # What reads the tiles is ready, and no worker may run it.
+    await until(lambda: any("mean" in str(ts.key) for ts in s.unrunnable))
+    workers[0].status = Status.running
+    # What the others were given and have not begun they do not end: they go.
+    for worker in workers[1:]:
+        await worker.close(executor_wait=False)
+    await check(future)
+    await nothing_stuck(s)
+
+
+# Clients ----------------------------------------------------------------------------
+
+
+@three_workers
+async def test_two_clients_compute_at_once(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    one = await under_way(c, s, tmp_path / "gate")
+    async with Client(s.address, asynchronous=True, set_as_default=False) as other:
+        same = other.compute(planned(tmp_path / "gate"))
+        a = source(tmp_path / "gate")
+        another = other.compute(dasktile.optimize((a * 2).T @ a, workers=3))
+        await until(lambda: len(other.futures) and len(s.clients[other.id].wants_what) == 2)
+        (tmp_path / "gate").touch()
+        await check(one)
+        await check(same)
+        await check(another, (VALUES * 2).T @ VALUES)
+        await nothing_stuck(s)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_client_leaves(same, tmp_path):
+    @three_workers
+    async def main(c, s, *workers):
+        await dasktile.enable(c)
+        other = await Client(s.address, asynchronous=True, set_as_default=False)
+        await under_way(other, s, tmp_path / ("gate" if same else "closed"))
+        future = c.compute(planned(tmp_path / "gate"))
+        await until(lambda: s.clients[c.id].wants_what)
+        await other.close()
+        await until(lambda: other.id not in s.clients)
+        (tmp_path / "gate").touch()
+        (tmp_path / "closed").touch()
+        await check(future)
+        del future
+        await nothing_stuck(s)
+
+    main()
+
+
+@three_workers
+async def test_cancelled_and_computed_again(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    for _ in range(2):
+        future = await under_way(c, s, tmp_path / "gate")
+        await c.cancel([future])
+        assert future.cancelled()
+        del future  # or the client would let go of the next one with it
+        await until(lambda: not s.tasks)
+        assert not plugin_of(s)._home
+        assert not plugin_of(s)._held
+        # Threads are busy with what was cancelled.
+        (tmp_path / "gate").touch()
+        await until(lambda: not any(worker.state.executing for worker in workers))
+        (tmp_path / "gate").unlink()
+    again = c.compute(planned(tmp_path / "gate"))
+    (tmp_path / "gate").touch()
+    await check(again)
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_the_cluster_restarts(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    restarting = asyncio.create_task(c.restart(wait_for_workers=False, timeout=LIMIT))
+    await until(lambda: not s.tasks)
+    (tmp_path / "gate").touch()
+    await asyncio.wait_for(restarting, LIMIT)
+    assert future.cancelled()
+    async with Worker(s.address, nthreads=1), Worker(s.address, nthreads=1):
+        await check(c.compute(planned(tmp_path / "gate")))
+        await nothing_stuck(s)
+        assert plugin_of(s).placed
+
+
+# The plugin -------------------------------------------------------------------------
+
+
+@three_workers
+async def test_disabled_while_roots_are_held(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    await dasktile.disable(c)
+    assert not any(ts.worker_restrictions or ts.loose_restrictions for ts in s.tasks.values())
+    (tmp_path / "gate").touch()
+    await check(future)
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_removed_while_roots_are_held(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    s.remove_plugin(NAME)
+    (tmp_path / "gate").touch()
+    await check(future)
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_enabled_again_while_roots_are_held(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    await dasktile.enable(c)
+    (tmp_path / "gate").touch()
+    await check(future)
+    await check(c.compute(planned(tmp_path / "gate") + 1), EXPECTED + 1)
+    await nothing_stuck(s)
+
+
+@pytest.mark.parametrize(
+    "method", ["_place", "_place_others", "_hold", "_release", "_keep_from_thieves", "_lay_out"]
+)
+def test_the_plugin_fails(method, tmp_path, monkeypatch):
+    @three_workers
+    async def main(c, s, *workers):
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError(method)
+
+        await dasktile.enable(c)
+        plugin = plugin_of(s)
+        before = await under_way(c, s, tmp_path / "gate")
+        monkeypatch.setattr(plugin, method, fail)
+        a = source(tmp_path / "other")
+        after = c.compute(dasktile.optimize((a * 2).T @ a, workers=3))
+        await until(lambda: len(s.clients[c.id].wants_what) == 2)
+        await workers[0].close(executor_wait=False)
+        async with Worker(s.address, nthreads=1):
+            (tmp_path / "gate").touch()
+            (tmp_path / "other").touch()
+            await check(before)
+            await check(after, (VALUES * 2).T @ VALUES)
+            await nothing_stuck(s, errors=True)
+
+    main()
+
+
+@three_workers
+async def test_a_plugin_that_fails_again_and_again_gives_up(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    (tmp_path / "gate").touch()
+    plugin_of(s)._place_others = lambda *_: 1 / 0
+    for number in range(11):
+        future = c.compute(planned(tmp_path / "gate") + number)
+        await check(future, EXPECTED + number)
+    await nothing_stuck(s, errors=True)
+    assert plugin_of(s).errors == 10
+
+
+@gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 3,
+    timeout=LIMIT,
+    config={**SMALL_TILES, "distributed.scheduler.no-workers-timeout": "500 ms"},
+)
+async def test_roots_that_wait_for_their_turn_do_not_time_out(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    future = await under_way(c, s, tmp_path / "gate")
+    before = min(s.unrunnable.values())
+    # Tasks that no worker may run do, and these are looked at after the ones that are held.
+    impossible = c.submit(abs, -1, workers=["tcp://127.0.0.1:1"], key="impossible")
+    await until(lambda: impossible.status == "error" or future.status == "error")
+    assert future.status == "pending"
+    assert min(s.unrunnable.values()) > before
+    (tmp_path / "gate").touch()
+    await check(future)
+    await c.cancel([impossible])
+    await nothing_stuck(s)
+
+
+@three_workers
+async def test_tasks_that_wait_for_planned_ones_do_not_take_their_slots(c, s, *workers, tmp_path):
+    def inside(number: int) -> Any:
+        with worker_client() as client:
+            y = planned(tmp_path / "gate") + number
+            return client.compute(y).result(timeout=LIMIT)
+
+    await dasktile.enable(c)
+    (tmp_path / "gate").touch()
+    futures = c.map(inside, range(9), pure=False)
+    for number, future in enumerate(futures):
+        await check(future, EXPECTED + number)
+    del future, futures
+    await nothing_stuck(s)
+
+
+# Persisted arrays -------------------------------------------------------------------
+
+
+@three_workers
+async def test_persisted_results_are_computed_on(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    a = source(tmp_path / "gate")
+    b = c.persist(dasktile.optimize(a - a.mean(axis=0), workers=3))
+    y = dasktile.optimize(b.T @ b, workers=3)
+    future = c.compute(y)  # before there is anything
+    await until_held(s)
+    (tmp_path / "gate").touch()
+    centred = VALUES - VALUES.mean(axis=0)
+    await check(future, centred.T @ centred)
+    await check(c.compute(dasktile.optimize(b.sum(axis=1), workers=3)), centred.sum(axis=1))
+    await nothing_stuck(s)
+
+
+# Real processes ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Client]:
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 10}),
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, memory_limit="1 GiB", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        dasktile.enable(client)
+        yield client
+
+
+@pytest.fixture
+def client(processes: Client) -> Iterator[Client]:
+    processes.wait_for_workers(3, timeout=LIMIT)
+    with dask.config.set(SMALL_TILES):
+        yield processes
+
+    async def end(dask_scheduler: Scheduler) -> None:
+        await nothing_stuck(dask_scheduler)
+
+    processes.run_on_scheduler(end)
+
+
+def kill(client: Client, address: str) -> None:
+    os.kill(client.run(os.getpid)[address], signal.SIGKILL)
+
+
+def wait_until_held(client: Client) -> None:
+    async def held(dask_scheduler: Scheduler) -> None:
+        await until_held(dask_scheduler)
+
+    client.run_on_scheduler(held)
+
+
+def wait_until_gone(client: Client, address: str) -> None:
+    async def gone(dask_scheduler: Scheduler) -> None:
+        await until(lambda: address not in dask_scheduler.workers)
+
+    client.run_on_scheduler(gone)
+
+
+@pytest.mark.parametrize("victims", [1, 3])
+def test_workers_are_killed(client: Client, victims: int, tmp_path: Path) -> None:
+    future = client.compute(planned(tmp_path / "gate"))
+    wait_until_held(client)
+    addresses = sorted(client.run(os.getpid))[:victims]
+    pids = client.run(os.getpid)
+    for address in addresses:
+        os.kill(pids[address], signal.SIGKILL)
+    for address in addresses:
+        wait_until_gone(client, address)
+    (tmp_path / "gate").touch()
+    np.testing.assert_allclose(future.result(timeout=LIMIT), EXPECTED)
+
+
+def test_the_worker_of_a_persisted_input_is_killed(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "gate").touch()
+    x = source(tmp_path / "gate").persist()
+    y = dasktile.optimize(x.T @ (x + 1), workers=client)
+    [address, *_] = sorted(client.run(os.getpid))
+    kill(client, address)
+    wait_until_gone(client, address)
+    np.testing.assert_allclose(client.compute(y).result(timeout=LIMIT), VALUES.T @ (VALUES + 1))
+
+
+def test_processes_are_restarted(client: Client, tmp_path: Path) -> None:
+    future = client.compute(planned(tmp_path / "gate"))
+    wait_until_held(client)
+    client.restart(timeout=LIMIT)
+    assert future.cancelled()
+    again = client.compute(planned(tmp_path / "gate"))
+    wait_until_held(client)
+    (tmp_path / "gate").touch()
+    np.testing.assert_allclose(again.result(timeout=LIMIT), EXPECTED)
+    assert not dasktile.metrics(client).missing

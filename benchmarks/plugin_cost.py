@@ -188,7 +188,7 @@ def run(tasks: int, repeat: int, workers: int = 4) -> list[dict[str, Any]]:
     with (
         dask.config.set({"distributed.scheduler.worker-ttl": None}),
         LocalCluster(
-            workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
+            n_workers=workers, threads_per_worker=1, memory_limit=0, dashboard_address=None
         ) as cluster,
         Client(cluster) as client,
     ):

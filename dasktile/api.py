@@ -247,6 +247,7 @@ def _rewrite(asked: _Asked) -> Rewritten | None:
         output_chunks=asked.handed_over(plan),
         output_names=[name if name in asked.fixed else None for name in names],
         predicted=plan.after.moved,
+        threads=asked.machine.threads,
     )
     return Rewritten(
         lowered.graph,

@@ -21,8 +21,9 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile.capture.base import Captured, GraphView, Verbatim
+from dasktile.capture.blockwise import Map
 from dasktile.capture.corrections import mistyped
-from dasktile.capture.sources import Create
+from dasktile.capture.sources import Create, Read
 from dasktile.ir import (
     Chunks,
     Edge,
@@ -36,6 +37,7 @@ from dasktile.ir import (
     windows,
 )
 from dasktile.lower import blocks, contract, folds, verbatim, views
+from dasktile.lower.absorb import absorbed
 from dasktile.lower.anchored import anchored
 from dasktile.lower.convert import (
     Windows,
@@ -92,6 +94,7 @@ def lower(
     output_chunks: Sequence[Chunks | None] | None = None,
     output_names: Sequence[str | None] | None = None,
     predicted: Sequence[int] = (),
+    threads: int = 2,
 ) -> Lowered:
     """Write a program with the tiles that were decided on.
 
@@ -107,6 +110,9 @@ def lower(
         For every output, the name it must have; None for any.
     predicted
         For every node, bytes that workers will receive so that it can run.
+    threads
+        Tasks that a worker runs at once.  With one, reading a tile beforehand gains nothing,
+        so that a task reads for itself what no other needs.
 
     Returns
     -------
@@ -141,7 +147,7 @@ def lower(
         else writer.output(index, chunks, name)
         for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
     ]
-    graph = writer.graph([name for name, _ in found])
+    graph = writer.graph([name for name, _ in found], absorb=threads == 1)
     return Lowered(
         graph,
         tuple(graph.cull_layers([name]) for name, _ in found),
@@ -584,7 +590,7 @@ class _Writer:
             self.convert(index, wanted, self.source(index), name=name)
         return name, chunks
 
-    def graph(self, outputs: Iterable[str]) -> HighLevelGraph:
+    def graph(self, outputs: Sequence[str], absorb: bool) -> HighLevelGraph:
         """What the outputs need of all that was written, and of the input graph."""
         before = self.captured.graph
         layers: dict[str, Layer] = {}
@@ -603,4 +609,17 @@ class _Writer:
                     other for other in before.dependencies[name] if other in before.layers
                 }
             stack.extend(sorted(dependencies[name]))
+        if absorb:
+            light = [self.made[index] for index in sorted(self.made, reverse=True)
+                     if self.is_light(index)]  # fmt: skip
+            layers, dependencies = absorbed(layers, dependencies, light, outputs)
         return HighLevelGraph(layers, dependencies)
+
+    def is_light(self, index: int) -> bool:
+        """True for what is read, or made of one tile of the same size."""
+        if self.made[index] not in self.layers:
+            return False
+        kernel, node = self.captured.kernels[index], self.node(index)
+        if isinstance(kernel, Map) and len(node.edges) == 1:
+            return node.nbytes >= self.node(node.edges[0].producer).nbytes
+        return isinstance(kernel, Read)

@@ -86,7 +86,7 @@ async def _enable(client: Client, placement: bool) -> None:
     if lacking:
         warnings.warn(
             "dasktile cannot be imported by these workers; they run as without it:"
-            f" {', '.join(sorted(lacking))}",
+            f" {', '.join(sorted(lacking))}. Install dasktile there",
             stacklevel=2,
         )
 

@@ -11,7 +11,7 @@ from typing import Any
 from dasktile.capture.base import Captured
 from dasktile.ir import Node, Program
 from dasktile.machine import Machine
-from dasktile.schedule.placement import decode
+from dasktile.schedule.placement import decode, primary
 from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
 
 
@@ -46,11 +46,14 @@ def located(captured: Captured, machine: Machine) -> Captured:
 def _homes(
     node: Node, found: Mapping[Any, Sequence[str]], at: Mapping[str, int], mesh: tuple[int, ...]
 ) -> Iterable[tuple[int, ...]]:
-    """For every block, places in the mesh; none for one that is nowhere yet."""
+    """For every block, the place in the mesh; none for one that is nowhere yet."""
     planned = decode(node.name)
     for index in itertools.product(*(range(len(sizes)) for sizes in node.chunks)):
         addresses = found.get((node.name, *index), ())
         places = tuple(sorted({at[address] for address in addresses if address in at}))
+        if len(places) > 1:
+            # the rest are copies, which the cluster may drop before they are read
+            places = (primary(index, places),)
         if not places and planned is not None and planned.mesh == mesh:
             # on its way
             places = (planned.position(index),)

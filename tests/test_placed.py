@@ -107,6 +107,42 @@ def honest(arrays: Sequence[da.Array], cluster: Cluster) -> tuple[int, int]:
     return predicted, sum(moved.values())
 
 
+@pytest.mark.parametrize("evenly", [True, False])
+@pytest.mark.parametrize("build", [lambda x: x @ x.T, lambda x: x.T @ x], ids=["rows", "columns"])
+def test_copies_are_cut_where_they_are(
+    cluster: Callable[..., Cluster], build: Callable[[da.Array], da.Array], evenly: bool
+) -> None:
+    three = cluster(3)
+    x = three.persisted("x", np.random.default_rng(0).random((2000, 1500)), (100, 1500))
+    if evenly:
+        three.evenly(x)
+    predicted, moved = honest([build(x)], three)
+    assert moved == predicted
+
+
+def test_tasks_read_for_themselves_what_no_other_needs(cluster: Callable[..., Cluster]) -> None:
+    cluster(4)
+    x = np.random.default_rng(0).random((6400, 64))
+    a = da.from_array(Stored(x), chunks=(800, 64))
+    with dask.config.set(EAGER):
+        planned = dasktile.optimize(a.T @ a)
+    graph = dask.optimize(planned)[0].__dask_graph__()
+    reading = [key for key in graph if "from_array" in str(key) or "transpose" in str(key)]
+    assert not reading
+    np.testing.assert_allclose(planned.compute(scheduler="sync"), x.T @ x)
+
+
+class Stored:
+    """An array-like that is read in slices."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.shape, self.dtype = values, values.shape, values.dtype
+        self.ndim = values.ndim
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self.values[index]
+
+
 def inputs(workload: Sized) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {name: rng.random(stored.shape) - 0.5 for name, stored in workload.inputs.items()}

@@ -135,8 +135,9 @@ def lower(
         if given != expected:
             raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
     carried, kept = _settle(captured, wanted, names)
-    writer = _Writer(captured, tiled, predicted)
-    for index in _needed(captured, carried):
+    needed = _needed(captured, carried)
+    writer = _Writer(captured, tiled, _said(captured, carried, needed, predicted))
+    for index in needed:
         if carried[index]:
             writer.carry(index)
         else:
@@ -218,6 +219,31 @@ def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
         if index in needed and not carried[index]:
             needed.update(edge.producer for edge in program.nodes[index].edges)
     return sorted(needed)
+
+
+def _said(
+    captured: Captured, carried: Sequence[bool], needed: Sequence[int], predicted: Sequence[int]
+) -> list[int]:
+    """For every node, the bytes that its name says workers receive.
+
+    Those of a node whose name is lost are said by its reader: of one that is carried over,
+    and of one whose tasks Dask makes one with those of the only node that reads it.
+    """
+    program = captured.program
+    readers: dict[int, list[int]] = {}
+    for index in needed:
+        for producer in dict.fromkeys(edge.producer for edge in program.nodes[index].edges):
+            readers.setdefault(producer, []).append(index)
+    said = list(predicted) or [0] * len(program.nodes)
+    for index in needed:
+        reading = [reader for reader in readers.get(index, ()) if not carried[reader]]
+        if index in program.outputs or not reading:
+            continue
+        only = len(readers[index]) == 1 and len(program.nodes[reading[0]].edges) == 1
+        if only or carried[index] or isinstance(captured.kernels[index], Verbatim):
+            said[reading[0]] += said[index]
+            said[index] = 0
+    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +334,8 @@ class _Writer:
         own = normal(block_windows(chunks))
         if index in self.tiled.copied and joins(own, tiling.chunks) and self.joined(index):
             copies = self.copies_kept(index, chunks)
-            return _Source(self.copy(index, own, made, tiling.chunks, copies), chunks, copies)
+            name = self.copy(index, own, _Source(made, tiling.chunks), copies)
+            return _Source(name, chunks, copies)
         name = self.convert(index, own, _Source(made, tiling.chunks), where)
         self.cut[index, own] = name
         return _Source(name, chunks)
@@ -479,19 +506,23 @@ class _Writer:
         """A layer that has a copy of what is joined for every worker that needs it, if any."""
         index = edge.producer
         source, copies = self.source(index), self.copies(edge, tiling)
-        if source.copies is not None and wanted == normal(block_windows(source.chunks)):
+        alone = all(len(places) == 1 for places in copies.values())
+        if source.copies is not None:
             have = source.copies
-            if all(set(places) <= set(have[block]) for block, places in copies.items()):
+            if wanted == normal(block_windows(source.chunks)) and all(
+                set(places) <= set(have[block]) for block, places in copies.items()
+            ):
                 return source.name
+            needed = set().union(*copies.values())
+            if not alone and all(needed <= set(places) for places in have.values()):
+                return self.copy(index, wanted, source, copies)
         made = source
         if index in self.tiled.copied:
             # no need to join it in one place first
             made = _Source(self.made[index], self.tiling(index).chunks)
         if not self.joined(index) or not joins(wanted, made.chunks):
             return None
-        if all(len(places) == 1 for places in copies.values()):
-            return None
-        return self.copy(index, wanted, made.name, made.chunks, copies)
+        return None if alone else self.copy(index, wanted, made, copies)
 
     def copies(self, edge: Edge, tiling: Tiling) -> Copies:
         """Which workers need which blocks along an edge."""
@@ -503,16 +534,14 @@ class _Writer:
             found.setdefault(block, set()).add(place)
         return {block: tuple(sorted(places)) for block, places in found.items()}
 
-    def copy(self, index: int, wanted: Windows, source: str, chunks: Chunks, copies: Copies) -> str:
-        """A layer of blocks that each worker joins for itself: only pieces then travel."""
+    def copy(self, index: int, wanted: Windows, source: _Source, copies: Copies) -> str:
+        """A layer of blocks that each worker cuts and joins for itself: only pieces travel."""
         mesh = self.tiled.mesh
         every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
         where = (every, *(Share() for _ in wanted))
         key = (index, wanted, (where, tuple(sorted(copies.items()))))
         if key not in self.cut_at:
-            self.cut_at[key] = self.convert(
-                index, wanted, _Source(source, chunks), where, copies=copies
-            )
+            self.cut_at[key] = self.convert(index, wanted, source, where, copies=copies)
         return self.cut_at[key]
 
     def leader(self, tiling: Tiling) -> Node | None:

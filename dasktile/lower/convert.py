@@ -95,39 +95,48 @@ def conversion(
         ``(name, place, *block)``.
     place_of
         If given, the source has such keys; says for a block, and a block of the source that
-        it is cut from, which copy of that.
+        it is cut from, which copy of that.  Copies are cut from those of the same place.
     """
     axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
     piece = slices_of(token)
     tasks: dict[Key, GraphNode] = {}
-    apart = copies is not None or joins(windows, chunks)
+    apart = (copies is not None and place_of is None) or joins(windows, chunks)
     blocks = product(*(range(len(axis)) for axis in axes))
-    for block, per_axis in zip(blocks, product(*axes), strict=True):
-        keys: list[Key] = [(name, *block)]
-        if copies is not None:
-            keys = [(name, place, *block) for place in copies.get(block, ())]
-        counts = tuple(map(len, per_axis))
-        refs: list[TaskRef] = []
+
+    def refs(block: Block, per_axis: Sequence[tuple[_Piece, ...]], place: int | None) -> list[Key]:
+        found: list[Key] = []
         for parts in product(*per_axis):
             whole = tuple(part.block for part in parts)
-            copy = () if place_of is None else (place_of(block, whole),)
+            copy: tuple[int, ...] = ()
+            if place_of is not None:
+                copy = (place_of(block, whole) if place is None else place,)
             target: Key = (source, *copy, *whole)
             if not apart:
-                tasks[keys[0]] = _one(keys[0], target, parts, cut)
+                key: Key = (name, *(() if place is None else (place,)), *block)
+                tasks[key] = _one(key, target, parts, cut)
             elif all(part.cut is None for part in parts):
-                refs.append(TaskRef(target))
+                found.append(target)
             else:
-                part_key: Key = (piece, *copy, *(part.number for part in parts))
-                if part_key not in tasks:
-                    tasks[part_key] = _one(part_key, target, parts, cut)
-                refs.append(TaskRef(part_key))
-        if not apart:
-            continue
-        for key in keys:
-            if len(refs) == 1:
-                tasks[key] = Alias(key, refs[0].key)
+                key = (piece, *copy, *(part.number for part in parts))
+                if key not in tasks:
+                    tasks[key] = _one(key, target, parts, cut)
+                found.append(key)
+        return found
+
+    for block, per_axis in zip(blocks, product(*axes), strict=True):
+        shape = tuple(map(len, per_axis))
+        places: Sequence[int | None] = (None,) if copies is None else copies.get(block, ())
+        read: list[Key] = []
+        for number, place in enumerate(places):
+            if number == 0 or place_of is not None:
+                read = refs(block, per_axis, place)
+            if not apart:
+                continue
+            key: Key = (name, *(() if place is None else (place,)), *block)
+            if len(read) == 1:
+                tasks[key] = Alias(key, read[0])
             else:
-                tasks[key] = Task(key, join, counts, *refs)
+                tasks[key] = Task(key, join, shape, *map(TaskRef, read))
     return tasks
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import groupby
+from typing import TypeVar
 
 from dasktile.ir import Share
 
@@ -29,6 +30,10 @@ MARK = "-dasktile-"
 
 #: Letters that a placement may take.  Dask cuts names of fused tasks at about 115.
 MAX_LETTERS = 48
+
+#: Blocks along the dimensions of an index that names may speak of, together.  Anybody may
+#: name a layer, and homes are looked up in a table of them.
+MAX_BLOCKS = 1 << 20
 
 _CODE = re.compile(r"(\d+(?:x\d+)*)((?:_[0-9a-z.]*)*)")
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -130,6 +135,7 @@ def _decoded(code: str) -> Placement | None:
     match = _CODE.fullmatch(code)
     if match is None:
         return None
+    blocks = 0
     try:
         mesh = tuple(map(int, match[1].split("x")))
         if not 0 < math.prod(mesh) <= 1 << 16:
@@ -142,37 +148,55 @@ def _decoded(code: str) -> Placement | None:
                 array, *axes = part[1:].split(".")
                 follow = array, tuple(int(axis) if axis else None for axis in axes)
             else:
-                shares.append(_parsed(part, mesh))
+                shares.append(_parsed(part, mesh, MAX_BLOCKS - blocks))
+                blocks += sum(shares[-1].runs)
     except (ValueError, IndexError):
         return None
     return Placement(mesh, tuple(shares), predicted, follow)
 
 
-def _parsed(part: str, mesh: tuple[int, ...]) -> Share:
+def _parsed(part: str, mesh: tuple[int, ...], most: int) -> Share:
+    """A dimension of a placement; of more than so many blocks a ValueError."""
     if not part:
         return Share()
     end = next((at for at, letter in enumerate(part) if letter in "ern"), len(part) - 1)
     by = tuple(map(int, part[:end]))
     parts = math.prod(mesh[axis] for axis in by)
     form, rest = part[end], part[end + 1 :]
+    # of every form: the runs, and how often each
     if form == "e":
-        runs = (int(rest),) * parts
+        runs = [(int(rest), parts)]
     elif form == "n":
-        runs = near_even(int(rest), parts)
-    elif form != "r":
-        raise ValueError(part)
+        runs = [(int(rest), 1)]
+    elif form == "r":
+        runs = [(int(run), int(times)) for run, times in (run.split("x") for run in rest.split("."))]
     else:
-        pairs = [run.split("x") for run in rest.split(".")]
-        runs = tuple(int(run) for run, times in pairs for _ in range(int(times)))
-    if len(runs) != parts:
         raise ValueError(part)
-    return Share(by, runs)
+    # nothing is made before it is known how long it is
+    if len(set(by)) < len(by) or sum(run * times for run, times in runs) > most:
+        raise ValueError(part)
+    if form == "n":
+        return Share(by, near_even(runs[0][0], parts))
+    if sum(times for _, times in runs) != parts:
+        raise ValueError(part)
+    return Share(by, tuple(run for run, times in runs for _ in range(times)))
 
 
 def near_even(blocks: int, parts: int) -> tuple[int, ...]:
     """So many blocks for each part."""
     edges = [part * blocks // parts for part in range(parts + 1)]
     return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
+
+
+_Place = TypeVar("_Place")
+
+
+def primary(index: Sequence[int], places: Sequence[_Place]) -> _Place:
+    """Where a tile counts as being, of several places in order that have a copy.
+
+    Planner and scheduler choose alike, and of an array that is everywhere evenly.
+    """
+    return places[sum(index) % len(places)]
 
 
 def token(array: str) -> str:

@@ -382,7 +382,7 @@ async def test_a_plugin_that_fails_again_and_again_gives_up(c, s, *workers, tmp_
     client=True,
     nthreads=[("127.0.0.1", 1)] * 3,
     timeout=LIMIT,
-    config={**SMALL_TILES, "distributed.scheduler.no-workers-timeout": "500 ms"},
+    config={**SMALL_TILES, "distributed.scheduler.no-workers-timeout": "1500 ms"},
 )
 async def test_roots_that_wait_for_their_turn_do_not_time_out(c, s, *workers, tmp_path):
     await dasktile.enable(c)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index as integer
+from typing import Any
 
 from dasktile.schedule.placement import MARK, Placement, decode
 
@@ -18,20 +20,35 @@ class Layer:
     placement: Placement | None
     addresses: tuple[str, ...]
 
-    def home(self, index: Sequence[int]) -> str | None:
-        """Address for a task, None where it follows what it reads, or an array."""
+    def home(self, index: Any) -> str | None:
+        """Address for a task; None where it follows what it reads, or an array, or is no tile."""
         if self.placement is None or self.placement.follow is not None:
             return None
-        return self.addresses[self.placement.position(index)]
+        tile = _tile(index)
+        return None if tile is None else self.addresses[self.placement.position(tile)]
 
-    def followed(self, index: Sequence[int]) -> tuple[int, ...] | None:
+    def followed(self, index: Any) -> tuple[int, ...] | None:
         """The block of an array that a task's home is the home of, None if it is of none."""
         if self.placement is None or self.placement.follow is None:
             return None
+        tile = _tile(index)
         _, axes = self.placement.follow
-        if any(axis is not None and axis >= len(index) for axis in axes):
+        if tile is None or any(axis is not None and axis >= len(tile) for axis in axes):
             return None
-        return tuple(0 if axis is None else index[axis] for axis in axes)
+        return tuple(0 if axis is None else tile[axis] for axis in axes)
+
+
+def _tile(index: Any) -> tuple[int, ...] | None:
+    """What follows the name in a key, where that is the index of a tile.
+
+    Dask's own steps on a plan's arrays may have names of the plan and any keys.
+    """
+    if type(index) is not tuple:
+        return None
+    try:
+        return tuple(map(integer, index))
+    except TypeError:
+        return None
 
 
 @dataclass

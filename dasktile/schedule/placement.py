@@ -169,7 +169,9 @@ def _parsed(part: str, mesh: tuple[int, ...], most: int) -> Share:
     elif form == "n":
         runs = [(int(rest), 1)]
     elif form == "r":
-        runs = [(int(run), int(times)) for run, times in (run.split("x") for run in rest.split("."))]
+        runs = [
+            (int(run), int(times)) for run, times in (run.split("x") for run in rest.split("."))
+        ]
     else:
         raise ValueError(part)
     # nothing is made before it is known how long it is

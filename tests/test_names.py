@@ -1,0 +1,60 @@
+"""What is read off the keys of tasks, whoever wrote them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dasktile.ir import Share
+from dasktile.schedule.homes import Homes
+from dasktile.schedule.placement import MAX_BLOCKS, Placement, decode, encode
+
+HASH = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "1_0e99999999",
+        "2_0e524289",
+        "2_0n99999999",
+        "2_0r1x1.99999999x1",
+        "2_0r1x1.0x99999999",
+        "2_0e400000_0e400000",
+        # every axis of a mesh divides a dimension once
+        "65536_00000e1",
+        "2_00e1",
+        f"2_0e{'9' * 5000}",
+    ],
+)
+def test_names_of_very_many_blocks_hold_no_placement(code: str) -> None:
+    assert decode(f"x-dasktile-{code}-{HASH}") is None
+    layer = Homes(["a", "b"]).layer(f"x-dasktile-{code}-{HASH}")
+    assert layer is not None and layer.home((0, 0)) is None
+
+
+@pytest.mark.parametrize("runs", [(MAX_BLOCKS // 2,) * 2, (1, MAX_BLOCKS - 1), (0, 1)])
+def test_names_of_as_many_blocks_as_may_be(runs: tuple[int, ...]) -> None:
+    placement = Placement((2,), (Share((0,), runs),))
+    assert decode(f"x-dasktile-{encode(placement)}-{HASH}") == placement
+
+
+@pytest.mark.parametrize("code", ["2_0e1", "1", "2_f0a1b2c3d4e.0"])
+@pytest.mark.parametrize(
+    "index", ["um-dasktile", ("a", 0), (0.5, 0), (None,), (("x", 0), 0), 3, None, [0, 0]]
+)
+def test_what_is_no_tile_has_no_home(code: str, index: Any) -> None:
+    layer = Homes(["a", "b"]).layer(f"sum-dasktile-{code}-{HASH}")
+    assert layer is not None
+    assert layer.home(index) is None and layer.followed(index) is None
+
+
+def test_tiles_have_homes() -> None:
+    homes = Homes(["a", "b"])
+    placed = homes.layer(f"sum-dasktile-2_0e1-{HASH}")
+    assert placed is not None
+    assert [placed.home(index) for index in [(), (0,), (1, 7), (5,)]] == ["a", "a", "b", "b"]
+    following = homes.layer(f"sum-dasktile-2_f0a1b2c3d4e.1.-{HASH}")
+    assert following is not None
+    assert following.followed((4, 2)) == (2, 0) and following.followed((4,)) is None

@@ -127,9 +127,9 @@ class Explanation:
 
     def __repr__(self) -> str:
         return (
-            f"<Explanation: {len(self.nodes)} arrays, {self.workers} workers,"
+            f"<Explanation: {_count(len(self.nodes), 'array')}, {_count(self.workers, 'worker')},"
             f" {format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)} moved,"
-            f" {self.tasks_before} -> {self.tasks_after} tasks>"
+            f" {self.tasks_before:,} -> {self.tasks_after:,} tasks>"
         )
 
     def _repr_html_(self) -> str:
@@ -183,7 +183,7 @@ class Explanation:
     def _summary(self) -> str:
         if not self.nodes:
             return self.verdict
-        workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
+        workers = _count(self.workers, "worker")
         if self.changed:
             moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
             tasks = f"{self.tasks_after:,} tasks"
@@ -218,6 +218,10 @@ class Explanation:
                 return f"{bound}: how near that is, is not known"
             return f"{bound}: within {max(1, math.ceil(above))} %"
         return bound
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def explanation(

@@ -4,6 +4,7 @@ import json
 import pickle
 import textwrap
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,7 +137,9 @@ def test_dict_survives_json() -> None:
 def test_explanations_are_values() -> None:
     found = report.explanation(gram())
     assert pickle.loads(pickle.dumps(found)) == found
-    assert "3 arrays" in repr(found)
+    assert "3 arrays, 4 workers, " in repr(found)
+    one = report.explanation(replace(gram(), workers=1))
+    assert "1 worker, " in repr(one)
 
 
 def test_html_is_well_formed() -> None:

@@ -18,17 +18,18 @@ from dasktile.boundary import boundary, splice
 from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.highlevel import capture_graph
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
-from dasktile.holders import Holders, Rewritten
+from dasktile.holders import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.located import located
 from dasktile.lower import lower
 from dasktile.machine import Machine, machine
+from dasktile.storable import storable
 from dasktile.tiling.plan import Plan
 
 logger = logging.getLogger("dasktile")
 
-#: Names and dimensions of arrays that must agree on the chunks along each dimension.
-Group = tuple[tuple[str, tuple[Hashable, ...]], ...]
+#: Arrays that must agree on the chunks along each dimension.
+Group = tuple[Member, ...]
 Groups = tuple[Group, ...]
 
 #: What a caller asked for and cannot have, said in the caller's words.
@@ -63,7 +64,7 @@ def optimize(
         string such as ``"2 GB"``.  By default a share of the client's workers' memory.
     keep_chunks
         Give the results the chunks of the input.  By default they have the chunks that
-        are cheapest.
+        are cheapest; those of xarray objects are made such that they can be stored.
 
     Returns
     -------
@@ -212,27 +213,38 @@ class _Asked:
     def _agree(self, tiled: TiledProgram, group: Group, found: list[Chunks | None]) -> None:
         """Give the arrays of an xarray object the same chunks along each dimension.
 
-        Those of the array that keeps its chunks, else of the largest; an object that was
-        inconsistent before may stay so.
+        Those of the array that keeps its chunks, else of the largest, made such that the
+        object can be stored; an object that was inconsistent before may stay so.
         """
         places = {array.name: place for place, array in enumerate(self.arrays)}
-        members = [(places[name], dims) for name, dims in group if name in places]
+        members = [(places[member.name], member) for member in group if member.name in places]
         # whose chunks count most comes first
         members.sort(
             key=lambda one: (found[one[0]] is None, -math.prod(self.arrays[one[0]].shape), one[0])
         )
         before: dict[Hashable, tuple[int, ...]] = {}
         after: dict[Hashable, tuple[int, ...]] = {}
-        for place, dims in members:
+        kept: set[Hashable] = set()
+        encoded: dict[Hashable, set[int]] = {}
+        for place, member in members:
             node = tiled.program.outputs[place]
             chunks = found[place] or tiled.tilings[node].chunks
-            for axis, dim in enumerate(dims):
+            for axis, dim in enumerate(member.dims):
                 own = self.arrays[place].chunks[axis]
                 if before.setdefault(dim, own) != own:
+                    if len(group) > 1:
+                        for one in group:
+                            self._agree(tiled, (one,), found)
                     return
                 after.setdefault(dim, chunks[axis])
-        for place, dims in members:
-            found[place] = found[place] or tuple(after[dim] for dim in dims)
+                if found[place]:
+                    kept.add(dim)
+                if member.encoded:
+                    encoded.setdefault(dim, set()).add(member.encoded[axis])
+        for dim in after.keys() - kept:
+            after[dim] = storable(after[dim], before[dim], encoded.get(dim, ()))
+        for place, member in members:
+            found[place] = found[place] or tuple(after[dim] for dim in member.dims)
 
 
 def _rewrite(asked: _Asked) -> Rewritten | None:

@@ -54,6 +54,26 @@ class Rewritten:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An array in an xarray object.
+
+    Parameters
+    ----------
+    name
+        Of the array.
+    dims
+        Its dimensions.
+    encoded
+        For every dimension, the size of the chunks that it is to be stored in; empty where
+        its variable does not say.
+    """
+
+    name: str
+    dims: tuple[Hashable, ...]
+    encoded: tuple[int, ...] = ()
+
+
 #: Makes an object again, around new arrays.
 Rebuild = Callable[[Rewritten], Any]
 
@@ -75,8 +95,8 @@ class Holders:
     unsupported
         True where there were array expressions, which are not read.
     groups
-        Arrays that share named dimensions, and must agree on the chunks along each: the
-        names and dimensions of the arrays of one xarray object.
+        Arrays that share named dimensions, and must agree on the chunks along each: those
+        of one xarray object.
     """
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
@@ -84,7 +104,7 @@ class Holders:
     fixed: set[str] = field(default_factory=set)
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
-    groups: list[tuple[tuple[str, tuple[Hashable, ...]], ...]] = field(default_factory=list)
+    groups: list[tuple[Member, ...]] = field(default_factory=list)
 
     def open(self, value: Any) -> Rebuild:
         """Take note of the arrays in a value; returns how to make the value again."""
@@ -165,8 +185,10 @@ class Holders:
 
     def _tie(self, variables: Iterable[Any]) -> None:
         found = [variable for variable in variables if type(variable._data) is Array]
-        if len(found) > 1:
-            self.groups.append(tuple((one._data.name, one.dims) for one in found))
+        if found:
+            self.groups.append(
+                tuple(Member(one._data.name, one.dims, _encoded(one)) for one in found)
+            )
 
     def _data_array(self, value: Any) -> Rebuild:
         names = [name for name in value.coords if is_dask_collection(value.coords[name].variable)]
@@ -212,6 +234,15 @@ def _changed(
 ) -> dict[Any, Any]:
     found = {name: again(new) for name, again in zip(names, rebuilds, strict=True)}
     return {name: variable for name, variable in found.items() if variable is not old[name]}
+
+
+def _encoded(variable: Any) -> tuple[int, ...]:
+    """The chunks that a variable is to be stored in, one size for each of its dimensions."""
+    # tasks write whole shards, where there are any
+    said = variable.encoding.get("shards") or variable.encoding.get("chunks")
+    if not isinstance(said, (list, tuple)) or len(said) != variable.ndim:
+        return ()
+    return tuple(said) if all(isinstance(size, int) and size > 0 for size in said) else ()
 
 
 def _is_expression(value: Any) -> bool:

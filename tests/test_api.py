@@ -15,9 +15,10 @@ import pytest
 from dask.delayed import Delayed
 
 import dasktile
-from dasktile import api, tiling
+from dasktile import api, config, tiling
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
-from dasktile.machine import _cluster
+from dasktile.machine import Machine, _cluster
+from dasktile.storable import storable
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((240, 180)), RNG.random((180, 210))
@@ -259,6 +260,106 @@ def test_xarray_variables_agree_on_chunks(tmp_path: Any, keep_chunks: bool) -> N
         xarray.testing.assert_allclose(found.compute(), expression.compute(), rtol=1e-3, atol=1e-4)
         if number < 2:
             found.to_zarr(tmp_path / f"{number}.zarr", zarr_format=2)
+
+
+@pytest.fixture
+def stored(tmp_path: Any) -> Any:
+    """What people have in a store: a variable in chunks, and a coordinate in one."""
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("zarr")
+    value = xarray.Dataset(
+        {"t": (("time", "y", "x"), RNG.random((730, 50, 60)))},
+        coords={"area": (("y", "x"), RNG.random((50, 60)))},
+    )
+    value.chunk(time=73).to_zarr(tmp_path / "stored.zarr", consolidated=False)
+    return xarray.open_zarr(tmp_path / "stored.zarr", consolidated=False)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda d: d - d.mean("time"),
+        lambda d: d.t - d.t.mean("time"),
+        lambda d: d / d.area * d.t.mean(("y", "x")),
+        lambda d: xr_dot(d.t, d.t.isel(time=slice(0, 40)).rename(time="other")),
+        lambda d: d.t.cumsum("time").to_dataset(),
+        lambda d: d.transpose("x", "y", "time").drop_encoding(),
+        lambda d: d.isel(time=slice(700)),
+    ],
+    ids=["dataset", "array", "coordinate", "product", "sums", "transposed", "part"],
+)
+def test_xarray_objects_can_be_stored(
+    stored: Any,
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    expression: Any,
+    workers: int,
+) -> None:
+    xarray = pytest.importorskip("xarray")
+    value = expression(stored)
+    value.to_zarr(tmp_path / "value.zarr", consolidated=False)
+    order = tuple("abcd"[:workers])
+    monkeypatch.setattr(api, "machine", lambda *_: Machine(workers, 1, order=order))
+    with dask.config.set(config.defaults), dask.config.set({"dasktile.tiling.min-tile": 1}):
+        found = dasktile.optimize(value)
+    assert set(found.chunksizes) == set(value.chunksizes)
+    found.to_zarr(tmp_path / "found.zarr", consolidated=False)
+    again = xarray.open_zarr(tmp_path / "found.zarr", consolidated=False)
+    expected = value if isinstance(value, xarray.Dataset) else value.to_dataset(name=value.name)
+    xarray.testing.assert_allclose(
+        again.compute(scheduler="sync"), expected.compute(scheduler="sync")
+    )
+
+
+def xr_dot(left: Any, right: Any) -> Any:
+    return pytest.importorskip("xarray").dot(left, right, dim=("y", "x")).rename("dot")
+
+
+def test_tiles_of_xarray_objects_are_cut_where_nothing_moves(
+    stored: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = stored - stored.mean("time")
+    monkeypatch.setattr(api, "machine", lambda *_: Machine(2, 1, order=("a", "b")))
+    with dask.config.set(config.defaults):
+        found = dasktile.optimize(value)
+        uneven = dasktile.optimize(value.t.data).chunks[0]
+        shown = dasktile.explain(value)
+    assert len(set(uneven[:-1])) > 1, "this tests nothing"
+    assert found.chunksizes["time"] == (73,) * 10
+    assert shown.nodes[-1].chunks_after == found.t.chunks
+
+
+@pytest.mark.parametrize(
+    ("tiles", "own", "encoded", "expected"),
+    [
+        ((146, 219, 146, 219), (73,) * 10, (), (73,) * 10),
+        ((146, 219, 146, 219), (1,) * 730, (), (73,) * 10),
+        ((365, 365), (73,) * 10, (), (365, 365)),
+        ((365, 365), (73,) * 10, (73,), (365, 365)),
+        ((25, 25), (50,), (50,), (50,)),
+        # what the input's own chunks do not fit either
+        ((25, 25), (20, 30), (50,), (25, 25)),
+        # nearly even already
+        ((182, 183, 182, 183), (730,), (), (183, 183, 183, 181)),
+        ((182, 183, 182, 183), (10,) * 73, (10,), (10,) * 73),
+        ((300, 430), (365, 365), (), (300, 300, 130)),
+        ((50, 300, 380), (365, 365), (), (365, 365)),
+        ((2, 1), (3,), (), (2, 1)),
+        ((1, 2), (1, 1, 1), (), (1, 1, 1)),
+        # what nobody could store before
+        ((31, 28, 31), (31, 59), (), (31, 28, 31)),
+        ((0,), (0,), (), (0,)),
+        ((5,), (1,) * 5, (2,), (5,)),
+    ],
+)
+def test_chunks_to_store(
+    tiles: tuple[int, ...],
+    own: tuple[int, ...],
+    encoded: tuple[int, ...],
+    expected: tuple[int, ...],
+) -> None:
+    assert storable(tiles, own, encoded) == expected
 
 
 def test_xarray_objects_without_dask_pass_through() -> None:

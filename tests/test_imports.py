@@ -38,6 +38,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report": ({"ir", "picture", "tiling.plan"}, set()),
     "boundary": ({"ir", "capture"}, {"dask", "numpy"}),
     "holders": ({"ir", "boundary", "capture.base"}, {"dask"}),
+    "storable": (set(), set()),
     "api": (
         {
             "ir",
@@ -50,6 +51,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "lower",
             "machine",
             "report",
+            "storable",
             "tiling",
         },
         {"dask"},

@@ -95,6 +95,8 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     """
     limit = _bytes("memory_limit", memory_limit)
     if _is_client(workers):
+        if getattr(workers, "status", "") in ("closing", "closed"):
+            raise ValueError(f"workers={workers!r}: that client is closed")
         cluster = _of_client(workers)
         if cluster is None:
             raise ValueError(f"workers={workers!r}: that client's cluster has no workers yet")

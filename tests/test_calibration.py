@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 import dasktile
 from dasktile import config, report
 from dasktile.machine import machine
-from dasktile.runtime.calibration import KEY, Calibration, calibrate
+from dasktile.runtime.calibration import KEY, Calibration, _keep, calibrate
 from dasktile.tiling.plan import Plan, Price
 from dasktile.tiling.seconds import EINSUM_SLOWDOWN, predicted
 from dasktile.tiling.settings import Settings
@@ -138,18 +138,25 @@ def test_cluster_without_workers() -> None:
         calibrate(empty)
 
 
-@pytest.mark.parametrize(("client", "refresh"), [(4, False), (None, False)])
-def test_wrong_arguments_are_named(client: Any, refresh: Any) -> None:
-    with pytest.raises(TypeError, match=rf"client must be .*; got {client}"):
-        calibrate(client, refresh)
-
-
 def test_wrong_refresh_is_named(client: Client) -> None:
     with pytest.raises(TypeError, match=r"refresh must be .*; got 1"):
         calibrate(client, refresh=1)  # type: ignore[arg-type]
 
 
 # Kept -------------------------------------------------------------------------------
+
+
+def test_outlives_a_restart() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False, timeout=PATIENCE) as client,
+    ):
+        for found in (FAST, replace(FAST, workers=3)):
+            client.sync(_keep, client, found)
+            client.set_metadata(["other"], 1)
+            client.restart()
+            assert client.get_metadata(["other"], default=None) is None
+            assert calibrate(client) == found
 
 
 def test_calibration_travels_as_numbers() -> None:

@@ -69,7 +69,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.replicas": (set(), {"distributed"}),
     "runtime.install": (
-        {"runtime.scheduler_plugin", "runtime.worker_plugin"},
+        {"runtime.clients", "runtime.scheduler_plugin", "runtime.worker_plugin"},
         {"distributed"},
     ),
     "preload": (
@@ -77,12 +77,19 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.worker_plugin": (set(), {"distributed"}),
-    "runtime.metrics": ({"report", "runtime.worker_plugin"}, {"distributed"}),
+    "runtime.clients": (set(), {"distributed"}),
+    "runtime.metrics": (
+        {"report", "runtime.clients", "runtime.worker_plugin"},
+        {"distributed"},
+    ),
     "runtime.dashboard": (
         {"report", "runtime.metrics", "runtime.worker_plugin"},
         {"bokeh", "distributed", "tornado"},
     ),
-    "runtime.calibration": ({"tiling.seconds"}, {"dask", "distributed", "numpy"}),
+    "runtime.calibration": (
+        {"runtime.clients", "tiling.seconds"},
+        {"dask", "distributed", "numpy"},
+    ),
     "runtime.prometheus": ({"runtime.metrics", "runtime.worker_plugin"}, {"distributed"}),
     "": (
         {

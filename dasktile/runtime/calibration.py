@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Client
+from distributed import Client, Scheduler, SchedulerPlugin
 
+from dasktile.runtime.clients import client_of
 from dasktile.tiling.seconds import Calibration
 
 #: Where the scheduler keeps the result for every client.
 KEY = ["dasktile", "calibration"]
+
+#: Name of the plugin that puts the result back when the scheduler forgets what it was told.
+KEEPER = "dasktile-calibration"
 
 #: Seconds after which measuring is given up, on a cluster that does not get to it.
 LIMIT = 60.0
@@ -43,13 +47,13 @@ _REPEAT = 3
 _PRIORITY = 1_000_000
 
 
-def calibrate(client: Client, refresh: bool = False) -> Any:
+def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
     """Measure how fast a cluster is, so that plans are made for it.
 
-    Takes a few seconds, once: the result is kept on the scheduler, where other clients and
-    later sessions find it.  Plans that are made for this cluster
-    (:func:`dasktile.optimize`, :func:`dasktile.explain`) use it from then on, except for
-    the settings ``dasktile.cost.*`` that you set yourself.
+    Takes a few seconds, once: the result is kept on the scheduler for as long as it runs,
+    also through ``client.restart()``, and other clients find it there.  Plans that are made
+    for this cluster (:func:`dasktile.optimize`, :func:`dasktile.explain`) use it from then
+    on, except for the settings ``dasktile.cost.*`` that you set yourself.
 
     A result stays in use when workers join or leave, and is returned as it is; its
     `workers` and `threads` say what it was measured on.  Measure again with `refresh`.
@@ -57,30 +61,27 @@ def calibrate(client: Client, refresh: bool = False) -> Any:
     Parameters
     ----------
     client
-        A client of the cluster, which is best idle.  With an asynchronous one, await the
-        result; plans are then made without it, since they cannot wait for the scheduler.
+        A client of the cluster, which is best idle; by default the current one.  With an
+        asynchronous one, await the result; plans are then made without it, since they
+        cannot wait for the scheduler.
     refresh
         True to measure even if there is a result.
 
     Returns
     -------
     A :class:`~dasktile.tiling.seconds.Calibration`: bytes a second between workers,
-    seconds a task, operations a second and bytes a
-    second to memory.
+    seconds a task, operations a second and bytes a second to memory.
 
     Raises
     ------
     TypeError
         If `client` is no ``distributed.Client``.
     ValueError
-        If its cluster has no workers.
+        If it is closed, there is none, or its cluster has no workers.
     TimeoutError
         If the cluster does not get to it within a minute.
     """
-    if not isinstance(client, Client):
-        raise TypeError(
-            f"client must be a distributed.Client; got {client!r} of type {type(client).__name__}"
-        )
+    client = client_of(client)
     if not isinstance(refresh, bool):
         raise TypeError(
             f"refresh must be True or False; got {refresh!r} of type {type(refresh).__name__}"
@@ -103,8 +104,28 @@ async def _calibrate(client: Client, refresh: bool) -> Calibration:
         raise TimeoutError(
             f"the cluster did not get to calibration within {LIMIT:.0f} s; is it busy?"
         ) from None
-    await client.set_metadata(KEY, found.to_dict())
+    await _keep(client, found)
     return found
+
+
+async def _keep(client: Client, found: Calibration) -> None:
+    """Leave the result on the scheduler."""
+    said = found.to_dict()
+    outer, inner = KEY
+    name = KEEPER
+
+    # Sent by value, to where the package may be missing.
+    def keep(dask_scheduler: Scheduler) -> None:
+        class Keeper(SchedulerPlugin):
+            def restart(self, scheduler: Scheduler) -> None:
+                scheduler.task_metadata.setdefault(outer, {})[inner] = dict(said)
+
+        dask_scheduler.plugins.pop(name, None)
+        keeper = Keeper()
+        dask_scheduler.add_plugin(keeper, name=name)
+        keeper.restart(dask_scheduler)
+
+    await client.run_on_scheduler(keep)
 
 
 async def _measured(client: Client, threads: dict[str, int]) -> Calibration:

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
+from dasktile.runtime.clients import client_of
 from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
 
 #: Under this name both plugins are registered.
 NAME = "dasktile"
 
 
-def enable(client: Client, placement: bool = True) -> Any:
+def enable(client: Client | None = None, placement: bool = True) -> Any:
     """Let a cluster run the tasks of optimised collections where their plans say.
 
-    Works on any running cluster.  Workers that join later are included.  A scheduler or
-    worker without the package is left alone, with a warning, and works as before.
+    Works on any running cluster, and may be called again.  Workers that join later are
+    included.  A scheduler or worker without the package is left alone, with a warning: it
+    works as before, but optimised collections cannot run on it.
 
     Parameters
     ----------
     client
-        A client of the cluster.  With an asynchronous one, await the result.
+        A client of the cluster, by default the current one.  With an asynchronous one,
+        await the result.
     placement
         False to measure only (:func:`dasktile.metrics`).
 
@@ -30,12 +34,14 @@ def enable(client: Client, placement: bool = True) -> Any:
     ------
     TypeError
         If `client` is no ``distributed.Client``.
+    ValueError
+        If it is closed, or there is none.
 
     See Also
     --------
     disable
     """
-    _check(client)
+    client = client_of(client)
     if not isinstance(placement, bool):
         raise TypeError(
             f"placement must be True or False; got {placement!r} of type {type(placement).__name__}"
@@ -43,35 +49,32 @@ def enable(client: Client, placement: bool = True) -> Any:
     return client.sync(_enable, client, placement)
 
 
-def disable(client: Client) -> Any:
+def disable(client: Client | None = None) -> Any:
     """Take the plugins off again and leave the cluster as it was.
 
     Parameters
     ----------
     client
-        A client of the cluster.  With an asynchronous one, await the result.
+        A client of the cluster, by default the current one.  With an asynchronous one,
+        await the result.
 
     Raises
     ------
     TypeError
         If `client` is no ``distributed.Client``.
+    ValueError
+        If it is closed, or there is none.
     """
-    _check(client)
+    client = client_of(client)
     return client.sync(_disable, client)
-
-
-def _check(client: object) -> None:
-    if not isinstance(client, Client):
-        raise TypeError(
-            f"client must be a distributed.Client; got {client!r} of type {type(client).__name__}"
-        )
 
 
 async def _enable(client: Client, placement: bool) -> None:
     if not await client.run_on_scheduler(_finder()):
         warnings.warn(
-            "dasktile cannot be imported by the scheduler; the cluster is left as it is."
-            " Install dasktile there, or start it with --preload dasktile.preload",
+            "dasktile cannot be imported by the scheduler; the cluster is left as it is, and"
+            " optimised collections cannot run on it. Install dasktile on the scheduler and on"
+            " every worker",
             stacklevel=2,
         )
         return
@@ -85,8 +88,9 @@ async def _enable(client: Client, placement: bool) -> None:
     ]
     if lacking:
         warnings.warn(
-            "dasktile cannot be imported by these workers; they run as without it:"
-            f" {', '.join(sorted(lacking))}. Install dasktile there",
+            f"dasktile cannot be imported by these workers: {', '.join(sorted(lacking))}."
+            " Tasks of optimised collections cannot run there, and workers may fail with them."
+            " Install dasktile on every worker",
             stacklevel=2,
         )
 
@@ -133,6 +137,9 @@ def _worker_plugin() -> WorkerPlugin:
             try:
                 from dasktile.runtime.worker_plugin import TileWorkerPlugin
             except ImportError:
+                logging.getLogger("distributed.worker").warning(
+                    "dasktile is not installed here: tasks of optimised collections cannot run"
+                )
                 return None
             self.plugin = TileWorkerPlugin()
             return self.plugin.setup(worker)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from distributed import Client, Scheduler, Worker
 
 from dasktile.report import format_bytes
+from dasktile.runtime.clients import client_of
 from dasktile.runtime.worker_plugin import NAME, TileWorkerPlugin
 
 #: Rows of a table that are printed.
@@ -203,16 +204,19 @@ class Metrics:
         )
 
 
-def metrics(client: Client, *, reset: bool = False) -> Any:
+def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
     """Measure what workers received from each other, and compare it with the plan.
 
-    The counts are those of this moment, asked of every worker.  To measure one computation,
-    call this with ``reset=True`` before it and again after it.
+    The counts are those of this moment, asked of every worker.  They are of all tasks since
+    dasktile was enabled or the last reset: also of those that no plan speaks of, and of the
+    one with which ``compute`` gathers its result on a worker.  What Dask's shuffles send
+    beside tasks is not counted.  To measure one computation, ``persist`` it, with a call of
+    this with ``reset=True`` before it and another after it.
 
     Parameters
     ----------
     client
-        Of a cluster on which dasktile is enabled.
+        Of a cluster on which dasktile is enabled; by default the current one.
     reset
         Count from zero afterwards, for everybody who reads the counts of this cluster: its
         dashboard page and its Prometheus lines too.
@@ -223,9 +227,14 @@ def metrics(client: Client, *, reset: bool = False) -> Any:
 
     Raises
     ------
+    TypeError
+        If `client` is no ``distributed.Client``.
+    ValueError
+        If it is closed, or there is none.
     RuntimeError
         If dasktile is not enabled on that cluster.
     """
+    client = client_of(client)
     return client.sync(_metrics, client, reset)
 
 

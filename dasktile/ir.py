@@ -18,6 +18,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+#: Workers that are told apart; of more, several neighbours are planned for as one.
+MAX_WORKERS = 4096
+
 #: Chunk sizes along every axis of an array, as dask writes them.
 Chunks = tuple[tuple[int, ...], ...]
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, wait, worker_client
@@ -20,103 +18,21 @@ from distributed.utils_test import gen_cluster
 
 import dasktile
 from dasktile.runtime.install import NAME
-from dasktile.runtime.scheduler_plugin import HELD, TileSchedulerPlugin
-
-#: Seconds that anything here may take.
-LIMIT = 20
-
-#: So that each of three workers reads eight tiles, and can be given two at once.
-SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}
-
-VALUES = np.random.default_rng(0).random((480, 24))
-EXPECTED = (VALUES - VALUES.mean(axis=0)).T @ VALUES
-
-three_workers = gen_cluster(
-    client=True,
-    nthreads=[("127.0.0.1", 1)] * 3,
-    timeout=LIMIT,
-    config=SMALL_TILES,
-    worker_kwargs={"memory_limit": 0},  # or those that are paused resume by themselves
+from tests.gated import (
+    EXPECTED,
+    LIMIT,
+    SMALL_TILES,
+    VALUES,
+    check,
+    nothing_stuck,
+    planned,
+    plugin_of,
+    source,
+    three_workers,
+    under_way,
+    until,
+    until_held,
 )
-
-
-class Gated:
-    """An array that nobody can read before there is a file of some name."""
-
-    def __init__(self, gate: Path) -> None:
-        self.gate = gate
-        self.shape, self.dtype, self.ndim = VALUES.shape, VALUES.dtype, VALUES.ndim
-
-    def __getitem__(self, index: Any) -> np.ndarray:
-        deadline = time.monotonic() + LIMIT
-        while not self.gate.exists():
-            assert time.monotonic() < deadline, "nobody opened the gate"
-            time.sleep(0.01)
-        return VALUES[index]
-
-
-def source(gate: Path) -> da.Array:
-    meta = np.empty((0, 0), VALUES.dtype)
-    return da.from_array(Gated(gate), chunks=(10, 24), asarray=False, meta=meta)
-
-
-def planned(gate: Path) -> da.Array:
-    a = source(gate)
-    y = dasktile.optimize((a - a.mean(axis=0)).T @ a, workers=3)
-    assert len({key for key in y.dask if HELD not in str(key) and NAME in str(key)}) > 24
-    return y
-
-
-async def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not true():
-        assert time.monotonic() < deadline, "took too long"
-        await asyncio.sleep(0.01)
-
-
-def plugin_of(s: Scheduler) -> TileSchedulerPlugin:
-    plugin = s.plugins[NAME]
-    assert isinstance(plugin, TileSchedulerPlugin)
-    return plugin
-
-
-async def under_way(c: Client, s: Scheduler, gate: Path) -> Any:
-    """The result to come; every worker reads, and roots are held for each."""
-    future = c.compute(planned(gate))
-    await until_held(s)
-    return future
-
-
-async def until_held(s: Scheduler) -> None:
-    plugin = plugin_of(s)
-
-    def full() -> bool:
-        return all(ws.processing for ws in s.running) and bool(s.running)
-
-    await until(lambda: len(plugin._held) == 3 and full() and not plugin._woken)
-    assert restricted_to(s, HELD)
-
-
-def restricted_to(s: Scheduler, address: str) -> list[Any]:
-    return [ts for ts in s.tasks.values() if address in (ts.worker_restrictions or ())]
-
-
-async def check(future: Any, expected: np.ndarray = EXPECTED) -> None:
-    np.testing.assert_allclose(await asyncio.wait_for(future, LIMIT), expected)
-
-
-async def nothing_stuck(s: Scheduler, errors: bool = False) -> None:
-    """Nothing waits for anything any more, and nothing is held."""
-    await until(lambda: all(ts.state in ("memory", "released") for ts in s.tasks.values()))
-    assert not s.unrunnable
-    assert not restricted_to(s, HELD)
-    plugin = s.plugins.get(NAME)
-    if plugin is not None:
-        assert isinstance(plugin, TileSchedulerPlugin)
-        assert not plugin._home
-        await until(lambda: not plugin._held)
-        assert bool(plugin.errors) == errors
-
 
 # Workers ----------------------------------------------------------------------------
 
@@ -204,7 +120,7 @@ async def test_a_worker_pauses(c, s, *workers, tmp_path):
     (tmp_path / "gate").touch()
     # Of two tiles it ends the one that it has begun; those it would have had others read.
     paused = s.workers[workers[2].address]
-    await until(lambda: len(paused.processing) == 1 and not plugin_of(s)._home)
+    await until(lambda: len(paused.processing) == 1 and not plugin_of(s).roots.homes)
     workers[2].status = Status.running
     await check(future)
     await nothing_stuck(s)
@@ -277,8 +193,8 @@ async def test_cancelled_and_computed_again(c, s, *workers, tmp_path):
         assert future.cancelled()
         del future  # or the client would let go of the next one with it
         await until(lambda: not s.tasks)
-        assert not plugin_of(s)._home
-        assert not plugin_of(s)._held
+        assert not plugin_of(s).roots.homes
+        assert not plugin_of(s).roots.ready
         # Threads are busy with what was cancelled.
         (tmp_path / "gate").touch()
         await until(lambda: not any(worker.state.executing for worker in workers))
@@ -340,7 +256,19 @@ async def test_enabled_again_while_roots_are_held(c, s, *workers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", ["_place", "_place_others", "_hold", "_release", "_keep_from_thieves", "_lay_out"]
+    "method",
+    [
+        "_place",
+        "_place_others",
+        "_again",
+        "_keep_from_thieves",
+        "_come",
+        "_go",
+        "_settle",
+        "hold",
+        "release",
+        "look",
+    ],
 )
 def test_the_plugin_fails(method, tmp_path, monkeypatch):
     @three_workers
@@ -351,12 +279,14 @@ def test_the_plugin_fails(method, tmp_path, monkeypatch):
         await dasktile.enable(c)
         plugin = plugin_of(s)
         before = await under_way(c, s, tmp_path / "gate")
-        monkeypatch.setattr(plugin, method, fail)
+        monkeypatch.setattr(plugin if hasattr(plugin, method) else plugin.roots, method, fail)
         a = source(tmp_path / "other")
         after = c.compute(dasktile.optimize((a * 2).T @ a, workers=3))
         await until(lambda: len(s.clients[c.id].wants_what) == 2)
         await workers[0].close(executor_wait=False)
         async with Worker(s.address, nthreads=1):
+            if method in ("_settle", "look"):
+                await until(lambda: plugin.errors)  # they come after a time
             (tmp_path / "gate").touch()
             (tmp_path / "other").touch()
             await check(before)

@@ -40,14 +40,12 @@ def test_names_of_as_many_blocks_as_may_be(runs: tuple[int, ...]) -> None:
     assert decode(f"x-dasktile-{encode(placement)}-{HASH}") == placement
 
 
-@pytest.mark.parametrize("code", ["2_0e1", "1", "2_f0a1b2c3d4e.0"])
-@pytest.mark.parametrize(
-    "index", ["um-dasktile", ("a", 0), (0.5, 0), (None,), (("x", 0), 0), 3, None, [0, 0]]
-)
-def test_what_is_no_tile_has_no_home(code: str, index: Any) -> None:
-    layer = Homes(["a", "b"]).layer(f"sum-dasktile-{code}-{HASH}")
-    assert layer is not None
-    assert layer.home(index) is None and layer.followed(index) is None
+@pytest.mark.parametrize("index", ["um-dasktile", ("a", 0), (0.5, 0), (None,), 3, None, [0, 0]])
+def test_what_is_no_tile_has_no_home(index: Any) -> None:
+    layer = Homes(["a", "b"]).layer(f"sum-dasktile-2_0e1-{HASH}")
+    assert layer is not None and layer.home(index) is None
+    following = Homes(["a", "b"]).layer(f"sum-dasktile-2_f0a1b2c3d4e.1-{HASH}")
+    assert following is not None and following.followed("um-dasktile") is None
 
 
 def test_tiles_have_homes() -> None:
@@ -58,3 +56,29 @@ def test_tiles_have_homes() -> None:
     following = homes.layer(f"sum-dasktile-2_f0a1b2c3d4e.1.-{HASH}")
     assert following is not None
     assert following.followed((4, 2)) == (2, 0) and following.followed((4,)) is None
+
+
+def test_who_joins_takes_the_place_of_who_is_gone() -> None:
+    homes = Homes(["a", "b", "c", "d"])
+    assert homes.table(4) == ("a", "b", "c", "d")
+    homes.lose("b")
+    assert homes.table(4) == ("a", "a", "c", "d")
+    assert homes.table(3) == ("a", "c", "d")
+    homes.lose("d")
+    assert homes.table(4) == ("a", "a", "c", "c")
+    homes.join("e", instead_of="d")
+    assert homes.table(4) == ("a", "a", "c", "e")
+    homes.join("b")
+    assert homes.table(4) == ("a", "b", "c", "e")
+    assert homes.workers == ["a", "b", "c", "e"]
+    homes.join("f")
+    assert homes.table(4) == ("a", "b", "c", "e")
+    assert homes.table(5) == ("a", "b", "c", "e", "f")
+    homes.replace(["f", "e"])
+    assert homes.table(4) == ("f", "f", "e", "e")
+
+
+def test_a_plan_for_few_workers_is_none_for_many() -> None:
+    name = f"sum-dasktile-2_0e1-{HASH}"
+    assert Homes(["a", "b", "c"]).layer(name) is not None
+    assert Homes(["a", "b", "c", "d"]).layer(name) is None

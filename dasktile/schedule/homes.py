@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from operator import index as integer
+from dataclasses import dataclass
 from typing import Any
 
+from dasktile.ir import MAX_WORKERS
 from dasktile.schedule.placement import MARK, Placement, decode
 
 #: Names of slices cut where the tile is; see ``dasktile.lower.names.slices_of``.
@@ -22,38 +22,29 @@ class Layer:
 
     def home(self, index: Any) -> str | None:
         """Address for a task; None where it follows what it reads, or an array, or is no tile."""
-        if self.placement is None or self.placement.follow is not None:
+        if self.placement is None or self.placement.follow is not None or type(index) is not tuple:
             return None
-        tile = _tile(index)
-        return None if tile is None else self.addresses[self.placement.position(tile)]
+        try:
+            return self.addresses[self.placement.position(index)]
+        except TypeError:
+            # Dask's own steps on a plan's arrays may have names of the plan and any keys
+            return None
 
     def followed(self, index: Any) -> tuple[int, ...] | None:
         """The block of an array that a task's home is the home of, None if it is of none."""
-        if self.placement is None or self.placement.follow is None:
+        if self.placement is None or self.placement.follow is None or type(index) is not tuple:
             return None
-        tile = _tile(index)
         _, axes = self.placement.follow
-        if tile is None or any(axis is not None and axis >= len(tile) for axis in axes):
+        if any(axis is not None and axis >= len(index) for axis in axes):
             return None
-        return tuple(0 if axis is None else tile[axis] for axis in axes)
+        return tuple(0 if axis is None else index[axis] for axis in axes)
 
 
-def _tile(index: Any) -> tuple[int, ...] | None:
-    """What follows the name in a key, where that is the index of a tile.
-
-    Dask's own steps on a plan's arrays may have names of the plan and any keys.
-    """
-    if type(index) is not tuple:
-        return None
-    try:
-        return tuple(map(integer, index))
-    except TypeError:
-        return None
-
-
-@dataclass
 class Homes:
     """The workers in mesh order, and what follows for layers of a name.
+
+    While tasks run, workers that come or go change as few homes as they can: who comes
+    takes the place of one that is gone, or none.
 
     Parameters
     ----------
@@ -61,12 +52,64 @@ class Homes:
         Addresses, in the order of :func:`~dasktile.schedule.placement.worker_order`.
     """
 
-    workers: list[str]
-    _tables: dict[int, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    _places: dict[str, int] = field(default_factory=dict, repr=False)
+    def __init__(self, workers: Sequence[str]) -> None:
+        self.replace(workers)
+
+    def replace(self, workers: Sequence[str]) -> None:
+        """Lay meshes over other workers from now on."""
+        self.workers = list(workers)
+        #: For meshes of so many places, the workers that they were first laid over.
+        self._first: dict[int, tuple[str, ...]] = {}
+        #: Who took the place of a worker that is gone.
+        self._heirs: dict[str, str] = {}
+        #: Workers that are gone and have no heir, and where in the order they were.
+        self._vacant: dict[str, int] = {}
+        self._changed()
+
+    def _changed(self) -> None:
+        self._tables: dict[int, tuple[str, ...]] = {}
+        self._places = {known: at for at, known in enumerate(self.workers)}
+
+    def lose(self, address: str) -> None:
+        """Divide what falls to a worker among the others."""
+        if address in self._places:
+            self._vacant[address] = self.workers.index(address)
+            self.workers.remove(address)
+            self._changed()
+
+    def join(self, address: str, instead_of: str | None = None) -> None:
+        """Let a worker take the place of one that is gone, if any is, else the last.
+
+        Parameters
+        ----------
+        address
+            Of the worker that joins.
+        instead_of
+            The one of those that are gone whose place it should rather take.
+        """
+        if address in self._places:
+            return
+        if instead_of not in self._vacant:
+            instead_of = next(iter(self._vacant), None)
+        if instead_of is None:
+            self.workers.append(address)
+        else:
+            self.workers.insert(self._vacant.pop(instead_of), address)
+            self._heirs[instead_of] = address
+            self._heirs.pop(address, None)
+        self._changed()
+
+    @property
+    def vacant(self) -> tuple[str, ...]:
+        """Workers that are gone and whose places nobody took."""
+        return tuple(self._vacant)
 
     def layer(self, name: object) -> Layer | None:
-        """What is known of a layer of this name; None if it is not one of a plan."""
+        """What is known of a layer of this name; None if it is not one of a plan.
+
+        Nor is one of a plan for half as many workers as there are now, or fewer: it would
+        leave the others idle.
+        """
         if not isinstance(name, str) or not self.workers:
             return None
         if name.startswith(SLICES):
@@ -76,25 +119,33 @@ class Homes:
         placement = decode(name)
         if placement is None:
             return Layer(None, ())
+        if 2 * placement.workers <= min(len(self.workers), MAX_WORKERS):
+            return None
         return Layer(placement, self.table(placement.workers))
 
     def table(self, places: int) -> tuple[str, ...]:
         """For every place of a mesh, the worker that it falls to."""
         if places not in self._tables:
             count = len(self.workers)
+            first = self._first.setdefault(
+                places, tuple(self.workers[place * count // places] for place in range(places))
+            )
+            gone: dict[str, str] = {}
+            for address in dict.fromkeys(first):
+                if self._heir(address) not in self._places:
+                    gone[address] = self.workers[len(gone) % count]
             self._tables[places] = tuple(
-                self.workers[place * count // places] for place in range(places)
+                gone.get(address) or self._heir(address) for address in first
             )
         return self._tables[places]
 
+    def _heir(self, address: str) -> str:
+        seen = set()
+        while address in self._heirs and address not in seen:
+            seen.add(address)
+            address = self._heirs[address]
+        return address
+
     def place(self, address: str) -> tuple[int, str]:
         """Sorts addresses as the mesh does, strangers last."""
-        if not self._places:
-            self._places.update({known: at for at, known in enumerate(self.workers)})
         return self._places.get(address, len(self.workers)), address
-
-    def replace(self, workers: Sequence[str]) -> None:
-        """Lay meshes over other workers from now on."""
-        self.workers = list(workers)
-        self._tables.clear()
-        self._places.clear()

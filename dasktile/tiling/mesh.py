@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-#: Workers that are told apart; of more, several neighbours are planned for as one.
-MAX_WORKERS = 4096
+from dasktile.ir import MAX_WORKERS
+
+__all__ = ["MAX_AXES", "MAX_WORKERS", "Mesh", "mesh_shape"]
 
 #: More axes give the solver more tilings to choose from, at a price that grows as a power.
 MAX_AXES = 3

@@ -1,0 +1,114 @@
+"""Computations that go on until somebody opens a gate, and what must be true when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, Scheduler
+from distributed.utils_test import gen_cluster
+
+import dasktile
+from dasktile.runtime.install import NAME
+from dasktile.runtime.roots import HELD
+from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
+
+#: Seconds that anything here may take.
+LIMIT = 20
+
+#: So that each of three workers reads eight tiles, and can be given two at once.
+SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}
+
+VALUES = np.random.default_rng(0).random((480, 24))
+EXPECTED = (VALUES - VALUES.mean(axis=0)).T @ VALUES
+
+three_workers = gen_cluster(
+    client=True,
+    nthreads=[("127.0.0.1", 1)] * 3,
+    timeout=LIMIT,
+    config=SMALL_TILES,
+    worker_kwargs={"memory_limit": 0},  # or those that are paused resume by themselves
+)
+
+
+class Gated:
+    """An array that nobody can read before there is a file of some name."""
+
+    def __init__(self, gate: Path) -> None:
+        self.gate = gate
+        self.shape, self.dtype, self.ndim = VALUES.shape, VALUES.dtype, VALUES.ndim
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        deadline = time.monotonic() + LIMIT
+        while not self.gate.exists():
+            assert time.monotonic() < deadline, "nobody opened the gate"
+            time.sleep(0.01)
+        return VALUES[index]
+
+
+def source(gate: Path) -> da.Array:
+    meta = np.empty((0, 0), VALUES.dtype)
+    return da.from_array(Gated(gate), chunks=(10, 24), asarray=False, meta=meta)
+
+
+def planned(gate: Path) -> da.Array:
+    a = source(gate)
+    y = dasktile.optimize((a - a.mean(axis=0)).T @ a, workers=3)
+    assert len({key for key in y.dask if HELD not in str(key) and NAME in str(key)}) > 24
+    return y
+
+
+async def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < deadline, "took too long"
+        await asyncio.sleep(0.01)
+
+
+def plugin_of(s: Scheduler) -> TileSchedulerPlugin:
+    plugin = s.plugins[NAME]
+    assert isinstance(plugin, TileSchedulerPlugin)
+    return plugin
+
+
+async def under_way(c: Client, s: Scheduler, gate: Path) -> Any:
+    """The result to come; every worker reads, and roots are held for each."""
+    future = c.compute(planned(gate))
+    await until_held(s)
+    return future
+
+
+async def until_held(s: Scheduler) -> None:
+    plugin = plugin_of(s)
+
+    def full() -> bool:
+        return all(ws.processing for ws in s.running) and bool(s.running)
+
+    await until(lambda: len(plugin.roots.ready) == 3 and full() and not plugin.roots.woken)
+    assert restricted_to(s, HELD)
+
+
+def restricted_to(s: Scheduler, address: str) -> list[Any]:
+    return [ts for ts in s.tasks.values() if address in (ts.worker_restrictions or ())]
+
+
+async def check(future: Any, expected: np.ndarray = EXPECTED) -> None:
+    np.testing.assert_allclose(await asyncio.wait_for(future, LIMIT), expected)
+
+
+async def nothing_stuck(s: Scheduler, errors: bool = False) -> None:
+    """Nothing waits for anything any more, and nothing is held."""
+    await until(lambda: all(ts.state in ("memory", "released") for ts in s.tasks.values()))
+    assert not s.unrunnable
+    assert not restricted_to(s, HELD)
+    plugin = s.plugins.get(NAME)
+    if plugin is not None:
+        assert isinstance(plugin, TileSchedulerPlugin)
+        assert not plugin.roots.homes
+        await until(lambda: not plugin.roots.ready)
+        assert bool(plugin.errors) == errors

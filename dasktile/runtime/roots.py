@@ -114,9 +114,7 @@ class Roots:
         ts.loose_restrictions = False
 
     def hold(self, ts: TaskState) -> None:
-        """Note that a task could run now."""
-        if not is_ours(ts):
-            return
+        """Note that a task could run now, of those with a home."""
         if ts.key not in self.homes:
             # No worker runs.  Of tasks whose home is gone the scheduler would not think again
             # when one does.
@@ -126,9 +124,12 @@ class Roots:
         self._queue(ts)
 
     def _queue(self, ts: TaskState) -> None:
-        waiting = self.ready.setdefault(self.homes[ts.key], [])
-        heapq.heappush(waiting, (ts.priority, next(self._turn), ts.key))
-        self.wake()
+        home = self.homes[ts.key]
+        if home not in self.ready:
+            self.ready[home] = []
+        heapq.heappush(self.ready[home], (ts.priority, next(self._turn), ts.key))
+        if not self.woken:
+            self.wake()
 
     def move(self, ts: TaskState, home: str) -> None:
         """Give a task that is held back another home."""

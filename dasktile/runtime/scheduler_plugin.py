@@ -261,7 +261,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self.roots.forget(key)
                 self._guard(self._keep_from_thieves, ts)
         elif finish == "no-worker":
-            self._guard(self._hold, key)
+            ts = self.scheduler.tasks[key]
+            if is_ours(ts):
+                self._guard(self.roots.hold, ts)
         elif finish == "forgotten":
             self.roots.forget(key)
         elif start == "processing" or start == "memory":
@@ -269,9 +271,6 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self._again, key)
             if self.roots.ready:
                 self.roots.wake()
-
-    def _hold(self, key: Any) -> None:
-        self.roots.hold(self.scheduler.tasks[key])
 
     def _again(self, key: Any) -> None:
         """Hold a root back whose result is lost, as it was the first time."""
@@ -301,6 +300,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         others: list[Any] = []
         new: set[Any] = set()
         self._leaders = {}
+        send_home = self._sender()
         # Called for every task of every graph: one look at a name for each layer.
         for key in keys:
             name = key[0] if type(key) is tuple else key
@@ -321,7 +321,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             home = layer.home(key[1:]) or self._beside(layer, key[1:], homes)
             if home is not None:
                 homes[key] = home
-                self._send_home(ts, home)
+                send_home(ts, home)
         if homes:
             self._place_others(between, [every[key] for key in others], homes)
         self.placed += len(homes)
@@ -335,35 +335,46 @@ class TileSchedulerPlugin(SchedulerPlugin):
         Slices are where the tile is, roots where they are read, and results that must keep
         their keys where the tile is that they are made of.
         """
+        send_home = self._sender()
         near = {ts.key for ts in between}
         between.sort(key=lambda ts: ts.priority or ())
-        new = sorted(filter(_is_new, others), key=lambda ts: ts.priority or ())
+        new = list(filter(_is_new, others))
+        after = []
         for ts in new:
-            readers = ts.dependents
-            if not ts.dependencies and all(
-                reader.key in homes or reader.key in near for reader in readers
-            ):
-                # slices have no home yet
-                far = [far for reader in readers if reader.key in near for far in reader.dependents]
-                self._join(ts, [*readers, *far], homes)
+            if ts.dependencies:
+                after.append(ts)
+            elif all(reader.key in homes or reader.key in near for reader in ts.dependents):
+                readers = list(ts.dependents)
+                if near:  # they have no home yet
+                    readers += [
+                        far for reader in readers if reader.key in near for far in reader.dependents
+                    ]
+                self._join(ts, readers, homes, send_home)
         for ts in between:
-            self._join(ts, ts.dependencies, homes)
-        for ts in new:
-            if ts.dependencies and all(
-                read.key in homes and len(read.dependents) == 1 for read in ts.dependencies
-            ):
-                self._join(ts, ts.dependencies, homes)
+            self._join(ts, ts.dependencies, homes, send_home)
+        for ts in sorted(after, key=lambda ts: ts.priority or ()):
+            if all(read.key in homes and len(read.dependents) == 1 for read in ts.dependencies):
+                self._join(ts, ts.dependencies, homes, send_home)
 
-    def _join(self, ts: TaskState, touched: Iterable[TaskState], homes: dict[Any, str]) -> None:
+    def _join(
+        self,
+        ts: TaskState,
+        touched: Iterable[TaskState],
+        homes: dict[Any, str],
+        send_home: Callable[[TaskState, str], None],
+    ) -> None:
         """Send a task to where most of others are."""
         counts: dict[str, int] = {}
         for other in touched:
-            home = self._whereabouts(other, homes)
+            home = homes.get(other.key) or self._whereabouts(other, homes)
             if home is not None:
                 counts[home] = counts.get(home, 0) + 1
         if counts:
-            homes[ts.key] = max(counts, key=lambda address: (counts[address], address))
-            self._send_home(ts, homes[ts.key])
+            [best, *more] = counts
+            if more:
+                best = max(counts, key=lambda address: (counts[address], address))
+            homes[ts.key] = best
+            send_home(ts, best)
 
     def _beside(self, layer: Layer, index: Any, homes: dict[Any, str]) -> str | None:
         """Where the block of an array is that a task follows."""
@@ -394,13 +405,18 @@ class TileSchedulerPlugin(SchedulerPlugin):
             return min(ts.worker_restrictions, key=self.homes.place)
         return None
 
-    def _send_home(self, ts: TaskState, home: str) -> None:
+    def _sender(self) -> Callable[[TaskState, str], None]:
+        """What sends a task home, as the scheduler is configured."""
         if not self.placement:
-            return
-        if self.roots.holding and is_root(ts):
-            self.roots.keep(ts, home)
-        else:
-            send(ts, home)
+            return lambda ts, home: None
+        if not self.roots.holding:
+            return send
+        keep = self.roots.keep
+
+        def send_home(ts: TaskState, home: str) -> None:
+            (keep if is_root(ts) else send)(ts, home)
+
+        return send_home
 
     def _predict(self, layers: dict[Any, Layer | None]) -> None:
         """Note what layers are to receive."""

@@ -22,10 +22,11 @@ class Layer:
 
     def home(self, index: Any) -> str | None:
         """Address for a task; None where it follows what it reads, or an array, or is no tile."""
-        if self.placement is None or self.placement.follow is not None or type(index) is not tuple:
+        placement = self.placement
+        if placement is None or placement.follow is not None or type(index) is not tuple:
             return None
         try:
-            return self.addresses[self.placement.position(index)]
+            return self.addresses[placement.position(index)]
         except TypeError:
             # Dask's own steps on a plan's arrays may have names of the plan and any keys
             return None

@@ -28,6 +28,9 @@ from dasktile.tiling.plan import Plan
 
 logger = logging.getLogger("dasktile")
 
+#: Times the usual size of a task that one may make on the way to its result.
+CONE = 4
+
 #: Arrays that must agree on the chunks along each dimension.
 Group = tuple[Member, ...]
 Groups = tuple[Group, ...]
@@ -259,13 +262,18 @@ def _rewrite(asked: _Asked) -> Rewritten | None:
         output_chunks=asked.handed_over(plan),
         output_names=[name if name in asked.fixed else None for name in names],
         predicted=plan.after.moved,
-        threads=asked.machine.threads,
+        cone=_cone(asked.machine),
     )
     return Rewritten(
         lowered.graph,
         dict(zip(names, lowered.names, strict=True)),
         dict(zip(names, lowered.chunks, strict=True)),
     )
+
+
+def _cone(machine: Machine) -> int:
+    """Bytes that one task may make; workers of several threads have use for several tasks."""
+    return 0 if machine.threads > 1 else CONE * machine.settings().usual_task
 
 
 def _rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLevelGraph | None:

@@ -37,8 +37,8 @@ from dasktile.ir import (
     windows,
 )
 from dasktile.lower import blocks, contract, folds, verbatim, views
-from dasktile.lower.absorb import absorbed
 from dasktile.lower.anchored import anchored
+from dasktile.lower.cones import Limits, coned
 from dasktile.lower.convert import (
     Windows,
     block_windows,
@@ -94,7 +94,7 @@ def lower(
     output_chunks: Sequence[Chunks | None] | None = None,
     output_names: Sequence[str | None] | None = None,
     predicted: Sequence[int] = (),
-    threads: int = 2,
+    cone: int = 0,
 ) -> Lowered:
     """Write a program with the tiles that were decided on.
 
@@ -110,9 +110,9 @@ def lower(
         For every output, the name it must have; None for any.
     predicted
         For every node, bytes that workers will receive so that it can run.
-    threads
-        Tasks that a worker runs at once.  With one, reading a tile beforehand gains nothing,
-        so that a task reads for itself what no other needs.
+    cone
+        Bytes of all results that one task may make on the way to its own; 0 to make no tasks
+        one.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def lower(
         else writer.output(index, chunks, name)
         for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
     ]
-    graph = writer.graph([name for name, _ in found], absorb=threads == 1)
+    graph = writer.graph([name for name, _ in found], cone)
     return Lowered(
         graph,
         tuple(graph.cull_layers([name]) for name, _ in found),
@@ -619,8 +619,11 @@ class _Writer:
             self.convert(index, wanted, self.source(index), name=name)
         return name, chunks
 
-    def graph(self, outputs: Sequence[str], absorb: bool) -> HighLevelGraph:
-        """What the outputs need of all that was written, and of the input graph."""
+    def graph(self, outputs: Sequence[str], cone: int) -> HighLevelGraph:
+        """What the outputs need of all that was written, and of the input graph.
+
+        One task may make `cone` bytes on the way to its result.
+        """
         before = self.captured.graph
         layers: dict[str, Layer] = {}
         dependencies: dict[str, set[str]] = {}
@@ -638,17 +641,33 @@ class _Writer:
                     other for other in before.dependencies[name] if other in before.layers
                 }
             stack.extend(sorted(dependencies[name]))
-        if absorb:
-            light = [self.made[index] for index in sorted(self.made, reverse=True)
-                     if self.is_light(index)]  # fmt: skip
-            layers, dependencies = absorbed(layers, dependencies, light, outputs)
+        if cone:
+            written = self.layers.keys() & layers.keys()
+            layers, dependencies = coned(layers, dependencies, written, outputs, self.limits(cone))
         return HighLevelGraph(layers, dependencies)
 
-    def is_light(self, index: int) -> bool:
-        """True for what is read, or made of one tile of the same size."""
-        if self.made[index] not in self.layers:
-            return False
-        kernel, node = self.captured.kernels[index], self.node(index)
-        if isinstance(kernel, Map) and len(node.edges) == 1:
-            return node.nbytes >= self.node(node.edges[0].producer).nbytes
-        return isinstance(kernel, Read)
+    def limits(self, work: int) -> Limits:
+        """What may become one task."""
+        light, free, size = set(), set(), {}
+        for index, name in self.made.items():
+            kernel, node = self.captured.kernels[index], self.node(index)
+            size[name.rpartition("-")[2]] = node.nbytes // max(
+                1, math.prod(map(len, self.tiling(index).chunks))
+            )
+            if isinstance(kernel, Read):
+                light.add(name)
+                free.add(kernel.source or f"{name}-array")
+            elif (
+                isinstance(kernel, Map)
+                and len(node.edges) == 1
+                and node.nbytes >= self.node(node.edges[0].producer).nbytes
+            ):
+                light.add(name)
+        for name, layer in self.layers.items():
+            notes = layer.collection_annotations or {}
+            if "chunks" in notes and "dtype" in notes:
+                size.setdefault(
+                    name.rpartition("-")[2],
+                    math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
+                )
+        return Limits(light, free, size, work)

@@ -47,6 +47,9 @@ from benchmarks.peer import Peer
 from benchmarks.sized import sized, write
 from dasktile.report import format_bytes
 
+#: What Dask alone does not finish: it makes 267,144 tasks of this one.
+BEYOND_DASK = {("skewed_chain", "crossed")}
+
 #: Fewer bytes than these are taken for as many in ratios.
 FLOOR = 1e6
 
@@ -83,11 +86,12 @@ class Local:
     def __init__(self, name: str, workers: int, rate: float | None, size: float) -> None:
         self.name = name
         self.planned = name == "dasktile"
-        self.cluster = Cluster(workers, rate)
+        self.size = workers, rate
         self.workloads = sized(size)
         self.enabled = False
 
     def __enter__(self) -> Local:
+        self.cluster = Cluster(*self.size)
         self.cluster.__enter__()
         # older versions of dasktile decide tiles only
         if self.planned and hasattr(dasktile, "enable"):
@@ -98,6 +102,7 @@ class Local:
     def __exit__(self, *exception: object) -> None:
         if self.enabled:
             dasktile.disable(self.cluster.client)
+            self.enabled = False
         self.cluster.__exit__(*exception)
 
     def cell(self, workload: str, mode: str, folder: Path, values: bool) -> dict[str, Any]:
@@ -115,6 +120,9 @@ class Local:
             )
         except Exception as error:
             traceback.print_exc()
+            # workers may be gone, or busy: the next cell is to have new ones
+            self.__exit__()
+            self.__enter__()
             return {"error": f"{type(error).__name__}: {error}"[:300]}
 
     def _plan(self, arrays: Sequence[Any]) -> Sequence[Any]:
@@ -184,6 +192,8 @@ def run(
             place = folder / name
             write(every[name], place)
             for mode in modes:
+                if (name, mode) in BEYOND_DASK:
+                    continue
                 started = time.perf_counter()
                 found = _cell(engines, name, mode, place, rounds)
                 spent = time.perf_counter() - started

@@ -1,0 +1,183 @@
+"""What only one tile is made of becomes one task, where that costs nothing."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import dask
+import pytest
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dasktile.lower.anchored import Anchored
+from dasktile.lower.cones import Limits, coned
+
+
+def name(op: str, places: str = "2_0e1") -> str:
+    """The name of a layer with two tiles, one on each of two workers; `op` is its hash too."""
+    return f"{op}-dasktile-{places}-{op}"
+
+
+def total(*values: int) -> int:
+    return 1 + sum(values)
+
+
+class Graph:
+    """Layers of tasks ``(op, block)``."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, dict[Any, Task]] = {}
+        self.dependencies: dict[str, set[str]] = {}
+
+    def add(self, op: str, *reads: str, blocks: Any = None) -> None:
+        """A layer whose tasks read the same block of others, or those that `blocks` says."""
+        self.layers[name(op)] = {}
+        self.dependencies[name(op)] = {name(read) for read in reads}
+        for block in (0, 1):
+            key = (name(op), block)
+            places = [block] * len(reads) if blocks is None else blocks[block]
+            refs = [TaskRef((name(read), at)) for read, at in zip(reads, places, strict=True)]
+            self.layers[name(op)][key] = Task(key, total, block, *refs)
+
+    def coned(self, output: str, work: int = 100, light: str = "", **sizes: int) -> HighLevelGraph:
+        """The graph with cones; every tile that nothing is said of has one byte."""
+        size = {layer.rpartition("-")[2]: 1 for layer in self.layers} | sizes
+        limits = Limits({name(op) for op in light}, set(), size, work)
+        layers: dict[str, Any] = {
+            key: MaterializedLayer(tasks) for key, tasks in self.layers.items()
+        }
+        found = coned(layers, self.dependencies, set(layers), {name(output)}, limits)
+        graph = HighLevelGraph(*found)
+        graph.validate()
+        keys = list(self.layers[name(output)])
+        before = HighLevelGraph(layers, self.dependencies)
+        assert dask.get(dict(graph), keys) == dask.get(dict(before), keys)
+        return graph
+
+
+def left(graph: HighLevelGraph) -> set[str]:
+    return {layer.partition("-")[0] for layer in graph.layers}
+
+
+def diamond() -> Graph:
+    graph = Graph()
+    graph.add("a")
+    graph.add("b", "a")
+    graph.add("c", "a")
+    graph.add("d", "b", "c")
+    return graph
+
+
+def test_a_diamond_is_one_task() -> None:
+    graph = diamond().coned("d")
+    assert left(graph) == {"d"}
+    assert len(graph) == 2
+    assert not graph.dependencies[name("d")]
+
+
+def test_what_others_read_stays() -> None:
+    graph = diamond()
+    graph.add("e", "d", "a")
+    graph.add("f", "b", "e", blocks=[(1, 0), (0, 1)])
+    # b is read on the other worker, and with it what it is made of
+    assert left(graph.coned("f")) == {"f", "e", "b", "a"}
+
+
+def test_outputs_stay() -> None:
+    graph = diamond()
+    graph.add("e", "d")
+    found = graph.coned("d")
+    assert left(found) == {"d", "e"}
+
+
+def test_work_does_not_wait_for_other_workers() -> None:
+    graph = Graph()
+    graph.add("a")
+    graph.add("b", "a")
+    graph.add("c", "a", "b", blocks=[(1, 0), (0, 1)])
+    assert left(graph.coned("c")) == {"a", "b", "c"}
+    # only what is nothing much
+    assert left(graph.coned("c", light="b")) == {"a", "c"}
+
+
+def test_cones_make_no_more_than_they_may() -> None:
+    graph = Graph()
+    graph.add("a")
+    for op, before in zip("bcdefgh", "abcdefg", strict=True):
+        graph.add(op, before)
+    assert len(left(graph.coned("h", work=8))) == 1
+    assert len(left(graph.coned("h", work=4))) == 2
+    assert len(left(graph.coned("h", work=2))) == 4
+
+
+def test_cones_need_no_more_at_once() -> None:
+    graph = Graph()
+    for op in "xy":
+        graph.add(op)
+        graph.add(f"far{op}", op, blocks=[(1,), (0,)])
+    graph.add("p", "farx")
+    graph.add("q", "fary")
+    graph.add("r", "p", "q")
+    large = dict.fromkeys(("farx", "fary"), 1000)
+    # Each of two is small, made of what is large: one after the other they need less.
+    assert left(graph.coned("r", work=100, **large)) >= {"p", "q", "r"}
+    assert left(graph.coned("r", work=10_000, **large)) == {"x", "y", "farx", "fary", "r"}
+
+
+def test_slices_that_are_read_where_the_tile_is() -> None:
+    graph = Graph()
+    graph.add("a")
+    slices = "rechunk-split-abc"
+    graph.layers[slices] = {
+        (slices, block): Anchored((slices, block), operator.neg, TaskRef((name("a"), block)))
+        for block in (0, 1)
+    }
+    graph.dependencies[slices] = {name("a")}
+    for op, shift in (("near", 0), ("far", 1)):
+        graph.layers[name(op)] = {
+            (name(op), block): Task((name(op), block), abs, TaskRef((slices, (block + shift) % 2)))
+            for block in (0, 1)
+        }
+        graph.dependencies[name(op)] = {slices}
+    assert left(graph.coned("near")) == {"near", "far", "a", "rechunk"}
+    del graph.layers[name("far")], graph.dependencies[name("far")]
+    assert left(graph.coned("near")) == {"near"}
+    del graph.layers[name("near")], graph.dependencies[name("near")]
+    graph.add("other")
+    assert "a" in left(graph.coned("other"))
+
+
+def test_annotated_layers_are_left_alone() -> None:
+    graph = diamond()
+    layers: dict[str, Any] = {
+        key: MaterializedLayer(
+            tasks, annotations={"resources": {"GPU": 1}} if key == name("b") else None
+        )
+        for key, tasks in graph.layers.items()
+    }
+    limits = Limits((), (), {}, 100)
+    found, _ = coned(layers, graph.dependencies, set(layers), {name("d")}, limits)
+    assert found[name("b")].annotations == {"resources": {"GPU": 1}}
+    assert len(found[name("b")]) == 2
+    assert name("a") in found
+
+
+@pytest.mark.parametrize("places", ["", "2_f0123456789.0"])
+def test_places_that_are_not_known(places: str) -> None:
+    names = [f"{op}-dasktile-{places + '-' if places else ''}{op}" for op in "ab"]
+    first = {(names[0], 0): Task((names[0], 0), int, 3)}
+    second = {(names[1], 0): Task((names[1], 0), abs, TaskRef((names[0], 0)))}
+    layers: dict[str, Any] = {
+        names[0]: MaterializedLayer(first),
+        names[1]: MaterializedLayer(second),
+    }
+    found, _ = coned(
+        layers,
+        {names[0]: set(), names[1]: {names[0]}},
+        set(names),
+        {names[1]},
+        Limits((), (), {}, 100),
+    )
+    # following the same block, they are on the same worker, wherever that is
+    assert (len(found) == 1) == bool(places)

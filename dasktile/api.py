@@ -262,18 +262,14 @@ def _rewrite(asked: _Asked) -> Rewritten | None:
         output_chunks=asked.handed_over(plan),
         output_names=[name if name in asked.fixed else None for name in names],
         predicted=plan.after.moved,
-        cone=_cone(asked.machine),
+        cone=CONE * asked.machine.settings().usual_task,
+        threads=asked.machine.threads,
     )
     return Rewritten(
         lowered.graph,
         dict(zip(names, lowered.names, strict=True)),
         dict(zip(names, lowered.chunks, strict=True)),
     )
-
-
-def _cone(machine: Machine) -> int:
-    """Bytes that one task may make; workers of several threads have use for several tasks."""
-    return 0 if machine.threads > 1 else CONE * machine.settings().usual_task
 
 
 def _rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLevelGraph | None:

@@ -40,10 +40,12 @@ class Graph:
             refs = [TaskRef((name(read), at)) for read, at in zip(reads, places, strict=True)]
             self.layers[name(op)][key] = Task(key, total, block, *refs)
 
-    def coned(self, output: str, work: int = 100, light: str = "", **sizes: int) -> HighLevelGraph:
+    def coned(
+        self, output: str, work: int = 100, light: str = "", threads: int = 1, **sizes: int
+    ) -> HighLevelGraph:
         """The graph with cones; every tile that nothing is said of has one byte."""
         size = {layer.rpartition("-")[2]: 1 for layer in self.layers} | sizes
-        limits = Limits({name(op) for op in light}, set(), size, work)
+        limits = Limits({name(op) for op in light}, set(), size, work, threads)
         layers: dict[str, Any] = {
             key: MaterializedLayer(tasks) for key, tasks in self.layers.items()
         }
@@ -74,6 +76,10 @@ def test_a_diamond_is_one_task() -> None:
     assert left(graph) == {"d"}
     assert len(graph) == 2
     assert not graph.dependencies[name("d")]
+
+
+def test_every_thread_has_a_cone() -> None:
+    assert len(left(diamond().coned("d", threads=2))) == 4
 
 
 def test_what_others_read_stays() -> None:

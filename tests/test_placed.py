@@ -52,7 +52,8 @@ class Held(DataNode):
 class Cluster:
     """Workers that are only names, and what they have in memory."""
 
-    def __init__(self, workers: int, seed: int = 0) -> None:
+    def __init__(self, workers: int, seed: int = 0, threads: int = 1) -> None:
+        self.threads = threads
         self.names = tuple(str(number) for number in range(workers))
         self.has: dict[Any, str] = {}
         self.rng = random.Random(seed)
@@ -81,6 +82,7 @@ class Cluster:
     def machine(self) -> Machine:
         return Machine(
             len(self.names),
+            self.threads,
             order=self.names,
             who_has=lambda blocks: {key: [self.has[key]] for key in blocks if key in self.has},
         )
@@ -88,8 +90,8 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
-    def make(workers: int, seed: int = 0) -> Cluster:
-        found = Cluster(workers, seed)
+    def make(workers: int, seed: int = 0, threads: int = 1) -> Cluster:
+        found = Cluster(workers, seed, threads)
         monkeypatch.setattr(api, "machine", lambda *_: found.machine())
         return found
 
@@ -169,6 +171,17 @@ def test_predicted_bytes_move_from_persisted_inputs(name, workers, cluster):
     workload, machine = WORKLOADS[name], cluster(workers)
     arrays = {
         key: machine.evenly(machine.persisted(key, values, workload.inputs[key].chunks))
+        for key, values in inputs(workload).items()
+    }
+    predicted, moved = honest(workload.build(arrays, da), machine)
+    assert 0.9 * predicted - SMALL <= moved <= 1.1 * predicted + SMALL
+
+
+@pytest.mark.parametrize("name", ["matmul", "logistic_regression", "attention", "kmeans"])
+def test_predicted_bytes_move_between_workers_of_several_threads(name, cluster):
+    workload, machine = WORKLOADS[name], cluster(4, threads=2)
+    arrays = {
+        key: da.from_array(values, chunks=workload.inputs[key].chunks, name=key)
         for key, values in inputs(workload).items()
     }
     predicted, moved = honest(workload.build(arrays, da), machine)

@@ -95,6 +95,7 @@ def lower(
     output_names: Sequence[str | None] | None = None,
     predicted: Sequence[int] = (),
     cone: int = 0,
+    threads: int = 1,
 ) -> Lowered:
     """Write a program with the tiles that were decided on.
 
@@ -113,6 +114,8 @@ def lower(
     cone
         Bytes of all results that one task may make on the way to its own; 0 to make no tasks
         one.
+    threads
+        Tasks that a worker runs at once.
 
     Returns
     -------
@@ -148,7 +151,7 @@ def lower(
         else writer.output(index, chunks, name)
         for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
     ]
-    graph = writer.graph([name for name, _ in found], cone)
+    graph = writer.graph([name for name, _ in found], cone, threads)
     return Lowered(
         graph,
         tuple(graph.cull_layers([name]) for name, _ in found),
@@ -619,7 +622,7 @@ class _Writer:
             self.convert(index, wanted, self.source(index), name=name)
         return name, chunks
 
-    def graph(self, outputs: Sequence[str], cone: int) -> HighLevelGraph:
+    def graph(self, outputs: Sequence[str], cone: int, threads: int) -> HighLevelGraph:
         """What the outputs need of all that was written, and of the input graph.
 
         One task may make `cone` bytes on the way to its result.
@@ -643,10 +646,11 @@ class _Writer:
             stack.extend(sorted(dependencies[name]))
         if cone:
             written = self.layers.keys() & layers.keys()
-            layers, dependencies = coned(layers, dependencies, written, outputs, self.limits(cone))
+            limits = self.limits(cone, threads)
+            layers, dependencies = coned(layers, dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
 
-    def limits(self, work: int) -> Limits:
+    def limits(self, work: int, threads: int) -> Limits:
         """What may become one task."""
         light, free, size = set(), set(), {}
         for index, name in self.made.items():
@@ -670,4 +674,4 @@ class _Writer:
                     name.rpartition("-")[2],
                     math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
                 )
-        return Limits(light, free, size, work)
+        return Limits(light, free, size, work, threads)

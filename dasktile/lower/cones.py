@@ -7,12 +7,13 @@ called in logic synthesis: all readers of each but the last are in it too.
 
 A cone must not cost anything.  Its tasks are at one home; of results of other workers only
 the last may wait, and then for what is light only, so that work and transfers overlap as
-before; it needs little at once, or no more than one of its tasks did; and it stays short enough for a
-task that may have to be repeated.
+before; it needs little at once, or no more than one of its tasks did; it stays short enough
+for a task that may have to be repeated; and every thread of a worker still has one of its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,12 +49,15 @@ class Limits:
         Bytes of one result, by the last part of its layer's name.
     work
         Bytes of all results that one task may make on the way.
+    threads
+        Tasks that a worker runs at once.
     """
 
     light: Collection[str]
     free: Collection[str]
     size: Mapping[str, int]
     work: int
+    threads: int = 1
 
 
 def coned(
@@ -134,11 +138,14 @@ class _Cones:
         self._leaders = {name: token(name) for name in below if token(name) in leaders}
         self.homes = {key: self._home(key) for key in self.tasks}
         self.order = self._backwards()
+        #: How many tasks of a layer are at a home.
+        self.alike: Counter[tuple[str, Hashable]] = Counter()
         for key in reversed(self.order):
             if self.homes[key] is None and isinstance(self.tasks[key], Anchored):
                 # slices are where the tile is
                 [tile] = self.tasks[key].dependencies
                 self.homes[key] = self.at(tile)
+            self.alike[self.layer[key], self.homes[key]] += 1
 
     def _placement(self, name: str) -> Placement | None:
         if name not in self._placements:
@@ -205,6 +212,8 @@ class _Cones:
         if any((self.layer[key], self.layer[reader]) in self.apart for reader in self.readers[key]):
             return None
         if self.far(key) or (self.far(last) and not light):
+            return None
+        if min(self.alike[self.layer[one], home] for one in (key, last)) < self.limits.threads:
             return None
         return last
 

@@ -6,8 +6,11 @@ import operator
 from typing import Any
 
 import dask
+import dask.array as da
+import numpy as np
 import pytest
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import List, Task, TaskRef
+from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dasktile.lower.anchored import Anchored
@@ -187,3 +190,29 @@ def test_places_that_are_not_known(places: str) -> None:
     )
     # following the same block, they are on the same worker, wherever that is
     assert (len(found) == 1) == bool(places)
+
+
+def test_dask_does_not_look_into_cones() -> None:
+    """Its array optimisation takes a slice of a slice for the only one."""
+    graph = diamond()
+    graph.layers[name("e")] = {}
+    graph.dependencies |= {name("e"): set(), name("a"): {name("e")}}
+    parts = {"a": (slice(2, 8),), "b": (slice(0, 1),), "c": (slice(1, 3),)}
+    for block in (0, 1):
+        key = (name("e"), block)
+        graph.layers[name("e")][key] = Task(key, np.arange, 10)
+        for op, part in parts.items():
+            read = (name("e" if op == "a" else "a"), block)
+            key = (name(op), block)
+            graph.layers[name(op)][key] = Task(key, getitem, TaskRef(read), part)
+        key = (name("d"), block)
+        reads = [TaskRef((name(op), block)) for op in "bc"]
+        graph.layers[name("d")][key] = Task(key, np.concatenate, List(*reads))
+    layers: dict[str, Any] = {key: MaterializedLayer(tasks) for key, tasks in graph.layers.items()}
+    limits = Limits(set(), set(), {}, 100)
+    found = HighLevelGraph(*coned(layers, graph.dependencies, set(layers), {name("d")}, limits))
+    assert left(found) == {"d"}
+    keys = list(found)
+    optimized = da.optimize(found, keys)
+    for value in (*dask.get(optimized, keys), *dask.get(dict(found), keys)):
+        assert value.tolist() == [2, 3, 4]

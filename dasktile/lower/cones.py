@@ -18,7 +18,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask._task_spec import Alias, Task
+from dask._task_spec import Alias, DataNode, Task, execute_graph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
@@ -281,7 +281,7 @@ class _Cones:
                 if keys is not None:
                     tasks[key] = task
                     if len(keys) > 1:
-                        tasks[key] = Task.fuse(*(self.tasks[member] for member in keys))
+                        tasks[key] = _one_task([self.tasks[member] for member in keys])
             layers[name] = MaterializedLayer(
                 tasks, collection_annotations=layer.collection_annotations
             )
@@ -321,6 +321,33 @@ class _Cones:
                 else:
                     found.update(dict.fromkeys(self.layers[other], other))
         return found
+
+
+def _one_task(tasks: list[Any]) -> Task:
+    """A task that does what several do, of the key of the last.
+
+    As ``Task.fuse`` makes it, except for the function: tasks of that one are rewritten by
+    ``dask.array.optimization.optimize``, which makes one slice of a slice of another as if
+    the latter had no other reader.  Checked with dask 2026.7.1 and 2026.8.0.
+    """
+    fused: Any = Task.fuse(*tasks)
+    return Task(fused.key, run_cone, *fused.args, _data_producer=fused.data_producer)
+
+
+def run_cone(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
+    """The result of one of several tasks, and no other; each is dropped once it was read.
+
+    Parameters
+    ----------
+    tasks
+        By key.
+    key
+        Of the last.
+    reads, values
+        What is none of the tasks' result.
+    """
+    known = {read: DataNode(None, value) for read, value in zip(reads, values, strict=True)}
+    return execute_graph({**tasks, **known}, keys=[key])[key]
 
 
 def _name(key: Any) -> str:

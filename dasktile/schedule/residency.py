@@ -1,0 +1,738 @@
+"""Which tier every tile lies on: what to copy where, what to drop, decided from events alone.
+
+Tiers are numbered from the fastest, on which tasks read, to the last, below which there is
+nothing.  Whoever does the copying tells what has happened (a tile was made, tasks ask for
+tiles, a copy is done or has failed) and is told what to do.  Nothing here waits, reads a clock
+or touches a tile, so that the same rules run on a worker, in a test and in a simulation.
+
+The rules:
+
+- what no running task reads may leave a tier, the tile that is needed last first; see
+  :mod:`dasktile.schedule.victims`;
+- a tile that a lower tier has already is dropped and never written again;
+- a task runs when all that it reads is on the tier it was made on, and stays there until the
+  task is done;
+- tasks that ask while others run get room only as far as theirs leaves some: two that wait for
+  half of their tiles each would wait forever;
+- tiles are fetched before tasks ask for them only into room that is free or held by what is
+  needed later, and only while nobody waits.
+
+A tile is copied from tier to tier, one at a time.  Copies that a tile left behind on lower
+tiers stay there until room is needed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dasktile.schedule.victims import Buffer, Victims
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the rules leave open.
+
+    Parameters
+    ----------
+    capacity
+        Bytes of every tier, from the fastest; None for one without a limit.
+    keep_clean
+        Whether a tile that was fetched stays on the tier it came from.  Must be off where
+        tasks change what they read in place: the copy would be of the old values.
+    prefetch
+        Tiles that are fetched at once before a task asks for them.
+    ahead
+        Part of their tier that such tiles may take.
+    dirty
+        How much later than another a tile must be needed to be chosen although it has to be
+        written first.
+
+    Raises
+    ------
+    ValueError
+        If there are no two tiers, or a number is out of range.
+    """
+
+    capacity: Sequence[int | None]
+    keep_clean: bool = True
+    prefetch: int = 2
+    ahead: float = 0.5
+    dirty: float = 2.0
+
+    def __post_init__(self) -> None:
+        if len(self.capacity) < 2:
+            raise ValueError(f"capacity must have at least two tiers, not {self.capacity!r}")
+        if any(bytes_ is not None and bytes_ < 0 for bytes_ in self.capacity):
+            raise ValueError(f"capacity must not be negative, but is {self.capacity!r}")
+        if self.prefetch < 0:
+            raise ValueError(f"prefetch must be at least 0, not {self.prefetch!r}")
+        if not 0 <= self.ahead <= 1:
+            raise ValueError(f"ahead must be between 0 and 1, not {self.ahead!r}")
+        if self.dirty < 1:
+            raise ValueError(f"dirty must be at least 1, not {self.dirty!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy a tile from one tier to the next, and say when that is done.
+
+    Attributes
+    ----------
+    key, life
+        The tile; `life` tells it from one of the same key that was there before.
+    source, target
+        Tiers, one apart.
+    size
+        Bytes that are expected on the target.
+    """
+
+    key: Hashable
+    life: int
+    source: int
+    target: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Free what a tile has on a tier."""
+
+    key: Hashable
+    life: int
+    tier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All that was asked for under a name is where tasks read it, and stays there."""
+
+    request: Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A tile could not be read from the only tier that had it; it is forgotten."""
+
+    key: Hashable
+    life: int
+
+
+Instruction = Copy | Drop | Ready | Lost
+
+
+@dataclass(slots=True, eq=False)
+class _Tile:
+    key: Hashable
+    life: int
+    size: int
+    #: The tier that tasks read it on.
+    home: int
+    next: float | None
+    used: int
+    on: dict[int, Buffer] = field(default_factory=dict)
+    #: Copies that are being made, by their target.
+    flights: dict[int, Copy] = field(default_factory=dict)
+    #: Requests that hold it where it is read, and those of them that wait for it.
+    pins: int = 0
+    waiting: list[_Request] = field(default_factory=list)
+    #: Tiers that it cannot be copied down from.
+    stuck: set[int] = field(default_factory=set)
+    #: It was fetched before anybody asked for it.
+    ahead: bool = False
+    gone: bool = False
+    entry: int = 0
+
+    @property
+    def is_home(self) -> bool:
+        return self.home in self.on
+
+    def is_below(self, tier: int) -> bool:
+        return any(other > tier for other in self.on)
+
+    @property
+    def comes_up(self) -> bool:
+        return any(copy.target < copy.source for copy in self.flights.values())
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    name: Hashable
+    tiles: list[_Tile]
+    room: int
+    granted: bool = False
+    #: Tiles that are not there yet.
+    missing: int = 0
+
+
+class Residency:
+    """The tiles of one worker on all its tiers.
+
+    Every method that tells of an event returns what is to be done now, in that order.
+
+    Parameters
+    ----------
+    settings
+        Of the tiers.
+
+    Attributes
+    ----------
+    used
+        Bytes on every tier, with those on their way to it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.capacity = [math.inf if size is None else size for size in settings.capacity]
+        self._last = len(self.capacity) - 1
+        self.used = [0] * len(self.capacity)
+        self._leaving = [0] * len(self.capacity)
+        self._full = [False] * len(self.capacity)
+        self._tiles: dict[Hashable, _Tile] = {}
+        self._ghosts: dict[tuple[Hashable, int], _Tile] = {}
+        self._shared: dict[Hashable, Buffer] = {}
+        self._victims = [Victims(settings.dirty) for _ in self.capacity]
+        self._requests: dict[Hashable, _Request] = {}
+        self._line: deque[_Request] = deque()
+        self._loads: deque[_Tile] = deque()
+        #: Requests that were granted and not answered.
+        self._waiting: list[_Request] = []
+        self._next: list[tuple[float, int, _Tile]] = []
+        self._ahead = 0
+        self._fetching = 0
+        self._count = 0
+        self._now = -math.inf
+        self._horizon = -math.inf
+
+    # What is where
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._tiles
+
+    def __len__(self) -> int:
+        return len(self._tiles)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._tiles)
+
+    def tiers(self, key: Hashable) -> tuple[int, ...]:
+        """Tiers that have a tile, the fastest first."""
+        return tuple(sorted(self._tiles[key].on))
+
+    def life(self, key: Hashable) -> int:
+        """What tells a tile from earlier ones of its key."""
+        return self._tiles[key].life
+
+    @property
+    def crowded(self) -> bool:
+        """Whether tiles are being written to make room on a tier that has too little."""
+        return any(
+            leaving and used > capacity
+            for leaving, used, capacity in zip(self._leaving, self.used, self.capacity, strict=True)
+        )
+
+    # Events
+
+    def add(
+        self,
+        key: Hashable,
+        size: int,
+        next_use: float | None = None,
+        shared: Hashable = None,
+        tier: int = 0,
+    ) -> list[Instruction]:
+        """A tile was made, or came from elsewhere.
+
+        Parameters
+        ----------
+        key
+            Unlike those of all tiles that are there.
+        size
+            Bytes.
+        next_use
+            When a task needs it: tasks run in the order of these numbers.  ``inf`` if none
+            will, None if nobody knows.
+        shared
+            The same for tiles that are views of the same memory, of which `size` is the whole.
+        tier
+            Where it is, and where tasks read it.
+
+        Raises
+        ------
+        ValueError
+            If there is such a tile.
+        """
+        if key in self._tiles:
+            raise ValueError(f"{key!r} is there already")
+        self._count += 1
+        tile = _Tile(key, self._count, size, tier, next_use, self._count)
+        self._tiles[key] = tile
+        self._put(tile, tier, size, shared)
+        return self._settled()
+
+    def remove(self, key: Hashable) -> list[Instruction]:
+        """A tile is needed no more."""
+        tile = self._tiles.pop(key)
+        tile.gone = True
+        self._ghosts[key, tile.life] = tile
+        out: list[Instruction] = []
+        # its memory is read or written until all copies have ended
+        self._bury(tile, out)
+        for buffer in tile.on.values():
+            self._rank(buffer)
+        self._arrived(tile)
+        return self._settled(out)
+
+    def request(
+        self, name: Hashable, keys: Iterable[Hashable], now: float | None = None, room: int = 0
+    ) -> list[Instruction]:
+        """A task asks for tiles; they are where it reads them once a :class:`Ready` says so.
+
+        Parameters
+        ----------
+        name
+            Of the request, unlike those of others that are not released.
+        keys
+            Of tiles.
+        now
+            The task's own number in the order that tasks run in.
+        room
+            Bytes that it is going to make.
+
+        Raises
+        ------
+        ValueError
+            If there is such a request.
+        KeyError
+            If there is no such tile.
+        """
+        if name in self._requests:
+            raise ValueError(f"{name!r} has asked already")
+        request = _Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room)
+        self._requests[name] = request
+        self._line.append(request)
+        if now is not None:
+            self._now = max(self._now, now)
+        return self._settled()
+
+    def release(self, name: Hashable) -> list[Instruction]:
+        """A task is done with what it asked for, or asks for it no more."""
+        request = self._requests.pop(name)
+        if request.granted:
+            for tile in request.tiles:
+                tile.pins -= 1
+                if request in tile.waiting:
+                    tile.waiting.remove(request)
+                if not tile.gone:
+                    self._asked_for(tile)
+            self._waiting = [one for one in self._waiting if one is not request]
+        else:
+            self._line.remove(request)
+        return self._settled()
+
+    def expect(self, uses: Mapping[Hashable, float | None]) -> list[Instruction]:
+        """Tiles are needed at other times than was said.
+
+        Parameters
+        ----------
+        uses
+            When a task needs a tile next; keys that are not there are passed over.
+        """
+        for key, next_use in uses.items():
+            tile = self._tiles.get(key)
+            if tile is not None and tile.next != next_use:
+                tile.next = next_use
+                for buffer in tile.on.values():
+                    self._rank(buffer)
+        return self._settled()
+
+    def look(self, until: float) -> list[Instruction]:
+        """Tasks up to a number will ask soon: what they read may be fetched before they do.
+
+        Whatever is fetched long before it is used takes the place of what would have been used
+        in between, and costs more reads than it hides.
+
+        Parameters
+        ----------
+        until
+            The number of the last such task.
+        """
+        self._horizon = until
+        return self._settled()
+
+    def touch(self, key: Hashable) -> None:
+        """A tile was used without being asked for."""
+        self._asked_for(self._tiles[key])
+
+    def resize(self, tier: int, capacity: int | None) -> list[Instruction]:
+        """A tier has more or less room than before."""
+        self.capacity[tier] = math.inf if capacity is None else capacity
+        self._full[tier] = False
+        return self._settled()
+
+    def copied(self, copy: Copy, size: int | None = None) -> list[Instruction]:
+        """A copy is done.
+
+        Parameters
+        ----------
+        copy
+            As it was told.
+        size
+            Bytes that it takes on the target, if they are others.
+        """
+        tile = self._landed(copy)
+        self._put(tile, copy.target, copy.size if size is None else size)
+        out: list[Instruction] = []
+        if tile.gone:
+            self._bury(tile, out)
+        elif copy.target > copy.source:
+            self._leave_if_stored(tile.on[copy.source], out)
+            self._clean(tile, out)
+        else:
+            self._clean(tile, out)
+            self._arrived(tile)
+        return self._settled(out)
+
+    def failed(self, copy: Copy, full: bool = False) -> list[Instruction]:
+        """A copy has failed, and left nothing on the target.
+
+        Parameters
+        ----------
+        copy
+            As it was told.
+        full
+            The target had no room for it.  Otherwise the tile is not tried again: it stays
+            where it is, or, if it could not be read, is lost.
+        """
+        tile = self._landed(copy)
+        out: list[Instruction] = []
+        if tile.gone:
+            self._bury(tile, out)
+        elif copy.target > copy.source:
+            source = tile.on[copy.source]
+            if source.leaving:
+                self._stays(source)
+            if full:
+                self._full[copy.target] = True
+            else:
+                tile.stuck.add(copy.source)
+            self._rank(source)
+        elif full:
+            # there is less room than was thought; whatever leaves next makes some
+            self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
+            self._arrived(tile)
+        else:
+            self._off(tile, copy.source, out)
+            if not tile.on:
+                del self._tiles[tile.key]
+                tile.gone = True
+                out.append(Lost(tile.key, tile.life))
+            self._arrived(tile)
+        return self._settled(out)
+
+    # What follows
+
+    def _settled(self, out: list[Instruction] | None = None) -> list[Instruction]:
+        out = [] if out is None else out
+        for tier in range(self._last - 1, -1, -1):
+            if self.used[tier] > self.capacity[tier]:
+                self._room(tier, 0, out)
+        if self._line:
+            self._grant(out)
+        if self._loads:
+            self._load(out)
+        if self._next and not self._line and not self._loads:
+            self._prefetch(out)
+        if self._waiting:
+            self._answer(out)
+        return out
+
+    def _grant(self, out: list[Instruction]) -> None:
+        """Let requests have room, the first in line first."""
+        line, self._line = self._line, deque()
+        for request in line:
+            missing = [tile for tile in request.tiles if not tile.is_home and not tile.gone]
+            if missing and (self._line or not self._fits(request)):
+                self._line.append(request)
+                continue
+            request.granted = True
+            request.missing = len(missing)
+            for tile in request.tiles:
+                tile.pins += 1
+                self._asked_for(tile)
+                home = tile.on.get(tile.home)
+                if not self.settings.keep_clean and home is not None and home.leaving:
+                    # it may be changed while it is written
+                    self._stays(home)
+                    for one in list(home.tiles):
+                        self._clean(one, out)
+            for tile in missing:
+                tile.waiting.append(request)
+                self._loads.append(tile)
+            self._waiting.append(request)
+
+    def _fits(self, request: _Request) -> bool:
+        """Whether there is room for a request beside all that were granted."""
+        granted = [one for one in self._requests.values() if one.granted]
+        if not granted:
+            return True
+        tiles = {id(tile): tile for one in (*granted, request) for tile in one.tiles}
+        held = [0] * len(self.capacity)
+        held[0] = sum(one.room for one in (*granted, request))
+        seen: set[int] = set()
+        for tile in tiles.values():
+            buffer = tile.on.get(tile.home)
+            if buffer is None:
+                held[tile.home] += tile.size
+            elif id(buffer) not in seen:
+                seen.add(id(buffer))
+                held[tile.home] += buffer.size
+        return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
+
+    def _asked_for(self, tile: _Tile) -> None:
+        if tile.ahead:
+            tile.ahead = False
+            self._ahead -= tile.size
+        self._count += 1
+        tile.used = self._count
+        for buffer in tile.on.values():
+            self._rank(buffer)
+
+    def _load(self, out: list[Instruction]) -> None:
+        """Fetch what requests wait for, as far as there is room."""
+        while self._loads:
+            tile = self._loads[0]
+            if tile.waiting and not tile.gone and not tile.is_home and not tile.comes_up:
+                source = min(tile.on)
+                fits = self._room(source - 1, tile.size, out)
+                if not fits and self._leaving[source - 1]:
+                    return
+                # without room it is fetched all the same: somebody must go on
+                self._copy(tile, source, source - 1, out)
+            self._loads.popleft()
+
+    def _prefetch(self, out: list[Instruction]) -> None:
+        """Fetch what tasks will ask for first, as far as that is no harm."""
+        while self._fetching < self.settings.prefetch:
+            tile = self._nearest()
+            if tile is None or tile.next is None or tile.next > self._horizon:
+                return
+            if self._ahead + tile.size > self.settings.ahead * self.capacity[tile.home]:
+                return
+            source = min(tile.on)
+            if not self._room(source - 1, tile.size, out, later=tile.next):
+                return
+            tile.ahead = True
+            self._ahead += tile.size
+            self._copy(tile, source, source - 1, out)
+
+    def _nearest(self) -> _Tile | None:
+        """The tile that is needed first of those that are not where it is read."""
+        while self._next:
+            _, entry, tile = self._next[0]
+            if tile.entry == entry and not (tile.gone or tile.is_home or tile.comes_up):
+                return tile
+            heapq.heappop(self._next)
+        return None
+
+    def _answer(self, out: list[Instruction]) -> None:
+        """Tell requests that all is there, unless they would make more where there is no room."""
+        crowded = self.crowded
+        left = []
+        for request in self._waiting:
+            if request.missing or (crowded and request.room):
+                left.append(request)
+            else:
+                out.append(Ready(request.name))
+        self._waiting = left
+
+    # Making room
+
+    def _room(
+        self, tier: int, size: int, out: list[Instruction], later: float | None = None
+    ) -> bool:
+        """Make room on a tier; True if it is there now.
+
+        Parameters
+        ----------
+        tier, size
+            Where, and for how many bytes.
+        out
+            Gets what is to be done.
+        later
+            Only what is needed later than this may leave.
+        """
+        if self._full[tier]:
+            return False
+        while self.used[tier] - self._leaving[tier] + size > self.capacity[tier]:
+            for stored in (False, True):
+                buffer = self._victims[tier].first(self._now, stored)
+                if buffer is None:
+                    continue
+                if later is not None and (buffer.next is None or buffer.next <= later):
+                    continue
+                if self._leave(buffer, out):
+                    break
+            else:
+                break
+        return self.used[tier] + size <= self.capacity[tier]
+
+    def _leave(self, buffer: Buffer, out: list[Instruction]) -> bool:
+        """Let a buffer leave its tier, at once or when it is written; False if it cannot."""
+        tier, below = buffer.tier, buffer.tier + 1
+        if buffer.stored:
+            self._out(buffer, out)
+            return True
+        tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
+        fits = self._room(below, sum(tile.size for tile in tiles), out)
+        if not fits and (below == self._last or self._leaving[below]):
+            return False
+        buffer.leaving = True
+        self._leaving[tier] += buffer.size
+        self._victims[tier].take(buffer)
+        for tile in tiles:
+            self._copy(tile, tier, below, out)
+        return True
+
+    def _leave_if_stored(self, buffer: Buffer, out: list[Instruction]) -> None:
+        """End what :meth:`_leave` has begun."""
+        if buffer.leaving and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
+            self._stays(buffer)
+            over = self.used[buffer.tier] > self.capacity[buffer.tier]
+            # otherwise whoever asked for room finds it clean, if it is kept so
+            if over or self._loads or not self.settings.keep_clean:
+                self._rank(buffer)
+                if buffer.entry >= 0:
+                    self._out(buffer, out)
+                    return
+        self._rank(buffer)
+
+    def _stays(self, buffer: Buffer) -> None:
+        buffer.leaving = False
+        self._leaving[buffer.tier] -= buffer.size
+
+    def _clean(self, tile: _Tile, out: list[Instruction]) -> None:
+        """Drop copies of what may be changed above, if there are to be none."""
+        if not self.settings.keep_clean and not tile.flights:
+            top = min(tile.on)
+            if not tile.on[top].leaving:
+                for tier in [tier for tier in tile.on if tier > top]:
+                    self._off(tile, tier, out)
+
+    # Bookkeeping
+
+    def _copy(self, tile: _Tile, source: int, target: int, out: list[Instruction]) -> None:
+        copy = Copy(tile.key, tile.life, source, target, tile.size)
+        tile.flights[target] = copy
+        self.used[target] += copy.size
+        self._fetching += target < source
+        self._rank(tile.on[source])
+        out.append(copy)
+
+    def _landed(self, copy: Copy) -> _Tile:
+        tile = self._tiles.get(copy.key)
+        if tile is None or tile.life != copy.life:
+            tile = self._ghosts[copy.key, copy.life]
+        del tile.flights[copy.target]
+        self.used[copy.target] -= copy.size
+        self._fetching -= copy.target < copy.source
+        return tile
+
+    def _arrived(self, tile: _Tile) -> None:
+        """A tile came nearer; tell who waits for it, or fetch it further."""
+        if tile.is_home or tile.gone:
+            for request in tile.waiting:
+                request.missing -= 1
+            tile.waiting = []
+        elif tile.waiting:
+            self._loads.appendleft(tile)
+        if not tile.is_home:
+            self._asked_for(tile)
+
+    def _put(self, tile: _Tile, tier: int, size: int, shared: Hashable = None) -> None:
+        buffer = self._shared.get(shared) if shared is not None else None
+        if buffer is None:
+            buffer = Buffer(tier, size, shared)
+            self.used[tier] += size
+            if shared is not None:
+                self._shared[shared] = buffer
+        elif buffer.leaving:
+            self._stays(buffer)
+        buffer.tiles.append(tile)
+        tile.on[tier] = buffer
+        for other in tile.on.values():
+            self._rank(other)
+
+    def _out(self, buffer: Buffer, out: list[Instruction]) -> None:
+        for tile in list(buffer.tiles):
+            self._off(tile, buffer.tier, out)
+
+    def _off(self, tile: _Tile, tier: int, out: list[Instruction]) -> None:
+        """Take a tile off a tier."""
+        buffer = tile.on.pop(tier)
+        buffer.tiles.remove(tile)
+        out.append(Drop(tile.key, tile.life, tier))
+        if tier == tile.home and tile.ahead:
+            tile.ahead = False
+            self._ahead -= tile.size
+        if not buffer.tiles:
+            if buffer.leaving:
+                self._stays(buffer)
+            self._victims[tier].take(buffer)
+            self.used[tier] -= buffer.size
+            self._full[tier] = False
+            if buffer.shared is not None:
+                del self._shared[buffer.shared]
+        else:
+            self._leave_if_stored(buffer, out)
+        for other in tile.on.values():
+            if other.leaving and not tile.flights and not tile.is_below(other.tier):
+                # what had been written of it is gone again
+                self._stays(other)
+            self._rank(other)
+
+    def _bury(self, tile: _Tile, out: list[Instruction]) -> None:
+        if not tile.flights:
+            del self._ghosts[tile.key, tile.life]
+            for tier in sorted(tile.on):
+                self._off(tile, tier, out)
+
+    def _rank(self, buffer: Buffer) -> None:
+        """Say when a buffer should leave, and the tile on it be fetched."""
+        tier = buffer.tier
+        uses = [tile.next for tile in buffer.tiles]
+        known = [use for use in uses if use is not None]
+        buffer.next = min(known) if len(known) == len(uses) else None
+        if buffer.size > self.capacity[tier]:
+            # whatever else left, there would be no room for it
+            buffer.next = math.inf
+        buffer.used = max(tile.used for tile in buffer.tiles)
+        if tier == self._last:
+            buffer.stored = all(min(tile.on) < tier for tile in buffer.tiles)
+            may = buffer.stored
+        else:
+            buffer.stored = all(tile.is_below(tier) for tile in buffer.tiles)
+            may = buffer.stored or not any(tier in tile.stuck for tile in buffer.tiles)
+        if may and not buffer.leaving and not any(self._keeps(tile, tier) for tile in buffer.tiles):
+            self._victims[tier].put(buffer)
+        else:
+            self._victims[tier].take(buffer)
+        for tile in buffer.tiles:
+            if tile.is_home:
+                continue
+            self._count += 1
+            tile.entry = self._count
+            if tile.next is not None and tile.next < math.inf:
+                heapq.heappush(self._next, (tile.next, self._count, tile))
+
+    @staticmethod
+    def _keeps(tile: _Tile, tier: int) -> bool:
+        """Whether a tile must stay on a tier."""
+        if tile.gone or any(copy.source == tier for copy in tile.flights.values()):
+            return True
+        if tier == tile.home:
+            return tile.pins > 0
+        return bool(tile.waiting) and tier == min(tile.on)

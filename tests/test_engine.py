@@ -1,0 +1,309 @@
+"""Functions run in the order that what they read and mutate asks for, and otherwise at once."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from dasktile.runtime.engine import DeletedVariableError, Engine, Variable, inline, pool
+
+LIMIT = 30
+
+
+class Steps:
+    """A lane that runs what the test says, when it says so."""
+
+    def __init__(self) -> None:
+        self.ready: deque[Callable[[], None]] = deque()
+
+    def __call__(self, run: Callable[[], None]) -> None:
+        self.ready.append(run)
+
+    def step(self, which: int = 0) -> None:
+        run = self.ready[which]
+        del self.ready[which]
+        run()
+
+    def all(self) -> None:
+        while self.ready:
+            self.step()
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture
+def engine(steps: Steps) -> Engine:
+    return Engine({"steps": steps, "inline": inline})
+
+
+@pytest.fixture
+def threads() -> Iterator[Engine]:
+    with ThreadPoolExecutor(4) as first, ThreadPoolExecutor(2) as second:
+        yield Engine({"compute": pool(first), "copy": pool(second)})
+
+
+def failing() -> None:
+    raise RuntimeError("broken")
+
+
+def test_reads_run_together_and_writes_alone(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable("a")
+    seen: list[str] = []
+    for name in ("write 1", "read 1", "read 2", "write 2", "read 3"):
+        variables = ([], [a]) if name.startswith("write") else ([a], [])
+        engine.push(lambda name=name: seen.append(name), *variables)
+    assert len(steps.ready) == 1
+    steps.step()
+    assert len(steps.ready) == 2
+    steps.step(1)
+    assert len(steps.ready) == 1
+    steps.step()
+    assert (a.version, len(steps.ready)) == (1, 1)
+    steps.all()
+    assert seen == ["write 1", "read 2", "read 1", "write 2", "read 3"]
+    assert (a.version, engine.left) == (2, 0)
+
+
+def test_others_do_not_wait(engine: Engine, steps: Steps) -> None:
+    a, b, c = (engine.new_variable() for _ in range(3))
+    engine.push(int, [a], [b])
+    engine.push(int, [], [c])
+    assert len(steps.ready) == 2
+    engine.push(int, [b, c], [a])
+    steps.step(1)
+    assert len(steps.ready) == 1
+    steps.step()
+    assert len(steps.ready) == 1
+
+
+def test_a_read_behind_a_write_that_waits_waits_too(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable()
+    engine.push(int, [a])
+    engine.push(int, [], [a])
+    engine.push(int, [a])
+    assert len(steps.ready) == 1
+
+
+def test_lanes(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable()
+    assert engine.push(lambda: 3, [], [a], lane="inline").result(0) == 3
+    engine.push(failing)
+    assert len(steps.ready) == 1
+    with pytest.raises(ValueError, match="lane must be one of steps, inline, not 'gpu'"):
+        engine.push(int, lane="gpu")
+    with pytest.raises(ValueError, match="at least one lane"):
+        Engine({})
+
+
+def test_what_is_ready_at_once_may_be_much() -> None:
+    engine = Engine({"inline": inline})
+    a, gate = engine.new_variable(), engine.new_variable()
+    count = []
+    ends: list[Any] = []
+    engine.push_async(ends.append, [], [gate])
+    engine.push(lambda: count.append(1), [gate], [a])
+    for _ in range(5000):
+        engine.push(lambda: count.append(1), [], [a])
+    assert not count
+    ends[0]()
+    assert (len(count), a.version, engine.left) == (5001, 5001, 0)
+
+
+@pytest.mark.parametrize("reads, mutates", [("aa", ""), ("a", "a"), ("", "bb")])
+def test_a_variable_is_named_once(engine: Engine, reads: str, mutates: str) -> None:
+    variables = {name: engine.new_variable(name) for name in "ab"}
+    with pytest.raises(ValueError, match="named more than once"):
+        engine.push(int, [variables[one] for one in reads], [variables[one] for one in mutates])
+    assert engine.left == 0
+    for variable in variables.values():
+        engine.push(int, [], [variable], lane="inline").result(0)
+
+
+def test_an_exception_stays_with_what_was_mutated(engine: Engine, steps: Steps) -> None:
+    a, b, c, d = (engine.new_variable(name) for name in "abcd")
+    ran: list[str] = []
+    failed = engine.push(failing, [a], [b])
+    spread = engine.push(lambda: ran.append("c"), [b], [c])
+    later = engine.push(lambda: ran.append("b"), [], [b])
+    free = engine.push(lambda: ran.append("d"), [a], [d])
+    steps.all()
+    assert ran == ["d"]
+    for future in (failed, spread, later):
+        assert isinstance(future.exception(0), RuntimeError)
+    assert free.exception(0) is None
+    engine.wait(a, 0)
+    engine.wait(d, 0)
+    for variable in (b, c):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="broken"):
+                engine.wait(variable, 0)
+    engine.wait_all(0)
+
+
+def test_deletion_is_a_write(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable("a")
+    order: list[str] = []
+    engine.push(lambda: order.append("read"), [a])
+    engine.delete(a, lambda: order.append("delete"))
+    with pytest.raises(DeletedVariableError, match="'a'"):
+        engine.push(int, [a])
+    with pytest.raises(ValueError, match="was deleted"):
+        engine.wait(a)
+    assert len(steps.ready) == 1
+    steps.all()
+    assert order == ["read", "delete"]
+    assert engine.left == 0
+
+
+def test_what_failed_is_freed_too(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable()
+    freed: list[int] = []
+    engine.push(failing, [], [a])
+    done = engine.delete(a, lambda: freed.append(1))
+    steps.all()
+    assert (freed, done.exception(0)) == ([1], None)
+
+
+def test_work_that_goes_on(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable()
+    ends: list[Callable[[], None]] = []
+    future = engine.push_async(ends.append, [], [a])
+    engine.push(int, [a])
+    steps.step()
+    assert not steps.ready
+    assert not future.done()
+    ends[0]()
+    ends[0]()
+    assert (a.version, len(steps.ready), future.done()) == (1, 1, True)
+
+    def at_once(done: Callable[[], None]) -> int:
+        done()
+        return 5
+
+    steps.all()
+    assert engine.push_async(at_once, [], [a], lane="inline").result(0) == 5
+    broken = engine.push_async(lambda done: failing(), [], [a], lane="inline")
+    assert isinstance(broken.exception(0), RuntimeError)
+    assert engine.left == 0
+
+
+def test_waiting_has_a_limit(engine: Engine, steps: Steps) -> None:
+    a = engine.new_variable()
+    engine.push(int, [], [a])
+    with pytest.raises(TimeoutError):
+        engine.wait(a, 0.01)
+    with pytest.raises(TimeoutError, match="2 operations"):
+        engine.wait_all(0.01)
+    steps.all()
+    engine.wait_all(0)
+
+
+def test_a_lane_that_is_closed() -> None:
+    executor = ThreadPoolExecutor(1)
+    engine = Engine({"threads": pool(executor)})
+    executor.shutdown()
+    a = engine.new_variable()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        engine.push(int, [], [a]).result(LIMIT)
+    assert engine.left == 0
+
+
+def test_nothing_can_be_cancelled(engine: Engine, steps: Steps) -> None:
+    assert not engine.push(int).cancel()
+    steps.all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_order_gives_what_one_by_one_gives(seed: int) -> None:
+    """Steps taken in any order that the engine allows."""
+    rng = random.Random(seed)
+    steps = Steps()
+    engine = Engine({"steps": steps})
+    names = "abcdef"
+    variables = {name: engine.new_variable(name) for name in names}
+    values, wanted = dict.fromkeys(names, 1), dict.fromkeys(names, 1)
+    versions = dict.fromkeys(names, 0)
+
+    def work(into: dict[str, int], reads: list[str], mutates: list[str], number: int) -> None:
+        total = number + sum(into[name] for name in reads)
+        for name in mutates:
+            into[name] = (3 * into[name] + total) % 1_000_003
+
+    for number in range(200):
+        some = rng.sample(names, rng.randint(1, 4))
+        cut = rng.randint(0, len(some))
+        reads, mutates = some[:cut], some[cut:]
+        work(wanted, reads, mutates, number)
+        for name in mutates:
+            versions[name] += 1
+        engine.push(
+            lambda args=(reads, mutates, number): work(values, *args),
+            [variables[name] for name in reads],
+            [variables[name] for name in mutates],
+        )
+        while steps.ready and rng.random() < 0.5:
+            steps.step(rng.randrange(len(steps.ready)))
+    while steps.ready:
+        steps.step(rng.randrange(len(steps.ready)))
+    assert values == wanted
+    assert {name: variable.version for name, variable in variables.items()} == versions
+    assert engine.left == 0
+
+
+def test_threads(threads: Engine) -> None:
+    """Values that are not atomic stay whole, pushed from several threads at once."""
+    variables = [threads.new_variable(number) for number in range(5)]
+    values = [[0, 0] for _ in variables]
+    torn: list[int] = []
+
+    def add(where: int, source: int) -> None:
+        first, second = values[source]
+        if first != second:
+            torn.append(source)
+        values[where][0] += 1
+        values[where][1] += 1
+
+    def push(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(300):
+            where, source = rng.sample(range(5), 2)
+            lane = rng.choice(("compute", "copy"))
+            threads.push(
+                lambda pair=(where, source): add(*pair),
+                [variables[source]],
+                [variables[where]],
+                lane,
+            )
+
+    pushing = [threading.Thread(target=push, args=(seed,)) for seed in range(4)]
+    for thread in pushing:
+        thread.start()
+    for thread in pushing:
+        thread.join()
+    threads.wait_all(LIMIT)
+    assert not torn
+    assert sum(first for first, _ in values) == 1200
+    assert sum(variable.version for variable in variables) == 1200
+
+
+def test_two_operations_meet(threads: Engine) -> None:
+    """What is independent really runs at the same time."""
+    barrier = threading.Barrier(3)
+    shared, *rest = (threads.new_variable() for _ in range(4))
+    for variable in rest:
+        threads.push(lambda: barrier.wait(LIMIT), [shared], [variable])
+    threads.wait_all(LIMIT)
+    assert not barrier.broken
+
+
+def test_a_variable_says_what_it_is() -> None:
+    assert repr(Variable("x")) == "<Variable 'x', version 0>"

@@ -1,0 +1,560 @@
+"""Tiles leave and come in the right order, and none is lost on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pytest
+
+from dasktile.schedule.residency import (
+    Copy,
+    Drop,
+    Instruction,
+    Lost,
+    Ready,
+    Residency,
+    Settings,
+)
+
+INF = float("inf")
+
+
+class Worker:
+    """Does what a residency says, and checks that it may be done."""
+
+    def __init__(self, *capacity: int | None, **options: Any) -> None:
+        self.residency = Residency(Settings(capacity, **options))
+        self.residency.look(INF)
+        self.on: dict[tuple[Hashable, int], set[int]] = {}
+        self.sizes: dict[tuple[Hashable, int], int] = {}
+        self.flights: list[Copy] = []
+        self.ready: set[Hashable] = set()
+        self.asked: dict[Hashable, list[tuple[Hashable, int]]] = {}
+        self.lost: list[Hashable] = []
+        self.read = self.written = 0
+
+    def do(self, instructions: Sequence[Instruction]) -> None:
+        for one in instructions:
+            match one:
+                case Copy(key, life, source, target, size):
+                    assert source in self.on[key, life]
+                    assert target not in self.on[key, life]
+                    assert abs(source - target) == 1
+                    assert size == self.sizes[key, life]
+                    self.flights.append(one)
+                case Drop(key, life, tier):
+                    on = self.on[key, life]
+                    on.remove(tier)
+                    for copy in self.flights:
+                        assert (copy.key, copy.life, copy.source) != (key, life, tier)
+                    pinned = {
+                        tile
+                        for name in self.ready
+                        if name in self.asked
+                        for tile in self.asked[name]
+                    }
+                    if self.is_there(key, life):
+                        assert on
+                        assert tier > 0 or (key, life) not in pinned
+                case Ready(name):
+                    assert name not in self.ready
+                    self.ready.add(name)
+                    for key, life in self.asked[name]:
+                        assert 0 in self.on[key, life] or not self.is_there(key, life)
+                case Lost(key, life):
+                    assert not self.on[key, life]
+                    self.lost.append(key)
+
+    def is_there(self, key: Hashable, life: int) -> bool:
+        return key in self.residency and self.residency.life(key) == life
+
+    def add(self, key: Hashable, size: int = 1, next_use: float | None = None, **more: Any) -> None:
+        # what is said of a tile may come before anything is known of it here
+        self.on[key, self.residency._count + 1] = {more.get("tier", 0)}
+        self.sizes[key, self.residency._count + 1] = size
+        self.do(self.residency.add(key, size, next_use, **more))
+
+    def request(
+        self, name: Hashable, *keys: Hashable, now: float | None = None, room: int = 0
+    ) -> None:
+        self.asked[name] = [(key, self.residency.life(key)) for key in keys]
+        self.do(self.residency.request(name, keys, now, room))
+
+    def release(self, name: Hashable) -> None:
+        self.ready.discard(name)
+        del self.asked[name]
+        self.do(self.residency.release(name))
+
+    def finish(self, which: int = 0, failed: bool = False, full: bool = False) -> None:
+        copy = self.flights.pop(which)
+        if failed:
+            self.do(self.residency.failed(copy, full))
+            return
+        self.on[copy.key, copy.life].add(copy.target)
+        if copy.target > copy.source:
+            self.written += copy.size
+        else:
+            self.read += copy.size
+        self.do(self.residency.copied(copy))
+
+    def settle(self) -> None:
+        while self.flights:
+            self.finish()
+
+    def top(self, key: Hashable) -> int:
+        return self.residency.tiers(key)[0]
+
+    def fast(self) -> str:
+        return "".join(sorted(str(key) for key in self.residency if self.top(key) == 0))
+
+
+def test_what_is_needed_last_leaves_first() -> None:
+    worker = Worker(3, None, prefetch=0)
+    for key, next_use in zip("abcd", (3, 9, 5, 4), strict=True):
+        worker.add(key, next_use=next_use)
+    worker.settle()
+    assert worker.fast() == "acd"
+    worker.do(worker.residency.expect({"d": 20}))
+    worker.add("e", next_use=1)
+    worker.settle()
+    assert worker.fast() == "ace"
+
+
+def test_what_nobody_asks_for_leaves_before_and_the_last_used_first() -> None:
+    worker = Worker(3, None, prefetch=0)
+    for key, next_use in zip("abcd", (INF, 9, INF, 4), strict=True):
+        worker.add(key, next_use=next_use)
+    worker.settle()
+    assert worker.fast() == "abd"
+    worker.add("e", next_use=1)
+    worker.settle()
+    assert worker.fast() == "bde"
+
+
+def test_where_nothing_is_known_what_was_used_longest_ago_leaves() -> None:
+    worker = Worker(3, None)
+    for key in "abc":
+        worker.add(key)
+    worker.residency.touch("a")
+    worker.add("d")
+    worker.settle()
+    assert worker.fast() == "acd"
+    worker.request("task", "c")
+    worker.release("task")
+    worker.add("e")
+    worker.settle()
+    assert worker.fast() == "cde"
+
+
+def test_clean_tiles_are_not_written_again() -> None:
+    worker = Worker(2, None, prefetch=0)
+    for key in "abc":
+        worker.add(key)
+    worker.settle()
+    assert (worker.fast(), worker.written) == ("bc", 1)
+    worker.request("task", "a")
+    worker.settle()
+    assert (worker.fast(), worker.written, worker.read) == ("ac", 2, 1)
+    worker.release("task")
+    worker.request("next", "b")
+    worker.settle()
+    # c was used longer ago, but a lies below
+    assert worker.written == 3
+    assert worker.residency.tiers("a") == (0, 1)
+    worker.release("next")
+    worker.request("last", "c")
+    worker.settle()
+    assert (worker.fast(), worker.written, worker.read) == ("bc", 3, 3)
+
+
+def test_copies_need_not_be_kept() -> None:
+    worker = Worker(1, None, keep_clean=False)
+    worker.add("a")
+    worker.add("b")
+    worker.settle()
+    worker.request("task", "a")
+    worker.settle()
+    assert worker.residency.tiers("a") == (0,)
+    assert worker.written == 2
+
+
+def test_dirty_tiles_have_to_be_needed_later() -> None:
+    for next_use, left in ((15.0, "b"), (25.0, "a")):
+        worker = Worker(2, None, prefetch=0)
+        worker.add("a", next_use=1)
+        worker.add("c", next_use=0)
+        worker.add("b", next_use=0)
+        worker.settle()
+        assert worker.fast() == "bc"
+        worker.request("task", "a", now=0)
+        worker.settle()
+        worker.release("task")
+        assert worker.residency.tiers("a") == (0, 1)
+        other = next(key for key in "bc" if worker.top(key) == 0)
+        worker.do(worker.residency.expect({"a": 10, other: next_use}))
+        worker.add("d", next_use=0)
+        worker.settle()
+        assert worker.top("a") == (0 if left == "a" else 1)
+
+
+def test_what_a_task_reads_stays() -> None:
+    worker = Worker(2, None)
+    for key in "ab":
+        worker.add(key, next_use=9)
+    worker.request("task", "a", "b")
+    assert worker.ready == {"task"}
+    for key in "cd":
+        worker.add(key, next_use=1)
+    worker.settle()
+    assert worker.fast() == "ab"
+    worker.release("task")
+    worker.request("next", "c", "d")
+    worker.settle()
+    assert worker.fast() == "cd"
+
+
+def test_two_tasks_do_not_wait_for_each_other() -> None:
+    worker = Worker(3, None)
+    for key in "abcdef":
+        worker.add(key)
+    worker.settle()
+    worker.request("first", "a", "b")
+    worker.request("second", "c", "d")
+    worker.settle()
+    assert worker.ready == {"first"}
+    worker.release("first")
+    worker.settle()
+    assert worker.ready == {"second"}
+
+
+def test_a_task_that_needs_more_than_there_is_runs_alone() -> None:
+    worker = Worker(2, None)
+    for key in "abcd":
+        worker.add(key)
+    worker.settle()
+    worker.request("small", "d")
+    worker.request("large", *"abc")
+    worker.settle()
+    assert worker.ready == {"small"}
+    worker.release("small")
+    worker.settle()
+    assert worker.ready == {"large"}
+
+
+def test_tasks_wait_while_there_is_no_room_for_what_they_make() -> None:
+    worker = Worker(2, None)
+    worker.add("a")
+    worker.add("b")
+    worker.request("task", "b", room=1)
+    assert worker.ready == {"task"}
+    worker.add("c")
+    worker.request("next", "c", room=1)
+    worker.request("peer", "c")
+    assert worker.ready == {"task", "peer"}
+    worker.settle()
+    worker.release("task")
+    assert worker.ready == {"next", "peer"}
+
+
+def test_tiles_larger_than_all_room() -> None:
+    worker = Worker(4, None)
+    for key in "abc":
+        worker.add(key, next_use=5)
+    worker.add("large", 9, next_use=2)
+    worker.settle()
+    assert worker.fast() == "abc"
+    worker.request("task", "large")
+    worker.settle()
+    assert worker.ready == {"task"}
+    worker.release("task")
+    worker.settle()
+    assert "large" not in worker.fast()
+
+
+def test_prefetch_takes_free_room() -> None:
+    worker = Worker(4, None, prefetch=1)
+    for number, key in enumerate("abcdef"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    assert worker.fast() == "abcd"
+    worker.do(worker.residency.remove("a"))
+    assert [copy.key for copy in worker.flights] == ["e"]
+    worker.settle()
+    assert worker.fast() == "bcde"
+    assert not worker.flights
+
+
+def test_prefetch_replaces_only_what_is_needed_later() -> None:
+    worker = Worker(4, None, prefetch=2)
+    for number, key in enumerate("abcdef"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    worker.do(worker.residency.expect({"a": 7}))
+    worker.settle()
+    assert worker.fast() == "bcde"
+    worker.do(worker.residency.expect({"b": 7, "c": 5.5}))
+    worker.settle()
+    assert worker.fast() == "cdef"
+
+
+def test_prefetch_takes_a_part_only() -> None:
+    worker = Worker(4, None, prefetch=2, ahead=0.25)
+    for number, key in enumerate("abcdef"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    for key in "abcd":
+        worker.do(worker.residency.remove(key))
+    worker.settle()
+    assert worker.fast() == "e"
+    worker.request("task", "e")
+    worker.settle()
+    assert worker.fast() == "ef"
+
+
+def test_views_of_the_same_memory_leave_together() -> None:
+    worker = Worker(6, None)
+    worker.add("a", 5, shared="memory")
+    worker.add("b", 5, shared="memory")
+    assert worker.residency.used[0] == 5
+    worker.add("c", 1)
+    assert not worker.flights
+    worker.add("d", 1)
+    assert {copy.key for copy in worker.flights} == {"a", "b"}
+    worker.finish()
+    assert worker.top("a") == 0
+    worker.settle()
+    assert worker.fast() == "cd"
+    assert worker.residency.used == [2, 10]
+
+
+def test_a_view_of_what_leaves_keeps_it() -> None:
+    worker = Worker(5, None)
+    worker.add("a", 5, shared="memory")
+    worker.add("b", 1)
+    assert len(worker.flights) == 1
+    worker.add("v", 5, shared="memory")
+    worker.finish()
+    assert worker.residency.used[0] in (5, 6)
+    worker.settle()
+    assert worker.residency.used[0] <= 5
+
+
+def test_three_tiers() -> None:
+    worker = Worker(2, 3, None)
+    for key in "abcdefg":
+        worker.add(key)
+    worker.settle()
+    assert [worker.top(key) for key in "abcdefg"] == [2, 2, 1, 1, 1, 0, 0]
+    worker.request("task", "a", "c")
+    worker.settle()
+    assert worker.fast() == "ac"
+    assert worker.residency.tiers("a") in ((0, 1, 2), (0, 2))
+
+
+def test_values_that_cannot_be_written_stay() -> None:
+    worker = Worker(2, None)
+    for key in "abc":
+        worker.add(key)
+    assert worker.flights[0].key == "a"
+    worker.finish(failed=True)
+    worker.settle()
+    assert worker.fast() == "ac"
+    worker.add("d")
+    worker.settle()
+    assert worker.fast() == "ad"
+
+
+def test_a_full_disk_is_not_tried_until_something_is_freed() -> None:
+    worker = Worker(2, None)
+    for key in "abc":
+        worker.add(key)
+    worker.finish(failed=True, full=True)
+    worker.add("d")
+    assert not worker.flights
+    assert worker.fast() == "abcd"
+    worker.do(worker.residency.resize(1, None))
+    worker.settle()
+    assert worker.fast() == "cd"
+    assert worker.residency.used == [2, 2]
+
+
+def test_a_disk_with_a_limit() -> None:
+    worker = Worker(2, 2, prefetch=0)
+    for key in "abcde":
+        worker.add(key)
+    worker.settle()
+    assert worker.residency.used == [3, 2]
+    worker.request("task", "a")
+    worker.settle()
+    worker.release("task")
+    worker.settle()
+    # the copy of a gives way to what is nowhere else
+    assert worker.residency.used[1] <= 2
+    assert worker.residency.used[0] <= 3
+    worker.do(worker.residency.remove("b"))
+    worker.settle()
+    assert worker.residency.used == [2, 2]
+
+
+def test_what_cannot_be_read_is_lost() -> None:
+    worker = Worker(1, None)
+    worker.add("a")
+    worker.add("b")
+    worker.settle()
+    worker.request("task", "a")
+    # the first writes b
+    worker.finish()
+    worker.finish(failed=True)
+    assert worker.lost == ["a"]
+    assert "a" not in worker.residency
+    assert worker.ready == {"task"}
+    worker.release("task")
+
+
+def test_a_device_that_has_less_room_than_it_says() -> None:
+    worker = Worker(4, 8, None)
+    for key in "abcdef":
+        worker.add(key)
+    worker.settle()
+    worker.request("task", "a")
+    first = worker.flights[0]
+    assert (first.key, first.target) in (("a", 0), ("c", 1))
+    while worker.flights[0].target != 0:
+        worker.finish()
+    worker.finish(failed=True, full=True)
+    worker.settle()
+    assert worker.ready == {"task"}
+    assert worker.residency.capacity[0] < 4
+
+
+def test_removed_while_it_is_written() -> None:
+    worker = Worker(1, None)
+    worker.add("a")
+    worker.add("b")
+    [copy] = worker.flights
+    assert copy.key == "a"
+    worker.do(worker.residency.remove("a"))
+    assert worker.residency.used == [2, 1]
+    worker.add("a")
+    worker.settle()
+    worker.settle()
+    assert worker.residency.used == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "settings, said",
+    [
+        ({"capacity": (5,)}, "at least two tiers"),
+        ({"capacity": (5, -1)}, "not be negative"),
+        ({"capacity": (5, 5), "prefetch": -1}, "prefetch"),
+        ({"capacity": (5, 5), "ahead": 2}, "ahead"),
+        ({"capacity": (5, 5), "dirty": 0.5}, "dirty"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Settings(**settings)
+
+
+def test_names_are_used_once() -> None:
+    worker = Worker(5, None)
+    worker.add("a")
+    with pytest.raises(ValueError, match="'a' is there already"):
+        worker.residency.add("a", 1)
+    worker.request("task", "a")
+    with pytest.raises(ValueError, match="'task' has asked already"):
+        worker.residency.request("task", ["a"])
+    with pytest.raises(KeyError):
+        worker.residency.request("other", ["b"])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_anything_in_any_order(seed: int) -> None:
+    rng = random.Random(seed)
+    capacity: list[int | None] = [rng.randint(4, 20)]
+    if rng.random() < 0.4:
+        capacity.append(rng.randint(4, 30))
+    capacity.append(None if rng.random() < 0.6 else rng.randint(10, 60))
+    worker = Worker(
+        *capacity,
+        keep_clean=rng.random() < 0.8,
+        prefetch=rng.choice((0, 1, 3)),
+        ahead=rng.choice((0.2, 1.0)),
+    )
+    fails = rng.random() < 0.4
+    count = 0
+
+    def use() -> float | None:
+        return rng.choice((None, INF, rng.randint(0, 100), rng.randint(0, 100)))
+
+    for _ in range(600):
+        keys = list(worker.residency)
+        choice = rng.random()
+        if choice < 0.25 or not keys:
+            count += 1
+            key = count if rng.random() < 0.8 else f"again {rng.randint(0, 5)}"
+            if key in worker.residency:
+                continue
+            shared = f"shared {rng.randint(0, 9)}" if rng.random() < 0.15 else None
+            # all views of the same memory are of the same size
+            size = 3 if shared is not None else rng.randint(1, 6)
+            worker.add(key, size, use(), shared=shared)
+        elif choice < 0.4:
+            worker.do(worker.residency.remove(rng.choice(keys)))
+        elif choice < 0.55 and len(worker.asked) < 4:
+            count += 1
+            some = rng.sample(keys, min(len(keys), rng.randint(1, 3)))
+            worker.request(count, *some, now=rng.randint(0, 50), room=rng.randint(0, 3))
+        elif choice < 0.65 and worker.ready:
+            worker.release(rng.choice(sorted(worker.ready)))
+        elif choice < 0.67 and worker.asked:
+            worker.release(rng.choice(sorted(worker.asked)))
+        elif choice < 0.75:
+            worker.do(worker.residency.expect({key: use() for key in rng.sample(keys, 1)}))
+        elif choice < 0.77:
+            tier = rng.randrange(len(capacity))
+            worker.do(worker.residency.resize(tier, capacity[tier]))
+        elif worker.flights:
+            which = rng.randrange(len(worker.flights))
+            worker.finish(which, fails and rng.random() < 0.1, rng.random() < 0.5)
+        check(worker)
+    # everything comes to an end
+    for tier, size in enumerate(capacity):
+        worker.do(worker.residency.resize(tier, size))
+    while worker.asked:
+        worker.settle()
+        assert worker.ready
+        worker.release(min(worker.ready))
+    worker.settle()
+    check(worker)
+    if not fails and capacity[-1] is None:
+        for tier, size in enumerate(capacity[:-1]):
+            assert size is not None
+            assert worker.residency.used[tier] <= max(size, 0)
+    for key in list(worker.residency):
+        worker.do(worker.residency.remove(key))
+    worker.settle()
+    assert worker.residency.used == [0] * len(capacity)
+    assert not any(worker.on.values())
+
+
+def check(worker: Worker) -> None:
+    """Bytes are counted right."""
+    residency = worker.residency
+    used = [0] * len(residency.used)
+    seen = set()
+    for tile in [*residency._tiles.values(), *residency._ghosts.values()]:
+        assert set(tile.on) == worker.on[tile.key, tile.life]
+        for buffer in tile.on.values():
+            assert tile in buffer.tiles
+            if id(buffer) not in seen:
+                seen.add(id(buffer))
+                used[buffer.tier] += buffer.size
+        for copy in tile.flights.values():
+            used[copy.target] += copy.size
+    assert used == residency.used
+    ahead = sum(tile.size for tile in residency._tiles.values() if tile.ahead)
+    ahead += sum(tile.size for tile in residency._ghosts.values() if tile.ahead)
+    assert residency._ahead == ahead

@@ -1,0 +1,432 @@
+"""The results a worker has, in memory or on a tier below: what ``Worker.data`` is.
+
+:class:`TileStore` does what a :class:`~dasktile.schedule.residency.Residency` says.  Every tile
+has, on every tier that it is on, a variable of a :class:`~dasktile.runtime.engine.Engine`: a
+copy reads one and mutates the next, and what is dropped is deleted, so that none of these can
+overtake another.  Copies run in threads of their own; nothing that only looks at memory waits
+for one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import defaultdict
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from distributed.sizeof import safe_sizeof
+from distributed.spill import SpilledSize
+
+from dasktile.runtime.engine import Engine, Variable, inline, pool
+from dasktile.runtime.tiers import Held, Tier
+from dasktile.schedule.residency import (
+    Copy,
+    Drop,
+    Instruction,
+    Lost,
+    Ready,
+    Residency,
+    Settings,
+)
+
+logger = logging.getLogger(__name__)
+
+#: Values below this many bytes are not worth a file; they stay in memory.
+SMALL = 1024
+
+
+class LostTileError(OSError):
+    """A tile was spilled and cannot be read back."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A value of a key, from its insertion to its deletion."""
+
+    key: Hashable
+    life: int
+    #: Bytes, as the scheduler counts them.
+    size: int
+    #: What made it unreadable.
+    error: Exception | None = None
+    held: dict[int, Held] = field(default_factory=dict)
+    variables: dict[int, Variable] = field(default_factory=dict)
+
+
+class TileStore(MutableMapping[Any, Any]):
+    """Results of tasks, on the tier that suits them.
+
+    A drop-in for ``distributed.spill.SpillBuffer``, with its ``evict``, ``spilled_total`` and
+    ``cumulative_metrics``.
+
+    Parameters
+    ----------
+    tiers
+        Tiers below memory, from the fastest.  They are closed with the store.
+    settings
+        Of the residency, with one more tier.
+    threads
+        For each direction between two tiers.
+    clock
+        Seconds, for the metrics.
+
+    Attributes
+    ----------
+    cumulative_metrics
+        Counts, bytes and seconds of ``disk-write``, ``disk-read`` and ``memory-read``, by
+        ``(label, unit)``.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        settings: Settings,
+        threads: int = 1,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if len(tiers) + 1 != len(settings.capacity):
+            raise ValueError(
+                f"settings must have a capacity for memory and each of {len(tiers)} tiers, "
+                f"not {len(settings.capacity)}"
+            )
+        self._tiers = tuple(tiers)
+        self._residency = Residency(settings)
+        # Short: never held while a tile is copied.
+        self._lock = threading.RLock()
+        self._values: dict[Any, Any] = {}
+        self._entries: dict[Hashable, _Entry] = {}
+        self._lives: dict[tuple[Hashable, int], _Entry] = {}
+        self._waiting: dict[Hashable, Callable[[], object]] = {}
+        self._small: set[Hashable] = set()
+        self._lost: dict[Hashable, Exception] = {}
+        # Read since the residency was told last, in order; changed without the lock.
+        self._touched: dict[Hashable, None] = {}
+        self._logged: set[Hashable] = set()
+        self._asked = 0
+        self._clock = clock if clock is not None else _no_clock
+        self.cumulative_metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._below = SpilledSize(0, 0)
+        self._pools = {
+            f"{source} to {target}": ThreadPoolExecutor(
+                threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
+            )
+            for lower in range(1, len(settings.capacity))
+            for source, target in ((lower - 1, lower), (lower, lower - 1))
+        }
+        lanes = {name: pool(executor) for name, executor in self._pools.items()}
+        self._engine = Engine({"inline": inline, **lanes})
+        self._closed = False
+
+    # Mapping
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values or key in self._entries or key in self._lost
+
+    def __len__(self) -> int:
+        return len(self._entries) + len(self._small) + len(self._lost)
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._lock:
+            return iter([*self._entries, *self._small, *self._lost])
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with self._lock:
+            if key in self:
+                del self[key]
+            self._values[key] = value
+            size = safe_sizeof(value)
+            if size < SMALL:
+                self._small.add(key)
+                return
+            memory = memory_of(value)
+            self._touch()
+            instructions = self._residency.add(
+                key,
+                size if memory is None else max(size, memory.nbytes),
+                shared=None if memory is None else id(memory),
+            )
+            entry = _Entry(key, self._residency.life(key), size)
+            entry.held[0] = Held(value, size)
+            entry.variables[0] = self._engine.new_variable(key)
+            self._entries[key] = self._lives[key, entry.life] = entry
+            self._do(instructions)
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            value = self._values[key]
+        except KeyError:
+            return self._fetched(key)
+        self._touched.pop(key, None)
+        self._touched[key] = None
+        return value
+
+    def __delitem__(self, key: Any) -> None:
+        with self._lock:
+            if self._lost.pop(key, None) is not None:
+                return
+            if key in self._small:
+                self._small.remove(key)
+                del self._values[key]
+                return
+            entry = self._entries.pop(key)
+            self._values.pop(key, None)
+            self._logged.discard(key)
+            if 0 not in entry.held:
+                self._below -= SpilledSize(entry.size, 0)
+            self._do(self._residency.remove(key))
+
+    def pop(self, key: Any, default: Any = None) -> Any:
+        raise NotImplementedError(
+            "pop may read the value back from disk; to forget a key, use del instead"
+        )
+
+    # What distributed asks for
+
+    @property
+    def fast(self) -> Mapping[Any, Any]:
+        """What is in memory; for inspection only."""
+        return self._values
+
+    memory = fast
+
+    @property
+    def slow(self) -> Mapping[Any, Held]:
+        """What is on the tiers below, in memory too or not; for inspection only."""
+        with self._lock:
+            return {
+                key: entry.held[max(entry.held)]
+                for key, entry in self._entries.items()
+                if max(entry.held, default=0) > 0
+            }
+
+    disk = slow
+
+    @property
+    def spilled_total(self) -> SpilledSize:
+        """Bytes of the values that are not in memory, and bytes of all files."""
+        return self._below
+
+    def evict(self) -> int:
+        """Let the value go from memory that should go first.
+
+        Returns
+        -------
+        Bytes that are free now, -1 if nothing could go.
+        """
+        with self._lock:
+            residency = self._residency
+            before, capacity = residency.used[0], residency.capacity[0]
+            # what was full may have room again
+            for tier in range(1, len(self._tiers) + 1):
+                self._do(residency.resize(tier, residency.settings.capacity[tier]))
+            self._do(residency.resize(0, max(0, before - 1)))
+        self._engine.wait_all()
+        with self._lock:
+            after = residency.used[0]
+            self._do(residency.resize(0, None if math.isinf(capacity) else int(capacity)))
+        return before - after if after < before else -1
+
+    # Asking for several
+
+    def request(self, keys: Iterable[Any], then: Callable[[], object], room: int = 0) -> int:
+        """Have values in memory, and keep them there.
+
+        Parameters
+        ----------
+        keys
+            Of values.
+        then
+            Called once they are there, in any thread; must return at once and not raise.
+        room
+            Bytes that are going to be made of them.
+
+        Returns
+        -------
+        What to give to :meth:`release` in the end.
+
+        Raises
+        ------
+        KeyError
+            If there is no such key.
+        """
+        with self._lock:
+            self._asked += 1
+            name = self._asked
+            self._waiting[name] = then
+            try:
+                found = [key for key in keys if key not in self._lost and key not in self._small]
+                self._touch()
+                self._do(self._residency.request(name, found, room=room))
+            except BaseException:
+                self._waiting.pop(name, None)
+                raise
+            return name
+
+    def release(self, name: int) -> None:
+        """Let values go that were asked for; those that wait for them are not told any more."""
+        with self._lock:
+            self._waiting.pop(name, None)
+            self._do(self._residency.release(name))
+
+    def _touch(self) -> None:
+        """Tell the residency what was read."""
+        touched, self._touched = self._touched, {}
+        for key in touched:
+            if key in self._entries:
+                self._residency.touch(key)
+
+    def _fetched(self, key: Any) -> Any:
+        with self._lock:
+            if key in self._lost:
+                raise LostTileError(f"{key!r} could not be read back") from self._lost[key]
+            if key not in self._entries:
+                raise KeyError(key)
+        there = threading.Event()
+        name = self.request([key], there.set)
+        try:
+            there.wait()
+            with self._lock:
+                if key in self._lost:
+                    raise LostTileError(f"{key!r} could not be read back") from self._lost[key]
+                return self._values[key]
+        finally:
+            self.release(name)
+
+    # Doing what the residency says; the lock is held
+
+    def _do(self, instructions: Sequence[Instruction]) -> None:
+        for one in instructions:
+            match one:
+                case Copy(key, life, source, target, _):
+                    entry = self._lives[key, life]
+                    entry.variables[target] = self._engine.new_variable(key)
+                    self._engine.push(
+                        partial(self._copy, entry, one),
+                        [entry.variables[source]],
+                        [entry.variables[target]],
+                        f"{source} to {target}",
+                    )
+                case Drop(key, life, tier):
+                    self._drop(self._lives[key, life], tier)
+                case Ready(name):
+                    then = self._waiting.pop(name, None)
+                    if then is not None:
+                        then()
+                case Lost(key, life):
+                    self._lose(key, life)
+
+    def _lose(self, key: Hashable, life: int) -> None:
+        entry = self._lives.pop((key, life))
+        if self._entries.get(key) is entry:
+            del self._entries[key]
+            assert entry.error is not None
+            self._lost[key] = entry.error
+            self._below -= SpilledSize(entry.size, 0)
+            logger.error("%r is lost; it could not be read back", key, exc_info=entry.error)
+
+    def _drop(self, entry: _Entry, tier: int) -> None:
+        held = entry.held.pop(tier)
+        variable = entry.variables.pop(tier)
+        is_there = self._entries.get(entry.key) is entry
+        if tier:
+            self._below -= SpilledSize(0, held.size)
+            free = partial(self._tiers[tier - 1].free, held)
+            self._engine.delete(variable, free, f"{tier - 1} to {tier}")
+        else:
+            if is_there:
+                self._below += SpilledSize(entry.size, 0)
+                self._values.pop(entry.key, None)
+            # a value that is being written stays until it is
+            self._engine.delete(variable, partial(_forget, held), "inline")
+        if not entry.held and not is_there:
+            self._lives.pop((entry.key, entry.life), None)
+
+    # In a thread
+
+    def _copy(self, entry: _Entry, copy: Copy) -> None:
+        """Copy a tile between two tiers; what goes wrong is told to the residency."""
+        down = copy.target > copy.source
+        held = entry.held[copy.source]
+        label = "disk-write" if down else "disk-read"
+        start = self._clock()
+        try:
+            if down:
+                made = self._tiers[copy.target - 1].store(held.content)
+            else:
+                made = Held(self._tiers[copy.source - 1].load(held), entry.size)
+        except Exception as error:
+            with self._lock:
+                self._failed(entry, copy, error)
+            return
+        with self._lock:
+            self.cumulative_metrics[label, "count"] += 1
+            self.cumulative_metrics[label, "bytes"] += made.size if down else held.size
+            self.cumulative_metrics[label, "seconds"] += self._clock() - start
+            entry.held[copy.target] = made
+            is_there = self._entries.get(entry.key) is entry
+            if down:
+                self._below += SpilledSize(0, made.size)
+            elif copy.target == 0 and is_there:
+                self._values[entry.key] = made.content
+                self._below -= SpilledSize(entry.size, 0)
+            self._do(self._residency.copied(copy, made.size))
+
+    def _failed(self, entry: _Entry, copy: Copy, error: Exception) -> None:
+        entry.variables.pop(copy.target)
+        is_there = self._entries.get(entry.key) is entry
+        full = isinstance(error, OSError) and copy.target > copy.source
+        if copy.target < copy.source:
+            entry.error = error
+        elif full:
+            logger.error(
+                "Spill to %s failed; keeping data in memory",
+                self._tiers[copy.target - 1].name,
+                exc_info=error,
+            )
+        elif is_there and entry.key not in self._logged:
+            self._logged.add(entry.key)
+            logger.error("Failed to serialize %r", entry.key, exc_info=error)
+        self._do(self._residency.failed(copy, full))
+
+    def close(self) -> None:
+        """Stop copying, and remove all files."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for executor in self._pools.values():
+            executor.shutdown(cancel_futures=True)
+        for tier in self._tiers:
+            tier.close()
+
+
+def memory_of(value: Any) -> np.ndarray[Any, Any] | None:
+    """The array whose memory an array is a view of, or itself; None for all that is no array."""
+    if type(value) is not np.ndarray:
+        return None
+    while type(value.base) is np.ndarray:
+        value = value.base
+    found: np.ndarray[Any, Any] = value
+    return found
+
+
+def _forget(held: Held) -> None:
+    """Hold on to a value until nobody reads it."""
+
+
+def _no_clock() -> float:
+    return 0.0

@@ -1,0 +1,147 @@
+"""Where tiles can lie: memory of the host, files on disk.
+
+A tier below the first takes what the tier above it has, and gives the same back.  How it keeps
+it is its own affair: whoever uses it holds on to what :meth:`Tier.store` has returned and
+gives that back to :meth:`Tier.load` and :meth:`Tier.free`.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import shutil
+import tempfile
+import weakref
+from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distributed.protocol.serialize import deserialize_bytes, serialize_bytelist
+from distributed.utils import nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a tier has of one tile.
+
+    Attributes
+    ----------
+    content
+        The tier's own.
+    size
+        Bytes that it takes there.
+    """
+
+    content: Any
+    size: int
+
+
+class Tier(ABC):
+    """One kind of memory.  Called from several threads at once, for different tiles.
+
+    Attributes
+    ----------
+    name
+        As reports have it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def store(self, value: Any) -> Held:
+        """Keep a tile.
+
+        Parameters
+        ----------
+        value
+            As the tier above has it.
+
+        Raises
+        ------
+        OSError
+            If there is no room for it, or the tier does not work.
+        Exception
+            If it cannot be kept here at all.
+        """
+
+    @abstractmethod
+    def load(self, held: Held) -> Any:
+        """What was stored, as the tier above has it.
+
+        Raises
+        ------
+        Exception
+            If it cannot be had back.
+        """
+
+    @abstractmethod
+    def free(self, held: Held) -> None:
+        """Forget what was stored; never raises."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Forget everything; nothing is called any more."""
+
+
+class Disk(Tier):
+    """Files, a tile each, in distributed's own serialisation.
+
+    Parameters
+    ----------
+    directory
+        Where to make the directory that files are in.  It is readable for this user alone, and
+        is removed when the tier is closed, or forgotten.
+    compression
+        As ``distributed.worker.memory.spill-compression``.
+    """
+
+    name = "disk"
+
+    def __init__(self, directory: str, compression: str | Literal[False] | None = False) -> None:
+        os.makedirs(directory, exist_ok=True)
+        self.directory = tempfile.mkdtemp(prefix="dasktile-", dir=directory)
+        self._compression: str | Literal[False] | None = compression
+        self._numbers = itertools.count()
+        self._remove = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
+
+    def store(self, value: Any) -> Held:
+        frames = serialize_bytelist(value, compression=self._compression, on_error="raise")
+        # not of the key, which may be anything, and longer than a file's name may be
+        path = os.path.join(self.directory, str(next(self._numbers)))
+        try:
+            with open(path, "xb", buffering=0) as file:
+                for frame in frames:
+                    _write(file, memoryview(frame).cast("B"))
+        except BaseException:
+            self._unlink(path)
+            raise
+        return Held(path, sum(map(nbytes, frames)))
+
+    def load(self, held: Held) -> Any:
+        # arrays of a buffer that can be written to can be written to, as the tile could
+        buffer = bytearray(held.size)
+        with open(held.content, "rb", buffering=0) as file:
+            rest = memoryview(buffer)
+            while rest and (count := file.readinto(rest)):
+                rest = rest[count:]
+        if rest:
+            raise OSError(f"{held.content} should have {held.size} bytes, {len(rest)} are missing")
+        return deserialize_bytes(buffer)
+
+    def free(self, held: Held) -> None:
+        self._unlink(held.content)
+
+    def close(self) -> None:
+        self._remove()
+
+    @staticmethod
+    def _unlink(path: str) -> None:
+        with suppress(OSError):
+            os.remove(path)
+
+
+def _write(file: io.FileIO, frame: memoryview) -> None:
+    while frame:
+        frame = frame[file.write(frame) :]

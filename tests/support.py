@@ -95,6 +95,15 @@ def as_array(graph: HighLevelGraph, name: str, chunks: Chunks, dtype: Any) -> da
     return da.Array(graph, name, chunks, dtype=dtype, meta=np.empty((0,) * len(chunks), dtype))
 
 
+def is_exact(graph: HighLevelGraph) -> bool:
+    """False where dask names a layer that another does not read, as it does for assignments."""
+    try:
+        graph.validate()
+    except ValueError:
+        return False
+    return True
+
+
 def check_graph(graph: HighLevelGraph) -> None:
     """Dependencies are exact, and nothing is there that nobody needs."""
     graph.validate()

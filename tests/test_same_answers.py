@@ -23,7 +23,7 @@ from dasktile.capture.highlevel import capture
 from dasktile.ir import validate
 from dasktile.lower import Lowered, lower
 from tests.expressions import Expression, Value, expressions, grown, outputs
-from tests.support import as_array, check_graph, random_tiling
+from tests.support import as_array, check_graph, is_exact, random_tiling
 
 #: Settings under which rewriting pays even for the smallest arrays.
 EAGER = {
@@ -154,7 +154,8 @@ def in_chosen_tiles(e: Expression) -> None:
             if e.chance(20):
                 new = _tuple(dasktile.optimize(*new))
         for old, array, other in zip(arrays, new, again, strict=True):
-            check_graph(array.dask)
+            if is_exact(old.dask):
+                check_graph(array.dask)
             assert array.dtype == old.dtype
             assert array.shape == old.shape
             assert type(array._meta) is type(old._meta)

@@ -191,6 +191,21 @@ def test_plans_are_well_formed_and_do_no_harm(seed, workers):
         assert tuple(map(sum, tiling.chunks)) == node.shape
 
 
+@pytest.mark.parametrize("chunk, placing", [((3000, 300), False), ((600, 3000), True)])
+def test_what_few_workers_would_do_is_not_spread(chunk, placing):
+    """One tile for all, or more than workers though no multiple of them."""
+    build = Builder()
+    x = build.source((3000, 3000), chunk, pinned=True)
+    if placing:
+        build.elementwise(x)
+    else:
+        build.whole(x, 1)
+    for placed in (False, True):
+        plan = tile(build.program(), workers=4, placed=placed)
+        assert plan.after is plan.before
+        assert (plan.tiled is not None) == (placed and placing)
+
+
 def test_square_matmul_is_near_the_lower_bound():
     build = Builder()
     build.matmul(build.source((4000, 4000), (1000, 1000)), build.source((4000, 4000), (1000, 1000)))

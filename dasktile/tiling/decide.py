@@ -30,6 +30,9 @@ FEWEST_BYTES_SLACK = 1.25
 #: more bytes than it (one worker alone moves nothing).
 UNEVEN = 1.25
 
+#: Beyond this balance it is more than chunks that are not a multiple of the workers.
+CONCENTRATED = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -132,8 +135,7 @@ def _plan(
         method=method,
         before=before.price,
         after=after.price,
-        # where tiles can be placed, the input's own chunks are worth placing too
-        tiled=None if after is before and not (placed and workers > 1) else after.tiled,
+        tiled=None if after is before and not (placed and _worth_placing(before)) else after.tiled,
         lower_bound=bound,
         proven_optimal=proven,
         reasons=tuple(
@@ -142,6 +144,15 @@ def _plan(
         ),
         verdict=verdict or "retiled",
     )
+
+
+def _worth_placing(before: _Candidate) -> bool:
+    """Whether to place the input's own chunks, where tiles can be placed.
+
+    Where few workers have most of the work, as with one chunk for a whole array, Dask leaves
+    what follows where it is, and to spread it moves more than that.
+    """
+    return len(before.price.loads) > 1 and before.price.balance <= CONCENTRATED
 
 
 def _reason(node: Node, tiling: Tiling, verdict: str) -> str:

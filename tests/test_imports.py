@@ -70,6 +70,20 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.replicas": (set(), {"distributed"}),
+    "runtime.tiers": (set(), {"distributed"}),
+    "runtime.store": (
+        {"runtime.engine", "runtime.tiers", "schedule.residency"},
+        {"distributed", "numpy"},
+    ),
+    "runtime.spilling": (
+        {
+            "runtime.nextuse",
+            "runtime.store",
+            "runtime.tiers",
+            "schedule.residency",
+        },
+        {"dask", "distributed"},
+    ),
     "runtime.roots": (set(), {"distributed"}),
     "runtime.install": (
         {"runtime.clients", "runtime.scheduler_plugin", "runtime.worker_plugin"},

@@ -130,6 +130,8 @@ class TileStore(MutableMapping[Any, Any]):
         lanes = {name: pool(executor) for name, executor in self._pools.items()}
         self._engine = Engine({"inline": inline, **lanes})
         self._closed = False
+        #: When a value is needed next, for one that comes in.
+        self.next_use: Callable[[Any], float | None] = _unknown
 
     # Mapping
 
@@ -157,6 +159,7 @@ class TileStore(MutableMapping[Any, Any]):
             instructions = self._residency.add(
                 key,
                 size if memory is None else max(size, memory.nbytes),
+                self.next_use(key),
                 shared=None if memory is None else id(memory),
             )
             entry = _Entry(key, self._residency.life(key), size)
@@ -240,9 +243,28 @@ class TileStore(MutableMapping[Any, Any]):
             self._do(residency.resize(0, None if math.isinf(capacity) else int(capacity)))
         return before - after if after < before else -1
 
+    def resize(self, tier: int, capacity: int | None) -> None:
+        """Give a tier more or less room.
+
+        Parameters
+        ----------
+        tier
+            0 for memory.
+        capacity
+            Bytes, None for no limit.
+        """
+        with self._lock:
+            self._do(self._residency.resize(tier, capacity))
+
     # Asking for several
 
-    def request(self, keys: Iterable[Any], then: Callable[[], object], room: int = 0) -> int:
+    def request(
+        self,
+        keys: Iterable[Any],
+        then: Callable[[], object],
+        room: int = 0,
+        now: float | None = None,
+    ) -> int:
         """Have values in memory, and keep them there.
 
         Parameters
@@ -253,6 +275,8 @@ class TileStore(MutableMapping[Any, Any]):
             Called once they are there, in any thread; must return at once and not raise.
         room
             Bytes that are going to be made of them.
+        now
+            The number of the task that asks, in the order that tasks run in.
 
         Returns
         -------
@@ -270,7 +294,7 @@ class TileStore(MutableMapping[Any, Any]):
             try:
                 found = [key for key in keys if key not in self._lost and key not in self._small]
                 self._touch()
-                self._do(self._residency.request(name, found, room=room))
+                self._do(self._residency.request(name, found, now, room))
             except BaseException:
                 self._waiting.pop(name, None)
                 raise
@@ -281,6 +305,23 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             self._waiting.pop(name, None)
             self._do(self._residency.release(name))
+
+    def expect(self, uses: Mapping[Any, float | None]) -> None:
+        """Say when values are needed next.
+
+        Parameters
+        ----------
+        uses
+            As for :meth:`Residency.expect`; keys that are not there are passed over.
+        """
+        if uses:
+            with self._lock:
+                self._do(self._residency.expect(uses))
+
+    def look(self, until: float) -> None:
+        """Say which tasks will ask soon, as for :meth:`Residency.look`."""
+        with self._lock:
+            self._do(self._residency.look(until))
 
     def _touch(self) -> None:
         """Tell the residency what was read."""
@@ -426,6 +467,10 @@ def memory_of(value: Any) -> np.ndarray[Any, Any] | None:
 
 def _forget(held: Held) -> None:
     """Hold on to a value until nobody reads it."""
+
+
+def _unknown(key: Any) -> None:
+    pass
 
 
 def _no_clock() -> float:

@@ -1,0 +1,162 @@
+"""Workers with a store: the same results, fetched before tasks and peers read them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Worker, WorkerPlugin, wait
+
+from dasktile.runtime.spilling import Spilling, make_store, worker_data
+from dasktile.runtime.store import TileStore
+
+LIMIT = 60
+SIZE = 200_000
+
+
+class Attach(WorkerPlugin):
+    """Puts a store into workers."""
+
+    name = "store"
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def setup(self, worker: Worker) -> None:
+        store = worker.data
+        if not isinstance(store, TileStore):
+            store = make_store(worker.local_directory, self.limit)
+        self.spilling = Spilling(worker, store)
+        self.spilling.attach()
+        worker.spilling = self.spilling  # type: ignore[attr-defined]
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        self.spilling.transition(key, start, finish)
+
+    def teardown(self, worker: Worker) -> None:
+        self.spilling.detach()
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Only results count, not what the test's process takes."""
+    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
+    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
+    with dask.config.set(settings):
+        yield
+
+
+def stores(cluster: LocalCluster) -> list[TileStore]:
+    found = [worker.data for worker in cluster.workers.values()]
+    assert all(isinstance(store, TileStore) for store in found)
+    return found
+
+
+def watched(store: TileStore) -> list[str]:
+    """Names of the threads that have waited for a value to be read back."""
+    names: list[str] = []
+    fetched = store._fetched
+
+    def fetch(key: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return fetched(key)
+
+    store._fetched = fetch  # type: ignore[method-assign]
+    return names
+
+
+@pytest.mark.parametrize("threads", (1, 3))
+def test_results_larger_than_memory(quiet: None, threads: int) -> None:
+    with (
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=threads,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=f"{20 * SIZE} B",
+            data=worker_data(memory_limit=20 * SIZE),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(Attach(20 * SIZE))
+        waited = [watched(store) for store in stores(cluster)]
+        rng = np.random.default_rng(0)
+        X = rng.random((40 * 25, 1000))
+        x = client.persist(da.from_array(X, chunks=(25, 1000)))
+        wait(x, timeout=LIMIT)
+        assert all(store.spilled_total.memory > 0 for store in stores(cluster))
+        np.testing.assert_allclose((x - x.mean(axis=0)).sum().compute(), 0, atol=1e-6)
+        np.testing.assert_allclose((x.T @ x).compute(), X.T @ X)
+        np.testing.assert_array_equal(x.compute(), X)
+        assert not any(waited)
+        for worker in cluster.workers.values():
+            assert worker.spilling.errors == 0
+        del x
+        deadline(lambda: not any(map(len, stores(cluster))))
+
+
+def deadline(condition: Any) -> None:
+    done = threading.Event()
+    for _ in range(LIMIT * 50):
+        if condition():
+            return
+        done.wait(0.02)
+    raise AssertionError("not in time")
+
+
+def test_put_in_and_taken_out(quiet: None) -> None:
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=2,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=f"{20 * SIZE} B",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        [worker] = cluster.workers.values()
+        before = worker.data, worker.handlers["get_data"], worker.execute
+        X = np.random.default_rng(0).random((40 * 25, 1000))
+        x = client.persist(da.from_array(X, chunks=(25, 1000)))
+        wait(x, timeout=LIMIT)
+        client.register_plugin(Attach(20 * SIZE))
+        [store] = stores(cluster)
+        assert len(store) == 40
+        assert not before[0]
+        np.testing.assert_array_equal((x + 1).compute(), X + 1)
+        client.unregister_worker_plugin("store")
+        assert (worker.data, worker.handlers["get_data"], worker.execute) == before
+        assert len(worker.data) == 40
+        assert not len(store)
+        np.testing.assert_array_equal((x + 1).compute(), X + 1)
+
+
+def test_errors_reach_whoever_asks(quiet: None) -> None:
+    with (
+        LocalCluster(
+            n_workers=1,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=f"{2 * SIZE} B",
+            data=worker_data(memory_limit=2 * SIZE),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(Attach(2 * SIZE))
+        [store] = stores(cluster)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(3), pure=False)
+        wait(tiles, timeout=LIMIT)
+        store._engine.wait_all(LIMIT)
+        for held in store.slow.values():
+            store._tiers[0].free(held)
+        results = client.map(np.sum, tiles)
+        wait(results, timeout=LIMIT)
+        states = sorted(result.status for result in results)
+        assert states == ["error", "error", "finished"]
+        assert client.submit(lambda: 5).result(LIMIT) == 5

@@ -10,8 +10,9 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Worker, WorkerPlugin, wait
+from distributed import Client, LocalCluster, SchedulerPlugin, Worker, WorkerPlugin, wait
 
+from dasktile.runtime.nextuse import tell
 from dasktile.runtime.spilling import Spilling, make_store, worker_data
 from dasktile.runtime.store import TileStore
 
@@ -42,6 +43,15 @@ class Attach(WorkerPlugin):
         self.spilling.detach()
 
 
+class Tell(SchedulerPlugin):
+    """Tells workers which tasks will read what they make."""
+
+    name = "tell"
+
+    def update_graph(self, scheduler: Any, *, tasks: Any = (), **kwargs: Any) -> None:
+        tell(scheduler.tasks[key] for key in tasks if scheduler.tasks[key].state == "released")
+
+
 @pytest.fixture
 def quiet() -> Iterator[None]:
     """Only results count, not what the test's process takes."""
@@ -70,8 +80,8 @@ def watched(store: TileStore) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("threads", (1, 3))
-def test_results_larger_than_memory(quiet: None, threads: int) -> None:
+@pytest.mark.parametrize("threads, told", ((1, False), (3, False), (2, True)))
+def test_results_larger_than_memory(quiet: None, threads: int, told: bool) -> None:
     with (
         LocalCluster(
             n_workers=2,
@@ -84,6 +94,8 @@ def test_results_larger_than_memory(quiet: None, threads: int) -> None:
         Client(cluster) as client,
     ):
         client.register_plugin(Attach(20 * SIZE))
+        if told:
+            client.register_plugin(Tell())
         waited = [watched(store) for store in stores(cluster)]
         rng = np.random.default_rng(0)
         X = rng.random((40 * 25, 1000))

@@ -192,6 +192,68 @@ def test_places_that_are_not_known(places: str) -> None:
     assert (len(found) == 1) == bool(places)
 
 
+def test_every_thread_keeps_work_where_one_task_reads_the_others() -> None:
+    """Many tasks of a layer in one cone are work for one thread."""
+    graph = Graph()
+    for op in "abcd":
+        graph.add(op)
+    graph.add("e", *"abcd")
+    chain = name("chain")
+    graph.layers[chain] = {}
+    graph.dependencies[chain] = {name("e")}
+    for block in (0, 1):
+        before = (name("e"), block)
+        for step in range(4):
+            # all at the home of the block
+            key = (chain, block, step)
+            graph.layers[chain][key] = Task(key, total, step, TaskRef(before))
+            before = key
+    graph.layers[name("f")] = {
+        (name("f"), block): Task((name("f"), block), total, block, TaskRef((chain, block, 3)))
+        for block in (0, 1)
+    }
+    graph.dependencies[name("f")] = {chain}
+    assert left(graph.coned("f")) == {"f"}
+    assert "chain" in left(graph.coned("f", threads=2))
+
+
+def test_what_is_elsewhere_is_not_drawn_here() -> None:
+    """Dask makes one task of two if the second reads nothing but the first."""
+    graph = Graph()
+    for op in "tl":
+        graph.add(op)
+    graph.add("p", "t")
+    graph.add("r", "p", "l", blocks=((1, 0), (0, 1)))
+    assert {"p", "l", "r"} <= left(graph.coned("r", light="l"))
+    # unless the part goes to another task too
+    graph.add("o", "p")
+    graph.add("s", "r", "o", blocks=((0, 1), (1, 0)))
+    assert "l" not in left(graph.coned("s", light="l"))
+
+
+def test_keys_that_are_no_tiles() -> None:
+    graph = diamond()
+    for key in [(name("b"), "extra", 0), name("c")]:
+        graph.layers[key[0] if isinstance(key, tuple) else key][key] = Task(key, total, 5)
+    assert "d" in left(graph.coned("d"))
+
+
+@pytest.mark.parametrize("reads", (False, True))
+def test_cones_that_read_tiles_are_no_roots(reads: bool) -> None:
+    graph = Graph()
+    graph.add("r")
+    graph.add("f")
+    graph.add("o", "f")
+    graph.add("m", *(("r", "f") if reads else ("r",)))
+    graph.add("s", "m", "o")
+    for key, task in graph.layers[name("r")].items():
+        graph.layers[name("r")][key] = Task(key, total, *task.args, _data_producer=True)
+    found = graph.coned("s", work=2, light="r", s=9)
+    assert "r" not in left(found)
+    for block in (0, 1):
+        assert found[name("m"), block].data_producer == (not reads)
+
+
 def test_dask_does_not_look_into_cones() -> None:
     """Its array optimisation takes a slice of a slice for the only one."""
     graph = diamond()

@@ -82,3 +82,25 @@ def test_a_plan_for_few_workers_is_none_for_many() -> None:
     name = f"sum-dasktile-2_0e1-{HASH}"
     assert Homes(["a", "b", "c"]).layer(name) is not None
     assert Homes(["a", "b", "c", "d"]).layer(name) is None
+
+
+def test_who_joins_takes_the_place_that_is_missed() -> None:
+    homes = Homes(list("abcd"))
+    homes.lose("d")
+    assert homes.table(3) == ("a", "b", "c")
+    homes.lose("c")
+    homes.join("e")
+    assert homes.table(3) == ("a", "b", "e")
+    homes.join("f")
+    assert homes.vacant == ()
+
+
+def test_who_comes_back_has_its_place_again() -> None:
+    homes = Homes(list("abc"))
+    homes.table(3)
+    homes.lose("b")
+    homes.lose("a")
+    homes.join("a")
+    assert homes.vacant == ("b",)
+    homes.join("d")
+    assert homes.table(3) == ("a", "d", "c")

@@ -768,3 +768,19 @@ def test_one_graph_for_old_and_new() -> None:
     np.testing.assert_array_equal(found[0], found[1])
     joined = dask.compute(lazy, new, lazy + new.rechunk(lazy.chunks), scheduler="sync")
     np.testing.assert_array_equal(joined[0] * 2, joined[2])
+
+
+def test_steps_whose_keys_are_no_tiles() -> None:
+    """Dask's scan by hand has keys of its own below the name of its layer."""
+    X, W = np.random.default_rng(0).random((2, 40, 40))
+    x, w = da.from_array(X, chunks=(5, 40)), da.from_array(W, chunks=5)
+    largest = da.reductions.cumreduction(
+        lambda a, axis=None, dtype=None, out=None: np.maximum.accumulate(a, axis=axis),
+        np.maximum, -np.inf, x @ w, axis=0, dtype="f8",
+    )  # fmt: skip
+    with dask.config.set(EAGER):
+        new = dasktile.optimize((largest + 1) @ w.T, workers=4)
+    assert any("-dasktile-" in name for name in new.dask.layers)
+    np.testing.assert_allclose(
+        new.compute(scheduler="sync"), (np.maximum.accumulate(X @ W) + 1) @ W.T
+    )

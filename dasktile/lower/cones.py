@@ -141,10 +141,12 @@ class _Cones:
         #: How many tasks of a layer are at a home.
         self.alike: Counter[tuple[str, Hashable]] = Counter()
         for key in reversed(self.order):
-            if self.homes[key] is None and isinstance(self.tasks[key], Anchored):
+            task = self.tasks[key]
+            if self.homes[key] is None and isinstance(task, Anchored):
                 # slices are where the tile is
-                [tile] = self.tasks[key].dependencies
-                self.homes[key] = self.at(tile)
+                tiles = [read for read in task.dependencies if not self.is_free(read)]
+                if len(tiles) == 1:
+                    self.homes[key] = self.at(tiles[0])
             self.alike[self.layer[key], self.homes[key]] += 1
 
     def _placement(self, name: str) -> Placement | None:
@@ -160,10 +162,11 @@ class _Cones:
         placement = self._placement(name)
         if placement is None or type(key) is not tuple:
             return None
-        if placement.follow is None:
-            return placement.mesh, placement.position(key[1:])
-        array, axes = placement.follow
-        return array, tuple(0 if axis is None else key[1 + axis] for axis in axes)
+        if placement.follow is not None:
+            block = placement.followed(key[1:])
+            return None if block is None else (placement.follow[0], block)
+        position = placement.position_of(key[1:])
+        return None if position is None else (placement.mesh, position)
 
     def _backwards(self) -> list[Any]:
         """All keys, readers before what they read."""
@@ -235,11 +238,15 @@ class _Cones:
         return self.limits.size.get(_name(key).rpartition("-")[2], 0)
 
     def _wrong(self) -> set[tuple[str, str]]:
-        """Pairs of layers that must stay apart, as cones would need more at once."""
+        """Pairs of layers that must stay apart.
+
+        As cones would need more at once, or would leave threads without work, or as Dask
+        would make a task elsewhere one with a cone that reads nothing else.
+        """
         members: dict[Any, list[Any]] = {}
         for key, last in self.last.items():
             members.setdefault(last, []).append(key)
-        wrong = set()
+        wrong = self._few(members) | self._drawn(members)
         for last, keys in members.items():
             if len(keys) == 1:
                 continue
@@ -258,6 +265,52 @@ class _Cones:
                     if read in inside
                     and self.layer[read] not in self.limits.light
                     and (key == last or self._shrinks(read))
+                }
+        return wrong
+
+    def _few(self, members: Mapping[Any, list[Any]]) -> set[tuple[str, str]]:
+        """Pairs of layers in cones that are fewer than threads, though their tasks were not."""
+        if self.limits.threads == 1:
+            return set()
+        cones = Counter(
+            (self.layer[key], self.homes[key])
+            for last, keys in members.items()
+            for key in {self.layer[key]: key for key in keys}.values()
+        )
+        return {
+            (self.layer[key], self.layer[reader])
+            for keys in members.values()
+            if len(keys) > 1
+            for key in keys
+            for reader in self.readers.get(key, ())
+            if self.last[key] != key
+            and cones[self.layer[key], self.homes[key]] < self.limits.threads
+            and self.alike[self.layer[key], self.homes[key]] >= self.limits.threads
+        }
+
+    def _drawn(self, members: Mapping[Any, list[Any]]) -> set[tuple[str, str]]:
+        """Pairs of layers in cones that read one task, of another worker, that reads more."""
+        wrong = set()
+        for last, keys in members.items():
+            if len(keys) == 1:
+                continue
+            inside = set(keys)
+            outer = {read for key in keys for read in self.tasks[key].dependencies} - inside
+            if len(outer) != 1:
+                continue
+            [read] = outer
+            task = self.tasks.get(read)
+            if (
+                type(task) is Task
+                and task.dependencies
+                and len(self.readers[read]) == 1
+                and self.at(read) not in (None, self.homes[last])
+            ):
+                wrong |= {
+                    (self.layer[key], self.layer[reader])
+                    for key in keys
+                    for reader in self.readers.get(key, ())
+                    if key != last
                 }
         return wrong
 
@@ -281,24 +334,42 @@ class _Cones:
                 if keys is not None:
                     tasks[key] = task
                     if len(keys) > 1:
-                        tasks[key] = _one_task([self.tasks[member] for member in keys])
+                        tasks[key] = self._one_task(keys)
             layers[name] = MaterializedLayer(
                 tasks, collection_annotations=layer.collection_annotations
             )
         return layers, self._dependencies(layers, reads, changed)
+
+    def _one_task(self, keys: list[Any]) -> Task:
+        """A task that does what several do, of the key of the last.
+
+        As ``Task.fuse`` makes it, except for the function: tasks of that one are rewritten by
+        ``dask.array.optimization.optimize``, which makes one slice of a slice of another as if
+        the latter had no other reader.  Checked with dask 2026.7.1 and 2026.8.0.  What reads
+        tiles too is none of the tasks that distributed takes for roots.
+        """
+        fused: Any = Task.fuse(*(self.tasks[key] for key in keys))
+        is_root = fused.data_producer and all(map(self.is_free, fused.dependencies))
+        return Task(fused.key, run_cone, *fused.args, _data_producer=is_root)
 
     def _dependencies(
         self, layers: dict[str, Layer], reads: dict[str, set[str]], changed: Iterable[str]
     ) -> dict[str, set[str]]:
         """What layers read now; those of which nothing is left are dropped."""
         changed = set(changed)
+        others: dict[Any, str] | None = None
         for name in changed:
-            below = self._below(name)
-            found = {
-                self.layer.get(read) or below.get(read, name)
-                for task in layers[name].values()
-                for read in task.dependencies
-            }
+            found = {name}
+            for task in layers[name].values():
+                for read in task.dependencies:
+                    layer = self.layer.get(read)
+                    if layer is None and _name(read) in self.layers:
+                        layer = _name(read)
+                    if layer is None:
+                        if others is None:
+                            others = self._others()
+                        layer = others.get(read, name)
+                    found.add(layer)
             reads[name] = found - {name}
         for name in [name for name in changed if not layers[name]]:
             del layers[name], reads[name]
@@ -306,32 +377,15 @@ class _Cones:
             name: {other for other in names if other in layers} for name, names in reads.items()
         }
 
-    def _below(self, name: str) -> dict[Any, str]:
+    def _others(self) -> dict[Any, str]:
         """For keys of layers that are not ours, the layer that holds them."""
-        found: dict[Any, str] = {}
-        mine, seen = set(self.mine), set[str]()
-        stack = [name]
-        while stack:
-            for other in self.dependencies[stack.pop()]:
-                if other in seen:
-                    continue
-                seen.add(other)
-                if other in mine:
-                    stack.append(other)
-                else:
-                    found.update(dict.fromkeys(self.layers[other], other))
-        return found
-
-
-def _one_task(tasks: list[Any]) -> Task:
-    """A task that does what several do, of the key of the last.
-
-    As ``Task.fuse`` makes it, except for the function: tasks of that one are rewritten by
-    ``dask.array.optimization.optimize``, which makes one slice of a slice of another as if
-    the latter had no other reader.  Checked with dask 2026.7.1 and 2026.8.0.
-    """
-    fused: Any = Task.fuse(*tasks)
-    return Task(fused.key, run_cone, *fused.args, _data_producer=fused.data_producer)
+        mine = set(self.mine)
+        return {
+            key: name
+            for name, layer in self.layers.items()
+            if name not in mine
+            for key in layer.get_output_keys()
+        }
 
 
 def run_cone(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:

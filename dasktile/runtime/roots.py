@@ -169,7 +169,14 @@ class Roots:
             while waiting and slots:
                 priority, _, key = waiting[0]
                 ts = self.scheduler.tasks.get(key)
-                if ts is None or ts.state != "no-worker" or self.homes.get(key) != home:
+                if (
+                    ts is None
+                    or ts.state != "no-worker"
+                    or ts.priority != priority
+                    or self.homes.get(key) != home
+                    or key in recommendations
+                ):
+                    # it has run, moved, or was asked for again
                     heapq.heappop(waiting)
                     continue
                 chosen = self._chosen(home, priority, slots)

@@ -128,6 +128,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             # one that was put in its place has what is on the scheduler
             self._let_go()
         else:
+            self._guard(self._recount)
             if self.roots.homes:
                 self._guard(self.roots.look)
             self._watch = self.loop.call_later(WATCH, self._look)
@@ -165,18 +166,38 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _idle(self) -> bool:
         """True if no task runs or could, so that no home matters to any."""
         scheduler = self.scheduler
-        busy = scheduler.unrunnable or scheduler.queued
+        # others that no worker can run may stay for ever
+        busy = scheduler.queued or any(map(is_ours, scheduler.unrunnable))
         return not (busy or any(ws.processing for ws in scheduler.workers.values()))
+
+    def _order(self) -> list[str]:
+        """The workers that there are, as meshes are laid over them."""
+        return worker_order(
+            {
+                address: (ws.host, ws.name)
+                for address, ws in self.scheduler.workers.items()
+                if not _is_leaving(ws)
+            }
+        )
 
     def _lay_out(self) -> None:
         """Lay meshes over the workers that there are."""
-        workers = self.scheduler.workers
-        self._names = {address: ws.name for address, ws in workers.items()}
-        stay = {
-            address: (ws.host, ws.name) for address, ws in workers.items() if not _is_leaving(ws)
-        }
-        self.homes.replace(worker_order(stay))
+        self._names = {address: ws.name for address, ws in self.scheduler.workers.items()}
+        self.homes.replace(self._order())
         self._publish()
+
+    def _recount(self) -> None:
+        """See whether there are workers that nobody has told of, or in another order.
+
+        Such as those whose retirement was called off.
+        """
+        order = self._order()
+        if order != self.homes.workers:
+            if self._idle():
+                self._lay_out()
+            else:
+                for address in sorted(set(order).difference(self.homes.workers)):
+                    self._come(address)
 
     def _publish(self) -> None:
         if self.placement:
@@ -290,9 +311,17 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _place(self, keys: Iterable[Any]) -> None:
         """Give new tasks of a plan their homes."""
-        for address in list(self.homes.workers):
-            if _is_leaving(self.scheduler.workers.get(address)):
-                self.homes.lose(address)
+        # of a worker that came just now nobody may have told yet
+        self._recount()
+        leaving = [
+            address
+            for address in self.homes.workers
+            if _is_leaving(self.scheduler.workers.get(address))
+        ]
+        for address in leaving:
+            self.homes.lose(address)
+        if leaving:
+            self._publish()
         every = self.scheduler.tasks
         layers: dict[Any, Layer | None] = {}
         homes: dict[Any, str] = {}

@@ -13,6 +13,10 @@ from dasktile.schedule.placement import MARK, Placement, decode
 SLICES = "rechunk-split-"
 
 
+#: Workers that are gone, and whose places are still told apart.
+_REMEMBERED = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """Homes of the tasks of one layer; without a placement they are where what they read is."""
@@ -23,22 +27,14 @@ class Layer:
     def home(self, index: Any) -> str | None:
         """Address for a task; None where it follows what it reads, or an array, or is no tile."""
         placement = self.placement
-        if placement is None or placement.follow is not None or type(index) is not tuple:
+        if placement is None or placement.follow is not None:
             return None
-        try:
-            return self.addresses[placement.position(index)]
-        except TypeError:
-            # Dask's own steps on a plan's arrays may have names of the plan and any keys
-            return None
+        position = placement.position_of(index)
+        return None if position is None else self.addresses[position]
 
     def followed(self, index: Any) -> tuple[int, ...] | None:
         """The block of an array that a task's home is the home of, None if it is of none."""
-        if self.placement is None or self.placement.follow is None or type(index) is not tuple:
-            return None
-        _, axes = self.placement.follow
-        if any(axis is not None and axis >= len(index) for axis in axes):
-            return None
-        return tuple(0 if axis is None else index[axis] for axis in axes)
+        return None if self.placement is None else self.placement.followed(index)
 
 
 class Homes:
@@ -76,6 +72,9 @@ class Homes:
         if address in self._places:
             self._vacant[address] = self.workers.index(address)
             self.workers.remove(address)
+            if len(self._vacant) > _REMEMBERED:
+                # on a scheduler that is never idle workers come and go for ever
+                del self._vacant[next(iter(self._vacant))]
             self._changed()
 
     def join(self, address: str, instead_of: str | None = None) -> None:
@@ -91,14 +90,23 @@ class Homes:
         if address in self._places:
             return
         if instead_of not in self._vacant:
-            instead_of = next(iter(self._vacant), None)
+            instead_of = address if address in self._vacant else self._missed()
+        self._heirs.pop(address, None)
         if instead_of is None:
             self.workers.append(address)
         else:
             self.workers.insert(self._vacant.pop(instead_of), address)
-            self._heirs[instead_of] = address
-            self._heirs.pop(address, None)
+            if instead_of != address:
+                self._heirs[instead_of] = address
+                # it is there, wherever it was before
+                self._vacant.pop(address, None)
         self._changed()
+
+    def _missed(self) -> str | None:
+        """Of the workers that are gone the last that a mesh was laid over, or else the last."""
+        used = {self._heir(one) for first in self._first.values() for one in first}
+        last = list(reversed(self._vacant))
+        return next((one for one in last if one in used), next(iter(last), None))
 
     @property
     def vacant(self) -> tuple[str, ...]:

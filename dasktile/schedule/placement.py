@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dasktile.ir import Share
 
@@ -76,6 +76,27 @@ class Placement:
                 # past the last block; shorter indices are of the first
                 place += offsets[-1] if dimension < len(index) else offsets[0]
         return place
+
+    def position_of(self, index: Any) -> int | None:
+        """The same for the rest of any key, None where that is no index of a tile.
+
+        Dask's own steps on arrays of a plan may have names of the plan, and any keys.
+        """
+        if type(index) is not tuple:
+            return None
+        try:
+            return self.position(index)
+        except TypeError:
+            return None
+
+    def followed(self, index: Any) -> tuple[int, ...] | None:
+        """The block of the array followed that is at home with this tile, None if none is."""
+        if self.follow is None or type(index) is not tuple:
+            return None
+        _, axes = self.follow
+        if any(axis is not None and axis >= len(index) for axis in axes):
+            return None
+        return tuple(0 if axis is None else index[axis] for axis in axes)
 
     @cached_property
     def _offsets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:

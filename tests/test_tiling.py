@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,6 +205,21 @@ def test_what_few_workers_would_do_is_not_spread(chunk, placing):
         plan = tile(build.program(), workers=4, placed=placed)
         assert plan.after is plan.before
         assert (plan.tiled is not None) == (placed and placing)
+
+
+def test_what_lies_unevenly_is_not_moved_for_that():
+    """Eight blocks that the scheduler has put on seven of eight workers."""
+    build = Builder()
+    a = build.source((20_000, 4000), (2500, 4000), pinned=True)
+    u = build.matmul(a, build.source((4000, 32), (4000, 32)))
+    build.matmul(a, u, ta=True)
+    homes = tuple((min(block, 6),) for block in range(8))
+    program = build.program(u, 3)
+    located = replace(program.nodes[a], homes=homes)
+    program = replace(program, nodes=(located, *program.nodes[1:]))
+    plan = tile(program, workers=8, placed=True)
+    assert plan.before.bytes < 20_000_000
+    assert plan.after.bytes <= plan.before.bytes
 
 
 def test_square_matmul_is_near_the_lower_bound():

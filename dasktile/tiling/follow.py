@@ -231,9 +231,17 @@ def _cuttable(node: Node, label: int, sizes: tuple[int, ...], anew: bool) -> boo
 
 
 def followed(
-    node: Node, follow: Follow, array: Node, shapes: Sequence[tuple[int, ...]], workers: int
+    node: Node,
+    follow: Follow,
+    array: Node,
+    shapes: Sequence[tuple[int, ...]],
+    workers: int,
+    most: float = UNEVEN,
 ) -> Followed | None:
-    """What workers then do, hold and need; None where that is too uneven."""
+    """What workers then do, hold and need.
+
+    None where the busiest would have more than `most` times the mean to do.
+    """
     grid = _owners(array, workers)
     cut = {label: axis for axis, label in enumerate(follow.dims) if label is not None}
     order = [label for label in range(len(node.labels)) if label in cut]
@@ -266,7 +274,7 @@ def followed(
     maps = tuple(AxisMap(label) for label in range(len(node.labels)))
     work = blocks(maps, tuple(label.size for label in node.labels), owned, order)
     volume = work.volume()
-    if volume.max() * workers > UNEVEN * max(volume.sum(), 1.0):
+    if volume.max() * workers > most * max(volume.sum(), 1.0):
         return None
     needs = []
     for edge, shape in zip(node.edges, shapes, strict=True):

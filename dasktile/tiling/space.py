@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
 from dasktile.tiling.follow import (
+    UNEVEN,
     Followed,
     candidates,
     followed,
@@ -215,7 +216,9 @@ class Space:
             edges = tuple(edge.axes for edge in node.edges)
             key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes))
             if key not in self._followed:
-                self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers)
+                # the input's own chunks are where they are, however uneven that is
+                most = UNEVEN if self.axes.free else math.inf
+                self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers, most)
             then = self._followed[key]
             if then is not None:
                 found.append((follow, then))

@@ -68,23 +68,35 @@ def test_the_first_reader_that_has_not_run() -> None:
     assert uses.of("x") == math.inf
 
 
-def test_readers_elsewhere_count_until_later_ones_run_here() -> None:
+def test_readers_elsewhere_count_until_later_ones_run_here_for_a_while() -> None:
     x = task("x", 0, "memory", annotations={ANNOTATION: [[0, 1, 4], (0, 1, 8)]})
-    uses = NextUses({"x": x})
+    uses = NextUses({"x": x}, patience=2)
     assert uses.of("x") == at(4)
-    assert uses.advance((0, 1, 3)) == {}
-    assert uses.advance((0, 1, 4)) == {"x": at(8)}
-    assert uses.advance((0, 1, 2)) == {}
-    assert uses.now == at(4)
-    assert uses.advance((0, 2, 0)) == {"x": math.inf}
+    assert uses.advance([(0, 1, 5), (0, 1, 6)]) == {}
+    assert uses.of("x") == at(4)
+    assert uses.advance([(0, 1, 6)]) == {}
+    # other graphs say nothing, and what is urgent neither
+    assert uses.advance([(-1, 2, 0), (0, 3, 9)]) == {"x": at(8)}
+    for _ in range(5):
+        assert uses.advance([(0, 2, 9)]) == {}
+    assert uses.of("x") == at(4)
+    uses.forget("x")
+
+
+def test_readers_that_ran_here_are_not_waited_for() -> None:
+    x = task("x", 0, "memory", annotations={ANNOTATION: [(0, 1, 4), (0, 1, 8)]})
+    x.dependents = [task("a", 4, "memory")]
+    uses = NextUses({"x": x})
+    assert uses.of("x") == at(8)
+    x.dependents.append(task("b", 8))
+    assert uses.of("x", without="b") == math.inf
 
 
 def test_what_very_many_read_is_always_needed() -> None:
     readers = [task(order, order) for order in range(MANY + 1)]
     x = task("x", 0, "memory", dependents=readers)
     uses = NextUses({"x": x})
-    uses.advance((0, 1, 2))
-    assert uses.of("x") == at(2)
+    assert uses.of("x") == -math.inf
     for reader in readers:
         reader.state = "memory"
     assert uses.of("x") == math.inf

@@ -12,7 +12,6 @@ from dasktile.schedule.residency import (
     Copy,
     Drop,
     Instruction,
-    Lost,
     Ready,
     Residency,
     Settings,
@@ -32,7 +31,7 @@ class Worker:
         self.flights: list[Copy] = []
         self.ready: set[Hashable] = set()
         self.asked: dict[Hashable, list[tuple[Hashable, int]]] = {}
-        self.lost: list[Hashable] = []
+        self.unread: set[Hashable] = set()
         self.read = self.written = 0
 
     def do(self, instructions: Sequence[Instruction]) -> None:
@@ -62,10 +61,11 @@ class Worker:
                     assert name not in self.ready
                     self.ready.add(name)
                     for key, life in self.asked[name]:
-                        assert 0 in self.on[key, life] or not self.is_there(key, life)
-                case Lost(key, life):
-                    assert not self.on[key, life]
-                    self.lost.append(key)
+                        assert (
+                            0 in self.on[key, life]
+                            or not self.is_there(key, life)
+                            or key in self.unread
+                        )
 
     def is_there(self, key: Hashable, life: int) -> bool:
         return key in self.residency and self.residency.life(key) == life
@@ -90,6 +90,7 @@ class Worker:
     def finish(self, which: int = 0, failed: bool = False, full: bool = False) -> None:
         copy = self.flights.pop(which)
         if failed:
+            self.unread |= {copy.key} if copy.target < copy.source and not full else set()
             self.do(self.residency.failed(copy, full))
             return
         self.on[copy.key, copy.life].add(copy.target)
@@ -398,19 +399,72 @@ def test_a_disk_with_a_limit() -> None:
     assert worker.residency.used == [2, 2]
 
 
-def test_what_cannot_be_read_is_lost() -> None:
+def test_what_cannot_be_read_is_told_and_tried_again() -> None:
     worker = Worker(1, None)
-    worker.add("a")
-    worker.add("b")
+    worker.add("a", next_use=1)
+    worker.add("b", next_use=0)
     worker.settle()
     worker.request("task", "a")
-    # the first writes b
-    worker.finish()
+    while worker.flights[0].target > 0:
+        worker.finish()
     worker.finish(failed=True)
-    assert worker.lost == ["a"]
-    assert "a" not in worker.residency
     assert worker.ready == {"task"}
+    assert worker.residency.tiers("a") == (1,)
     worker.release("task")
+    worker.settle()
+    # not before it is asked for
+    assert worker.residency.tiers("a") == (1,)
+    worker.unread.clear()
+    worker.request("next", "a")
+    worker.settle()
+    assert worker.ready == {"next"}
+    assert worker.top("a") == 0
+
+
+def test_urgent_tasks_do_not_wait_for_room() -> None:
+    worker = Worker(3, None)
+    for key in "abcdef":
+        worker.add(key)
+    worker.settle()
+    worker.request("first", "a", "b")
+    worker.request("second", "c", "d")
+    worker.request("third", "c", "e")
+    worker.settle()
+    assert worker.ready == {"first"}
+    worker.do(worker.residency.urge("third"))
+    worker.do(worker.residency.urge("nobody"))
+    worker.settle()
+    assert worker.ready == {"first", "third"}
+    worker.release("first")
+    worker.release("third")
+    worker.settle()
+    assert worker.ready == {"second"}
+
+
+def test_views_of_a_part_come_back_as_small_as_they_are() -> None:
+    worker = Worker(50, None)
+    for number in range(5):
+        worker.add(("view", number), 2, shared="memory", memory=40)
+    worker.add("a", 20)
+    worker.settle()
+    assert worker.residency.used == [20, 10]
+    worker.request("task", *(("view", number) for number in range(5)))
+    worker.settle()
+    assert worker.residency.used[0] == 30
+
+
+def test_nothing_is_remembered_of_what_is_gone() -> None:
+    worker = Worker(10, None)
+    for number in range(3000):
+        worker.add(number, 4, number)
+        worker.request("task", number, now=number)
+        worker.release("task")
+        worker.do(worker.residency.expect({number: INF}))
+        worker.settle()
+        worker.do(worker.residency.remove(number))
+    victims = worker.residency._victims
+    assert sum(len(heap) for one in victims for heap in one._heaps) < 200
+    assert len(worker.residency._next) < 200
 
 
 def test_a_device_that_has_less_room_than_it_says() -> None:

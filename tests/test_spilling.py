@@ -10,7 +10,15 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, SchedulerPlugin, Worker, WorkerPlugin, wait
+from distributed import (
+    Client,
+    LocalCluster,
+    SchedulerPlugin,
+    Worker,
+    WorkerPlugin,
+    wait,
+    worker_client,
+)
 
 from dasktile.runtime.nextuse import tell
 from dasktile.runtime.spilling import Spilling, make_store, worker_data
@@ -172,3 +180,34 @@ def test_errors_reach_whoever_asks(quiet: None) -> None:
         states = sorted(result.status for result in results)
         assert states == ["error", "error", "finished"]
         assert client.submit(lambda: 5).result(LIMIT) == 5
+
+
+def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
+    def inner(x: np.ndarray) -> float:
+        return float(x.sum())
+
+    def outer(x: np.ndarray, tiles: list[Any]) -> float:
+        with worker_client() as client:
+            sums = client.map(inner, tiles, pure=False)
+            return sum(client.gather(sums)) + float(x[0]) + client.gather(tiles[-1])[0]
+
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=f"{3 * SIZE} B",
+            data=worker_data(memory_limit=3 * SIZE),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(Attach(3 * SIZE))
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
+        wait(tiles, timeout=LIMIT)
+        found = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
+        assert found == 15 * (SIZE // 8) + 5
+
+
+class _Hidden(list):  # type: ignore[type-arg]
+    """A list that Dask does not look into."""

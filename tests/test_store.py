@@ -242,15 +242,88 @@ def test_a_file_that_is_gone(make: Callable[..., Made], caplog: pytest.LogCaptur
     for name in os.listdir(one.disk.directory):
         os.remove(os.path.join(one.disk.directory, name))
     for _ in range(2):
-        with pytest.raises(LostTileError, match="'a' could not be read back"):
+        with pytest.raises(LostTileError, match="'a' could not be read back: FileNotFound"):
             one.store["a"]
     assert "a" in one.store
-    assert "'a' is lost" in caplog.text
-    one.settle()
-    assert len(one.store.slow) == one.files() <= 1
+    assert "'a' could not be read back" in caplog.text
     del one.store["a"]
     one.store["a"] = tile(5)
     assert one.store["a"][0] == 5
+
+
+def test_what_could_not_be_read_can_later(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(1.5)
+    for number, key in enumerate("ab"):
+        one.store[key] = tile(number)
+    one.settle()
+    load = one.disk.load
+    monkeypatch.setattr(one.disk, "load", lambda held: 1 / 0)
+    there = threading.Event()
+    name = one.store.request(["a"], there.set)
+    assert there.wait(LIMIT)
+    assert "a" not in one.store.fast
+    one.store.release(name)
+    with pytest.raises(LostTileError, match="ZeroDivisionError"):
+        one.store["a"]
+    monkeypatch.setattr(one.disk, "load", load)
+    np.testing.assert_array_equal(one.store["a"], tile(0))
+
+
+def test_who_waits_inside_of_others_is_served(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    for number, key in enumerate("abcd"):
+        one.store[key] = tile(number)
+    one.settle()
+    there = threading.Event()
+    first = one.store.request(["a", "b"], there.set)
+    assert there.wait(LIMIT)
+    second = one.store.request(["c", "d"], there.set)
+    assert one.store["d"][0] == 3
+    one.store.urge(second)
+    one.settle()
+    assert set(one.store.fast) == set("abcd")
+    one.store.release(first)
+    one.store.release(second)
+
+
+def test_nobody_waits_for_a_store_that_is_closed(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+    for number, key in enumerate("abc"):
+        one.store[key] = tile(number)
+    one.settle()
+    one.store.request(["c"], lambda: None)
+    there = threading.Event()
+    one.store.request(["a", "b"], there.set)
+    one.store.close()
+    assert there.wait(LIMIT)
+    with pytest.raises(LostTileError, match="shutdown|closed"):
+        one.store["a"]
+    one.store.close()
+
+
+class Broken(Stubborn):
+    def __reduce__(self) -> Any:
+        raise OSError("no such file")
+
+
+def test_an_object_whose_own_file_is_gone_is_no_full_disk(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+    one.store["broken"] = Broken()
+    for number in range(3):
+        one.store[number] = tile(number)
+        one.settle()
+    assert one.files() == 3
+
+
+def test_values_go_in_whole_or_not_at_all(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+    one.store.next_use = lambda key: 1 / 0  # type: ignore[assignment]
+    with pytest.raises(ZeroDivisionError):
+        one.store["a"] = tile(1)
+    assert "a" not in one.store
+    assert not len(one.store)
 
 
 def test_a_file_that_is_cut(make: Callable[..., Made]) -> None:

@@ -20,16 +20,20 @@ import dask
 from dask.utils import key_split, parse_bytes
 from distributed import Worker, system
 from distributed.comm.core import Comm
+from distributed.core import Status
 from distributed.protocol.compression import get_compression_settings
 
 from dasktile.runtime.nextuse import NextUses, number
-from dasktile.runtime.store import TileStore
+from dasktile.runtime.store import LostTileError, TileStore, unknown
 from dasktile.runtime.tiers import Disk
 from dasktile.schedule.residency import Settings
 
 logger = logging.getLogger(__name__)
 
 _MEMORY = "distributed.worker.memory"
+
+#: Seconds for which a task waits for room while others run.
+PATIENCE = 5.0
 
 
 def make_store(worker_local_directory: str, memory_limit: int | None = None) -> TileStore:
@@ -79,7 +83,10 @@ class Spilling:
         self.worker = worker
         self.store = store
         self.errors = 0
-        self.uses = NextUses(worker.state.tasks)
+        self.uses = NextUses(worker.state.tasks, 2 * worker.state.nthreads + 2)
+        #: What tasks that run have asked for.
+        self._holds: dict[Any, int] = {}
+        self._sending = 0
         #: Bytes that a task of a layer's kind has made last.
         self._made: dict[str, int] = {}
         self._before: MutableMapping[Any, Any] | None = None
@@ -91,9 +98,13 @@ class Spilling:
         worker: Any = self.worker
         if worker.data is not self.store:
             self._before = worker.data
-            _move(worker.data, self.store)
+            for key in list(self._before):
+                self.store[key] = self._before[key]
+                del self._before[key]
+                # they may be more than fits in memory
+                self.store.settle()
             worker.memory_manager.data = worker.state.data = self.store
-        self.store.next_use = self.uses.of
+        self.store.next_use = self._next_use
         self.store.expect({key: self.uses.of(key) for key in self.store})
         limit = worker.memory_manager.memory_limit
         if limit:
@@ -110,10 +121,21 @@ class Spilling:
             del worker.execute
         if worker.handlers["get_data"] == self.get_data:
             worker.handlers["get_data"] = self._get_data
-        if self._before is not None and worker.data is self.store:
-            _move(self.store, self._before)
-            worker.memory_manager.data = worker.state.data = self._before
+        self.store.next_use = unknown
+        if worker.status in (Status.closing, Status.closed):
             self.store.close()
+        elif self._before is not None and worker.data is self.store:
+            worker.memory_manager.data = worker.state.data = self._before
+            try:
+                for key in list(self.store):
+                    self._before[key] = self.store[key]
+                    del self.store[key]
+            except LostTileError:
+                # what is asked of it later fails as it would have here
+                self._failed("give a result back")
+                worker.memory_manager.data = worker.state.data = self.store
+            else:
+                self.store.close()
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
         """Run a task once all that it reads is in memory."""
@@ -125,11 +147,13 @@ class Spilling:
             keys = [read.key for read in task.dependencies]
             now = self._starts(task)
             name = await self._hold(keys, self._made.get(kind, 0), now)
+        if name is not None:
+            self._holds[key] = name
         try:
             event = await self._execute(key, stimulus_id=stimulus_id)
         finally:
             self._expect(keys, key)
-            self._release(name)
+            self._release(self._holds.pop(key, None))
         made = getattr(event, "nbytes", None)
         if made is not None:
             self._made[kind] = made
@@ -137,6 +161,11 @@ class Spilling:
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """What a new task reads is needed; called for every step of every task."""
+        if finish == "long-running":
+            # it may wait for tasks that need the room
+            self._release(self._holds.pop(key, None))
+        elif finish in ("released", "forgotten"):
+            self.uses.forget(key)
         if start == "released" and finish != "forgotten":
             task = self.worker.state.tasks.get(key)
             if task is not None and task.run_spec is not None:
@@ -145,14 +174,13 @@ class Spilling:
     def _starts(self, task: Any) -> float | None:
         """Tell the store of a task that starts, and of those that come next."""
         try:
-            if not task.priority:
-                return None
-            self.store.expect(self.uses.advance(task.priority))
             state = self.worker.state
+            runs = [one.priority for one in state.executing if one.priority]
             soon = [one.priority for one in state.ready.peekn(state.nthreads) if one.priority]
+            self.store.expect(self.uses.advance([*runs, *soon[:1]]))
             if soon:
                 self.store.look(max(map(number, soon)))
-            return number(task.priority)
+            return number(task.priority) if task.priority else None
         except Exception:
             self._failed("look ahead")
             return None
@@ -163,11 +191,35 @@ class Spilling:
         except Exception:
             self._failed("say what is needed next")
 
-    async def get_data(self, comm: Comm, keys: Collection[Any], **kwargs: Any) -> Any:
-        """Send results once they are in memory."""
-        name = await self._hold(keys)
+    def _next_use(self, key: Any) -> float | None:
         try:
-            return await self._get_data(comm, keys, **kwargs)
+            return self.uses.of(key)
+        except Exception:
+            self._failed("say what is needed next")
+            return None
+
+    async def get_data(
+        self,
+        comm: Comm,
+        keys: Collection[Any],
+        who: str | None = None,
+        serializers: list[str] | None = None,
+    ) -> Any:
+        """Send results once they are in memory; what cannot be read is left out, as if lost."""
+        worker = self.worker
+        most = worker.transfer_outgoing_count_limit
+        if most is not False and worker.transfer_outgoing_count + self._sending >= 2 * most:
+            # nothing is fetched for a peer that is told to come again
+            return {"status": "busy"}
+        self._sending += 1
+        try:
+            name = await self._hold(keys)
+        finally:
+            self._sending -= 1
+        try:
+            data = self.store
+            keys = [key for key in keys if key in data.fast or key not in data]
+            return await self._get_data(comm, keys, who=who, serializers=serializers)
         finally:
             self._release(name)
 
@@ -190,7 +242,13 @@ class Spilling:
         try:
             keys = [key for key in keys if key in self.store]
             name = self.store.request(keys, tell, room, now)
-            await there
+            if not there.done():
+                # tasks that run may wait for this one, by locks or otherwise
+                urging = loop.call_later(PATIENCE, self.store.urge, name)
+                try:
+                    await there
+                finally:
+                    urging.cancel()
         except asyncio.CancelledError:
             self._release(name)
             raise
@@ -216,24 +274,20 @@ def _done(there: asyncio.Future[None]) -> None:
         there.set_result(None)
 
 
-def _move(source: MutableMapping[Any, Any], target: MutableMapping[Any, Any]) -> None:
-    """Move all values, one at a time: they may be more than fits in memory."""
-    for key in list(source):
-        target[key] = source[key]
-        del source[key]
-
-
-def worker_data(memory_limit: str | int | None = None) -> tuple[Any, dict[str, Any]]:
+def worker_data(memory_limit: str | float | None = None) -> tuple[Any, dict[str, Any]]:
     """What workers are to keep their results in: for ``LocalCluster(data=...)``.
 
     Parameters
     ----------
     memory_limit
-        Of each worker, as for ``LocalCluster``.
+        Of each worker, in bytes or as ``"2 GB"``; by default that of the machine, until the
+        worker is asked for its own.
 
     Returns
     -------
     A function and its arguments, which every worker calls for itself.
     """
-    limit = parse_bytes(memory_limit) if memory_limit is not None else None
+    limit = None if memory_limit in (None, "auto") else parse_bytes(memory_limit)
+    if limit == 0 or (isinstance(memory_limit, float) and memory_limit <= 1):
+        raise ValueError(f"memory_limit must be bytes, or a text as '2 GB', not {memory_limit!r}")
     return make_store, {"memory_limit": limit}

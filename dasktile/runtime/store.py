@@ -22,7 +22,8 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,7 +38,6 @@ from dasktile.schedule.residency import (
     Copy,
     Drop,
     Instruction,
-    Lost,
     Ready,
     Residency,
     Settings,
@@ -49,8 +49,11 @@ logger = logging.getLogger(__name__)
 SMALL = 1024
 
 
-class LostTileError(OSError):
-    """A tile was spilled and cannot be read back."""
+class LostTileError(RuntimeError):
+    """A tile was spilled and cannot be read back.
+
+    No ``OSError``: a peer that gets one takes the worker for dead.
+    """
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +64,8 @@ class _Entry:
     life: int
     #: Bytes, as the scheduler counts them.
     size: int
-    #: What made it unreadable.
-    error: Exception | None = None
+    #: What went wrong when it was read last.
+    error: BaseException | None = None
     held: dict[int, Held] = field(default_factory=dict)
     variables: dict[int, Variable] = field(default_factory=dict)
 
@@ -87,8 +90,7 @@ class TileStore(MutableMapping[Any, Any]):
     Attributes
     ----------
     cumulative_metrics
-        Counts, bytes and seconds of ``disk-write``, ``disk-read`` and ``memory-read``, by
-        ``(label, unit)``.
+        Counts, bytes and seconds of ``disk-write`` and ``disk-read``, by ``(label, unit)``.
     """
 
     def __init__(
@@ -112,7 +114,6 @@ class TileStore(MutableMapping[Any, Any]):
         self._lives: dict[tuple[Hashable, int], _Entry] = {}
         self._waiting: dict[Hashable, Callable[[], object]] = {}
         self._small: set[Hashable] = set()
-        self._lost: dict[Hashable, Exception] = {}
         # Read since the residency was told last, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
         self._logged: set[Hashable] = set()
@@ -120,6 +121,7 @@ class TileStore(MutableMapping[Any, Any]):
         self._clock = clock if clock is not None else _no_clock
         self.cumulative_metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._below = SpilledSize(0, 0)
+        self._copies: set[Future[Any]] = set()
         self._pools = {
             f"{source} to {target}": ThreadPoolExecutor(
                 threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
@@ -130,42 +132,47 @@ class TileStore(MutableMapping[Any, Any]):
         lanes = {name: pool(executor) for name, executor in self._pools.items()}
         self._engine = Engine({"inline": inline, **lanes})
         self._closed = False
+        # Bytes of values that have left memory, from the start.
+        self._gone = 0
         #: When a value is needed next, for one that comes in.
-        self.next_use: Callable[[Any], float | None] = _unknown
+        self.next_use: Callable[[Any], float | None] = unknown
 
     # Mapping
 
     def __contains__(self, key: object) -> bool:
-        return key in self._values or key in self._entries or key in self._lost
+        return key in self._values or key in self._entries
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._small) + len(self._lost)
+        return len(self._entries) + len(self._small)
 
     def __iter__(self) -> Iterator[Any]:
         with self._lock:
-            return iter([*self._entries, *self._small, *self._lost])
+            return iter([*self._entries, *self._small])
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        size = safe_sizeof(value)
+        memory = memory_of(value)
+        whole = size if memory is None else max(size, memory.nbytes)
         with self._lock:
             if key in self:
                 del self[key]
-            self._values[key] = value
-            size = safe_sizeof(value)
-            if size < SMALL:
+            if whole < SMALL:
                 self._small.add(key)
+                self._values[key] = value
                 return
-            memory = memory_of(value)
             self._touch()
             instructions = self._residency.add(
                 key,
-                size if memory is None else max(size, memory.nbytes),
+                size,
                 self.next_use(key),
-                shared=None if memory is None else id(memory),
+                None if memory is None else id(memory),
+                whole,
             )
             entry = _Entry(key, self._residency.life(key), size)
             entry.held[0] = Held(value, size)
             entry.variables[0] = self._engine.new_variable(key)
             self._entries[key] = self._lives[key, entry.life] = entry
+            self._values[key] = value
             self._do(instructions)
 
     def __getitem__(self, key: Any) -> Any:
@@ -179,8 +186,6 @@ class TileStore(MutableMapping[Any, Any]):
 
     def __delitem__(self, key: Any) -> None:
         with self._lock:
-            if self._lost.pop(key, None) is not None:
-                return
             if key in self._small:
                 self._small.remove(key)
                 del self._values[key]
@@ -232,16 +237,20 @@ class TileStore(MutableMapping[Any, Any]):
         """
         with self._lock:
             residency = self._residency
-            before, capacity = residency.used[0], residency.capacity[0]
-            # what was full may have room again
+            before, capacity = self._gone, residency.capacity[0]
+            copies = []
             for tier in range(1, len(self._tiers) + 1):
-                self._do(residency.resize(tier, residency.settings.capacity[tier]))
-            self._do(residency.resize(0, max(0, before - 1)))
-        self._engine.wait_all()
+                # what was full may have room again
+                copies += self._do(residency.resize(tier, residency.settings.capacity[tier]))
+            if not copies and self._gone == before:
+                # the smallest step makes one buffer leave
+                copies = self._do(residency.resize(0, max(0, residency.staying - 1)))
+        for copy in copies:
+            copy.exception()
         with self._lock:
-            after = residency.used[0]
+            after = self._gone
             self._do(residency.resize(0, None if math.isinf(capacity) else int(capacity)))
-        return before - after if after < before else -1
+        return after - before if after > before else -1
 
     def resize(self, tier: int, capacity: int | None) -> None:
         """Give a tier more or less room.
@@ -264,6 +273,7 @@ class TileStore(MutableMapping[Any, Any]):
         then: Callable[[], object],
         room: int = 0,
         now: float | None = None,
+        urgent: bool = False,
     ) -> int:
         """Have values in memory, and keep them there.
 
@@ -277,6 +287,8 @@ class TileStore(MutableMapping[Any, Any]):
             Bytes that are going to be made of them.
         now
             The number of the task that asks, in the order that tasks run in.
+        urgent
+            Whether not to wait for room.
 
         Returns
         -------
@@ -292,19 +304,36 @@ class TileStore(MutableMapping[Any, Any]):
             name = self._asked
             self._waiting[name] = then
             try:
-                found = [key for key in keys if key not in self._lost and key not in self._small]
+                found = [key for key in keys if key not in self._small]
                 self._touch()
-                self._do(self._residency.request(name, found, now, room))
+                self._do(self._residency.request(name, found, now, room, urgent or self._closed))
             except BaseException:
                 self._waiting.pop(name, None)
+                with suppress(KeyError):
+                    self._do(self._residency.release(name))
                 raise
             return name
+
+    def urge(self, name: int) -> None:
+        """Do not let a request wait for room any longer."""
+        with self._lock:
+            self._do(self._residency.urge(name))
 
     def release(self, name: int) -> None:
         """Let values go that were asked for; those that wait for them are not told any more."""
         with self._lock:
             self._waiting.pop(name, None)
             self._do(self._residency.release(name))
+
+    def settle(self) -> None:
+        """Wait while values are written because memory is full."""
+        while True:
+            with self._lock:
+                if not self._residency.crowded or self._closed:
+                    return
+                copies = list(self._copies)
+            for copy in copies:
+                copy.exception()
 
     def expect(self, uses: Mapping[Any, float | None]) -> None:
         """Say when values are needed next.
@@ -331,53 +360,55 @@ class TileStore(MutableMapping[Any, Any]):
                 self._residency.touch(key)
 
     def _fetched(self, key: Any) -> Any:
-        with self._lock:
-            if key in self._lost:
-                raise LostTileError(f"{key!r} could not be read back") from self._lost[key]
-            if key not in self._entries:
-                raise KeyError(key)
         there = threading.Event()
-        name = self.request([key], there.set)
+        # who waits here may be whom others wait for
+        name = self.request([key], there.set, urgent=True)
         try:
             there.wait()
             with self._lock:
-                if key in self._lost:
-                    raise LostTileError(f"{key!r} could not be read back") from self._lost[key]
-                return self._values[key]
+                if key in self._values:
+                    return self._values[key]
+                entry = self._entries.get(key)
+            if entry is None:
+                raise KeyError(key)
+            raise LostTileError(f"{key!r} could not be read back: {entry.error!r}")
         finally:
             self.release(name)
 
     # Doing what the residency says; the lock is held
 
-    def _do(self, instructions: Sequence[Instruction]) -> None:
+    def _do(self, instructions: Sequence[Instruction]) -> list[Future[Any]]:
+        """Do what is said; futures of the copies."""
+        copies = []
         for one in instructions:
             match one:
-                case Copy(key, life, source, target, _):
-                    entry = self._lives[key, life]
-                    entry.variables[target] = self._engine.new_variable(key)
-                    self._engine.push(
-                        partial(self._copy, entry, one),
-                        [entry.variables[source]],
-                        [entry.variables[target]],
-                        f"{source} to {target}",
-                    )
+                case Copy():
+                    copies.append(self._push(one))
                 case Drop(key, life, tier):
                     self._drop(self._lives[key, life], tier)
                 case Ready(name):
                     then = self._waiting.pop(name, None)
                     if then is not None:
                         then()
-                case Lost(key, life):
-                    self._lose(key, life)
+        return copies
 
-    def _lose(self, key: Hashable, life: int) -> None:
-        entry = self._lives.pop((key, life))
-        if self._entries.get(key) is entry:
-            del self._entries[key]
-            assert entry.error is not None
-            self._lost[key] = entry.error
-            self._below -= SpilledSize(entry.size, 0)
-            logger.error("%r is lost; it could not be read back", key, exc_info=entry.error)
+    def _push(self, copy: Copy) -> Future[Any]:
+        entry = self._lives[copy.key, copy.life]
+        source = entry.variables[copy.source]
+        target = entry.variables[copy.target] = self._engine.new_variable(copy.key)
+        lane = f"{copy.source} to {copy.target}"
+        future = self._engine.push(partial(self._copy, entry, copy), [source], [target], lane)
+        self._copies.add(future)
+        future.add_done_callback(partial(self._ended, entry, copy))
+        return future
+
+    def _ended(self, entry: _Entry, copy: Copy, future: Future[Any]) -> None:
+        error = future.exception()
+        with self._lock:
+            self._copies.discard(future)
+            if error is not None:
+                # the lane is closed: what was to run there never will
+                self._failed(entry, copy, error)
 
     def _drop(self, entry: _Entry, tier: int) -> None:
         held = entry.held.pop(tier)
@@ -388,6 +419,7 @@ class TileStore(MutableMapping[Any, Any]):
             free = partial(self._tiers[tier - 1].free, held)
             self._engine.delete(variable, free, f"{tier - 1} to {tier}")
         else:
+            self._gone += held.size
             if is_there:
                 self._below += SpilledSize(entry.size, 0)
                 self._values.pop(entry.key, None)
@@ -405,6 +437,8 @@ class TileStore(MutableMapping[Any, Any]):
         label = "disk-write" if down else "disk-read"
         start = self._clock()
         try:
+            if self._closed:
+                raise RuntimeError("the store is closed")
             if down:
                 made = self._tiers[copy.target - 1].store(held.content)
             else:
@@ -426,12 +460,17 @@ class TileStore(MutableMapping[Any, Any]):
                 self._below -= SpilledSize(entry.size, 0)
             self._do(self._residency.copied(copy, made.size))
 
-    def _failed(self, entry: _Entry, copy: Copy, error: Exception) -> None:
+    def _failed(self, entry: _Entry, copy: Copy, error: BaseException) -> None:
         entry.variables.pop(copy.target)
         is_there = self._entries.get(entry.key) is entry
         full = isinstance(error, OSError) and copy.target > copy.source
         if copy.target < copy.source:
-            entry.error = error
+            if not self._closed:
+                logger.error("%r could not be read back", entry.key, exc_info=error)
+            # of its traceback, buffers of the size of the tile would be kept
+            entry.error = error.with_traceback(None)
+        elif self._closed:
+            pass
         elif full:
             logger.error(
                 "Spill to %s failed; keeping data in memory",
@@ -449,8 +488,12 @@ class TileStore(MutableMapping[Any, Any]):
             if self._closed:
                 return
             self._closed = True
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for then in waiting:
+            then()
         for executor in self._pools.values():
-            executor.shutdown(cancel_futures=True)
+            # what is queued fails at once
+            executor.shutdown()
         for tier in self._tiers:
             tier.close()
 
@@ -469,8 +512,8 @@ def _forget(held: Held) -> None:
     """Hold on to a value until nobody reads it."""
 
 
-def _unknown(key: Any) -> None:
-    pass
+def unknown(key: Any) -> None:
+    """When a value is needed next, if nobody knows."""
 
 
 def _no_clock() -> float:

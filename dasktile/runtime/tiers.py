@@ -107,7 +107,11 @@ class Disk(Tier):
         self._remove = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
 
     def store(self, value: Any) -> Held:
-        frames = serialize_bytelist(value, compression=self._compression, on_error="raise")
+        try:
+            frames = serialize_bytelist(value, compression=self._compression, on_error="raise")
+        except OSError as error:
+            # not the disk's: there may be room for others
+            raise TypeError(f"cannot serialize an object of type {type(value)}") from error
         # not of the key, which may be anything, and longer than a file's name may be
         path = os.path.join(self.directory, str(next(self._numbers)))
         try:
@@ -120,9 +124,9 @@ class Disk(Tier):
         return Held(path, sum(map(nbytes, frames)))
 
     def load(self, held: Held) -> Any:
-        # arrays of a buffer that can be written to can be written to, as the tile could
-        buffer = bytearray(held.size)
         with open(held.content, "rb", buffering=0) as file:
+            # arrays of a buffer that can be written to can be written to, as the tile could
+            buffer = bytearray(held.size)
             rest = memoryview(buffer)
             while rest and (count := file.readinto(rest)):
                 rest = rest[count:]

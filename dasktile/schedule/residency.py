@@ -31,6 +31,9 @@ from dataclasses import dataclass, field
 
 from dasktile.schedule.victims import Buffer, Victims
 
+#: Entries of a heap that no longer count and are not worth a look.
+_SLACK = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -108,20 +111,15 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All that was asked for under a name is where tasks read it, and stays there."""
+    """All that was asked for under a name is where tasks read it, and stays there.
+
+    Except for what could not be copied there; whoever copies knows.
+    """
 
     request: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A tile could not be read from the only tier that had it; it is forgotten."""
-
-    key: Hashable
-    life: int
-
-
-Instruction = Copy | Drop | Ready | Lost
+Instruction = Copy | Drop | Ready
 
 
 @dataclass(slots=True, eq=False)
@@ -143,6 +141,8 @@ class _Tile:
     stuck: set[int] = field(default_factory=set)
     #: It was fetched before anybody asked for it.
     ahead: bool = False
+    #: It could not be copied up, and is not tried again until somebody asks for it.
+    unreadable: bool = False
     gone: bool = False
     entry: int = 0
 
@@ -227,6 +227,11 @@ class Residency:
         return self._tiles[key].life
 
     @property
+    def staying(self) -> int:
+        """Bytes on the first tier, without what is being written to leave it."""
+        return self.used[0] - self._leaving[0]
+
+    @property
     def crowded(self) -> bool:
         """Whether tiles are being written to make room on a tier that has too little."""
         return any(
@@ -242,6 +247,7 @@ class Residency:
         size: int,
         next_use: float | None = None,
         shared: Hashable = None,
+        memory: int | None = None,
         tier: int = 0,
     ) -> list[Instruction]:
         """A tile was made, or came from elsewhere.
@@ -256,7 +262,9 @@ class Residency:
             When a task needs it: tasks run in the order of these numbers.  ``inf`` if none
             will, None if nobody knows.
         shared
-            The same for tiles that are views of the same memory, of which `size` is the whole.
+            The same for tiles that are views of the same memory.
+        memory
+            Bytes of that memory, which is more than a view of a part of it.
         tier
             Where it is, and where tasks read it.
 
@@ -270,7 +278,7 @@ class Residency:
         self._count += 1
         tile = _Tile(key, self._count, size, tier, next_use, self._count)
         self._tiles[key] = tile
-        self._put(tile, tier, size, shared)
+        self._put(tile, tier, size if memory is None else memory, shared)
         return self._settled()
 
     def remove(self, key: Hashable) -> list[Instruction]:
@@ -287,7 +295,12 @@ class Residency:
         return self._settled(out)
 
     def request(
-        self, name: Hashable, keys: Iterable[Hashable], now: float | None = None, room: int = 0
+        self,
+        name: Hashable,
+        keys: Iterable[Hashable],
+        now: float | None = None,
+        room: int = 0,
+        urgent: bool = False,
     ) -> list[Instruction]:
         """A task asks for tiles; they are where it reads them once a :class:`Ready` says so.
 
@@ -301,6 +314,9 @@ class Residency:
             The task's own number in the order that tasks run in.
         room
             Bytes that it is going to make.
+        urgent
+            Others that run may wait for it: it gets room at once, if there is too little all
+            the same.
 
         Raises
         ------
@@ -315,8 +331,19 @@ class Residency:
         self._requests[name] = request
         self._line.append(request)
         if now is not None:
-            self._now = max(self._now, now)
-        return self._settled()
+            self._now = now
+        return self.urge(name) if urgent else self._settled()
+
+    def urge(self, name: Hashable) -> list[Instruction]:
+        """Do not let a request wait for room any longer."""
+        request = self._requests.get(name)
+        out: list[Instruction] = []
+        if request is not None and not request.granted:
+            self._line.remove(request)
+            self._give(request, out)
+        if request is not None:
+            request.room = 0
+        return self._settled(out)
 
     def release(self, name: Hashable) -> list[Instruction]:
         """A task is done with what it asked for, or asks for it no more."""
@@ -405,14 +432,15 @@ class Residency:
             As it was told.
         full
             The target had no room for it.  Otherwise the tile is not tried again: it stays
-            where it is, or, if it could not be read, is lost.
+            where it is, at least until it is asked for.
         """
         tile = self._landed(copy)
         out: list[Instruction] = []
         if tile.gone:
             self._bury(tile, out)
-        elif copy.target > copy.source:
-            source = tile.on[copy.source]
+            return self._settled(out)
+        source = tile.on[copy.source]
+        if copy.target > copy.source:
             if source.leaving:
                 self._stays(source)
             if full:
@@ -425,11 +453,9 @@ class Residency:
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
             self._arrived(tile)
         else:
-            self._off(tile, copy.source, out)
-            if not tile.on:
-                del self._tiles[tile.key]
-                tile.gone = True
-                out.append(Lost(tile.key, tile.life))
+            # it stays where it is, and whoever waits for it is told
+            tile.unreadable = True
+            self._rank(source)
             self._arrived(tile)
         return self._settled(out)
 
@@ -458,21 +484,26 @@ class Residency:
             if missing and (self._line or not self._fits(request)):
                 self._line.append(request)
                 continue
-            request.granted = True
-            request.missing = len(missing)
-            for tile in request.tiles:
-                tile.pins += 1
-                self._asked_for(tile)
-                home = tile.on.get(tile.home)
-                if not self.settings.keep_clean and home is not None and home.leaving:
-                    # it may be changed while it is written
-                    self._stays(home)
-                    for one in list(home.tiles):
-                        self._clean(one, out)
-            for tile in missing:
+            self._give(request, out)
+
+    def _give(self, request: _Request, out: list[Instruction]) -> None:
+        """Let a request have what it asks for."""
+        request.granted = True
+        for tile in request.tiles:
+            tile.pins += 1
+            tile.unreadable = False
+            self._asked_for(tile)
+            home = tile.on.get(tile.home)
+            if not self.settings.keep_clean and home is not None and home.leaving:
+                # it may be changed while it is written
+                self._stays(home)
+                for one in list(home.tiles):
+                    self._clean(one, out)
+            if home is None and not tile.gone:
+                request.missing += 1
                 tile.waiting.append(request)
                 self._loads.append(tile)
-            self._waiting.append(request)
+        self._waiting.append(request)
 
     def _fits(self, request: _Request) -> bool:
         """Whether there is room for a request beside all that were granted."""
@@ -523,8 +554,10 @@ class Residency:
             if self._ahead + tile.size > self.settings.ahead * self.capacity[tile.home]:
                 return
             source = min(tile.on)
-            if not self._room(source - 1, tile.size, out, later=tile.next):
-                return
+            # room on the way alone would be taken by what has to leave at its end
+            for tier in sorted({tile.home, source - 1}):
+                if not self._room(tier, tile.size, out, later=tile.next):
+                    return
             tile.ahead = True
             self._ahead += tile.size
             self._copy(tile, source, source - 1, out)
@@ -601,9 +634,8 @@ class Residency:
         """End what :meth:`_leave` has begun."""
         if buffer.leaving and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
             self._stays(buffer)
-            over = self.used[buffer.tier] > self.capacity[buffer.tier]
-            # otherwise whoever asked for room finds it clean, if it is kept so
-            if over or self._loads or not self.settings.keep_clean:
+            # if clean copies are kept, whoever asked for room finds it clean, or chooses another
+            if not self.settings.keep_clean:
                 self._rank(buffer)
                 if buffer.entry >= 0:
                     self._out(buffer, out)
@@ -643,7 +675,7 @@ class Residency:
 
     def _arrived(self, tile: _Tile) -> None:
         """A tile came nearer; tell who waits for it, or fetch it further."""
-        if tile.is_home or tile.gone:
+        if tile.is_home or tile.gone or tile.unreadable:
             for request in tile.waiting:
                 request.missing -= 1
             tile.waiting = []
@@ -725,8 +757,11 @@ class Residency:
                 continue
             self._count += 1
             tile.entry = self._count
-            if tile.next is not None and tile.next < math.inf:
+            if tile.next is not None and tile.next < math.inf and not tile.unreadable:
                 heapq.heappush(self._next, (tile.next, self._count, tile))
+        if len(self._next) > 2 * len(self._tiles) + _SLACK:
+            self._next = [one for one in self._next if one[2].entry == one[1]]
+            heapq.heapify(self._next)
 
     @staticmethod
     def _keeps(tile: _Tile, tier: int) -> bool:

@@ -8,6 +8,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Which heap a buffer is in: by whether its next use is known, and whether it is stored.
+_KNOWN, _UNKNOWN = 0, 2
+
+#: Entries that no longer count and are not worth a look.
+_SLACK = 64
+
 
 @dataclass(slots=True, eq=False)
 class Buffer:
@@ -40,7 +46,14 @@ class Buffer:
     next: float | None = None
     used: int = 0
     leaving: bool = False
+    #: Of the one entry in a heap that counts, -1 if there is none, and where that is.
     entry: int = -1
+    rank: tuple[float, float] = (0.0, 0.0)
+    heap: int = 0
+
+
+#: Rank, number, buffer.
+_Entry = tuple[float, float, int, Buffer]
 
 
 class Victims:
@@ -60,24 +73,34 @@ class Victims:
     def __init__(self, dirty: float) -> None:
         self._dirty = dirty
         self._count = 0
+        self._live = 0
         # Heaps of (rank, number, buffer); an entry counts if its number is the buffer's.
-        self._known: dict[bool, list[tuple[float, float, int, Buffer]]] = {True: [], False: []}
-        self._unknown: dict[bool, list[tuple[float, float, int, Buffer]]] = {True: [], False: []}
+        self._heaps: list[list[_Entry]] = [[], [], [], []]
 
     def put(self, buffer: Buffer) -> None:
         """Say that a buffer may leave, or that what is known of it has changed."""
-        self._count += 1
-        buffer.entry = self._count
+        used = float(buffer.used)
         if buffer.next is None:
-            heap, rank = self._unknown[buffer.stored], (float(buffer.used), 0.0)
+            heap, rank = _UNKNOWN + buffer.stored, (used, 0.0)
         else:
-            heap = self._known[buffer.stored]
-            used = -buffer.used if math.isinf(buffer.next) else buffer.used
-            rank = (-buffer.next, float(used))
-        heapq.heappush(heap, (*rank, self._count, buffer))
+            heap = _KNOWN + buffer.stored
+            rank = (-buffer.next, -used if math.isinf(buffer.next) else used)
+        if buffer.entry >= 0:
+            if (heap, rank) == (buffer.heap, buffer.rank):
+                return
+            self._live -= 1
+        self._live += 1
+        self._count += 1
+        buffer.heap, buffer.rank, buffer.entry = heap, rank, self._count
+        heapq.heappush(self._heaps[heap], (*rank, self._count, buffer))
+        if sum(map(len, self._heaps)) > 2 * self._live + _SLACK:
+            for one in self._heaps:
+                one[:] = [entry for entry in one if entry[3].entry == entry[2]]
+                heapq.heapify(one)
 
     def take(self, buffer: Buffer) -> None:
         """Say that a buffer may not leave."""
+        self._live -= buffer.entry >= 0
         buffer.entry = -1
 
     def first(self, now: float, stored: bool = False) -> Buffer | None:
@@ -90,12 +113,12 @@ class Victims:
         stored
             Only of those that need not be written.
         """
-        clean, unknown = self._top(self._known[True]), self._top(self._unknown[True])
+        clean, unknown = self._top(_KNOWN + True), self._top(_UNKNOWN + True)
         if stored:
             return clean if unknown is None or _is_over(clean) else unknown
-        dirty = self._top(self._known[False])
+        dirty = self._top(_KNOWN)
         unknown = min(
-            (one for one in (unknown, self._top(self._unknown[False])) if one is not None),
+            (one for one in (unknown, self._top(_UNKNOWN)) if one is not None),
             key=lambda one: one.used,
             default=None,
         )
@@ -110,9 +133,11 @@ class Victims:
         assert dirty.next is not None
         if now == -math.inf:
             now = min(clean.next, dirty.next)
-        return clean if (clean.next - now) * self._dirty >= dirty.next - now else dirty
+        wait = max(0.0, clean.next - now) * self._dirty
+        return clean if wait >= max(0.0, dirty.next - now) else dirty
 
-    def _top(self, heap: list[tuple[float, float, int, Buffer]]) -> Buffer | None:
+    def _top(self, which: int) -> Buffer | None:
+        heap = self._heaps[which]
         while heap:
             *_, entry, buffer = heap[0]
             if buffer.entry == entry:

@@ -298,7 +298,7 @@ def test_nobody_waits_for_a_store_that_is_closed(make: Callable[..., Made]) -> N
     one.store.request(["a", "b"], there.set)
     one.store.close()
     assert there.wait(LIMIT)
-    with pytest.raises(LostTileError, match="shutdown|closed"):
+    with pytest.raises(LostTileError, match=r"shutdown|closed"):
         one.store["a"]
     one.store.close()
 

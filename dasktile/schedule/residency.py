@@ -492,17 +492,17 @@ class Residency:
         for tile in request.tiles:
             tile.pins += 1
             tile.unreadable = False
-            self._asked_for(tile)
             home = tile.on.get(tile.home)
+            if home is None and not tile.gone:
+                request.missing += 1
+                tile.waiting.append(request)
+                self._loads.append(tile)
+            self._asked_for(tile)
             if not self.settings.keep_clean and home is not None and home.leaving:
                 # it may be changed while it is written
                 self._stays(home)
                 for one in list(home.tiles):
                     self._clean(one, out)
-            if home is None and not tile.gone:
-                request.missing += 1
-                tile.waiting.append(request)
-                self._loads.append(tile)
         self._waiting.append(request)
 
     def _fits(self, request: _Request) -> bool:
@@ -623,7 +623,7 @@ class Residency:
         fits = self._room(below, sum(tile.size for tile in tiles), out)
         if not fits and (below == self._last or self._leaving[below]):
             return False
-        buffer.leaving = True
+        buffer.leaving, buffer.chosen = True, buffer.next
         self._leaving[tier] += buffer.size
         self._victims[tier].take(buffer)
         for tile in tiles:
@@ -634,12 +634,14 @@ class Residency:
         """End what :meth:`_leave` has begun."""
         if buffer.leaving and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
             self._stays(buffer)
-            # if clean copies are kept, whoever asked for room finds it clean, or chooses another
-            if not self.settings.keep_clean:
-                self._rank(buffer)
-                if buffer.entry >= 0:
-                    self._out(buffer, out)
-                    return
+            over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._loads)
+            chosen = buffer.chosen
+            self._rank(buffer)
+            # if it is needed sooner than it was when it was chosen, another may be chosen now
+            nearer = chosen is not None and (buffer.next is None or buffer.next < chosen)
+            if buffer.entry >= 0 and (not self.settings.keep_clean or (over and not nearer)):
+                self._out(buffer, out)
+            return
         self._rank(buffer)
 
     def _stays(self, buffer: Buffer) -> None:

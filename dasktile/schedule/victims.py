@@ -46,6 +46,8 @@ class Buffer:
     next: float | None = None
     used: int = 0
     leaving: bool = False
+    #: When it was needed next when it was chosen to leave.
+    chosen: float | None = None
     #: Of the one entry in a heap that counts, -1 if there is none, and where that is.
     entry: int = -1
     rank: tuple[float, float] = (0.0, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,17 @@ async def until_held(s: Scheduler) -> None:
     def full() -> bool:
         return all(ws.processing for ws in s.running) and bool(s.running)
 
-    await until(lambda: len(plugin.roots.ready) == 3 and full() and not plugin.roots.woken)
+    try:
+        await until(lambda: len(plugin.roots.ready) == 3 and full() and not plugin.roots.woken)
+    except AssertionError as error:
+        ready = {home: len(held) for home, held in plugin.roots.ready.items()}
+        works = {ws.address: (ws.status, list(ws.processing)) for ws in s.workers.values()}
+        states = Counter(ts.state for ts in s.tasks.values())
+        raise AssertionError(
+            f"{error}: ready {ready}, held {Counter(plugin.roots.homes.values())}, workers {works},"
+            f" homes {plugin.homes.workers} {plugin.homes._tables}, {states},"
+            f" errors {plugin.errors}"
+        ) from error
     assert restricted_to(s, HELD)
 
 

@@ -104,3 +104,15 @@ def test_who_comes_back_has_its_place_again() -> None:
     assert homes.vacant == ("b",)
     homes.join("d")
     assert homes.table(3) == ("a", "d", "c")
+
+
+def test_who_joins_late_takes_what_another_has_twice() -> None:
+    homes = Homes(["a", "b"])
+    assert homes.table(3) == ("a", "a", "b")
+    homes.join("c")
+    assert homes.table(3) == ("a", "c", "b")
+    homes.join("d")
+    assert homes.table(3) == ("a", "c", "b")
+    homes.lose("c")
+    homes.join("e")
+    assert homes.table(3) == ("a", "e", "b")

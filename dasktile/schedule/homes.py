@@ -80,6 +80,8 @@ class Homes:
     def join(self, address: str, instead_of: str | None = None) -> None:
         """Let a worker take the place of one that is gone, if any is, else the last.
 
+        In meshes of which it then has nothing it takes what another has twice.
+
         Parameters
         ----------
         address
@@ -101,6 +103,17 @@ class Homes:
                 # it is there, wherever it was before
                 self._vacant.pop(address, None)
         self._changed()
+        for places in list(self._first):
+            self._relieve(places, address)
+
+    def _relieve(self, places: int, address: str) -> None:
+        """Give a worker that has nothing of a mesh what another has twice."""
+        table = self.table(places)
+        twice = next((at for at, one in enumerate(table) if one in table[:at]), None)
+        if twice is not None and address not in table:
+            first = self._first[places]
+            self._first[places] = (*first[:twice], address, *first[twice + 1 :])
+            self._changed()
 
     def _missed(self) -> str | None:
         """Of the workers that are gone the last that a mesh was laid over, or else the last."""

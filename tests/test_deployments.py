@@ -202,6 +202,7 @@ def certificate(tmp_path: Path) -> str:
     """A file with a certificate that signs itself, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
+        # Python has nothing that makes certificates, and one that is kept here would expire
         pytest.skip("needs the command openssl")
     key, signed, both = (tmp_path / name for name in ("key.pem", "cert.pem", "both.pem"))
     subprocess.run(

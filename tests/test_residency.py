@@ -463,8 +463,8 @@ def test_nothing_is_remembered_of_what_is_gone() -> None:
         worker.settle()
         worker.do(worker.residency.remove(number))
     victims = worker.residency._victims
-    assert sum(len(heap) for one in victims for heap in one._heaps) < 200
-    assert len(worker.residency._next) < 200
+    assert sum(len(heap._heap) for one in victims for heap in one._all()) < 200
+    assert len(worker.residency._next._heap) < 200
 
 
 def test_a_device_that_has_less_room_than_it_says() -> None:

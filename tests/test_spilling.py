@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -42,7 +43,8 @@ class Attach(WorkerPlugin):
             store = make_store(worker.local_directory, self.limit)
         self.spilling = Spilling(worker, store)
         self.spilling.attach()
-        worker.spilling = self.spilling  # type: ignore[attr-defined]
+        watched: Any = worker
+        watched.spilling = self.spilling
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         self.spilling.transition(key, start, finish)
@@ -75,7 +77,7 @@ def stores(cluster: LocalCluster) -> list[TileStore]:
     return found
 
 
-def watched(store: TileStore) -> list[str]:
+def watched(store: Any) -> list[str]:
     """Names of the threads that have waited for a value to be read back."""
     names: list[str] = []
     fetched = store._fetched
@@ -84,24 +86,33 @@ def watched(store: TileStore) -> list[str]:
         names.append(threading.current_thread().name)
         return fetched(key)
 
-    store._fetched = fetch  # type: ignore[method-assign]
+    store._fetched = fetch
     return names
+
+
+@contextmanager
+def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True) -> Iterator[Any]:
+    """A cluster in this process whose workers may hold so many tiles, and its client."""
+    limit = tiles * SIZE
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=f"{limit} B",
+            data=worker_data(memory_limit=limit) if stored else None,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        if stored:
+            client.register_plugin(Attach(limit))
+        yield cluster, client
 
 
 @pytest.mark.parametrize("threads, told", ((1, False), (3, False), (2, True)))
 def test_results_larger_than_memory(quiet: None, threads: int, told: bool) -> None:
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=threads,
-            processes=False,
-            dashboard_address=None,
-            memory_limit=f"{20 * SIZE} B",
-            data=worker_data(memory_limit=20 * SIZE),
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.register_plugin(Attach(20 * SIZE))
+    with spilling(20, threads=threads, workers=2) as (cluster, client):
         if told:
             client.register_plugin(Tell())
         waited = [watched(store) for store in stores(cluster)]
@@ -130,16 +141,7 @@ def deadline(condition: Any) -> None:
 
 
 def test_put_in_and_taken_out(quiet: None) -> None:
-    with (
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=2,
-            processes=False,
-            dashboard_address=None,
-            memory_limit=f"{20 * SIZE} B",
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    with spilling(20, threads=2, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         before = worker.data, worker.handlers["get_data"], worker.execute
         X = np.random.default_rng(0).random((40 * 25, 1000))
@@ -158,17 +160,7 @@ def test_put_in_and_taken_out(quiet: None) -> None:
 
 
 def test_errors_reach_whoever_asks(quiet: None) -> None:
-    with (
-        LocalCluster(
-            n_workers=1,
-            processes=False,
-            dashboard_address=None,
-            memory_limit=f"{2 * SIZE} B",
-            data=worker_data(memory_limit=2 * SIZE),
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.register_plugin(Attach(2 * SIZE))
+    with spilling(2, threads=2) as (cluster, client):
         [store] = stores(cluster)
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(3), pure=False)
         wait(tiles, timeout=LIMIT)
@@ -191,23 +183,12 @@ def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
             sums = client.map(inner, tiles, pure=False)
             return sum(client.gather(sums)) + float(x[0]) + client.gather(tiles[-1])[0]
 
-    with (
-        LocalCluster(
-            n_workers=1,
-            threads_per_worker=1,
-            processes=False,
-            dashboard_address=None,
-            memory_limit=f"{3 * SIZE} B",
-            data=worker_data(memory_limit=3 * SIZE),
-        ) as cluster,
-        Client(cluster) as client,
-    ):
-        client.register_plugin(Attach(3 * SIZE))
+    with spilling(3) as (_, client):
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
         wait(tiles, timeout=LIMIT)
         found = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
         assert found == 15 * (SIZE // 8) + 5
 
 
-class _Hidden(list):  # type: ignore[type-arg]
+class _Hidden(list[Any]):
     """A list that Dask does not look into."""

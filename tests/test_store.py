@@ -32,6 +32,12 @@ class Made:
         self.disk = Disk(str(directory))
         self.store = TileStore([self.disk], Settings((int(tiles * SIZE), disk), **options))
 
+    def fill(self, keys: str) -> None:
+        """A tile for every key, of its number."""
+        for number, key in enumerate(keys):
+            self.store[key] = tile(number)
+        self.settle()
+
     def settle(self) -> None:
         self.store._engine.wait_all(LIMIT)
 
@@ -59,9 +65,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Made]]:
 def test_a_mapping(make: Callable[..., Made]) -> None:
     one = make(2.5)
     store = one.store
-    for number, key in enumerate("abcd"):
-        store[key] = tile(number)
-    one.settle()
+    one.fill("abcd")
     assert list(store) == list("abcd")
     assert len(store) == 4
     assert "a" in store
@@ -88,9 +92,7 @@ def test_a_mapping(make: Callable[..., Made]) -> None:
 def test_totals(make: Callable[..., Made]) -> None:
     one = make(2.5)
     store = one.store
-    for number, key in enumerate("abc"):
-        store[key] = tile(number)
-    one.settle()
+    one.fill("abc")
     memory, disk = store.spilled_total
     assert memory == SIZE + 128 or memory >= SIZE
     assert SIZE <= disk < SIZE + 1000
@@ -236,9 +238,7 @@ def test_a_limit_of_the_disk(make: Callable[..., Made]) -> None:
 
 def test_a_file_that_is_gone(make: Callable[..., Made], caplog: pytest.LogCaptureFixture) -> None:
     one = make(1.5)
-    for number, key in enumerate("ab"):
-        one.store[key] = tile(number)
-    one.settle()
+    one.fill("ab")
     for name in os.listdir(one.disk.directory):
         os.remove(os.path.join(one.disk.directory, name))
     for _ in range(2):
@@ -255,9 +255,7 @@ def test_what_could_not_be_read_can_later(
     make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = make(1.5)
-    for number, key in enumerate("ab"):
-        one.store[key] = tile(number)
-    one.settle()
+    one.fill("ab")
     load = one.disk.load
     monkeypatch.setattr(one.disk, "load", lambda held: 1 / 0)
     there = threading.Event()
@@ -273,9 +271,7 @@ def test_what_could_not_be_read_can_later(
 
 def test_who_waits_inside_of_others_is_served(make: Callable[..., Made]) -> None:
     one = make(2.5)
-    for number, key in enumerate("abcd"):
-        one.store[key] = tile(number)
-    one.settle()
+    one.fill("abcd")
     there = threading.Event()
     first = one.store.request(["a", "b"], there.set)
     assert there.wait(LIMIT)
@@ -290,9 +286,7 @@ def test_who_waits_inside_of_others_is_served(make: Callable[..., Made]) -> None
 
 def test_nobody_waits_for_a_store_that_is_closed(make: Callable[..., Made]) -> None:
     one = make(1.5)
-    for number, key in enumerate("abc"):
-        one.store[key] = tile(number)
-    one.settle()
+    one.fill("abc")
     one.store.request(["c"], lambda: None)
     there = threading.Event()
     one.store.request(["a", "b"], there.set)
@@ -319,7 +313,11 @@ def test_an_object_whose_own_file_is_gone_is_no_full_disk(make: Callable[..., Ma
 
 def test_values_go_in_whole_or_not_at_all(make: Callable[..., Made]) -> None:
     one = make(1.5)
-    one.store.next_use = lambda key: 1 / 0  # type: ignore[assignment]
+
+    def broken(key: Any) -> float:
+        return 1 / 0
+
+    one.store.next_use = broken
     with pytest.raises(ZeroDivisionError):
         one.store["a"] = tile(1)
     assert "a" not in one.store
@@ -328,9 +326,7 @@ def test_values_go_in_whole_or_not_at_all(make: Callable[..., Made]) -> None:
 
 def test_a_file_that_is_cut(make: Callable[..., Made]) -> None:
     one = make(1.5)
-    for number, key in enumerate("ab"):
-        one.store[key] = tile(number)
-    one.settle()
+    one.fill("ab")
     [name] = os.listdir(one.disk.directory)
     os.truncate(os.path.join(one.disk.directory, name), 1000)
     with pytest.raises(LostTileError):
@@ -339,9 +335,7 @@ def test_a_file_that_is_cut(make: Callable[..., Made]) -> None:
 
 def test_values_asked_for_stay(make: Callable[..., Made]) -> None:
     one = make(2.5)
-    for number, key in enumerate("abcd"):
-        one.store[key] = tile(number)
-    one.settle()
+    one.fill("abcd")
     there = threading.Event()
     name = one.store.request(["a", "b"], there.set)
     assert there.wait(LIMIT)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask._task_spec import Alias, DataNode, Task, execute_graph
+from dask._task_spec import Alias, Task, _execute_subgraph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
@@ -87,15 +87,12 @@ def coned(
         and isinstance(layers[name], (MaterializedLayer, Blockwise))
         and not layers[name].annotations
     ]
-    if sum(len(layers[name]) for name in mine) > _MOST:
-        return dict(layers), {name: set(reads) for name, reads in dependencies.items()}
-    cones = _Cones(layers, dependencies, mine, outputs, limits)
-    for _ in range(_ROUNDS):
-        if not cones.form():
-            break
-    else:
-        return dict(layers), {name: set(reads) for name, reads in dependencies.items()}
-    return cones.written()
+    if sum(len(layers[name]) for name in mine) <= _MOST:
+        cones = _Cones(layers, dependencies, mine, outputs, limits)
+        for _ in range(_ROUNDS):
+            if not cones.form():
+                return cones.written()
+    return dict(layers), {name: set(reads) for name, reads in dependencies.items()}
 
 
 @dataclass
@@ -243,14 +240,14 @@ class _Cones:
         As cones would need more at once, or would leave threads without work, or as Dask
         would make a task elsewhere one with a cone that reads nothing else.
         """
-        members: dict[Any, list[Any]] = {}
-        for key, last in self.last.items():
-            members.setdefault(last, []).append(key)
-        wrong = self._few(members) | self._drawn(members)
+        members = self._members()
+        wrong = self._few(members)
         for last, keys in members.items():
             if len(keys) == 1:
                 continue
             inside = set(keys)
+            if self._draws(last, inside):
+                wrong |= self._pairs(keys)
             outer: set[Any] = set()
             most = 0
             for key in keys:
@@ -268,60 +265,52 @@ class _Cones:
                 }
         return wrong
 
-    def _few(self, members: Mapping[Any, list[Any]]) -> set[tuple[str, str]]:
-        """Pairs of layers in cones that are fewer than threads, though their tasks were not."""
-        if self.limits.threads == 1:
-            return set()
-        cones = Counter(
-            (self.layer[key], self.homes[key])
-            for last, keys in members.items()
-            for key in {self.layer[key]: key for key in keys}.values()
-        )
+    def _members(self) -> dict[Any, list[Any]]:
+        """The tasks of every cone, by its last, in an order in which they can run."""
+        members: dict[Any, list[Any]] = {}
+        for key in reversed(self.order):
+            members.setdefault(self.last[key], []).append(key)
+        return members
+
+    def _pairs(self, keys: Iterable[Any]) -> set[tuple[str, str]]:
+        """Layers of tasks of a cone, with those of the tasks of it that read them."""
         return {
             (self.layer[key], self.layer[reader])
-            for keys in members.values()
-            if len(keys) > 1
             for key in keys
-            for reader in self.readers.get(key, ())
             if self.last[key] != key
-            and cones[self.layer[key], self.homes[key]] < self.limits.threads
-            and self.alike[self.layer[key], self.homes[key]] >= self.limits.threads
+            for reader in self.readers[key]
         }
 
-    def _drawn(self, members: Mapping[Any, list[Any]]) -> set[tuple[str, str]]:
-        """Pairs of layers in cones that read one task, of another worker, that reads more."""
-        wrong = set()
-        for last, keys in members.items():
-            if len(keys) == 1:
-                continue
-            inside = set(keys)
-            outer = {read for key in keys for read in self.tasks[key].dependencies} - inside
-            if len(outer) != 1:
-                continue
-            [read] = outer
-            task = self.tasks.get(read)
-            if (
-                type(task) is Task
-                and task.dependencies
-                and len(self.readers[read]) == 1
-                and self.at(read) not in (None, self.homes[last])
-            ):
-                wrong |= {
-                    (self.layer[key], self.layer[reader])
-                    for key in keys
-                    for reader in self.readers.get(key, ())
-                    if key != last
-                }
-        return wrong
+    def _few(self, members: Mapping[Any, list[Any]]) -> set[tuple[str, str]]:
+        """Pairs of layers in cones that are fewer than threads, though their tasks were not."""
+        threads = self.limits.threads
+        if threads == 1:
+            return set()
+        places = [{(self.layer[key], self.homes[key]) for key in keys} for keys in members.values()]
+        cones = Counter(place for found in places for place in found)
+        few = {place for place, count in cones.items() if count < threads <= self.alike[place]}
+        return self._pairs(key for key in self.order if (self.layer[key], self.homes[key]) in few)
+
+    def _draws(self, last: Any, inside: set[Any]) -> bool:
+        """Whether a cone reads one task only, of another worker, that reads more."""
+        outer = {read for key in inside for read in self.tasks[key].dependencies} - inside
+        if len(outer) != 1:
+            return False
+        [read] = outer
+        task = self.tasks.get(read)
+        return (
+            type(task) is Task
+            and bool(task.dependencies)
+            and len(self.readers[read]) == 1
+            and self.at(read) not in (None, self.homes[last])
+        )
 
     def _shrinks(self, key: Any) -> bool:
         return self.size(key) < max(map(self.size, self.tasks[key].dependencies), default=0)
 
     def written(self) -> tuple[dict[str, Layer], dict[str, set[str]]]:
         """The layers and dependencies of the graph with one task for each cone."""
-        members: dict[Any, list[Any]] = {}
-        for key in reversed(self.order):
-            members.setdefault(self.last[key], []).append(key)
+        members = self._members()
         layers = dict(self.layers)
         reads = {name: set(names) for name, names in self.dependencies.items()}
         changed = {self.layer[key] for key, last in self.last.items() if key != last}
@@ -400,8 +389,7 @@ def run_cone(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values
     reads, values
         What is none of the tasks' result.
     """
-    known = {read: DataNode(None, value) for read, value in zip(reads, values, strict=True)}
-    return execute_graph({**tasks, **known}, keys=[key])[key]
+    return _execute_subgraph(tasks, key, reads, *values)
 
 
 def _name(key: Any) -> str:

@@ -21,7 +21,7 @@ from dasktile.runtime.dashboard import add_page, remove_page
 from dasktile.runtime.prometheus import add_collector, remove_collector
 from dasktile.runtime.replicas import keep_as_before, keep_for_readers
 from dasktile.runtime.roots import HELD, Roots, is_ours, is_root, send, set_free
-from dasktile.runtime.worker_plugin import OTHER
+from dasktile.runtime.worker_plugin import folded
 from dasktile.schedule.homes import Homes, Layer
 from dasktile.schedule.placement import MARK, primary, token, worker_order
 
@@ -458,11 +458,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                     shortest[end] = name, layer.placement.predicted
         for name, predicted in shortest.values():
             self.predicted[name] = self.predicted.get(name, 0) + predicted
-        if len(self.predicted) > _TOLD:
-            older = list(self.predicted)[: _TOLD // 2]
-            total = sum(self.predicted.pop(name) for name in older)
-            # first again, so that it is among the older ones the next time
-            self.predicted = {OTHER: total, **self.predicted}
+        self.predicted = folded(self.predicted, _TOLD)
 
 
 def _is_leaving(ws: Any) -> bool:

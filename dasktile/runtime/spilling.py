@@ -105,7 +105,7 @@ class Spilling:
                 self.store.settle()
             worker.memory_manager.data = worker.state.data = self.store
         self.store.next_use = self._next_use
-        self.store.expect({key: self.uses.of(key) for key in self.store})
+        self._expect(list(self.store))
         limit = worker.memory_manager.memory_limit
         if limit:
             self.store.resize(0, _target(limit))

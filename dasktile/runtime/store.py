@@ -10,7 +10,6 @@ for one.
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import defaultdict
 from collections.abc import (
@@ -47,6 +46,10 @@ logger = logging.getLogger(__name__)
 
 #: Values below this many bytes are not worth a file; they stay in memory.
 SMALL = 1024
+
+
+def _no_clock() -> float:
+    return 0.0
 
 
 class LostTileError(RuntimeError):
@@ -98,7 +101,7 @@ class TileStore(MutableMapping[Any, Any]):
         tiers: Sequence[Tier],
         settings: Settings,
         threads: int = 1,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = _no_clock,
     ) -> None:
         if len(tiers) + 1 != len(settings.capacity):
             raise ValueError(
@@ -118,10 +121,9 @@ class TileStore(MutableMapping[Any, Any]):
         self._touched: dict[Hashable, None] = {}
         self._logged: set[Hashable] = set()
         self._asked = 0
-        self._clock = clock if clock is not None else _no_clock
+        self._clock = clock
         self.cumulative_metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._below = SpilledSize(0, 0)
-        self._copies: set[Future[Any]] = set()
         self._pools = {
             f"{source} to {target}": ThreadPoolExecutor(
                 threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
@@ -249,7 +251,7 @@ class TileStore(MutableMapping[Any, Any]):
             copy.exception()
         with self._lock:
             after = self._gone
-            self._do(residency.resize(0, None if math.isinf(capacity) else int(capacity)))
+            self._do(residency.resize(0, capacity))
         return after - before if after > before else -1
 
     def resize(self, tier: int, capacity: int | None) -> None:
@@ -331,9 +333,7 @@ class TileStore(MutableMapping[Any, Any]):
             with self._lock:
                 if not self._residency.crowded or self._closed:
                     return
-                copies = list(self._copies)
-            for copy in copies:
-                copy.exception()
+            self._engine.wait_all()
 
     def expect(self, uses: Mapping[Any, float | None]) -> None:
         """Say when values are needed next.
@@ -398,22 +398,24 @@ class TileStore(MutableMapping[Any, Any]):
         target = entry.variables[copy.target] = self._engine.new_variable(copy.key)
         lane = f"{copy.source} to {copy.target}"
         future = self._engine.push(partial(self._copy, entry, copy), [source], [target], lane)
-        self._copies.add(future)
         future.add_done_callback(partial(self._ended, entry, copy))
         return future
 
     def _ended(self, entry: _Entry, copy: Copy, future: Future[Any]) -> None:
         error = future.exception()
-        with self._lock:
-            self._copies.discard(future)
-            if error is not None:
-                # the lane is closed: what was to run there never will
+        if error is not None:
+            # the lane is closed: what was to run there never will
+            with self._lock:
                 self._failed(entry, copy, error)
+
+    def _is_there(self, entry: _Entry) -> bool:
+        """Whether a value has not been deleted meanwhile."""
+        return self._entries.get(entry.key) is entry
 
     def _drop(self, entry: _Entry, tier: int) -> None:
         held = entry.held.pop(tier)
         variable = entry.variables.pop(tier)
-        is_there = self._entries.get(entry.key) is entry
+        is_there = self._is_there(entry)
         if tier:
             self._below -= SpilledSize(0, held.size)
             free = partial(self._tiers[tier - 1].free, held)
@@ -452,17 +454,15 @@ class TileStore(MutableMapping[Any, Any]):
             self.cumulative_metrics[label, "bytes"] += made.size if down else held.size
             self.cumulative_metrics[label, "seconds"] += self._clock() - start
             entry.held[copy.target] = made
-            is_there = self._entries.get(entry.key) is entry
             if down:
                 self._below += SpilledSize(0, made.size)
-            elif copy.target == 0 and is_there:
+            elif copy.target == 0 and self._is_there(entry):
                 self._values[entry.key] = made.content
                 self._below -= SpilledSize(entry.size, 0)
             self._do(self._residency.copied(copy, made.size))
 
     def _failed(self, entry: _Entry, copy: Copy, error: BaseException) -> None:
         entry.variables.pop(copy.target)
-        is_there = self._entries.get(entry.key) is entry
         full = isinstance(error, OSError) and copy.target > copy.source
         if copy.target < copy.source:
             if not self._closed:
@@ -477,7 +477,7 @@ class TileStore(MutableMapping[Any, Any]):
                 self._tiers[copy.target - 1].name,
                 exc_info=error,
             )
-        elif is_there and entry.key not in self._logged:
+        elif self._is_there(entry) and entry.key not in self._logged:
             self._logged.add(entry.key)
             logger.error("Failed to serialize %r", entry.key, exc_info=error)
         self._do(self._residency.failed(copy, full))
@@ -514,7 +514,3 @@ def _forget(held: Held) -> None:
 
 def unknown(key: Any) -> None:
     """When a value is needed next, if nobody knows."""
-
-
-def _no_clock() -> float:
-    return 0.0

@@ -86,6 +86,24 @@ def layer_of(key: object) -> str:
     return str(key_split_group(key))
 
 
+def folded(counts: dict[str, int], most: int) -> dict[str, int]:
+    """Counts by layer, of which the older half becomes one where they are too many.
+
+    Parameters
+    ----------
+    counts
+        In the order in which layers came; what is folded is taken out.
+    most
+        Layers that are told apart.
+    """
+    if len(counts) <= most:
+        return counts
+    # half of them at once, so that a new layer costs nothing on average
+    total = sum(counts.pop(layer) for layer in list(counts)[: most // 2])
+    # first again, so that it is among the older ones the next time
+    return {OTHER: total, **counts}
+
+
 class TileWorkerPlugin(WorkerPlugin):
     """Counts what a worker receives from its peers, and for which layer.
 
@@ -167,12 +185,7 @@ class TileWorkerPlugin(WorkerPlugin):
         layer = min(waiting) if waiting else layer_of(key)
         received = self.received
         received[layer] = received.get(layer, 0) + task.get_nbytes()
-        if len(received) > _COUNTED:
-            # Half of them at once, so that a new layer costs nothing on average.
-            older = list(received)[: _COUNTED // 2]
-            total = sum(received.pop(layer) for layer in older)
-            # First again, so that it is among the older ones the next time.
-            self.received = {OTHER: total, **received}
+        self.received = folded(received, _COUNTED)
 
     def summary(self, worker: Worker) -> dict[str, Any]:
         """What the heartbeat carries: numbers and a bounded dict.  Costs no look at the tasks.

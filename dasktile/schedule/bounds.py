@@ -94,9 +94,8 @@ def least(
     if not gaps:
         return Least(first_read, 0)
     made = {key for step in steps for key in step.makes} - set(below)
-    dirty = {key: number for number, key in enumerate(dict.fromkeys(k for k, *_ in gaps))}
-    dirty = {key: number for key, number in dirty.items() if key in made}
-    dirty = {key: number for number, key in enumerate(dirty)}
+    written = dict.fromkeys(key for key, *_ in gaps if key in made)
+    dirty = {key: number for number, key in enumerate(written)}
     # Columns: the part of every gap over which its tile is not kept, then the part of every
     # tile that is ever written.
     count = len(gaps)
@@ -127,5 +126,5 @@ def least(
     if not found.success:
         raise RuntimeError(f"the bound was not found: {found.message}")
     read = float(size @ found.x[:count])
-    written = float(sum(sizes[key] * found.x[count + number] for key, number in dirty.items()))
-    return Least(first_read + read, written)
+    stores = float(sum(sizes[key] * found.x[count + number] for key, number in dirty.items()))
+    return Least(first_read + read, stores)

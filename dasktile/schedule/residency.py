@@ -23,16 +23,13 @@ tiers stay there until room is needed.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dasktile.schedule.ranked import Ranked
 from dasktile.schedule.victims import Buffer, Victims
-
-#: Entries of a heap that no longer count and are not worth a look.
-_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +141,6 @@ class _Tile:
     #: It could not be copied up, and is not tried again until somebody asks for it.
     unreadable: bool = False
     gone: bool = False
-    entry: int = 0
 
     @property
     def is_home(self) -> bool:
@@ -200,7 +196,8 @@ class Residency:
         self._loads: deque[_Tile] = deque()
         #: Requests that were granted and not answered.
         self._waiting: list[_Request] = []
-        self._next: list[tuple[float, int, _Tile]] = []
+        #: Tiles that are needed and not where they are read, by when.
+        self._next: Ranked[_Tile] = Ranked()
         self._ahead = 0
         self._fetching = 0
         self._count = 0
@@ -286,11 +283,11 @@ class Residency:
         tile = self._tiles.pop(key)
         tile.gone = True
         self._ghosts[key, tile.life] = tile
+        self._next.discard(tile)
         out: list[Instruction] = []
         # its memory is read or written until all copies have ended
         self._bury(tile, out)
-        for buffer in tile.on.values():
-            self._rank(buffer)
+        self._rank_all(tile)
         self._arrived(tile)
         return self._settled(out)
 
@@ -337,12 +334,13 @@ class Residency:
     def urge(self, name: Hashable) -> list[Instruction]:
         """Do not let a request wait for room any longer."""
         request = self._requests.get(name)
+        if request is None:
+            return []
         out: list[Instruction] = []
-        if request is not None and not request.granted:
+        if not request.granted:
             self._line.remove(request)
             self._give(request, out)
-        if request is not None:
-            request.room = 0
+        request.room = 0
         return self._settled(out)
 
     def release(self, name: Hashable) -> list[Instruction]:
@@ -372,8 +370,7 @@ class Residency:
             tile = self._tiles.get(key)
             if tile is not None and tile.next != next_use:
                 tile.next = next_use
-                for buffer in tile.on.values():
-                    self._rank(buffer)
+                self._rank_all(tile)
         return self._settled()
 
     def look(self, until: float) -> list[Instruction]:
@@ -394,7 +391,7 @@ class Residency:
         """A tile was used without being asked for."""
         self._asked_for(self._tiles[key])
 
-    def resize(self, tier: int, capacity: int | None) -> list[Instruction]:
+    def resize(self, tier: int, capacity: float | None) -> list[Instruction]:
         """A tier has more or less room than before."""
         self.capacity[tier] = math.inf if capacity is None else capacity
         self._full[tier] = False
@@ -524,13 +521,15 @@ class Residency:
         return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
 
     def _asked_for(self, tile: _Tile) -> None:
+        self._not_ahead(tile)
+        self._count += 1
+        tile.used = self._count
+        self._rank_all(tile)
+
+    def _not_ahead(self, tile: _Tile) -> None:
         if tile.ahead:
             tile.ahead = False
             self._ahead -= tile.size
-        self._count += 1
-        tile.used = self._count
-        for buffer in tile.on.values():
-            self._rank(buffer)
 
     def _load(self, out: list[Instruction]) -> None:
         """Fetch what requests wait for, as far as there is room."""
@@ -548,7 +547,7 @@ class Residency:
     def _prefetch(self, out: list[Instruction]) -> None:
         """Fetch what tasks will ask for first, as far as that is no harm."""
         while self._fetching < self.settings.prefetch:
-            tile = self._nearest()
+            tile = self._next.first()
             if tile is None or tile.next is None or tile.next > self._horizon:
                 return
             if self._ahead + tile.size > self.settings.ahead * self.capacity[tile.home]:
@@ -561,15 +560,6 @@ class Residency:
             tile.ahead = True
             self._ahead += tile.size
             self._copy(tile, source, source - 1, out)
-
-    def _nearest(self) -> _Tile | None:
-        """The tile that is needed first of those that are not where it is read."""
-        while self._next:
-            _, entry, tile = self._next[0]
-            if tile.entry == entry and not (tile.gone or tile.is_home or tile.comes_up):
-                return tile
-            heapq.heappop(self._next)
-        return None
 
     def _answer(self, out: list[Instruction]) -> None:
         """Tell requests that all is there, unless they would make more where there is no room."""
@@ -639,7 +629,8 @@ class Residency:
             self._rank(buffer)
             # if it is needed sooner than it was when it was chosen, another may be chosen now
             nearer = chosen is not None and (buffer.next is None or buffer.next < chosen)
-            if buffer.entry >= 0 and (not self.settings.keep_clean or (over and not nearer)):
+            may = buffer in self._victims[buffer.tier]
+            if may and (not self.settings.keep_clean or (over and not nearer)):
                 self._out(buffer, out)
             return
         self._rank(buffer)
@@ -697,8 +688,7 @@ class Residency:
             self._stays(buffer)
         buffer.tiles.append(tile)
         tile.on[tier] = buffer
-        for other in tile.on.values():
-            self._rank(other)
+        self._rank_all(tile)
 
     def _out(self, buffer: Buffer, out: list[Instruction]) -> None:
         for tile in list(buffer.tiles):
@@ -709,9 +699,8 @@ class Residency:
         buffer = tile.on.pop(tier)
         buffer.tiles.remove(tile)
         out.append(Drop(tile.key, tile.life, tier))
-        if tier == tile.home and tile.ahead:
-            tile.ahead = False
-            self._ahead -= tile.size
+        if tier == tile.home:
+            self._not_ahead(tile)
         if not buffer.tiles:
             if buffer.leaving:
                 self._stays(buffer)
@@ -755,15 +744,16 @@ class Residency:
         else:
             self._victims[tier].take(buffer)
         for tile in buffer.tiles:
-            if tile.is_home:
-                continue
-            self._count += 1
-            tile.entry = self._count
-            if tile.next is not None and tile.next < math.inf and not tile.unreadable:
-                heapq.heappush(self._next, (tile.next, self._count, tile))
-        if len(self._next) > 2 * len(self._tiles) + _SLACK:
-            self._next = [one for one in self._next if one[2].entry == one[1]]
-            heapq.heapify(self._next)
+            needed = tile.next is not None and tile.next < math.inf
+            if needed and not (tile.gone or tile.is_home or tile.comes_up or tile.unreadable):
+                self._next.put(tile, tile.next)
+            else:
+                self._next.discard(tile)
+
+    def _rank_all(self, tile: _Tile) -> None:
+        """The same for all that a tile is on."""
+        for buffer in tile.on.values():
+            self._rank(buffer)
 
     @staticmethod
     def _keeps(tile: _Tile, tier: int) -> bool:

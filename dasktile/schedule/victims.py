@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Which heap a buffer is in: by whether its next use is known, and whether it is stored.
-_KNOWN, _UNKNOWN = 0, 2
-
-#: Entries that no longer count and are not worth a look.
-_SLACK = 64
+from dasktile.schedule.ranked import Ranked
 
 
 @dataclass(slots=True, eq=False)
@@ -48,14 +43,6 @@ class Buffer:
     leaving: bool = False
     #: When it was needed next when it was chosen to leave.
     chosen: float | None = None
-    #: Of the one entry in a heap that counts, -1 if there is none, and where that is.
-    entry: int = -1
-    rank: tuple[float, float] = (0.0, 0.0)
-    heap: int = 0
-
-
-#: Rank, number, buffer.
-_Entry = tuple[float, float, int, Buffer]
 
 
 class Victims:
@@ -74,36 +61,32 @@ class Victims:
 
     def __init__(self, dirty: float) -> None:
         self._dirty = dirty
-        self._count = 0
-        self._live = 0
-        # Heaps of (rank, number, buffer); an entry counts if its number is the buffer's.
-        self._heaps: list[list[_Entry]] = [[], [], [], []]
+        # By whether they are stored.
+        self._known: dict[bool, Ranked[Buffer]] = {True: Ranked(), False: Ranked()}
+        self._unknown: dict[bool, Ranked[Buffer]] = {True: Ranked(), False: Ranked()}
+
+    def __contains__(self, buffer: object) -> bool:
+        return any(buffer in one for one in self._all())
 
     def put(self, buffer: Buffer) -> None:
         """Say that a buffer may leave, or that what is known of it has changed."""
-        used = float(buffer.used)
         if buffer.next is None:
-            heap, rank = _UNKNOWN + buffer.stored, (used, 0.0)
+            into, rank = self._unknown[buffer.stored], (float(buffer.used), 0.0)
         else:
-            heap = _KNOWN + buffer.stored
-            rank = (-buffer.next, -used if math.isinf(buffer.next) else used)
-        if buffer.entry >= 0:
-            if (heap, rank) == (buffer.heap, buffer.rank):
-                return
-            self._live -= 1
-        self._live += 1
-        self._count += 1
-        buffer.heap, buffer.rank, buffer.entry = heap, rank, self._count
-        heapq.heappush(self._heaps[heap], (*rank, self._count, buffer))
-        if sum(map(len, self._heaps)) > 2 * self._live + _SLACK:
-            for one in self._heaps:
-                one[:] = [entry for entry in one if entry[3].entry == entry[2]]
-                heapq.heapify(one)
+            used = float(-buffer.used if math.isinf(buffer.next) else buffer.used)
+            into, rank = self._known[buffer.stored], (-buffer.next, used)
+        for one in self._all():
+            if one is not into:
+                one.discard(buffer)
+        into.put(buffer, rank)
 
     def take(self, buffer: Buffer) -> None:
         """Say that a buffer may not leave."""
-        self._live -= buffer.entry >= 0
-        buffer.entry = -1
+        for one in self._all():
+            one.discard(buffer)
+
+    def _all(self) -> tuple[Ranked[Buffer], ...]:
+        return (*self._known.values(), *self._unknown.values())
 
     def first(self, now: float, stored: bool = False) -> Buffer | None:
         """The buffer that should leave first, None if none may.
@@ -115,12 +98,12 @@ class Victims:
         stored
             Only of those that need not be written.
         """
-        clean, unknown = self._top(_KNOWN + True), self._top(_UNKNOWN + True)
+        clean, unknown = self._known[True].first(), self._unknown[True].first()
         if stored:
             return clean if unknown is None or _is_over(clean) else unknown
-        dirty = self._top(_KNOWN)
+        dirty = self._known[False].first()
         unknown = min(
-            (one for one in (unknown, self._top(_UNKNOWN)) if one is not None),
+            (one for one in (unknown, self._unknown[False].first()) if one is not None),
             key=lambda one: one.used,
             default=None,
         )
@@ -137,15 +120,6 @@ class Victims:
             now = min(clean.next, dirty.next)
         wait = max(0.0, clean.next - now) * self._dirty
         return clean if wait >= max(0.0, dirty.next - now) else dirty
-
-    def _top(self, which: int) -> Buffer | None:
-        heap = self._heaps[which]
-        while heap:
-            *_, entry, buffer = heap[0]
-            if buffer.entry == entry:
-                return buffer
-            heapq.heappop(heap)
-        return None
 
 
 def _is_over(buffer: Buffer | None) -> bool:

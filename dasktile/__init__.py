@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dasktile.runtime.calibration import calibrate
     from dasktile.runtime.install import disable, enable
     from dasktile.runtime.metrics import metrics
+    from dasktile.runtime.worker_data import worker_data
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "metrics",
     "optimize",
     "register_kernel",
+    "worker_data",
 ]
 
 #: What needs distributed, which takes longer to import than all the rest.
@@ -37,6 +39,7 @@ _OF_CLUSTERS = {
     "disable": "dasktile.runtime.install",
     "enable": "dasktile.runtime.install",
     "metrics": "dasktile.runtime.metrics",
+    "worker_data": "dasktile.runtime.worker_data",
 }
 
 

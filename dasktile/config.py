@@ -60,6 +60,23 @@ def tiling_settings(measured: Calibration | None = None) -> Settings:
     )
 
 
+def spill_settings() -> dict[str, Any]:
+    """Options of the residency of tiles, from ``dask.config``.
+
+    Raises
+    ------
+    ValueError
+        Where a setting is not what it should be, naming it.
+    """
+    clean = setting("spill.keep-clean")
+    if not isinstance(clean, bool):
+        raise ValueError(f"setting dasktile.spill.keep-clean must be true or false; got {clean!r}")
+    dirty = _positive("spill.dirty")
+    if dirty < 1:
+        raise ValueError(f"setting dasktile.spill.dirty must be at least 1; got {dirty!r}")
+    return {"keep_clean": clean, "prefetch": _count("spill.prefetch"), "dirty": dirty}
+
+
 def setting(name: str) -> Any:
     """The value of ``dasktile.<name>``."""
     return dask.config.get(f"dasktile.{name}")

@@ -1,6 +1,7 @@
 """For ``dask scheduler --preload dasktile.preload`` and ``dask worker --preload ...``.
 
-The scheduler places the tasks of optimised collections; workers count what they receive.
+The scheduler places the tasks of optimised collections; workers count what they receive, and
+spill what is needed last.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from distributed import Scheduler, Worker
 
 from dasktile.runtime.install import NAME
 from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
+from dasktile.runtime.worker_data import Spill
 from dasktile.runtime.worker_plugin import TileWorkerPlugin
 
 
@@ -17,4 +19,4 @@ async def dask_setup(server: Scheduler | Worker) -> None:
     if isinstance(server, Scheduler):
         await server.register_scheduler_plugin(TileSchedulerPlugin(), name=NAME, idempotent=True)
     elif isinstance(server, Worker):
-        await server.plugin_add(TileWorkerPlugin(), name=NAME)
+        await server.plugin_add(TileWorkerPlugin(Spill()), name=NAME)

@@ -77,7 +77,8 @@ def run(
         return next((use for use in uses.get(key, ()) if use > time), INF) if known else None
 
     for time, step in enumerate(steps):
-        worker.do(worker.residency.look(time + ahead if ahead else -INF))
+        soon = steps[time + 1 : time + 1 + ahead]
+        worker.do(worker.residency.look([key for one in soon for key in one.reads]))
         worker.request(time, *step.reads, now=time)
         worker.settle()
         assert time in worker.ready

@@ -25,6 +25,8 @@ from distributed.utils_test import gen_cluster
 
 import dasktile
 from dasktile.runtime.install import NAME
+from dasktile.runtime.nextuse import USES
+from dasktile.runtime.store import TileStore
 
 #: Seconds that anything here may take.
 LIMIT = 30
@@ -276,9 +278,16 @@ def belongings(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("placement", [True, False])
+def names(doors: dict[str, Any]) -> dict[str, Any]:
+    """The same without what serves a door, and without the one message of dasktile."""
+    found = {**doors, "handlers": [sorted(each) for each in doors["handlers"]]}
+    streams = [sorted(set(each) - {USES}) for each in doors["stream handlers"]]
+    return {**found, "stream handlers": streams}
+
+
+@pytest.mark.parametrize("placement, spilling", [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize("dashboard", [True, False])
-def test_leaves_a_cluster_as_it_was(placement: bool, dashboard: bool) -> None:
+def test_leaves_a_cluster_as_it_was(placement: bool, spilling: bool, dashboard: bool) -> None:
     @gen_cluster(
         client=True,
         nthreads=[("127.0.0.1", 1)] * 2,
@@ -289,12 +298,20 @@ def test_leaves_a_cluster_as_it_was(placement: bool, dashboard: bool) -> None:
         await c.run(int)  # opens what is opened once
         check(await c.compute(product()))
         doors, before = entrances(s, workers), belongings(s, workers)
-        await dasktile.enable(c, placement=placement)
+        data = [worker.data for worker in workers]
+        await dasktile.enable(c, placement=placement, spilling=spilling)
         assert NAME in s.plugins and NAME in s.worker_plugins
-        assert entrances(s, workers) == doors
+        assert [isinstance(worker.data, TileStore) for worker in workers] == [spilling] * 2
+        assert names(entrances(s, workers)) == names(doors)
+        assert spilling or entrances(s, workers) == doors
         check(await c.compute(dasktile.optimize(product(), workers=2)))
-        assert entrances(s, workers) == doors
+        assert names(entrances(s, workers)) == names(doors)
         await dasktile.disable(c)
+        assert all(worker.data is one for worker, one in zip(workers, data, strict=True))
+        assert entrances(s, workers)["handlers"] == doors["handlers"]
+        # what the scheduler has sent by then is heard, and passed over
+        ignored = [worker.stream_handlers.pop(USES, None) for worker in workers]
+        assert [one is not None for one in ignored] == [spilling] * 2
         assert entrances(s, workers) == doors
         assert belongings(s, workers) == before
         check(await c.compute(product()))

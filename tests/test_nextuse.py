@@ -8,12 +8,20 @@ from typing import Any
 
 import pytest
 
-from dasktile.runtime.nextuse import ANNOTATION, MANY, NextUses, number, tell
+from dasktile.runtime.nextuse import ANNOTATION, MANY, USES, NextUses, Teller, number
+from dasktile.schedule.residency import DYING
 
 
 def task(key: Any, order: int, state: str = "waiting", **more: Any) -> Any:
-    given = {"annotations": {ANNOTATION: []}, "run_spec": 1, "dependents": set()}
-    return SimpleNamespace(key=key, priority=(0, 1, order), state=state, **{**given, **more})
+    given = {"annotations": {ANNOTATION: ([], "client")}, "who_wants": (), "run_spec": 1}
+    given |= {"dependents": (), "dependencies": ()}
+    return Task(key=key, priority=(0, 1, order), state=state, **{**given, **more})
+
+
+class Task(SimpleNamespace):
+    """One of the scheduler or of a worker."""
+
+    __hash__ = object.__hash__
 
 
 def at(order: int) -> int:
@@ -37,20 +45,106 @@ def test_numbers_are_in_the_order_of_priorities(
     assert number(sooner) < number(later)
 
 
+def teller(tasks: dict[Any, Any]) -> tuple[Teller, list[Any]]:
+    """One that sends at once, and what it has sent."""
+    sent: list[Any] = []
+    scheduler = SimpleNamespace(
+        tasks=tasks,
+        stream_comms={"knows", "too"},
+        worker_send=lambda address, message: sent.append((address, message)),
+    )
+    waiting: list[Any] = []
+    found = Teller(scheduler, waiting.append)
+
+    class Sent(list[Any]):
+        def now(self) -> list[Any]:
+            """What was sent since this was asked last."""
+            while waiting:
+                waiting.pop()()
+            new = sent[:]
+            sent.clear()
+            return new
+
+    return found, Sent()
+
+
 def test_readers_are_told() -> None:
     readers = [task(name, order) for order, name in enumerate("abc")]
     shared = {"retries": 3}
     one, none = task("x", 9, annotations=shared), task("y", 9, annotations=None)
     one.dependents = readers
-    tell([one, none])
-    assert sorted(one.annotations[ANNOTATION]) == [(0, 1, 0), (0, 1, 1), (0, 1, 2)]
+    teller({each.key: each for each in (one, none)})[0].new("xy")
+    assert one.annotations[ANNOTATION] == ([(0, 1, 0), (0, 1, 1), (0, 1, 2)], "")
     assert one.annotations["retries"] == 3
     assert shared == {"retries": 3}
-    assert none.annotations == {ANNOTATION: []}
+    assert none.annotations == {ANNOTATION: ([], "")}
     many = task("z", 9)
     many.dependents = [task(order, order) for order in reversed(range(100))]
-    tell([many])
-    assert many.annotations[ANNOTATION] == [(0, 1, order) for order in range(MANY)]
+    teller({"z": many})[0].new("z")
+    assert many.annotations[ANNOTATION] == ([(0, 1, order) for order in range(MANY)], "more")
+
+
+def test_what_workers_have_already_is_told_by_a_message() -> None:
+    knows = SimpleNamespace(address="knows", metrics={"dasktile": {"store": {"hits": 0}}})
+    other = SimpleNamespace(address="other", metrics={"dasktile": {"store": {}}})
+    old = SimpleNamespace(address="old", metrics={})
+    there = task("there", 0, "memory", who_has=[knows, other, old])
+    runs = task("runs", 1, "processing", who_has=[], processing_on=knows)
+    lost = task("lost", 2, "released", who_has=[], processing_on=None)
+    reads = [there, runs, lost]
+    new = [task("new", 5, "released", dependencies=reads), task("next", 6, dependencies=reads)]
+    ran = task("ran", 4, "memory", dependencies=reads)
+    for read in reads:
+        read.dependents = [*new, ran]
+    tells, sent = teller({each.key: each for each in (*reads, *new, ran)})
+    tells.new(["new", "next"])
+    uses = [(0, 1, 5), (0, 1, 6)], ""
+    message = {"op": USES, "uses": [("there", uses), ("runs", uses)], "ran": []}
+    assert sent.now() == [("knows", message)]
+    assert there.annotations == {ANNOTATION: uses}
+    # what is lost is sent with all that will read it when it runs again
+    assert lost.annotations == {ANNOTATION: ([], "client")}
+    tells.new(["lost"])
+    assert lost.annotations == {ANNOTATION: uses}
+    assert sent.now() == []
+    # a result that is lost: its inputs are read once more
+    ran.state, ran.waiters, ran.who_wants = "released", set(), {"client"}
+    tells.again("ran")
+    [(_, message)] = sent.now()
+    assert message["uses"][0] == ("there", ([*uses[0], (0, 1, 4)], ""))
+    ran.who_wants = set()
+    tells.again("ran")
+    assert sent.now() == []
+
+
+def test_who_has_a_result_too_is_told_that_a_reader_has_run() -> None:
+    knows, too = (
+        Task(address=name, metrics={"dasktile": {"store": {"hits": 0}}})
+        for name in ("knows", "too")
+    )
+    x = task("x", 0, "memory", who_has={knows, too})
+    y = task("y", 1, "memory", who_has={too})
+    reader = task("r", 7, "memory", dependencies=[x, y], who_has={too})
+    x.dependents = y.dependents = [reader]
+    tells, sent = teller({"r": reader})
+    tells.ran("r")
+    assert sent.now() == [("knows", {"op": USES, "uses": [], "ran": [("x", (0, 1, 7))]})]
+    x.dependents = [reader] * (MANY + 1)
+    tells.ran("r")
+    assert sent.now() == []
+
+
+def test_a_worker_learns_of_new_readers() -> None:
+    x = task("x", 0, "memory")
+    uses = NextUses({"x": x})
+    assert uses.of("x") == math.inf
+    told = [("x", (((0, 2, 3), (0, 2, 1)), "")), ("gone", ((), ""))]
+    assert uses.told(told) == {"x": number((0, 2, 1))}
+    assert uses.of("x") == number((0, 2, 1))
+    for then, use in (("client", math.inf), ("more", None)):
+        assert uses.told([("x", ((), then))]) == {"x": use}
+    [use] = uses.told([("x", ((), ""))]).values()
+    assert use is DYING
 
 
 def test_the_first_reader_that_has_not_run() -> None:
@@ -61,6 +155,7 @@ def test_the_first_reader_that_has_not_run() -> None:
     assert uses.of("nothing") is None
     x.dependents = []
     assert uses.of("x") == math.inf
+    uses.forget("x")
     x.annotations = None
     assert uses.of("x") is None
     # a copy of a result of another worker is needed by tasks here alone
@@ -68,28 +163,24 @@ def test_the_first_reader_that_has_not_run() -> None:
     assert uses.of("x") == math.inf
 
 
-def test_readers_elsewhere_count_until_later_ones_run_here_for_a_while() -> None:
-    x = task("x", 0, "memory", annotations={ANNOTATION: [[0, 1, 4], (0, 1, 8)]})
-    uses = NextUses({"x": x}, patience=2)
-    assert uses.of("x") == at(4)
-    assert uses.advance([(0, 1, 5), (0, 1, 6)]) == {}
-    assert uses.of("x") == at(4)
-    assert uses.advance([(0, 1, 6)]) == {}
-    # other graphs say nothing, and what is urgent neither
-    assert uses.advance([(-1, 2, 0), (0, 3, 9)]) == {"x": at(8)}
-    for _ in range(5):
-        assert uses.advance([(0, 2, 9)]) == {}
-    assert uses.of("x") == at(4)
-    uses.forget("x")
-
-
 def test_readers_that_ran_here_are_not_waited_for() -> None:
-    x = task("x", 0, "memory", annotations={ANNOTATION: [(0, 1, 4), (0, 1, 8)]})
+    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 8)], "client")})
     x.dependents = [task("a", 4, "memory")]
     uses = NextUses({"x": x})
     assert uses.of("x") == at(8)
     x.dependents.append(task("b", 8))
     assert uses.of("x", without="b") == math.inf
+
+
+def test_readers_that_ran_here_may_be_forgotten() -> None:
+    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 8)], "client")})
+    uses = NextUses({"x": x})
+    assert uses.of("x") == at(4)
+    assert uses.ran([("x", (0, 1, 4)), ("y", (0, 1, 4))]) == {"x": at(8)}
+    assert uses.of("x") == at(8)
+    # until it is lost, and read again
+    uses.told([("x", ([(0, 1, 4), (0, 1, 8)], ""))])
+    assert uses.of("x") == at(4)
 
 
 def test_what_very_many_read_is_always_needed() -> None:

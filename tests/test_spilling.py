@@ -14,52 +14,17 @@ import pytest
 from distributed import (
     Client,
     LocalCluster,
-    SchedulerPlugin,
     Worker,
-    WorkerPlugin,
     wait,
     worker_client,
 )
 
-from dasktile.runtime.nextuse import tell
-from dasktile.runtime.spilling import Spilling, make_store, worker_data
+import dasktile
+from dasktile.runtime.spilling import Spilling
 from dasktile.runtime.store import TileStore
 
 LIMIT = 60
 SIZE = 200_000
-
-
-class Attach(WorkerPlugin):
-    """Puts a store into workers."""
-
-    name = "store"
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-
-    def setup(self, worker: Worker) -> None:
-        store = worker.data
-        if not isinstance(store, TileStore):
-            store = make_store(worker.local_directory, self.limit)
-        self.spilling = Spilling(worker, store)
-        self.spilling.attach()
-        watched: Any = worker
-        watched.spilling = self.spilling
-
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        self.spilling.transition(key, start, finish)
-
-    def teardown(self, worker: Worker) -> None:
-        self.spilling.detach()
-
-
-class Tell(SchedulerPlugin):
-    """Tells workers which tasks will read what they make."""
-
-    name = "tell"
-
-    def update_graph(self, scheduler: Any, *, tasks: Any = (), **kwargs: Any) -> None:
-        tell(scheduler.tasks[key] for key in tasks if scheduler.tasks[key].state == "released")
 
 
 @pytest.fixture
@@ -101,20 +66,25 @@ def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True
             processes=False,
             dashboard_address=None,
             memory_limit=f"{limit} B",
-            data=worker_data(memory_limit=limit) if stored else None,
+            data=dasktile.worker_data(limit) if stored else None,
         ) as cluster,
         Client(cluster) as client,
     ):
         if stored:
-            client.register_plugin(Attach(limit))
+            dasktile.enable(client)
         yield cluster, client
 
 
-@pytest.mark.parametrize("threads, told", ((1, False), (3, False), (2, True)))
-def test_results_larger_than_memory(quiet: None, threads: int, told: bool) -> None:
+def spilling_of(worker: Worker) -> Spilling:
+    plugin: Any = worker.plugins["dasktile"]
+    found = plugin.plugin.spilling
+    assert isinstance(found, Spilling)
+    return found
+
+
+@pytest.mark.parametrize("threads", (1, 2, 3))
+def test_results_larger_than_memory(quiet: None, threads: int) -> None:
     with spilling(20, threads=threads, workers=2) as (cluster, client):
-        if told:
-            client.register_plugin(Tell())
         waited = [watched(store) for store in stores(cluster)]
         rng = np.random.default_rng(0)
         X = rng.random((40 * 25, 1000))
@@ -126,7 +96,7 @@ def test_results_larger_than_memory(quiet: None, threads: int, told: bool) -> No
         np.testing.assert_array_equal(x.compute(), X)
         assert not any(waited)
         for worker in cluster.workers.values():
-            assert worker.spilling.errors == 0
+            assert spilling_of(worker).errors == 0
         del x
         deadline(lambda: not any(map(len, stores(cluster))))
 
@@ -140,20 +110,26 @@ def deadline(condition: Any) -> None:
     raise AssertionError("not in time")
 
 
+def ways(worker: Worker) -> list[Any]:
+    """What of a worker is replaced."""
+    handlers = [worker.handlers[name] for name in ("get_data", "update_data")]
+    return [worker.data, worker.state.data, worker.execute, worker.gather_dep, *handlers]
+
+
 def test_put_in_and_taken_out(quiet: None) -> None:
     with spilling(20, threads=2, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
-        before = worker.data, worker.handlers["get_data"], worker.execute
+        before = ways(worker)
         X = np.random.default_rng(0).random((40 * 25, 1000))
         x = client.persist(da.from_array(X, chunks=(25, 1000)))
         wait(x, timeout=LIMIT)
-        client.register_plugin(Attach(20 * SIZE))
+        dasktile.enable(client)
         [store] = stores(cluster)
         assert len(store) == 40
         assert not before[0]
         np.testing.assert_array_equal((x + 1).compute(), X + 1)
-        client.unregister_worker_plugin("store")
-        assert (worker.data, worker.handlers["get_data"], worker.execute) == before
+        dasktile.disable(client)
+        assert ways(worker) == before
         assert len(worker.data) == 40
         assert not len(store)
         np.testing.assert_array_equal((x + 1).compute(), X + 1)

@@ -380,6 +380,8 @@ class Engine:
         end.returned()
 
     def _end(self, operation: _Operation, value: Any, error: BaseException | None) -> None:
+        # whoever waits for it may ask at once whether what it held is free
+        operation.function = _nothing
         ready = []
         with self._lock:
             for variables, writes in ((operation.reads, False), (operation.mutates, True)):

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import logging
 import warnings
+from dataclasses import asdict
 from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from dasktile.runtime.clients import client_of
 from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
+from dasktile.runtime.worker_data import Spill, bytes_of, flag, part_of
 
 #: Under this name both plugins are registered.
 NAME = "dasktile"
 
 
-def enable(client: Client | None = None, placement: bool = True) -> Any:
-    """Let a cluster run the tasks of optimised collections where their plans say.
+def enable(
+    client: Client | None = None,
+    placement: bool = True,
+    *,
+    spilling: bool = True,
+    memory_limit: str | float | None = None,
+    device_memory_limit: str | float | None = None,
+    prefetch: bool = True,
+    device: str = "cupy",
+) -> Any:
+    """Let a cluster run tasks where their plans say, and spill what is needed last.
 
     Works on any running cluster, and may be called again.  Workers that join later are
     included.  A scheduler or worker without the package is left alone, with a warning: it
@@ -28,25 +39,44 @@ def enable(client: Client | None = None, placement: bool = True) -> Any:
         A client of the cluster, by default the current one.  With an asynchronous one,
         await the result.
     placement
-        False to measure only (:func:`dasktile.metrics`).
+        False to let tasks run where Dask would have them.
+    spilling
+        False to leave workers the results they have in the mapping that they have.
+        Workers without a limit of memory, and those with a mapping of the user's, keep it anyhow.
+    memory_limit
+        Of each worker, in bytes or as ``"2 GB"``: results take the part of it that
+        ``distributed.worker.memory.target`` says.  By default what the worker was started with.
+    device_memory_limit
+        What results may take of a GPU's memory, in bytes, as ``"10 GB"``, or a part of it up
+        to 1.  By default what a worker of dask-cuda was started with, and none elsewhere.
+    prefetch
+        Whether spilled results are fetched before tasks ask for them.
+    device
+        Of what kind the GPU is; see `dasktile.runtime.tiers`.
 
     Raises
     ------
     TypeError
-        If `client` is no ``distributed.Client``.
+        If `client` is no ``distributed.Client``, or another argument of the wrong type.
     ValueError
-        If it is closed, or there is none.
+        If the client is closed, there is none, or a limit is no number of bytes.
 
     See Also
     --------
     disable
+    worker_data
     """
     client = client_of(client)
-    if not isinstance(placement, bool):
-        raise TypeError(
-            f"placement must be True or False; got {placement!r} of type {type(placement).__name__}"
+    placement = flag("placement", placement)
+    spill = None
+    if flag("spilling", spilling):
+        spill = Spill(
+            bytes_of("memory_limit", memory_limit),
+            part_of("device_memory_limit", device_memory_limit),
+            flag("prefetch", prefetch),
+            device,
         )
-    return client.sync(_enable, client, placement)
+    return client.sync(_enable, client, placement, spill)
 
 
 def disable(client: Client | None = None) -> Any:
@@ -69,7 +99,7 @@ def disable(client: Client | None = None) -> Any:
     return client.sync(_disable, client)
 
 
-async def _enable(client: Client, placement: bool) -> None:
+async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
     if not await client.run_on_scheduler(_finder()):
         warnings.warn(
             "dasktile cannot be imported by the scheduler; the cluster is left as it is, and"
@@ -79,8 +109,13 @@ async def _enable(client: Client, placement: bool) -> None:
         )
         return
     await client.run_on_scheduler(_take_off)
-    await client.register_plugin(TileSchedulerPlugin(placement=placement), name=NAME)
-    await client.register_plugin(_worker_plugin(), name=NAME)
+    tells = spill is not None
+    plugin = TileSchedulerPlugin(placement=placement, tells=tells)
+    await client.register_plugin(plugin, name=NAME)
+    await client.register_plugin(_worker_plugin(spill), name=NAME)
+    if tells:
+        # so that the scheduler knows whom it can tell of what is needed next
+        await client.run(_heartbeat, on_error="return")
     lacking = [
         address
         for address, found in (await client.run(_finder(), on_error="return")).items()
@@ -127,21 +162,27 @@ def _finder() -> Any:
     return find
 
 
-def _worker_plugin() -> WorkerPlugin:
+async def _heartbeat(dask_worker: Worker) -> None:
+    await dask_worker.heartbeat()
+
+
+def _worker_plugin(spill: Spill | None) -> WorkerPlugin:
     """The worker's plugin, in a wrapping that a worker without the package can open."""
+    options = None if spill is None else asdict(spill)
 
     class Wrapped(WorkerPlugin):
         plugin: Any = None
 
         def setup(self, worker: Worker) -> Any:
             try:
+                from dasktile.runtime.worker_data import Spill
                 from dasktile.runtime.worker_plugin import TileWorkerPlugin
             except ImportError:
                 logging.getLogger("distributed.worker").warning(
                     "dasktile is not installed here: tasks of optimised collections cannot run"
                 )
                 return None
-            self.plugin = TileWorkerPlugin()
+            self.plugin = TileWorkerPlugin(None if options is None else Spill(**options))
             return self.plugin.setup(worker)
 
         def teardown(self, worker: Worker) -> Any:

@@ -1,25 +1,33 @@
 """When a result is needed next, as the scheduler's priorities say.
 
-The scheduler tells with every task which tasks will read its result (:func:`tell`); a worker
-adds what it knows itself, which of them it has and which of those have run
-(:class:`NextUses`).  Workers go through a graph side by side: of a reader that is not here it is
-believed that it has run once all that runs here comes later, and has for a while.
+The scheduler (:class:`Teller`) tells with every task which tasks will read its result; a worker
+(:class:`NextUses`) crosses out those that have run: of its own it knows, of readers elsewhere
+the scheduler tells.
 """
 
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+from dasktile.schedule.residency import DYING
 
 #: The annotation that tells a task's readers.
 ANNOTATION = "dasktile-uses"
 
+#: The message by which the scheduler tells of results that workers have already.
+USES = "dasktile-uses"
+
 #: Readers that are told of, those that run first.
 MANY = 32
+
+#: The scheduler's states of tasks that a worker knows, and of those that read no more.
+_SENT = frozenset({"processing", "memory"})
+_READ = frozenset({"memory", "erred", "forgotten"})
+
+MORE, CLIENT = "more", "client"
 
 _GENERATIONS = 10**4
 _TASKS = 10**10
@@ -39,20 +47,119 @@ def number(priority: tuple[Any, ...]) -> int:
     return (int(user * _GENERATIONS) * _TASKS + int(generation * 100)) * _TASKS + int(order)
 
 
-def tell(tasks: Iterable[Any]) -> None:
-    """Tell with tasks that workers do not know yet which will read their results.
+class Teller:
+    """Tells workers which tasks will read their results.
+
+    A task that no worker has yet is told of its readers when it is sent to one, by an
+    annotation; of results that are there, and of tasks that run, a message tells.
 
     Parameters
     ----------
-    tasks
-        The scheduler's, with priorities.
+    scheduler
+        Of distributed.
+    later
+        Calls a function a moment later.
     """
-    for task in tasks:
-        uses = [reader.priority for reader in task.dependents if reader.priority]
-        if len(uses) > MANY:
-            uses = heapq.nsmallest(MANY, uses)
-        # annotations may be shared by all tasks of a layer
-        task.annotations = {**(task.annotations or {}), ANNOTATION: uses}
+
+    def __init__(self, scheduler: Any, later: Callable[[Callable[[], None]], object]) -> None:
+        self._scheduler = scheduler
+        self._later = later
+        # By address: keys with all their readers, and keys with a reader that has run.
+        self._uses: dict[str, dict[Any, Any]] = {}
+        self._ran: dict[str, list[Any]] = {}
+        self._waits = False
+
+    def new(self, keys: Iterable[Any]) -> None:
+        """A graph came.
+
+        Parameters
+        ----------
+        keys
+            Of its tasks, which have priorities.
+        """
+        known: dict[Any, None] = {}
+        for key in keys:
+            task = self._scheduler.tasks[key]
+            if task.state in _SENT:
+                # perhaps somebody else wants it now
+                known[task] = None
+                continue
+            # annotations may be shared by all tasks of a layer
+            task.annotations = {**(task.annotations or {}), ANNOTATION: readers(task)}
+            for read in task.dependencies:
+                if read.state in _SENT:
+                    known[read] = None
+        self._tell(known)
+
+    def again(self, key: Any) -> None:
+        """A result was lost, and the task that made it will read its inputs once more."""
+        task = self._scheduler.tasks[key]
+        if task.waiters or task.who_wants:
+            self._tell(read for read in task.dependencies if read.state in _SENT)
+
+    def ran(self, key: Any) -> None:
+        """A task has run; who has its inputs too need not keep them for it."""
+        task = self._scheduler.tasks[key]
+        for read in task.dependencies:
+            if len(read.who_has) > len(task.who_has) and len(read.dependents) <= MANY:
+                for worker in read.who_has - task.who_has:
+                    if _listens(worker):
+                        self._ran.setdefault(worker.address, []).append((read.key, task.priority))
+                        self._soon()
+
+    def _tell(self, tasks: Iterable[Any]) -> None:
+        for task in tasks:
+            uses = readers(task)
+            # what is stolen or made again takes them along
+            task.annotations = {**(task.annotations or {}), ANNOTATION: uses}
+            for worker in task.who_has or ([task.processing_on] if task.processing_on else ()):
+                if _listens(worker):
+                    self._uses.setdefault(worker.address, {})[task.key] = uses
+                    self._soon()
+
+    def _soon(self) -> None:
+        if not self._waits:
+            self._waits = True
+            self._later(self.send)
+
+    def send(self) -> None:
+        """Send what has come together."""
+        self._waits = False
+        told, self._uses = self._uses, {}
+        ran, self._ran = self._ran, {}
+        for address in sorted({*told, *ran}):
+            if address in self._scheduler.stream_comms:
+                message = {"uses": [*told.get(address, {}).items()], "ran": ran.get(address, [])}
+                self._scheduler.worker_send(address, {"op": USES, **message})
+
+
+def _listens(worker: Any) -> bool:
+    """Whether a worker knows the message; one that does not would break off."""
+    told = worker.metrics.get("dasktile")
+    return isinstance(told, dict) and bool(told.get("store"))
+
+
+def readers(task: Any) -> tuple[list[tuple[Any, ...]], str]:
+    """Who will read a result.
+
+    Parameters
+    ----------
+    task
+        The scheduler's.
+
+    Returns
+    -------
+    Priorities of the tasks that will, of the first of them if they are many; and what
+    comes after them: `MORE` of them, a `CLIENT` that wants the result, or nothing.
+    """
+    uses = [
+        reader.priority
+        for reader in task.dependents
+        if reader.priority and reader.state not in _READ
+    ]
+    if len(uses) > MANY:
+        return heapq.nsmallest(MANY, uses), MORE
+    return uses, CLIENT if task.who_wants else ""
 
 
 class NextUses:
@@ -62,21 +169,16 @@ class NextUses:
     ----------
     tasks
         The worker's, by key.
-    patience
-        Tasks that start here before readers elsewhere are believed to have run.
     """
 
-    def __init__(self, tasks: Any, patience: int = 8) -> None:
+    def __init__(self, tasks: Mapping[Any, Any]) -> None:
         self._tasks = tasks
-        # The lowest number that runs, of each graph: now, and for as many starts before.
-        self._lows: deque[dict[int, int]] = deque(maxlen=patience + 1)
-        # For each graph, (number of a reader elsewhere, key).
-        self._due: dict[int, list[tuple[int, int, Any]]] = {}
-        self._waits: dict[Any, int] = {}
-        self._count = itertools.count()
+        # Of a result, numbers of the readers that have not run, as far as they were told, and
+        # what comes after them.
+        self._told: dict[Any, tuple[list[int], str]] = {}
 
     def of(self, key: Any, without: Any = None) -> float | None:
-        """When a result is needed next: ``inf`` if never, None if that is not known.
+        """When a result is needed next.
 
         Parameters
         ----------
@@ -87,80 +189,83 @@ class NextUses:
 
         Returns
         -------
-        The number of its first reader that has not run; ``-inf`` if very many have not.
+        The number of its first reader that has not run; ``-inf`` if very many have not, ``inf``
+        if all have, `DYING` if nobody else wants it then, None if that is not known.
         """
         task = self._tasks.get(key)
         if task is None:
             return None
-        told = (task.annotations or {}).get(ANNOTATION)
-        if told is None and task.run_spec is not None:
-            return None
-        readers = task.dependents
-        if len(readers) > MANY and any(reader.state not in _RUN for reader in readers):
+        told = self._told.get(key)
+        if told is None:
+            uses = (task.annotations or {}).get(ANNOTATION)
+            if uses is not None:
+                told = self._told[key] = _numbers(*uses)
+            elif task.run_spec is not None:
+                return None
+        here = task.dependents
+        if len(here) > MANY and any(reader.state not in _RUN for reader in here):
             return -math.inf
-        here, ran = [], set()
-        for reader in readers:
+        # a copy of what another worker has stays until that goes
+        numbers, then = told or ((), CLIENT)
+        found = set(numbers)
+        for reader in here:
             if reader.priority:
                 use = number(reader.priority)
                 if reader.key == without or reader.state in _RUN:
-                    ran.add(use)
+                    found.discard(use)
                 else:
-                    here.append(use)
-        there = [
-            use
-            for use in (number(tuple(one)) for one in told or ())
-            if use not in ran and not self._passed(use)
-        ]
-        found = min([*here, *there], default=math.inf)
-        if found in here or not there:
-            self._waits.pop(key, None)
-        elif self._waits.get(key) != found:
-            first = min(there)
-            self._waits[key] = first
-            heap = self._due.setdefault(first // _TASKS, [])
-            heapq.heappush(heap, (first, next(self._count), key))
-        return found
+                    found.add(use)
+        if found:
+            return min(found)
+        return {MORE: None, CLIENT: math.inf}.get(then, DYING)
 
-    def _passed(self, use: int) -> bool:
-        """Whether a reader that is not here is believed to have run."""
-        if len(self._lows) < (self._lows.maxlen or 0):
-            return False
-        low = self._lows[0].get(use // _TASKS)
-        return low is not None and use < low
-
-    def advance(self, running: Iterable[tuple[Any, ...]]) -> dict[Any, float | None]:
-        """A task starts; what was expected to be read elsewhere before it, was.
+    def told(self, uses: Iterable[tuple[Any, tuple[Any, str]]]) -> dict[Any, float | None]:
+        """Results have readers that nobody knew of when they were made.
 
         Parameters
         ----------
-        running
-            Priorities of the tasks that run or are about to.
+        uses
+            Keys, and what :func:`readers` says of them.
 
         Returns
         -------
         New numbers of results.
         """
-        lows: dict[int, int] = {}
-        for priority in running:
-            low = number(priority)
-            graph = low // _TASKS
-            lows[graph] = min(low, lows.get(graph, low))
-        self._lows.append(lows)
         found = {}
-        for graph in self._lows[0]:
-            heap = self._due.get(graph, [])
-            while heap and self._passed(heap[0][0]):
-                use, _, key = heapq.heappop(heap)
-                if self._waits.get(key) == use:
-                    del self._waits[key]
-                    found[key] = self.of(key)
-            if not heap:
-                self._due.pop(graph, None)
+        for key, told in uses:
+            if key in self._tasks:
+                self._told[key] = _numbers(*told)
+                found[key] = self.of(key)
+        return found
+
+    def ran(self, uses: Iterable[tuple[Any, Any]]) -> dict[Any, float | None]:
+        """Tasks have run, and do not need what they have read any more.
+
+        Parameters
+        ----------
+        uses
+            Keys of results, and the priority of a reader of each; tasks here that have run are
+            to be told of too, since they may be forgotten before their inputs are.
+
+        Returns
+        -------
+        New numbers of results.
+        """
+        found = {}
+        for key, priority in uses:
+            use = number(tuple(priority))
+            if key in self._told and use in self._told[key][0]:
+                self._told[key][0].remove(use)
+                found[key] = self.of(key)
         return found
 
     def forget(self, key: Any) -> None:
         """A result is there no more."""
-        self._waits.pop(key, None)
+        self._told.pop(key, None)
+
+
+def _numbers(priorities: Iterable[Iterable[Any]], then: str) -> tuple[list[int], str]:
+    return [number(tuple(priority)) for priority in priorities], then
 
 
 #: States of tasks that do not read any more.

@@ -18,6 +18,7 @@ from distributed import Scheduler, SchedulerPlugin, Status
 from distributed.scheduler import TaskState
 
 from dasktile.runtime.dashboard import add_page, remove_page
+from dasktile.runtime.nextuse import Teller
 from dasktile.runtime.prometheus import add_collector, remove_collector
 from dasktile.runtime.replicas import keep_as_before, keep_for_readers
 from dasktile.runtime.roots import HELD, Roots, is_ours, is_root, send, set_free
@@ -36,6 +37,9 @@ MAX_FAILURES = 10
 #: Seconds between two looks at what no transition tells.
 WATCH = 0.5
 
+#: Seconds in which what workers are told comes together.
+TELL = 0.02
+
 #: Seconds for others to come, or go, before homes are changed.
 SETTLE = 0.1
 
@@ -53,6 +57,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ----------
     placement
         False only to count what it would do.
+    tells
+        Whether to tell workers which tasks will read their results.
 
     Attributes
     ----------
@@ -68,8 +74,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     name = "dasktile"
 
-    def __init__(self, placement: bool = True) -> None:
+    def __init__(self, placement: bool = True, tells: bool = True) -> None:
         self.placement = placement
+        self.tells = tells
         self.predicted: dict[str, int] = {}
         self.placed = 0
         self.errors = 0
@@ -89,6 +96,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Begin; :meth:`start` for those who cannot wait."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
+        self.teller = Teller(scheduler, lambda send: self.loop.call_later(TELL, self._guard, send))
         self.roots = Roots(scheduler, lambda address: self.homes.place(address), self._guard)
         self._lay_out()
         add_page(scheduler, self)
@@ -273,6 +281,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self, scheduler: Scheduler, *, tasks: Iterable[Any] = (), **kwargs: Any
     ) -> None:
         if self.failures < MAX_FAILURES:
+            if self.tells:
+                tasks = list(tasks)
+                self._guard(self.teller.new, tasks)
             self._guard(self._place, tasks)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -290,6 +301,10 @@ class TileSchedulerPlugin(SchedulerPlugin):
         elif start == "processing" or start == "memory":
             if finish == "released":
                 self._guard(self._again, key)
+                if self.tells and start == "memory":
+                    self._guard(self.teller.again, key)
+            elif self.tells and finish == "memory":
+                self._guard(self.teller.ran, key)
             if self.roots.ready:
                 self.roots.wake()
 

@@ -8,62 +8,36 @@ it is going to read, and waits for it as it would for the network.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import threading
 import time
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-import dask
-from dask.utils import key_split, parse_bytes
-from distributed import Worker, system
+from dask.utils import key_split
+from distributed import Worker
 from distributed.comm.core import Comm
 from distributed.core import Status
-from distributed.protocol.compression import get_compression_settings
+from distributed.metrics import context_meter
+from distributed.worker_state_machine import RescheduleEvent
+from tornado.ioloop import PeriodicCallback
 
-from dasktile.runtime.nextuse import NextUses, number
+from dasktile.runtime.failures import Guarded
+from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.store import LostTileError, TileStore, unknown
-from dasktile.runtime.tiers import Disk
-from dasktile.schedule.residency import Settings
+from dasktile.schedule.budget import Budget
 
-logger = logging.getLogger(__name__)
+#: Seconds after which a task's wait for its inputs is shown as reading.
+_SHOWN = 0.005
 
-_MEMORY = "distributed.worker.memory"
+#: Part of a worker's memory by which the budget of results changes at the least.
+_STEP = 0.01
 
 #: Seconds for which a task waits for room while others run.
 PATIENCE = 5.0
 
 
-def make_store(worker_local_directory: str, memory_limit: int | None = None) -> TileStore:
-    """A store of results in memory and on disk, by distributed's own settings.
-
-    Parameters
-    ----------
-    worker_local_directory
-        Where the worker has its files.
-    memory_limit
-        Of the worker, in bytes; results may take the part of it that
-        ``distributed.worker.memory.target`` says.  None for that of the machine.
-    """
-    limit = system.MEMORY_LIMIT if memory_limit is None else memory_limit
-    most = dask.config.get(f"{_MEMORY}.max-spill")
-    disk = Disk(
-        os.path.join(worker_local_directory, "storage"),
-        get_compression_settings(f"{_MEMORY}.spill-compression"),
-    )
-    settings = Settings((_target(limit), None if most is False else parse_bytes(most)))
-    return TileStore([disk], settings, clock=time.perf_counter)
-
-
-def _target(limit: int) -> int | None:
-    target = dask.config.get(f"{_MEMORY}.target")
-    part = target if target is not False else dask.config.get(f"{_MEMORY}.spill")
-    return None if part is False else int(part * limit)
-
-
-class Spilling:
+class Spilling(Guarded):
     """Puts a store into a worker, and takes it out again.
 
     Parameters
@@ -72,18 +46,17 @@ class Spilling:
         A worker that runs, or is about to.
     store
         What it is to have for its results; empty, or the worker's already.
-
-    Attributes
-    ----------
-    errors
-        Errors in here; the first is logged, none is raised.
+    limit
+        Bytes that the worker may take, None for what it has been told itself.
     """
 
-    def __init__(self, worker: Worker, store: TileStore) -> None:
+    def __init__(self, worker: Worker, store: TileStore, limit: int | None = None) -> None:
+        super().__init__()
         self.worker = worker
         self.store = store
-        self.errors = 0
-        self.uses = NextUses(worker.state.tasks, 2 * worker.state.nthreads + 2)
+        self.limit = limit
+        self.budget = Budget()
+        self.uses = NextUses(worker.state.tasks)
         #: What tasks that run have asked for.
         self._holds: dict[Any, int] = {}
         self._sending = 0
@@ -96,6 +69,7 @@ class Spilling:
     def attach(self) -> None:
         """Move the worker's results to the store, and let tasks and peers ask for them there."""
         worker: Any = self.worker
+        self._watch()
         if worker.data is not self.store:
             self._before = worker.data
             for key in list(self._before):
@@ -105,23 +79,39 @@ class Spilling:
                 self.store.settle()
             worker.memory_manager.data = worker.state.data = self.store
         self.store.next_use = self._next_use
+        self.store.waiter = threading.get_ident()
+        self.store.relieve = self._relieve
         self._expect(list(self.store))
-        limit = worker.memory_manager.memory_limit
-        if limit:
-            self.store.resize(0, _target(limit))
         self._execute = worker.execute
+        self._gather_dep = worker.gather_dep
         self._get_data = worker.handlers["get_data"]
+        self._update_data = worker.handlers["update_data"]
         worker.execute = self.execute
+        worker.gather_dep = self.gather_dep
         worker.handlers["get_data"] = self.get_data
+        worker.handlers["update_data"] = self.update_data
+        worker.stream_handlers[USES] = self.told
+        interval = worker.memory_manager.memory_monitor_interval or 0.1
+        self._watching = PeriodicCallback(self._watch, interval * 1000)
+        worker.periodic_callbacks[USES] = self._watching
+        self._watching.start()
 
     def detach(self) -> None:
         """Leave the worker as it was.  A store that it has had from its start stays."""
         worker: Any = self.worker
-        if worker.execute == self.execute:
-            del worker.execute
-        if worker.handlers["get_data"] == self.get_data:
-            worker.handlers["get_data"] = self._get_data
-        self.store.next_use = unknown
+        self._watching.stop()
+        worker.periodic_callbacks.pop(USES, None)
+        for name, own in (("execute", self.execute), ("gather_dep", self.gather_dep)):
+            if getattr(worker, name) == own:
+                delattr(worker, name)
+        handlers = worker.handlers
+        if handlers["get_data"] == self.get_data:
+            handlers["get_data"] = self._get_data
+        if handlers["update_data"] == self.update_data:
+            handlers["update_data"] = self._update_data
+        # the scheduler may have sent something already, and an unknown message ends a worker
+        worker.stream_handlers[USES] = _ignore
+        self.store.next_use, self.store.relieve, self.store.waiter = unknown, None, None
         if worker.status in (Status.closing, Status.closed):
             self.store.close()
         elif self._before is not None and worker.data is self.store:
@@ -137,6 +127,44 @@ class Spilling:
             else:
                 self.store.close()
 
+    # Room
+
+    def _target(self) -> int | None:
+        """Bytes that the process should take, or its results alone where nobody watches it."""
+        manager = self.worker.memory_manager
+        limit = self.limit or manager.memory_limit
+        part = manager.memory_target_fraction or manager.memory_spill_fraction
+        return int(part * limit) if part and limit else None
+
+    def _watch(self) -> None:
+        """Give results the room that the rest of the process leaves."""
+        try:
+            store, target = self.store, self._target()
+            store.age()
+            if target is None:
+                budget = None
+            elif self.worker.memory_manager.memory_spill_fraction is False:
+                budget = target
+            else:
+                process = self.worker.monitor.get_process_memory()
+                self.budget.sample(process, store.used(store.host))
+                budget = self.budget.of(target)
+            now = store.capacity(store.host)
+            if budget is None or target is None or abs(budget - now) > _STEP * target:
+                store.resize(store.host, budget)
+        except Exception:
+            self._failed("agree on a budget")
+
+    def _relieve(self) -> None:
+        """Let results go until the process takes what it should, without waiting for that."""
+        target = self._target()
+        if target is not None:
+            store = self.store
+            above = self.worker.monitor.get_process_memory() - target
+            store.squeeze(store.host, store.used(store.host) - above)
+
+    # Tasks
+
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
         """Run a task once all that it reads is in memory."""
         name = None
@@ -146,11 +174,21 @@ class Spilling:
         if task is not None:
             keys = [read.key for read in task.dependencies]
             now = self._starts(task)
+            start = time.time()
             name = await self._hold(keys, self._made.get(kind, 0), now)
+            stop = time.time()
+            if stop - start > _SHOWN:
+                # as Worker.execute does where it reads itself
+                task.startstops.append({"action": "disk-read", "start": start, "stop": stop})
+                context_meter.digest_metric("disk-read", stop - start, "seconds")
         if name is not None:
             self._holds[key] = name
+        # what is held cannot leave: what counts is who reads it after this task
+        self._expect(keys, key)
         try:
             event = await self._execute(key, stimulus_id=stimulus_id)
+            if task is not None and task.priority and not isinstance(event, RescheduleEvent):
+                self.uses.ran((read, task.priority) for read in keys)
         finally:
             self._expect(keys, key)
             self._release(self._holds.pop(key, None))
@@ -171,15 +209,27 @@ class Spilling:
             if task is not None and task.run_spec is not None:
                 self._expect([read.key for read in task.dependencies])
 
+    def told(self, uses: Iterable[Any], ran: Iterable[Any], **kwargs: Any) -> None:
+        """The scheduler says that results are needed at other times than it said.
+
+        Parameters
+        ----------
+        uses
+            Keys, and the priorities of the tasks that read them.
+        ran
+            Keys, and the priority of a task elsewhere that has read it.
+        """
+        try:
+            self.store.expect({**self.uses.told(uses), **self.uses.ran(ran)})
+        except Exception:
+            self._failed("say what is needed next")
+
     def _starts(self, task: Any) -> float | None:
         """Tell the store of a task that starts, and of those that come next."""
         try:
             state = self.worker.state
-            runs = [one.priority for one in state.executing if one.priority]
-            soon = [one.priority for one in state.ready.peekn(state.nthreads) if one.priority]
-            self.store.expect(self.uses.advance([*runs, *soon[:1]]))
-            if soon:
-                self.store.look(max(map(number, soon)))
+            soon = state.ready.peekn(state.nthreads)
+            self.store.look([read.key for one in soon for read in one.dependencies])
             return number(task.priority) if task.priority else None
         except Exception:
             self._failed("look ahead")
@@ -223,6 +273,24 @@ class Spilling:
         finally:
             self._release(name)
 
+    async def gather_dep(
+        self,
+        worker: str,
+        to_gather: Collection[Any],
+        total_nbytes: int,
+        *,
+        stimulus_id: str,
+    ) -> Any:
+        """Fetch results of a peer once what must leave for them has left."""
+        # no room is kept for them: two workers that fetch from each other would wait for it
+        self._release(await self._hold((), 1))
+        return await self._gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+
+    async def update_data(self, data: dict[Any, Any], stimulus_id: str | None = None) -> Any:
+        """Take what a client scatters, as fast as others leave."""
+        self._release(await self._hold((), 1))
+        return self._update_data(data, stimulus_id=stimulus_id)
+
     async def _hold(
         self, keys: Collection[Any], room: int = 0, now: float | None = None
     ) -> int | None:
@@ -263,31 +331,11 @@ class Spilling:
             except Exception:
                 self._failed("let results go")
 
-    def _failed(self, what: str) -> None:
-        self.errors += 1
-        if self.errors == 1:
-            logger.exception("dasktile could not %s; further errors are only counted", what)
+
+def _ignore(**kwargs: Any) -> None:
+    """What comes too late."""
 
 
 def _done(there: asyncio.Future[None]) -> None:
     if not there.done():
         there.set_result(None)
-
-
-def worker_data(memory_limit: str | float | None = None) -> tuple[Any, dict[str, Any]]:
-    """What workers are to keep their results in: for ``LocalCluster(data=...)``.
-
-    Parameters
-    ----------
-    memory_limit
-        Of each worker, in bytes or as ``"2 GB"``; by default that of the machine, until the
-        worker is asked for its own.
-
-    Returns
-    -------
-    A function and its arguments, which every worker calls for itself.
-    """
-    limit = None if memory_limit in (None, "auto") else parse_bytes(memory_limit)
-    if limit == 0 or (isinstance(memory_limit, float) and memory_limit <= 1):
-        raise ValueError(f"memory_limit must be bytes, or a text as '2 GB', not {memory_limit!r}")
-    return make_store, {"memory_limit": limit}

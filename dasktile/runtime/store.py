@@ -1,4 +1,4 @@
-"""The results a worker has, in memory or on a tier below: what ``Worker.data`` is.
+"""The results a worker has, on a device, in memory or below: what ``Worker.data`` is.
 
 :class:`TileStore` does what a :class:`~dasktile.schedule.residency.Residency` says.  Every tile
 has, on every tier that it is on, a variable of a :class:`~dasktile.runtime.engine.Engine`: a
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import (
     Callable,
     Hashable,
@@ -30,9 +30,10 @@ from typing import Any
 import numpy as np
 from distributed.sizeof import safe_sizeof
 from distributed.spill import SpilledSize
+from distributed.utils import RateLimiterFilter
 
 from dasktile.runtime.engine import Engine, Variable, inline, pool
-from dasktile.runtime.tiers import Held, Tier
+from dasktile.runtime.tiers import Device, Held, Tier
 from dasktile.schedule.residency import (
     Copy,
     Drop,
@@ -43,6 +44,8 @@ from dasktile.schedule.residency import (
 )
 
 logger = logging.getLogger(__name__)
+for _often in ("%s to %s failed", "Spill to %s reached its limit"):
+    logger.addFilter(RateLimiterFilter(_often))
 
 #: Values below this many bytes are not worth a file; they stay in memory.
 SMALL = 1024
@@ -67,6 +70,8 @@ class _Entry:
     life: int
     #: Bytes, as the scheduler counts them.
     size: int
+    #: The tier that tasks read it on.
+    home: int
     #: What went wrong when it was read last.
     error: BaseException | None = None
     held: dict[int, Held] = field(default_factory=dict)
@@ -82,18 +87,27 @@ class TileStore(MutableMapping[Any, Any]):
     Parameters
     ----------
     tiers
-        Tiers below memory, from the fastest.  They are closed with the store.
+        Tiers below the first, from the fastest.  They are closed with the store.
     settings
         Of the residency, with one more tier.
     threads
         For each direction between two tiers.
     clock
         Seconds, for the metrics.
+    device
+        Whose memory the first tier is, with the host's as the second; None where the host's
+        is the first.
 
     Attributes
     ----------
-    cumulative_metrics
-        Counts, bytes and seconds of ``disk-write`` and ``disk-read``, by ``(label, unit)``.
+    blocked
+        Seconds that the thread `waiter` has waited for values to be read back.
+    waiter
+        Number of a thread that should not wait, None for none.
+    next_use
+        Says when a value that comes in is needed next.
+    relieve
+        Called by :meth:`evict` instead of evicting, None for nothing.
     """
 
     def __init__(
@@ -102,6 +116,7 @@ class TileStore(MutableMapping[Any, Any]):
         settings: Settings,
         threads: int = 1,
         clock: Callable[[], float] = _no_clock,
+        device: Device | None = None,
     ) -> None:
         if len(tiers) + 1 != len(settings.capacity):
             raise ValueError(
@@ -109,6 +124,9 @@ class TileStore(MutableMapping[Any, Any]):
                 f"not {len(settings.capacity)}"
             )
         self._tiers = tuple(tiers)
+        self._device = device
+        self._last = len(tiers)
+        self._names = (device.name if device else "memory", *(tier.name for tier in tiers))
         self._residency = Residency(settings)
         # Short: never held while a tile is copied.
         self._lock = threading.RLock()
@@ -122,7 +140,12 @@ class TileStore(MutableMapping[Any, Any]):
         self._logged: set[Hashable] = set()
         self._asked = 0
         self._clock = clock
-        self.cumulative_metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._reads = self._bytes_read = 0
+        # What was counted when it was reset.
+        self._counted: Counter[str] = Counter()
+        self.blocked = 0.0
+        self.waiter: int | None = None
         self._below = SpilledSize(0, 0)
         self._pools = {
             f"{source} to {target}": ThreadPoolExecutor(
@@ -133,11 +156,14 @@ class TileStore(MutableMapping[Any, Any]):
         }
         lanes = {name: pool(executor) for name, executor in self._pools.items()}
         self._engine = Engine({"inline": inline, **lanes})
+        self._copying = threading.local()
         self._closed = False
-        # Bytes of values that have left memory, from the start.
+        # Bytes of values that have left the first tier, from the start.
         self._gone = 0
-        #: When a value is needed next, for one that comes in.
         self.next_use: Callable[[Any], float | None] = unknown
+        self.relieve: Callable[[], object] | None = None
+        if device is not None:
+            device.on_full(self._make_room)
 
     # Mapping
 
@@ -153,8 +179,8 @@ class TileStore(MutableMapping[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         size = safe_sizeof(value)
-        memory = memory_of(value)
-        whole = size if memory is None else max(size, memory.nbytes)
+        home, memory, whole = self._place(value)
+        whole = max(size, whole)
         with self._lock:
             if key in self:
                 del self[key]
@@ -167,15 +193,31 @@ class TileStore(MutableMapping[Any, Any]):
                 key,
                 size,
                 self.next_use(key),
-                None if memory is None else id(memory),
+                memory,
                 whole,
+                home,
             )
-            entry = _Entry(key, self._residency.life(key), size)
-            entry.held[0] = Held(value, size)
-            entry.variables[0] = self._engine.new_variable(key)
+            entry = _Entry(key, self._residency.life(key), size, home)
+            entry.held[home] = Held(value, size)
+            entry.variables[home] = self._engine.new_variable(key)
             self._entries[key] = self._lives[key, entry.life] = entry
             self._values[key] = value
             self._do(instructions)
+            for tier in self._residency.refusing:
+                logger.warning(
+                    "Spill to %s reached its limit; keeping data in %s",
+                    self._names[tier],
+                    self._names[tier - 1],
+                )
+
+    def _place(self, value: Any) -> tuple[int, Hashable, int]:
+        """The tier that a value is on, what memory it is in, and the bytes of that."""
+        if self._device is None or not self._device.holds(value):
+            array = memory_of(value)
+            home = 0 if self._device is None else 1
+            return (home, None, 0) if array is None else (home, id(array), array.nbytes)
+        found = self._device.memory_of(value)
+        return (0, None, 0) if found is None else (0, (self._device.name, found[0]), found[1])
 
     def __getitem__(self, key: Any) -> Any:
         try:
@@ -184,6 +226,10 @@ class TileStore(MutableMapping[Any, Any]):
             return self._fetched(key)
         self._touched.pop(key, None)
         self._touched[key] = None
+        entry = self._entries.get(key)
+        self._reads += 1
+        if entry is not None:
+            self._bytes_read += entry.size
         return value
 
     def __delitem__(self, key: Any) -> None:
@@ -195,7 +241,7 @@ class TileStore(MutableMapping[Any, Any]):
             entry = self._entries.pop(key)
             self._values.pop(key, None)
             self._logged.discard(key)
-            if 0 not in entry.held:
+            if self._is_spilled(entry):
                 self._below -= SpilledSize(entry.size, 0)
             self._do(self._residency.remove(key))
 
@@ -215,28 +261,75 @@ class TileStore(MutableMapping[Any, Any]):
 
     @property
     def slow(self) -> Mapping[Any, Held]:
-        """What is on the tiers below, in memory too or not; for inspection only."""
+        """What is on tiers below, where tasks read it too or not; for inspection only."""
         with self._lock:
             return {
                 key: entry.held[max(entry.held)]
                 for key, entry in self._entries.items()
-                if max(entry.held, default=0) > 0
+                if max(entry.held, default=0) > entry.home
             }
 
     disk = slow
 
     @property
     def spilled_total(self) -> SpilledSize:
-        """Bytes of the values that are not in memory, and bytes of all files."""
+        """Bytes of the values that are on the last tier alone, and bytes of all files."""
         return self._below
+
+    @property
+    def cumulative_metrics(self) -> dict[tuple[str, str], float]:
+        """Counts, bytes and seconds by ``(label, unit)``.
+
+        Labels are ``disk-write`` and ``disk-read``, the same for other tiers, and
+        ``memory-read`` for values that were where they are read.
+        """
+        read = {"count": self._reads, "bytes": self._bytes_read}
+        with self._lock:
+            return {**self._metrics, **{("memory-read", unit): read[unit] for unit in read}}
+
+    def report(self) -> dict[str, Any]:
+        """Numbers for :func:`dasktile.metrics`.
+
+        Returns
+        -------
+        ``spilled`` and ``read_back``, bytes by tier; ``held``, bytes by tier now;
+        ``prefetched`` and ``hits``, counts of values that were fetched before they were asked
+        for, and of those of them that then were; ``blocked``, seconds.
+        """
+        with self._lock:
+            counts = self._counts()
+            counts.subtract(self._counted)
+            below = self._names[1:]
+            return {
+                "spilled": {name: int(counts[f"{name}-write"]) for name in below},
+                "read_back": {name: int(counts[f"{name}-read"]) for name in below},
+                "held": dict(zip(self._names, self._residency.used, strict=True)),
+                "prefetched": int(counts["prefetched"]),
+                "hits": int(counts["hits"]),
+                "blocked": counts["blocked"],
+            }
+
+    def _counts(self) -> Counter[str]:
+        residency = self._residency
+        copied = {label: size for (label, unit), size in self._metrics.items() if unit == "bytes"}
+        ahead = {"prefetched": residency.fetched_ahead, "hits": residency.hits}
+        return Counter({**copied, **ahead, "blocked": self.blocked})
+
+    def reset(self) -> None:
+        """Let :meth:`report` count from zero; what Prometheus reads goes on."""
+        with self._lock:
+            self._counted = self._counts()
 
     def evict(self) -> int:
         """Let the value go from memory that should go first.
 
         Returns
         -------
-        Bytes that are free now, -1 if nothing could go.
+        Bytes that are free now, -1 if nothing could go, or if it goes without being waited for.
         """
+        if self.relieve is not None:
+            self.relieve()
+            return -1
         with self._lock:
             residency = self._residency
             before, capacity = self._gone, residency.capacity[0]
@@ -246,7 +339,7 @@ class TileStore(MutableMapping[Any, Any]):
                 copies += self._do(residency.resize(tier, residency.settings.capacity[tier]))
             if not copies and self._gone == before:
                 # the smallest step makes one buffer leave
-                copies = self._do(residency.resize(0, max(0, residency.staying - 1)))
+                copies = self._do(residency.resize(0, max(0, residency.staying(0) - 1)))
         for copy in copies:
             copy.exception()
         with self._lock:
@@ -254,18 +347,53 @@ class TileStore(MutableMapping[Any, Any]):
             self._do(residency.resize(0, capacity))
         return after - before if after > before else -1
 
+    @property
+    def host(self) -> int:
+        """The tier that is the host's memory."""
+        return 0 if self._device is None else 1
+
+    def used(self, tier: int) -> int:
+        """Bytes on a tier, with those on their way to it or from it."""
+        return self._residency.used[tier]
+
+    def capacity(self, tier: int) -> float:
+        """Bytes that a tier may have now."""
+        return self._residency.capacity[tier]
+
+    def squeeze(self, tier: int, target: int) -> None:
+        """Let tiles leave a tier until it has so many bytes, without waiting for that."""
+        with self._lock:
+            self._do(self._residency.squeeze(tier, max(0, self._residency.staying(tier) - target)))
+
     def resize(self, tier: int, capacity: int | None) -> None:
         """Give a tier more or less room.
 
         Parameters
         ----------
         tier
-            0 for memory.
+            0 for the first.
         capacity
             Bytes, None for no limit.
         """
         with self._lock:
             self._do(self._residency.resize(tier, capacity))
+
+    def _make_room(self, size: int) -> bool:
+        """A task finds no room for so many bytes on the device; True if there may be some now."""
+        if getattr(self._copying, "now", False):
+            # the residency is told, and finds room by itself
+            return False
+        with self._lock:
+            before = self._gone
+            copies = self._do(self._residency.squeeze(0, size))
+        for copy in copies:
+            copy.exception()
+        found = self._gone > before
+        if not found:
+            logger.warning(
+                "%s has no room for %d bytes, and nothing to leave", self._names[0], size
+            )
+        return found
 
     # Asking for several
 
@@ -347,10 +475,15 @@ class TileStore(MutableMapping[Any, Any]):
             with self._lock:
                 self._do(self._residency.expect(uses))
 
-    def look(self, until: float) -> None:
-        """Say which tasks will ask soon, as for :meth:`Residency.look`."""
+    def look(self, keys: Sequence[Any]) -> None:
+        """Say what tasks will ask for first, as for :meth:`Residency.look`."""
         with self._lock:
-            self._do(self._residency.look(until))
+            self._do(self._residency.look(keys))
+
+    def age(self) -> None:
+        """Now and then: as for :meth:`Residency.age`."""
+        with self._lock:
+            self._do(self._residency.age())
 
     def _touch(self) -> None:
         """Tell the residency what was read."""
@@ -363,8 +496,11 @@ class TileStore(MutableMapping[Any, Any]):
         there = threading.Event()
         # who waits here may be whom others wait for
         name = self.request([key], there.set, urgent=True)
+        start = self._clock()
         try:
             there.wait()
+            if threading.get_ident() == self.waiter:
+                self.blocked += self._clock() - start
             with self._lock:
                 if key in self._values:
                     return self._values[key]
@@ -412,21 +548,27 @@ class TileStore(MutableMapping[Any, Any]):
         """Whether a value has not been deleted meanwhile."""
         return self._entries.get(entry.key) is entry
 
+    def _is_spilled(self, entry: _Entry) -> bool:
+        return min(entry.held, default=0) == self._last
+
     def _drop(self, entry: _Entry, tier: int) -> None:
         held = entry.held.pop(tier)
         variable = entry.variables.pop(tier)
         is_there = self._is_there(entry)
-        if tier:
+        if tier == self._last:
             self._below -= SpilledSize(0, held.size)
-            free = partial(self._tiers[tier - 1].free, held)
-            self._engine.delete(variable, free, f"{tier - 1} to {tier}")
-        else:
+        elif is_there and self._is_spilled(entry):
+            self._below += SpilledSize(entry.size, 0)
+        if tier == 0:
             self._gone += held.size
+        if tier == entry.home:
             if is_there:
-                self._below += SpilledSize(entry.size, 0)
                 self._values.pop(entry.key, None)
             # a value that is being written stays until it is
             self._engine.delete(variable, partial(_forget, held), "inline")
+        else:
+            free = partial(self._tiers[tier - 1].free, held)
+            self._engine.delete(variable, free, f"{tier - 1} to {tier}")
         if not entry.held and not is_there:
             self._lives.pop((entry.key, entry.life), None)
 
@@ -436,47 +578,55 @@ class TileStore(MutableMapping[Any, Any]):
         """Copy a tile between two tiers; what goes wrong is told to the residency."""
         down = copy.target > copy.source
         held = entry.held[copy.source]
-        label = "disk-write" if down else "disk-read"
+        lower = self._tiers[max(copy.source, copy.target) - 1]
+        label = f"{lower.name}-write" if down else f"{lower.name}-read"
         start = self._clock()
+        self._copying.now = True
         try:
             if self._closed:
                 raise RuntimeError("the store is closed")
             if down:
-                made = self._tiers[copy.target - 1].store(held.content)
+                made = lower.store(held.content)
             else:
-                made = Held(self._tiers[copy.source - 1].load(held), entry.size)
+                made = Held(lower.load(held), entry.size)
         except Exception as error:
             with self._lock:
                 self._failed(entry, copy, error)
             return
+        finally:
+            self._copying.now = False
         with self._lock:
-            self.cumulative_metrics[label, "count"] += 1
-            self.cumulative_metrics[label, "bytes"] += made.size if down else held.size
-            self.cumulative_metrics[label, "seconds"] += self._clock() - start
-            entry.held[copy.target] = made
-            if down:
-                self._below += SpilledSize(0, made.size)
-            elif copy.target == 0 and self._is_there(entry):
-                self._values[entry.key] = made.content
+            self._metrics[label, "count"] += 1
+            self._metrics[label, "bytes"] += made.size if down else held.size
+            self._metrics[label, "seconds"] += self._clock() - start
+            if not down and self._is_spilled(entry) and self._is_there(entry):
                 self._below -= SpilledSize(entry.size, 0)
+            entry.held[copy.target] = made
+            if copy.target == self._last:
+                self._below += SpilledSize(0, made.size)
+            elif copy.target == entry.home and self._is_there(entry):
+                self._values[entry.key] = made.content
             self._do(self._residency.copied(copy, made.size))
 
     def _failed(self, entry: _Entry, copy: Copy, error: BaseException) -> None:
         entry.variables.pop(copy.target)
-        full = isinstance(error, OSError) and copy.target > copy.source
-        if copy.target < copy.source:
-            if not self._closed:
-                logger.error("%r could not be read back", entry.key, exc_info=error)
-            # of its traceback, buffers of the size of the tile would be kept
+        up = copy.target < copy.source
+        full = isinstance(error, MemoryError if up else OSError)
+        if self._closed:
             entry.error = error.with_traceback(None)
-        elif self._closed:
-            pass
         elif full:
             logger.error(
-                "Spill to %s failed; keeping data in memory",
-                self._tiers[copy.target - 1].name,
+                "%s to %s failed; keeping data in %s",
+                "Reading back" if up else "Spill",
+                self._names[copy.target],
+                self._names[copy.source],
                 exc_info=error,
             )
+            # of its traceback, buffers of the size of the tile would be kept
+            entry.error = error.with_traceback(None)
+        elif up:
+            logger.error("%r could not be read back", entry.key, exc_info=error)
+            entry.error = error.with_traceback(None)
         elif self._is_there(entry) and entry.key not in self._logged:
             self._logged.add(entry.key)
             logger.error("Failed to serialize %r", entry.key, exc_info=error)

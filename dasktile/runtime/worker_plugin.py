@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.utils import key_split_group
 
-logger = logging.getLogger(__name__)
+from dasktile.runtime.failures import Guarded
+from dasktile.runtime.spilling import Spilling
+from dasktile.runtime.worker_data import Spill, store_of
 
 #: What the plugins of workers and scheduler, and the workers' metric, are called.
 NAME = "dasktile"
@@ -44,6 +45,8 @@ class Summary:
         Errors inside the plugin.
     layers
         Bytes received for the layers that received most.
+    store
+        What :meth:`TileStore.report` says; empty for a worker without such a store.
     """
 
     received: int = 0
@@ -52,6 +55,7 @@ class Summary:
     held: int = 0
     errors: int = 0
     layers: Mapping[str, int] = field(default_factory=dict)
+    store: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, metrics: Mapping[str, Any]) -> Summary | None:
@@ -104,8 +108,8 @@ def folded(counts: dict[str, int], most: int) -> dict[str, int]:
     return {OTHER: total, **counts}
 
 
-class TileWorkerPlugin(WorkerPlugin):
-    """Counts what a worker receives from its peers, and for which layer.
+class TileWorkerPlugin(Guarded, WorkerPlugin):
+    """Counts what a worker receives from its peers, and for which layer, and has it spill.
 
     Counted are results that arrive so that a task can run here, or as a copy.  The layer
     is that of the task that waits for them, the first by name where several do, and their
@@ -116,22 +120,29 @@ class TileWorkerPlugin(WorkerPlugin):
     ``Client.replicate``, ``Client.rebalance`` and ``Client.scatter``, which come like data from
     a client; and the rare results whose transfer was cancelled or taken up again on its way.
 
+    Parameters
+    ----------
+    spill
+        How the worker is to keep its results, None to leave that as it is.
+
     Attributes
     ----------
     received
         Bytes received from other workers, by layer.
     tasks
         Tasks run.
-    errors
-        Errors in here; the first is logged, none is raised.
+    spilling
+        What keeps the results, None for a worker that does it in its own way.
     """
 
     name = NAME
 
-    def __init__(self) -> None:
+    def __init__(self, spill: Spill | None = None) -> None:
+        super().__init__()
         self.received: dict[str, int] = {}
         self.tasks = 0
-        self.errors = 0
+        self.spilling: Spilling | None = None
+        self._spill = spill
         self._worker: Worker | None = None
 
     def setup(self, worker: Worker) -> None:
@@ -144,6 +155,15 @@ class TileWorkerPlugin(WorkerPlugin):
         """
         self._worker = worker
         worker.metrics[NAME] = self.summary
+        if self._spill is not None:
+            try:
+                store = store_of(worker, self._spill)
+                if store is not None:
+                    spilling = Spilling(worker, store, self._spill.memory_limit)
+                    spilling.attach()
+                    self.spilling = spilling
+            except Exception:
+                self._failed("take over the results of a worker")
 
     def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was.
@@ -155,6 +175,9 @@ class TileWorkerPlugin(WorkerPlugin):
         """
         if worker.metrics.get(NAME) == self.summary:
             del worker.metrics[NAME]
+        if self.spilling is not None:
+            self.spilling.detach()
+            self.spilling = None
         self._worker = None
 
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
@@ -167,6 +190,8 @@ class TileWorkerPlugin(WorkerPlugin):
         start, finish
             Its states before and after.
         """
+        if self.spilling is not None:
+            self.spilling.transition(key, start, finish)
         if finish != "memory":
             return
         if start == "flight":
@@ -207,12 +232,19 @@ class TileWorkerPlugin(WorkerPlugin):
                 "tasks": self.tasks,
                 "tiles": len(worker.data),
                 "held": worker.state.nbytes,
-                "errors": self.errors,
+                "errors": self._errors(),
                 "layers": dict(most),
+                "store": self._store(),
             }
         except Exception:
             self._failed("summarise for a heartbeat")
             return {}
+
+    def _errors(self) -> int:
+        return self.errors + (self.spilling.errors if self.spilling is not None else 0)
+
+    def _store(self) -> dict[str, Any]:
+        return self.spilling.store.report() if self.spilling is not None else {}
 
     def held(self) -> dict[str, tuple[int, int]]:
         """What the worker holds now, by layer; looks at every task that the worker knows.
@@ -240,23 +272,21 @@ class TileWorkerPlugin(WorkerPlugin):
 
         Returns
         -------
-        ``received`` and ``held`` by layer, ``tasks``, ``errors``.
+        ``received`` and ``held`` by layer, ``tasks``, ``errors``, ``store``.
         """
         found = {
             "received": dict(self.received),
             "held": self.held(),
             "tasks": self.tasks,
-            "errors": self.errors,
+            "errors": self._errors(),
+            "store": self._store(),
         }
         if reset:
             self.received = {}
             self.tasks = 0
+            if self.spilling is not None:
+                self.spilling.store.reset()
         return found
-
-    def _failed(self, what: str) -> None:
-        self.errors += 1
-        if self.errors == 1:
-            logger.exception("dasktile could not %s; further errors are only counted", what)
 
 
 def _layers(tasks: Iterable[Any]) -> set[str]:

@@ -10,6 +10,7 @@ The rules:
 - what no running task reads may leave a tier, the tile that is needed last first; see
   :mod:`dasktile.schedule.victims`;
 - a tile that a lower tier has already is dropped and never written again;
+- nothing is written of a tile that will be removed in a moment: its room counts as free soon;
 - a task runs when all that it reads is on the tier it was made on, and stays there until the
   task is done;
 - tasks that ask while others run get room only as far as theirs leaves some: two that wait for
@@ -28,8 +29,11 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dasktile.schedule.ranked import Ranked
 from dasktile.schedule.victims import Buffer, Victims
+
+#: When a tile is needed next that no task will read, and that nobody else wants: it is removed
+#: soon.
+DYING = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class Settings:
     prefetch
         Tiles that are fetched at once before a task asks for them.
     ahead
-        Part of their tier that such tiles may take.
+        Part of their tier that such tiles may take from what is needed later than they, but
+        sooner than what tasks read now.
     dirty
         How much later than another a tile must be needed to be chosen although it has to be
         written first.
@@ -60,7 +65,7 @@ class Settings:
     capacity: Sequence[int | None]
     keep_clean: bool = True
     prefetch: int = 2
-    ahead: float = 0.5
+    ahead: float = 0.05
     dirty: float = 2.0
 
     def __post_init__(self) -> None:
@@ -140,7 +145,15 @@ class _Tile:
     ahead: bool = False
     #: It could not be copied up, and is not tried again until somebody asks for it.
     unreadable: bool = False
+    #: It will be removed in a moment.
+    dying: bool = False
+    #: There was no room above, although there should have been.
+    refused: bool = False
     gone: bool = False
+
+    def expect(self, next_use: float | None) -> None:
+        self.dying = next_use is not None and math.isnan(next_use)
+        self.next = math.inf if self.dying else next_use
 
     @property
     def is_home(self) -> bool:
@@ -176,16 +189,28 @@ class Residency:
 
     Attributes
     ----------
+    capacity
+        Bytes that every tier may have now.
     used
         Bytes on every tier, with those on their way to it.
+    refusing
+        Tiers that have had no room for what was to leave to them last.
+    fetched_ahead, hits
+        Tiles that were fetched before a task asked for them, and those of them that one has
+        asked for since while they were there.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.capacity = [math.inf if size is None else size for size in settings.capacity]
+        self._allowed = list(self.capacity)
+        self.refusing: set[int] = set()
+        self.fetched_ahead = self.hits = 0
         self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
         self._leaving = [0] * len(self.capacity)
+        # Buffers that will be removed soon: whether they have been for a while.
+        self._dying: dict[Buffer, bool] = {}
         self._full = [False] * len(self.capacity)
         self._tiles: dict[Hashable, _Tile] = {}
         self._ghosts: dict[tuple[Hashable, int], _Tile] = {}
@@ -196,13 +221,12 @@ class Residency:
         self._loads: deque[_Tile] = deque()
         #: Requests that were granted and not answered.
         self._waiting: list[_Request] = []
-        #: Tiles that are needed and not where they are read, by when.
-        self._next: Ranked[_Tile] = Ranked()
+        #: Keys that tasks will ask for first, in order.
+        self._soon: Sequence[Hashable] = ()
         self._ahead = 0
         self._fetching = 0
         self._count = 0
         self._now = -math.inf
-        self._horizon = -math.inf
 
     # What is where
 
@@ -223,10 +247,9 @@ class Residency:
         """What tells a tile from earlier ones of its key."""
         return self._tiles[key].life
 
-    @property
-    def staying(self) -> int:
-        """Bytes on the first tier, without what is being written to leave it."""
-        return self.used[0] - self._leaving[0]
+    def staying(self, tier: int) -> int:
+        """Bytes on a tier, without what is being written to leave it or will be removed."""
+        return self.used[tier] - self._leaving[tier]
 
     @property
     def crowded(self) -> bool:
@@ -257,7 +280,7 @@ class Residency:
             Bytes.
         next_use
             When a task needs it: tasks run in the order of these numbers.  ``inf`` if none
-            will, None if nobody knows.
+            will, `DYING` if it will be removed soon, None if nobody knows.
         shared
             The same for tiles that are views of the same memory.
         memory
@@ -273,7 +296,8 @@ class Residency:
         if key in self._tiles:
             raise ValueError(f"{key!r} is there already")
         self._count += 1
-        tile = _Tile(key, self._count, size, tier, next_use, self._count)
+        tile = _Tile(key, self._count, size, tier, None, self._count)
+        tile.expect(next_use)
         self._tiles[key] = tile
         self._put(tile, tier, size if memory is None else memory, shared)
         return self._settled()
@@ -283,7 +307,6 @@ class Residency:
         tile = self._tiles.pop(key)
         tile.gone = True
         self._ghosts[key, tile.life] = tile
-        self._next.discard(tile)
         out: list[Instruction] = []
         # its memory is read or written until all copies have ended
         self._bury(tile, out)
@@ -368,23 +391,34 @@ class Residency:
         """
         for key, next_use in uses.items():
             tile = self._tiles.get(key)
-            if tile is not None and tile.next != next_use:
-                tile.next = next_use
+            if tile is not None and (tile.dying or tile.next != next_use):
+                tile.expect(next_use)
                 self._rank_all(tile)
         return self._settled()
 
-    def look(self, until: float) -> list[Instruction]:
-        """Tasks up to a number will ask soon: what they read may be fetched before they do.
+    def age(self) -> list[Instruction]:
+        """A while has passed: what should have been removed since the last time may leave."""
+        for buffer, waited in list(self._dying.items()):
+            if waited:
+                for tile in buffer.tiles:
+                    tile.dying = False
+                self._rank(buffer)
+            else:
+                self._dying[buffer] = True
+        return self._settled()
+
+    def look(self, keys: Sequence[Hashable]) -> list[Instruction]:
+        """Tasks will ask for these first: they may be fetched before they do.
 
         Whatever is fetched long before it is used takes the place of what would have been used
         in between, and costs more reads than it hides.
 
         Parameters
         ----------
-        until
-            The number of the last such task.
+        keys
+            What the next few tasks read, in their order; instead of what was said before.
         """
-        self._horizon = until
+        self._soon = keys
         return self._settled()
 
     def touch(self, key: Hashable) -> None:
@@ -393,8 +427,17 @@ class Residency:
 
     def resize(self, tier: int, capacity: float | None) -> list[Instruction]:
         """A tier has more or less room than before."""
-        self.capacity[tier] = math.inf if capacity is None else capacity
+        self.capacity[tier] = self._allowed[tier] = math.inf if capacity is None else capacity
         self._full[tier] = False
+        return self._settled()
+
+    def squeeze(self, tier: int, size: int) -> list[Instruction]:
+        """There is less room on a tier than was thought, by so many bytes.
+
+        Others take of it what nobody tells of.  The room that is left grows again with every
+        tile that finds its place there.
+        """
+        self.capacity[tier] = max(0, min(self.capacity[tier], self.staying(tier)) - size)
         return self._settled()
 
     def copied(self, copy: Copy, size: int | None = None) -> list[Instruction]:
@@ -409,6 +452,10 @@ class Residency:
         """
         tile = self._landed(copy)
         self._put(tile, copy.target, copy.size if size is None else size)
+        tile.refused = False
+        if self.capacity[copy.target] < self._allowed[copy.target]:
+            more = self.capacity[copy.target] + copy.size
+            self.capacity[copy.target] = min(more, self._allowed[copy.target])
         out: list[Instruction] = []
         if tile.gone:
             self._bury(tile, out)
@@ -448,6 +495,7 @@ class Residency:
         elif full:
             # there is less room than was thought; whatever leaves next makes some
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
+            tile.refused = True
             self._arrived(tile)
         else:
             # it stays where it is, and whoever waits for it is told
@@ -467,7 +515,7 @@ class Residency:
             self._grant(out)
         if self._loads:
             self._load(out)
-        if self._next and not self._line and not self._loads:
+        if self._soon and not self._line and not self._loads:
             self._prefetch(out)
         if self._waiting:
             self._answer(out)
@@ -521,6 +569,7 @@ class Residency:
         return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
 
     def _asked_for(self, tile: _Tile) -> None:
+        self.hits += tile.ahead and tile.is_home
         self._not_ahead(tile)
         self._count += 1
         tile.used = self._count
@@ -540,24 +589,53 @@ class Residency:
                 fits = self._room(source - 1, tile.size, out)
                 if not fits and self._leaving[source - 1]:
                     return
-                # without room it is fetched all the same: somebody must go on
-                self._copy(tile, source, source - 1, out)
+                if not fits and tile.refused:
+                    if self._others_run(tile):
+                        return
+                    # whatever else happened, there would be no room for it
+                    tile.refused, tile.unreadable = False, True
+                    self._arrived(tile)
+                else:
+                    # without room it is fetched all the same: somebody must go on
+                    self._copy(tile, source, source - 1, out)
             self._loads.popleft()
 
+    def _others_run(self, tile: _Tile) -> bool:
+        """Whether a task runs that may give room back when it is done."""
+        running = (one for one in self._requests.values() if one.granted and not one.missing)
+        return any(tile not in one.tiles for one in running)
+
     def _prefetch(self, out: list[Instruction]) -> None:
-        """Fetch what tasks will ask for first, as far as that is no harm."""
-        while self._fetching < self.settings.prefetch:
-            tile = self._next.first()
-            if tile is None or tile.next is None or tile.next > self._horizon:
+        """Fetch what tasks will ask for first, as far as that is little harm.
+
+        What leaves for it should be needed later than all that tasks read now: one of those
+        would leave instead if it was fetched when it is asked for.  Others leave for as much
+        as `Settings.ahead` says.
+        """
+        reads = [
+            tile.next
+            for request in self._requests.values()
+            if request.granted
+            for tile in request.tiles
+            if tile.next is not None and not tile.gone
+        ]
+        last = max(reads, default=-math.inf)
+        wanted = [tile for key in self._soon if (tile := self._tiles.get(key)) is not None]
+        # in another order one that is fetched could leave again for the next, for ever
+        for tile in sorted(wanted, key=lambda tile: math.inf if tile.next is None else tile.next):
+            if tile.is_home or tile.comes_up or tile.unreadable or tile.next == math.inf:
+                continue
+            source, room = min(tile.on), self.capacity[tile.home]
+            if self._fetching >= self.settings.prefetch or tile.size > room:
                 return
-            if self._ahead + tile.size > self.settings.ahead * self.capacity[tile.home]:
-                return
-            source = min(tile.on)
+            few = self._ahead + tile.size <= self.settings.ahead * room
+            use = math.inf if tile.next is None else tile.next
             # room on the way alone would be taken by what has to leave at its end
             for tier in sorted({tile.home, source - 1}):
-                if not self._room(tier, tile.size, out, later=tile.next):
+                if not self._room(tier, tile.size, out, later=use if few else max(use, last)):
                     return
             tile.ahead = True
+            self.fetched_ahead += source - 1 == tile.home
             self._ahead += tile.size
             self._copy(tile, source, source - 1, out)
 
@@ -590,7 +668,7 @@ class Residency:
         """
         if self._full[tier]:
             return False
-        while self.used[tier] - self._leaving[tier] + size > self.capacity[tier]:
+        while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
                 buffer = self._victims[tier].first(self._now, stored)
                 if buffer is None:
@@ -610,11 +688,17 @@ class Residency:
             self._out(buffer, out)
             return True
         tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
-        fits = self._room(below, sum(tile.size for tile in tiles), out)
-        if not fits and (below == self._last or self._leaving[below]):
-            return False
+        # what is below of it already must not make room for the rest
         buffer.leaving, buffer.chosen = True, buffer.next
         self._leaving[tier] += buffer.size
+        self._rank_below(buffer)
+        fits = self._room(below, sum(tile.size for tile in tiles), out)
+        if not fits and (below == self._last or self._leaving[below]):
+            if not self._leaving[below]:
+                self.refusing.add(below)
+            self._stays(buffer)
+            return False
+        self.refusing.discard(below)
         self._victims[tier].take(buffer)
         for tile in tiles:
             self._copy(tile, tier, below, out)
@@ -638,6 +722,7 @@ class Residency:
     def _stays(self, buffer: Buffer) -> None:
         buffer.leaving = False
         self._leaving[buffer.tier] -= buffer.size
+        self._rank_below(buffer)
 
     def _clean(self, tile: _Tile, out: list[Instruction]) -> None:
         """Drop copies of what may be changed above, if there are to be none."""
@@ -704,6 +789,9 @@ class Residency:
         if not buffer.tiles:
             if buffer.leaving:
                 self._stays(buffer)
+            elif buffer.dying:
+                self._leaving[tier] -= buffer.size
+                del self._dying[buffer]
             self._victims[tier].take(buffer)
             self.used[tier] -= buffer.size
             self._full[tier] = False
@@ -724,7 +812,8 @@ class Residency:
                 self._off(tile, tier, out)
 
     def _rank(self, buffer: Buffer) -> None:
-        """Say when a buffer should leave, and the tile on it be fetched."""
+        """Say when a buffer should leave."""
+        self._mark(buffer)
         tier = buffer.tier
         uses = [tile.next for tile in buffer.tiles]
         known = [use for use in uses if use is not None]
@@ -739,16 +828,32 @@ class Residency:
         else:
             buffer.stored = all(tile.is_below(tier) for tile in buffer.tiles)
             may = buffer.stored or not any(tier in tile.stuck for tile in buffer.tiles)
-        if may and not buffer.leaving and not any(self._keeps(tile, tier) for tile in buffer.tiles):
+        stays = not buffer.leaving and not buffer.dying
+        if may and stays and not any(self._keeps(tile, tier) for tile in buffer.tiles):
             self._victims[tier].put(buffer)
         else:
             self._victims[tier].take(buffer)
+
+    def _mark(self, buffer: Buffer) -> None:
+        """Note whether a buffer is about to be removed."""
+        dying = not buffer.leaving and all(
+            tile.dying and not tile.pins and not tile.gone and not tile.is_below(buffer.tier)
+            for tile in buffer.tiles
+        )
+        if dying and not buffer.dying:
+            self._leaving[buffer.tier] += buffer.size
+            self._dying[buffer] = False
+        elif buffer.dying and not dying:
+            self._leaving[buffer.tier] -= buffer.size
+            del self._dying[buffer]
+        buffer.dying = dying
+
+    def _rank_below(self, buffer: Buffer) -> None:
+        """Say when what is below of the tiles of a buffer should leave there."""
         for tile in buffer.tiles:
-            needed = tile.next is not None and tile.next < math.inf
-            if needed and not (tile.gone or tile.is_home or tile.comes_up or tile.unreadable):
-                self._next.put(tile, tile.next)
-            else:
-                self._next.discard(tile)
+            for other in tile.on.values():
+                if other.tier > buffer.tier:
+                    self._rank(other)
 
     def _rank_all(self, tile: _Tile) -> None:
         """The same for all that a tile is on."""
@@ -762,4 +867,6 @@ class Residency:
             return True
         if tier == tile.home:
             return tile.pins > 0
+        if any(buffer.leaving for above, buffer in tile.on.items() if above < tier):
+            return True
         return bool(tile.waiting) and tier == min(tile.on)

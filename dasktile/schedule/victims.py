@@ -31,6 +31,8 @@ class Buffer:
         When one was used last, by a counter.
     leaving
         It is being written to the tier below, to be dropped then.
+    dying
+        It is about to be removed, and not worth being written.
     """
 
     tier: int
@@ -41,6 +43,7 @@ class Buffer:
     next: float | None = None
     used: int = 0
     leaving: bool = False
+    dying: bool = False
     #: When it was needed next when it was chosen to leave.
     chosen: float | None = None
 

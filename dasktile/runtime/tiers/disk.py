@@ -1,9 +1,4 @@
-"""Where tiles can lie: memory of the host, files on disk.
-
-A tier below the first takes what the tier above it has, and gives the same back.  How it keeps
-it is its own affair: whoever uses it holds on to what :meth:`Tier.store` has returned and
-gives that back to :meth:`Tier.load` and :meth:`Tier.free`.
-"""
+"""Files on disk."""
 
 from __future__ import annotations
 
@@ -13,80 +8,20 @@ import os
 import shutil
 import tempfile
 import weakref
-from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from distributed.protocol.serialize import deserialize_bytes, serialize_bytelist
 from distributed.utils import nbytes
 
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What a tier has of one tile.
-
-    Attributes
-    ----------
-    content
-        The tier's own.
-    size
-        Bytes that it takes there.
-    """
-
-    content: Any
-    size: int
-
-
-class Tier(ABC):
-    """One kind of memory.  Called from several threads at once, for different tiles.
-
-    Attributes
-    ----------
-    name
-        As reports have it.
-    """
-
-    name: str
-
-    @abstractmethod
-    def store(self, value: Any) -> Held:
-        """Keep a tile.
-
-        Parameters
-        ----------
-        value
-            As the tier above has it.
-
-        Raises
-        ------
-        OSError
-            If there is no room for it, or the tier does not work.
-        Exception
-            If it cannot be kept here at all.
-        """
-
-    @abstractmethod
-    def load(self, held: Held) -> Any:
-        """What was stored, as the tier above has it.
-
-        Raises
-        ------
-        Exception
-            If it cannot be had back.
-        """
-
-    @abstractmethod
-    def free(self, held: Held) -> None:
-        """Forget what was stored; never raises."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Forget everything; nothing is called any more."""
+from dasktile.runtime.tiers.base import Held, Tier
 
 
 class Disk(Tier):
     """Files, a tile each, in distributed's own serialisation.
+
+    What a tier of the host's memory has of a device's tile is written as it is, and read back
+    as that.
 
     Parameters
     ----------
@@ -117,7 +52,7 @@ class Disk(Tier):
         try:
             with open(path, "xb", buffering=0) as file:
                 for frame in frames:
-                    _write(file, memoryview(frame).cast("B"))
+                    _write(file, memoryview(frame))
         except BaseException:
             self._unlink(path)
             raise
@@ -147,5 +82,7 @@ class Disk(Tier):
 
 
 def _write(file: io.FileIO, frame: memoryview) -> None:
-    while frame:
-        frame = frame[file.write(frame) :]
+    # an empty one cannot be cast
+    rest = frame.cast("B") if frame.nbytes else frame[:0]
+    while rest:
+        rest = rest[file.write(rest) :]

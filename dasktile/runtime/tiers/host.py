@@ -1,0 +1,218 @@
+"""Tiles of a device in the memory of the host."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from dask.sizeof import sizeof
+from distributed.protocol.serialize import (
+    dask_deserialize,
+    dask_serialize,
+    deserialize,
+    serialize,
+)
+from distributed.utils import nbytes
+
+from dasktile.runtime.tiers.base import Held, Tier
+
+#: Memory of the host, one byte each.
+Block = np.ndarray[Any, np.dtype[np.uint8]]
+
+#: Bytes that a block's size is rounded up to, so that tiles of about one size share blocks.
+UNIT = 1 << 16
+
+
+class Packed:
+    """A value of a device, in the memory of the host.
+
+    Parameters
+    ----------
+    header
+        Says how to make the value of the frames; of what msgpack knows.
+    frames
+        Buffers of the host, nobody else's.
+
+    Attributes
+    ----------
+    header, frames
+        The same, until it is cleared.
+    """
+
+    __slots__ = ("frames", "header")
+
+    def __init__(self, header: dict[str, Any], frames: list[Any]) -> None:
+        self.header = header
+        self.frames: list[Any] | None = frames
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the frames."""
+        return sum(map(nbytes, self.frames or ()))
+
+    def clear(self) -> None:
+        """Let go of the frames; who asks for them afterwards fails."""
+        self.frames = None
+
+    def parts(self) -> tuple[dict[str, Any], list[Any]]:
+        """Header and frames.
+
+        Raises
+        ------
+        ValueError
+            If it was cleared.
+        """
+        if self.frames is None:
+            raise ValueError("the tile was freed")
+        return self.header, self.frames
+
+    def __reduce__(self) -> Any:
+        header, frames = self.parts()
+        return Packed, (header, [bytes(frame) for frame in frames])
+
+
+def _sizeof(packed: Packed) -> int:
+    return packed.nbytes
+
+
+def _serialize(packed: Packed) -> tuple[dict[str, Any], list[Any]]:
+    header, frames = packed.parts()
+    return {"packed": header}, list(frames)
+
+
+def _deserialize(header: dict[str, Any], frames: list[Any]) -> Packed:
+    return Packed(header["packed"], frames)
+
+
+sizeof.register(Packed, _sizeof)
+dask_serialize.register(Packed, _serialize)
+dask_deserialize.register(Packed, _deserialize)
+
+
+class Host(Tier):
+    """Memory of the host, in distributed's own serialisation.
+
+    Parameters
+    ----------
+    copied
+        Types whose values distributed copies from the device when it serialises them and back
+        when it makes them.  Of all else, which may have parts that lie on the host already,
+        the frames are copied.
+    """
+
+    name = "host"
+
+    def __init__(self, copied: tuple[type, ...] = ()) -> None:
+        self._copied = copied
+        self._kept: set[Packed] = set()
+
+    def store(self, value: Any) -> Held:
+        try:
+            packed, size = self.pack(value)
+        except OSError as error:
+            # not for want of room
+            raise TypeError(f"cannot serialize an object of type {type(value)}") from error
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, "no memory left on the host") from error
+        self._kept.add(packed)
+        return Held(packed, size)
+
+    def load(self, held: Held) -> Any:
+        return self.unpack(held.content)
+
+    def free(self, held: Held) -> None:
+        packed: Packed = held.content
+        if packed in self._kept:
+            self._kept.discard(packed)
+            self.release(packed)
+
+    def close(self) -> None:
+        while self._kept:
+            self.release(self._kept.pop())
+
+    def pack(self, value: Any) -> tuple[Packed, int]:
+        """Copy a value to the host; with the bytes that it takes there."""
+        header, frames = serialize(value, serializers=("dask", "pickle"), on_error="raise")
+        copied = type(value) in self._copied
+        packed = Packed(
+            {"value": header, "copied": copied},
+            list(frames) if copied else [bytearray(frame) for frame in frames],
+        )
+        return packed, packed.nbytes
+
+    def unpack(self, packed: Packed) -> Any:
+        """Copy a value to the device."""
+        header, frames = packed.parts()
+        if not header["copied"]:
+            frames = [bytearray(frame) for frame in frames]
+        return deserialize(header["value"], frames)
+
+    def release(self, packed: Packed) -> None:
+        """Let go of the memory of what was packed; called once for each."""
+        packed.clear()
+
+
+class Pool:
+    """Blocks of memory that take long to get, kept for reuse.
+
+    Parameters
+    ----------
+    allocate
+        Makes a block of so many bytes; raises MemoryError.
+    spare
+        Bytes at most that are kept and not in use.
+    """
+
+    def __init__(self, allocate: Callable[[int], Block], spare: int) -> None:
+        self._allocate = allocate
+        self._spare = spare
+        self._lock = threading.Lock()
+        self._free: defaultdict[int, list[Block]] = defaultdict(list)
+        self._free_bytes = 0
+
+    @property
+    def free(self) -> int:
+        """Bytes that are kept and not in use."""
+        return self._free_bytes
+
+    def take(self, size: int) -> Block:
+        """A block of so many bytes, or a few more.
+
+        Raises
+        ------
+        MemoryError
+            If there is no memory left.
+        """
+        rounded = -(-size // UNIT) * UNIT
+        with self._lock:
+            if self._free[rounded]:
+                self._free_bytes -= rounded
+                return self._free[rounded].pop()
+        try:
+            return self._allocate(rounded)
+        except MemoryError:
+            self.drop()
+            return self._allocate(rounded)
+
+    def give(self, block: Block) -> None:
+        """Have a block back that is not used any more."""
+        with self._lock:
+            if self._free_bytes + block.nbytes > self._spare:
+                # of sizes that may never be asked for again
+                self._drop()
+            if block.nbytes <= self._spare:
+                self._free[block.nbytes].append(block)
+                self._free_bytes += block.nbytes
+
+    def drop(self) -> None:
+        """Let go of what is not in use."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._free.clear()
+        self._free_bytes = 0

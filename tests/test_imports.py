@@ -82,8 +82,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed", "numpy"},
     ),
     "runtime.store": (
-        {"runtime.engine", "runtime.tiers", "schedule.residency"},
-        {"distributed", "numpy"},
+        {"runtime.engine", "runtime.tiers", "runtime.views", "schedule.residency"},
+        {"distributed"},
     ),
     "runtime.spilling": (
         {
@@ -99,6 +99,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed"},
     ),
     "runtime.failures": (set(), set()),
+    "runtime.views": (set(), {"numpy"}),
     "runtime.nextuse": ({"schedule.residency"}, set()),
     "runtime.roots": (set(), {"distributed"}),
     "runtime.install": (

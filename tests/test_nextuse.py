@@ -104,6 +104,8 @@ def test_what_workers_have_already_is_told_by_a_message() -> None:
     assert there.annotations == {ANNOTATION: uses}
     # what is lost is sent with all that will read it when it runs again
     assert lost.annotations == {ANNOTATION: ([], "client")}
+    for each in new:
+        each.state = "waiting"
     tells.new(["lost"])
     assert lost.annotations == {ANNOTATION: uses}
     assert sent.now() == []
@@ -151,7 +153,10 @@ def test_the_first_reader_that_has_not_run() -> None:
     x = task("x", 0, "memory", dependents=[task("a", 3, "memory"), task("b", 7), task("c", 5)])
     uses = NextUses({"x": x})
     assert uses.of("x") == at(5)
-    assert uses.of("x", without="c") == at(7)
+    uses.starts(x.dependents[2])
+    assert uses.of("x") == at(7)
+    uses.ends("c")
+    assert uses.of("x") == at(5)
     assert uses.of("nothing") is None
     x.dependents = []
     assert uses.of("x") == math.inf
@@ -163,13 +168,22 @@ def test_the_first_reader_that_has_not_run() -> None:
     assert uses.of("x") == math.inf
 
 
-def test_readers_that_ran_here_are_not_waited_for() -> None:
-    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 8)], "client")})
-    x.dependents = [task("a", 4, "memory")]
+def test_readers_count_once_each() -> None:
+    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 4)], "client")})
+    x.dependents = [task("a", 4, "executing"), task("b", 8, "executing")]
     uses = NextUses({"x": x})
+    first, second = x.dependents
+    first.dependencies = second.dependencies = [x]
+    assert uses.of("x") == at(4)
+    assert uses.knows("x", first)
+    assert not uses.knows("x", second)
+    uses.starts(first)
+    # one of another graph has the same number
+    assert uses.of("x") == at(4)
+    uses.ran([("x", (0, 1, 4))])
     assert uses.of("x") == at(8)
-    x.dependents.append(task("b", 8))
-    assert uses.of("x", without="b") == math.inf
+    uses.starts(second)
+    assert uses.of("x") == math.inf
 
 
 def test_readers_that_ran_here_may_be_forgotten() -> None:

@@ -414,4 +414,74 @@ def test_threads(make: Callable[..., Made], keep_clean: bool) -> None:
     one.settle()
     assert (len(store), one.files(), store.spilled_total) == (0, 0, (0, 0))
     assert store._residency.used == [0, 0]
-    assert not store._lives
+
+
+@pytest.mark.parametrize(
+    "view",
+    (
+        lambda x: x.T,
+        lambda x: x[::-1],
+        lambda x: x[:, ::-1].T,
+        lambda x: x.reshape(20, -1),
+        lambda x: x.view("i8"),
+        lambda x: x.view("M8[ns]"),
+    ),
+)
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("first", (True, False))
+def test_views_are_written_once(
+    make: Callable[..., Made], view: Callable[[Any], Any], order: str, first: bool
+) -> None:
+    one = make(2.5)
+    store = one.store
+    x = np.asarray(np.random.default_rng(0).random((100, 100)), order=order)  # type: ignore
+    wanted = x.copy(order="K")
+    y = view(x)
+    if not np.shares_memory(x, y):
+        pytest.skip("no view")
+    values = {"x": x, "y": y}
+    for key in values if first else ["y", "x"]:
+        store[key] = values[key]
+    del x, y, values
+    for key in "abc":
+        store[key] = np.full(10_000, 1.0)
+    one.settle()
+    assert not {"x", "y"} & set(store.fast)
+    assert store.cumulative_metrics["disk-write", "count"] == 2
+    assert store.spilled_total.memory >= 3 * 80_000
+    again = store["y"]
+    np.testing.assert_array_equal(again, view(wanted))
+    assert again.strides == view(wanted).strides
+    assert again.flags.writeable
+    assert np.shares_memory(again, store["x"])
+    np.testing.assert_array_equal(store["x"], wanted)
+    assert store.cumulative_metrics["disk-read", "count"] == 1
+    # what is made a view of now is one with it too
+    store["z"] = store["x"].T
+    del store["x"], store["y"], again
+    one.settle()
+    np.testing.assert_array_equal(store["z"], wanted.T)
+    for key in list(store):
+        del store[key]
+    one.settle()
+    assert (len(store), one.files(), store.spilled_total) == (0, 0, (0, 0))
+
+
+def test_views_are_needed_when_the_first_is(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    store = one.store
+    uses: dict[str, float | None] = {"x": 9, "y": 1, "a": 5, "b": 6, "c": 7, "d": 2}
+    store.next_use = uses.get
+    x = np.ones((100, 100))
+    store["x"], store["y"] = x, x.T
+    for key in "abc":
+        store[key] = np.full(10_000, 1.0)
+    one.settle()
+    assert {"x", "y"} <= set(store.fast)
+    store.expect({"y": 9})
+    store["d"] = np.full(10_000, 1.0)
+    one.settle()
+    assert not {"x", "y"} & set(store.fast)
+    store.expect({"y": None})
+    del store["y"]
+    np.testing.assert_array_equal(store["x"], x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from dasktile.schedule.residency import DYING
@@ -23,9 +23,9 @@ USES = "dasktile-uses"
 #: Readers that are told of, those that run first.
 MANY = 32
 
-#: The scheduler's states of tasks that a worker knows, and of those that read no more.
+#: The scheduler's states of tasks that a worker knows, and of those that are going to read.
 _SENT = frozenset({"processing", "memory"})
-_READ = frozenset({"memory", "erred", "forgotten"})
+_READS = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 MORE, CLIENT = "more", "client"
 
@@ -78,6 +78,7 @@ class Teller:
             Of its tasks, which have priorities.
         """
         known: dict[Any, None] = {}
+        keys = set(keys)
         for key in keys:
             task = self._scheduler.tasks[key]
             if task.state in _SENT:
@@ -85,17 +86,17 @@ class Teller:
                 known[task] = None
                 continue
             # annotations may be shared by all tasks of a layer
-            task.annotations = {**(task.annotations or {}), ANNOTATION: readers(task)}
+            task.annotations = {**(task.annotations or {}), ANNOTATION: readers(task, keys)}
             for read in task.dependencies:
                 if read.state in _SENT:
                     known[read] = None
-        self._tell(known)
+        self._tell(known, keys)
 
     def again(self, key: Any) -> None:
         """A result was lost, and the task that made it will read its inputs once more."""
         task = self._scheduler.tasks[key]
         if task.waiters or task.who_wants:
-            self._tell(read for read in task.dependencies if read.state in _SENT)
+            self._tell((read for read in task.dependencies if read.state in _SENT), {key})
 
     def ran(self, key: Any) -> None:
         """A task has run; who has its inputs too need not keep them for it."""
@@ -107,9 +108,9 @@ class Teller:
                         self._ran.setdefault(worker.address, []).append((read.key, task.priority))
                         self._soon()
 
-    def _tell(self, tasks: Iterable[Any]) -> None:
+    def _tell(self, tasks: Iterable[Any], new: Container[Any] = ()) -> None:
         for task in tasks:
-            uses = readers(task)
+            uses = readers(task, new)
             # what is stolen or made again takes them along
             task.annotations = {**(task.annotations or {}), ANNOTATION: uses}
             for worker in task.who_has or ([task.processing_on] if task.processing_on else ()):
@@ -139,13 +140,15 @@ def _listens(worker: Any) -> bool:
     return isinstance(told, dict) and bool(told.get("store"))
 
 
-def readers(task: Any) -> tuple[list[tuple[Any, ...]], str]:
+def readers(task: Any, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
     """Who will read a result.
 
     Parameters
     ----------
     task
         The scheduler's.
+    new
+        Keys of tasks that are going to run although nothing says so yet.
 
     Returns
     -------
@@ -155,7 +158,7 @@ def readers(task: Any) -> tuple[list[tuple[Any, ...]], str]:
     uses = [
         reader.priority
         for reader in task.dependents
-        if reader.priority and reader.state not in _READ
+        if reader.priority and (reader.state in _READS or reader.key in new)
     ]
     if len(uses) > MANY:
         return heapq.nsmallest(MANY, uses), MORE
@@ -176,16 +179,30 @@ class NextUses:
         # Of a result, numbers of the readers that have not run, as far as they were told, and
         # what comes after them.
         self._told: dict[Any, tuple[list[int], str]] = {}
+        self._runs: set[Any] = set()
 
-    def of(self, key: Any, without: Any = None) -> float | None:
+    def knows(self, key: Any, reader: Any) -> bool:
+        """Whether the readers that were told of a result include one that is here now."""
+        told = self._told.get(key)
+        return told is not None and bool(reader.priority) and number(reader.priority) in told[0]
+
+    def starts(self, reader: Any) -> None:
+        """A task begins to run: it has what it reads, and asks for it no more."""
+        self._runs.add(reader.key)
+        if reader.priority:
+            self.ran((read.key, reader.priority) for read in reader.dependencies)
+
+    def ends(self, key: Any) -> None:
+        """A task does not run any more."""
+        self._runs.discard(key)
+
+    def of(self, key: Any) -> float | None:
         """When a result is needed next.
 
         Parameters
         ----------
         key
             Of the result.
-        without
-            Key of a reader that has just run.
 
         Returns
         -------
@@ -207,14 +224,10 @@ class NextUses:
             return -math.inf
         # a copy of what another worker has stays until that goes
         numbers, then = told or ((), CLIENT)
-        found = set(numbers)
+        found = list(numbers)
         for reader in here:
-            if reader.priority:
-                use = number(reader.priority)
-                if reader.key == without or reader.state in _RUN:
-                    found.discard(use)
-                else:
-                    found.add(use)
+            if reader.priority and reader.state not in _RUN and reader.key not in self._runs:
+                found.append(number(reader.priority))
         if found:
             return min(found)
         return {MORE: None, CLIENT: math.inf}.get(then, DYING)
@@ -239,13 +252,13 @@ class NextUses:
         return found
 
     def ran(self, uses: Iterable[tuple[Any, Any]]) -> dict[Any, float | None]:
-        """Tasks have run, and do not need what they have read any more.
+        """Tasks do not need what they have read any more.
 
         Parameters
         ----------
         uses
-            Keys of results, and the priority of a reader of each; tasks here that have run are
-            to be told of too, since they may be forgotten before their inputs are.
+            Keys of results, and the priority of a reader of each; once for each reader, since
+            those of graphs that follow each other fast may have the same.
 
         Returns
         -------

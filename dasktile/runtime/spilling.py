@@ -19,7 +19,6 @@ from distributed import Worker
 from distributed.comm.core import Comm
 from distributed.core import Status
 from distributed.metrics import context_meter
-from distributed.worker_state_machine import RescheduleEvent
 from tornado.ioloop import PeriodicCallback
 
 from dasktile.runtime.failures import Guarded
@@ -183,14 +182,13 @@ class Spilling(Guarded):
                 context_meter.digest_metric("disk-read", stop - start, "seconds")
         if name is not None:
             self._holds[key] = name
-        # what is held cannot leave: what counts is who reads it after this task
-        self._expect(keys, key)
+        if task is not None:
+            # what is held cannot leave: what counts is who reads it after this task
+            self._expect(keys, starts=task)
         try:
             event = await self._execute(key, stimulus_id=stimulus_id)
-            if task is not None and task.priority and not isinstance(event, RescheduleEvent):
-                self.uses.ran((read, task.priority) for read in keys)
         finally:
-            self._expect(keys, key)
+            self.uses.ends(key)
             self._release(self._holds.pop(key, None))
         made = getattr(event, "nbytes", None)
         if made is not None:
@@ -207,7 +205,9 @@ class Spilling(Guarded):
         if start == "released" and finish != "forgotten":
             task = self.worker.state.tasks.get(key)
             if task is not None and task.run_spec is not None:
-                self._expect([read.key for read in task.dependencies])
+                self._expect(
+                    read.key for read in task.dependencies if not self.uses.knows(read.key, task)
+                )
 
     def told(self, uses: Iterable[Any], ran: Iterable[Any], **kwargs: Any) -> None:
         """The scheduler says that results are needed at other times than it said.
@@ -235,9 +235,11 @@ class Spilling(Guarded):
             self._failed("look ahead")
             return None
 
-    def _expect(self, keys: Collection[Any], without: Any = None) -> None:
+    def _expect(self, keys: Iterable[Any], starts: Any = None) -> None:
         try:
-            self.store.expect({key: self.uses.of(key, without) for key in keys})
+            if starts is not None:
+                self.uses.starts(starts)
+            self.store.expect({key: self.uses.of(key) for key in keys})
         except Exception:
             self._failed("say what is needed next")
 

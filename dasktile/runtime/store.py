@@ -10,6 +10,7 @@ for one.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import (
@@ -27,14 +28,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
 from distributed.sizeof import safe_sizeof
 from distributed.spill import SpilledSize
 from distributed.utils import RateLimiterFilter
 
 from dasktile.runtime.engine import Engine, Variable, inline, pool
 from dasktile.runtime.tiers import Device, Held, Tier
+from dasktile.runtime.views import View, is_all_of, memory_of
 from dasktile.schedule.residency import (
+    DYING,
     Copy,
     Drop,
     Instruction,
@@ -63,19 +65,43 @@ class LostTileError(RuntimeError):
 
 
 @dataclass(slots=True, eq=False)
-class _Entry:
+class _Key:
     """A value of a key, from its insertion to its deletion."""
 
-    key: Hashable
-    life: int
     #: Bytes, as the scheduler counts them.
+    size: int
+    #: How it lies in the unit's memory, None where it is what the unit keeps.
+    view: View | None
+    next_use: float | None
+
+
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """What is kept as one: a value, or several that are views of the same memory."""
+
+    #: The first key, for messages.
+    name: Hashable
+    #: Bytes.
     size: int
     #: The tier that tasks read it on.
     home: int
+    keys: dict[Hashable, _Key] = field(default_factory=dict)
     #: What went wrong when it was read last.
     error: BaseException | None = None
+    #: It is logged that it cannot be copied down.
+    logged: bool = False
     held: dict[int, Held] = field(default_factory=dict)
     variables: dict[int, Variable] = field(default_factory=dict)
+
+    def next_use(self) -> float | None:
+        """When the first of its values is needed next."""
+        uses = [one.next_use for one in self.keys.values()]
+        if len(uses) == 1:
+            return uses[0]
+        known = [use for use in uses if use is not None and not math.isnan(use)]
+        if None in uses:
+            return None
+        return min(known, default=DYING)
 
 
 class TileStore(MutableMapping[Any, Any]):
@@ -131,13 +157,13 @@ class TileStore(MutableMapping[Any, Any]):
         # Short: never held while a tile is copied.
         self._lock = threading.RLock()
         self._values: dict[Any, Any] = {}
-        self._entries: dict[Hashable, _Entry] = {}
-        self._lives: dict[tuple[Hashable, int], _Entry] = {}
+        self._units: dict[Hashable, _Unit] = {}
+        # Those of which others may become views, by the number of their memory.
+        self._memories: dict[int, _Unit] = {}
         self._waiting: dict[Hashable, Callable[[], object]] = {}
         self._small: set[Hashable] = set()
         # Read since the residency was told last, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
-        self._logged: set[Hashable] = set()
         self._asked = 0
         self._clock = clock
         self._metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -168,14 +194,14 @@ class TileStore(MutableMapping[Any, Any]):
     # Mapping
 
     def __contains__(self, key: object) -> bool:
-        return key in self._values or key in self._entries
+        return key in self._values or key in self._units
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._small)
+        return len(self._units) + len(self._small)
 
     def __iter__(self) -> Iterator[Any]:
         with self._lock:
-            return iter([*self._entries, *self._small])
+            return iter([*self._units, *self._small])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         size = safe_sizeof(value)
@@ -189,20 +215,7 @@ class TileStore(MutableMapping[Any, Any]):
                 self._values[key] = value
                 return
             self._touch()
-            instructions = self._residency.add(
-                key,
-                size,
-                self.next_use(key),
-                memory,
-                whole,
-                home,
-            )
-            entry = _Entry(key, self._residency.life(key), size, home)
-            entry.held[home] = Held(value, size)
-            entry.variables[home] = self._engine.new_variable(key)
-            self._entries[key] = self._lives[key, entry.life] = entry
-            self._values[key] = value
-            self._do(instructions)
+            self._add(key, value, size, whole, home, memory)
             for tier in self._residency.refusing:
                 logger.warning(
                     "Spill to %s reached its limit; keeping data in %s",
@@ -219,6 +232,31 @@ class TileStore(MutableMapping[Any, Any]):
         found = self._device.memory_of(value)
         return (0, None, 0) if found is None else (0, (self._device.name, found[0]), found[1])
 
+    def _add(
+        self, key: Hashable, value: Any, size: int, whole: int, home: int, memory: Hashable
+    ) -> None:
+        array = memory_of(value) if home == self.host else None
+        one = _Key(size, None, self.next_use(key))
+        content = value
+        if array is not None and is_all_of(value, array):
+            if array is not value:
+                one.view, content = View.of(value, array), array
+            unit = self._memories.get(id(array))
+            if unit is not None and home in unit.held and unit.held[home].content is array:
+                unit.keys[key] = one
+                self._units[key] = unit
+                self._values[key] = value
+                self._do(self._residency.expect({unit: unit.next_use()}))
+                return
+        unit = _Unit(key, size, home, {key: one})
+        if content is array:
+            self._memories[id(array)] = unit
+        unit.held[home] = Held(content, size)
+        unit.variables[home] = self._engine.new_variable(key)
+        self._units[key] = unit
+        self._values[key] = value
+        self._do(self._residency.add(unit, size, one.next_use, memory, whole, home))
+
     def __getitem__(self, key: Any) -> Any:
         try:
             value = self._values[key]
@@ -226,10 +264,10 @@ class TileStore(MutableMapping[Any, Any]):
             return self._fetched(key)
         self._touched.pop(key, None)
         self._touched[key] = None
-        entry = self._entries.get(key)
+        unit = self._units.get(key)
         self._reads += 1
-        if entry is not None:
-            self._bytes_read += entry.size
+        if unit is not None:
+            self._bytes_read += unit.size
         return value
 
     def __delitem__(self, key: Any) -> None:
@@ -238,12 +276,15 @@ class TileStore(MutableMapping[Any, Any]):
                 self._small.remove(key)
                 del self._values[key]
                 return
-            entry = self._entries.pop(key)
+            unit = self._units.pop(key)
             self._values.pop(key, None)
-            self._logged.discard(key)
-            if self._is_spilled(entry):
-                self._below -= SpilledSize(entry.size, 0)
-            self._do(self._residency.remove(key))
+            one = unit.keys.pop(key)
+            if self._is_spilled(unit):
+                self._below -= SpilledSize(one.size, 0)
+            if unit.keys:
+                self._do(self._residency.expect({unit: unit.next_use()}))
+            else:
+                self._do(self._residency.remove(unit))
 
     def pop(self, key: Any, default: Any = None) -> Any:
         raise NotImplementedError(
@@ -264,9 +305,9 @@ class TileStore(MutableMapping[Any, Any]):
         """What is on tiers below, where tasks read it too or not; for inspection only."""
         with self._lock:
             return {
-                key: entry.held[max(entry.held)]
-                for key, entry in self._entries.items()
-                if max(entry.held, default=0) > entry.home
+                key: unit.held[max(unit.held)]
+                for key, unit in self._units.items()
+                if max(unit.held, default=0) > unit.home
             }
 
     disk = slow
@@ -434,7 +475,7 @@ class TileStore(MutableMapping[Any, Any]):
             name = self._asked
             self._waiting[name] = then
             try:
-                found = [key for key in keys if key not in self._small]
+                found = [self._units[key] for key in keys if key not in self._small]
                 self._touch()
                 self._do(self._residency.request(name, found, now, room, urgent or self._closed))
             except BaseException:
@@ -473,12 +514,19 @@ class TileStore(MutableMapping[Any, Any]):
         """
         if uses:
             with self._lock:
-                self._do(self._residency.expect(uses))
+                changed: dict[Hashable, float | None] = {}
+                for key, use in uses.items():
+                    unit = self._units.get(key)
+                    if unit is not None:
+                        unit.keys[key].next_use = use
+                        changed[unit] = unit.next_use()
+                self._do(self._residency.expect(changed))
 
     def look(self, keys: Sequence[Any]) -> None:
         """Say what tasks will ask for first, as for :meth:`Residency.look`."""
         with self._lock:
-            self._do(self._residency.look(keys))
+            units = (self._units.get(key) for key in keys)
+            self._do(self._residency.look([unit for unit in units if unit is not None]))
 
     def age(self) -> None:
         """Now and then: as for :meth:`Residency.age`."""
@@ -489,8 +537,8 @@ class TileStore(MutableMapping[Any, Any]):
         """Tell the residency what was read."""
         touched, self._touched = self._touched, {}
         for key in touched:
-            if key in self._entries:
-                self._residency.touch(key)
+            if key in self._units:
+                self._residency.touch(self._units[key])
 
     def _fetched(self, key: Any) -> Any:
         there = threading.Event()
@@ -504,10 +552,10 @@ class TileStore(MutableMapping[Any, Any]):
             with self._lock:
                 if key in self._values:
                     return self._values[key]
-                entry = self._entries.get(key)
-            if entry is None:
+                unit = self._units.get(key)
+            if unit is None:
                 raise KeyError(key)
-            raise LostTileError(f"{key!r} could not be read back: {entry.error!r}")
+            raise LostTileError(f"{key!r} could not be read back: {unit.error!r}")
         finally:
             self.release(name)
 
@@ -520,8 +568,8 @@ class TileStore(MutableMapping[Any, Any]):
             match one:
                 case Copy():
                     copies.append(self._push(one))
-                case Drop(key, life, tier):
-                    self._drop(self._lives[key, life], tier)
+                case Drop(unit, _, tier):
+                    self._drop(unit, tier)
                 case Ready(name):
                     then = self._waiting.pop(name, None)
                     if then is not None:
@@ -529,55 +577,55 @@ class TileStore(MutableMapping[Any, Any]):
         return copies
 
     def _push(self, copy: Copy) -> Future[Any]:
-        entry = self._lives[copy.key, copy.life]
-        source = entry.variables[copy.source]
-        target = entry.variables[copy.target] = self._engine.new_variable(copy.key)
+        unit: Any = copy.key
+        source = unit.variables[copy.source]
+        target = unit.variables[copy.target] = self._engine.new_variable(unit.name)
         lane = f"{copy.source} to {copy.target}"
-        future = self._engine.push(partial(self._copy, entry, copy), [source], [target], lane)
-        future.add_done_callback(partial(self._ended, entry, copy))
+        future = self._engine.push(partial(self._copy, unit, copy), [source], [target], lane)
+        future.add_done_callback(partial(self._ended, unit, copy))
         return future
 
-    def _ended(self, entry: _Entry, copy: Copy, future: Future[Any]) -> None:
+    def _ended(self, unit: _Unit, copy: Copy, future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
             # the lane is closed: what was to run there never will
             with self._lock:
-                self._failed(entry, copy, error)
+                self._failed(unit, copy, error)
 
-    def _is_there(self, entry: _Entry) -> bool:
-        """Whether a value has not been deleted meanwhile."""
-        return self._entries.get(entry.key) is entry
+    def _is_spilled(self, unit: _Unit) -> bool:
+        return min(unit.held, default=0) == self._last
 
-    def _is_spilled(self, entry: _Entry) -> bool:
-        return min(entry.held, default=0) == self._last
+    @staticmethod
+    def _bytes(unit: _Unit) -> SpilledSize:
+        """Bytes of the values of a unit, as the scheduler counts them."""
+        return SpilledSize(sum(one.size for one in unit.keys.values()), 0)
 
-    def _drop(self, entry: _Entry, tier: int) -> None:
-        held = entry.held.pop(tier)
-        variable = entry.variables.pop(tier)
-        is_there = self._is_there(entry)
+    def _drop(self, unit: Any, tier: int) -> None:
+        held = unit.held.pop(tier)
+        variable = unit.variables.pop(tier)
         if tier == self._last:
             self._below -= SpilledSize(0, held.size)
-        elif is_there and self._is_spilled(entry):
-            self._below += SpilledSize(entry.size, 0)
+        elif self._is_spilled(unit):
+            self._below += self._bytes(unit)
         if tier == 0:
             self._gone += held.size
-        if tier == entry.home:
-            if is_there:
-                self._values.pop(entry.key, None)
+        if tier == unit.home:
+            for key in unit.keys:
+                self._values.pop(key, None)
+            if self._memories.get(id(held.content)) is unit:
+                del self._memories[id(held.content)]
             # a value that is being written stays until it is
             self._engine.delete(variable, partial(_forget, held), "inline")
         else:
             free = partial(self._tiers[tier - 1].free, held)
             self._engine.delete(variable, free, f"{tier - 1} to {tier}")
-        if not entry.held and not is_there:
-            self._lives.pop((entry.key, entry.life), None)
 
     # In a thread
 
-    def _copy(self, entry: _Entry, copy: Copy) -> None:
+    def _copy(self, unit: _Unit, copy: Copy) -> None:
         """Copy a tile between two tiers; what goes wrong is told to the residency."""
         down = copy.target > copy.source
-        held = entry.held[copy.source]
+        held = unit.held[copy.source]
         lower = self._tiers[max(copy.source, copy.target) - 1]
         label = f"{lower.name}-write" if down else f"{lower.name}-read"
         start = self._clock()
@@ -588,10 +636,10 @@ class TileStore(MutableMapping[Any, Any]):
             if down:
                 made = lower.store(held.content)
             else:
-                made = Held(lower.load(held), entry.size)
+                made = Held(lower.load(held), unit.size)
         except Exception as error:
             with self._lock:
-                self._failed(entry, copy, error)
+                self._failed(unit, copy, error)
             return
         finally:
             self._copying.now = False
@@ -599,21 +647,28 @@ class TileStore(MutableMapping[Any, Any]):
             self._metrics[label, "count"] += 1
             self._metrics[label, "bytes"] += made.size if down else held.size
             self._metrics[label, "seconds"] += self._clock() - start
-            if not down and self._is_spilled(entry) and self._is_there(entry):
-                self._below -= SpilledSize(entry.size, 0)
-            entry.held[copy.target] = made
+            if not down and self._is_spilled(unit):
+                self._below -= self._bytes(unit)
+            unit.held[copy.target] = made
             if copy.target == self._last:
                 self._below += SpilledSize(0, made.size)
-            elif copy.target == entry.home and self._is_there(entry):
-                self._values[entry.key] = made.content
+            elif copy.target == unit.home:
+                self._come(unit, made.content)
             self._do(self._residency.copied(copy, made.size))
 
-    def _failed(self, entry: _Entry, copy: Copy, error: BaseException) -> None:
-        entry.variables.pop(copy.target)
+    def _come(self, unit: _Unit, content: Any) -> None:
+        """Have the values of a unit again."""
+        if memory_of(content) is content:
+            self._memories[id(content)] = unit
+        for key, one in unit.keys.items():
+            self._values[key] = content if one.view is None else one.view.on(content)
+
+    def _failed(self, unit: _Unit, copy: Copy, error: BaseException) -> None:
+        unit.variables.pop(copy.target)
         up = copy.target < copy.source
         full = isinstance(error, MemoryError if up else OSError)
         if self._closed:
-            entry.error = error.with_traceback(None)
+            unit.error = error.with_traceback(None)
         elif full:
             logger.error(
                 "%s to %s failed; keeping data in %s",
@@ -623,13 +678,13 @@ class TileStore(MutableMapping[Any, Any]):
                 exc_info=error,
             )
             # of its traceback, buffers of the size of the tile would be kept
-            entry.error = error.with_traceback(None)
+            unit.error = error.with_traceback(None)
         elif up:
-            logger.error("%r could not be read back", entry.key, exc_info=error)
-            entry.error = error.with_traceback(None)
-        elif self._is_there(entry) and entry.key not in self._logged:
-            self._logged.add(entry.key)
-            logger.error("Failed to serialize %r", entry.key, exc_info=error)
+            logger.error("%r could not be read back", unit.name, exc_info=error)
+            unit.error = error.with_traceback(None)
+        elif unit.keys and not unit.logged:
+            unit.logged = True
+            logger.error("Failed to serialize %r", unit.name, exc_info=error)
         self._do(self._residency.failed(copy, full))
 
     def close(self) -> None:
@@ -646,16 +701,6 @@ class TileStore(MutableMapping[Any, Any]):
             executor.shutdown()
         for tier in self._tiers:
             tier.close()
-
-
-def memory_of(value: Any) -> np.ndarray[Any, Any] | None:
-    """The array whose memory an array is a view of, or itself; None for all that is no array."""
-    if type(value) is not np.ndarray:
-        return None
-    while type(value.base) is np.ndarray:
-        value = value.base
-    found: np.ndarray[Any, Any] = value
-    return found
 
 
 def _forget(held: Held) -> None:

@@ -389,12 +389,14 @@ class Residency:
         uses
             When a task needs a tile next; keys that are not there are passed over.
         """
+        changed = False
         for key, next_use in uses.items():
             tile = self._tiles.get(key)
             if tile is not None and (tile.dying or tile.next != next_use):
                 tile.expect(next_use)
                 self._rank_all(tile)
-        return self._settled()
+                changed = True
+        return self._settled() if changed else []
 
     def age(self) -> list[Instruction]:
         """A while has passed: what should have been removed since the last time may leave."""
@@ -418,8 +420,9 @@ class Residency:
         keys
             What the next few tasks read, in their order; instead of what was said before.
         """
-        self._soon = keys
-        return self._settled()
+        soon = (key for key in keys if key in self._tiles)
+        self._soon = [key for key in soon if not self._tiles[key].is_home]
+        return self._settled() if self._soon else []
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without being asked for."""

@@ -15,12 +15,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--runslow"):
-        return
-    skip = pytest.mark.skip(reason="slow: run with --runslow")
+    skips = {}
+    if not config.getoption("--runslow"):
+        skips["slow"] = pytest.mark.skip(reason="slow: run with --runslow")
+    if not has_gpu():
+        skips["gpu"] = pytest.mark.skip(reason="there is no CUDA device")
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+        for name, skip in skips.items():
+            if name in item.keywords:
+                item.add_marker(skip)
+
+
+def has_gpu() -> bool:
+    try:
+        import cupy
+
+        return bool(cupy.cuda.runtime.getDeviceCount())
+    except Exception:
+        # not installed, or without a driver
+        return False
 
 
 @pytest.fixture(autouse=True)

@@ -71,13 +71,28 @@ class WorkerCounts:
     tasks
         Tasks run.
     tiles, held
-        Results in memory, and their bytes.
+        Results that it has, on whatever tier, and their bytes.
+    spilled, read_back
+        Bytes copied to each tier below the one that tasks read, and back from it.
+    on
+        Bytes on every tier now; empty for a worker that spills in its own way.
+    prefetched, hits
+        Results fetched before a task asked for them, and those of them that were there when
+        one did.
+    blocked
+        Seconds that the event loop has waited for results to be read back.
     """
 
     received: int = 0
     tasks: int = 0
     tiles: int = 0
     held: int = 0
+    spilled: Mapping[str, int] = field(default_factory=dict)
+    read_back: Mapping[str, int] = field(default_factory=dict)
+    on: Mapping[str, int] = field(default_factory=dict)
+    prefetched: int = 0
+    hits: int = 0
+    blocked: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -115,6 +130,16 @@ class Metrics:
         return sum(counts.received for counts in self.workers.values())
 
     @property
+    def bytes_spilled(self) -> int:
+        """Bytes copied from any tier to one below, on all workers."""
+        return sum(sum(counts.spilled.values()) for counts in self.workers.values())
+
+    @property
+    def bytes_read_back(self) -> int:
+        """Bytes copied from any tier to one above, on all workers."""
+        return sum(sum(counts.read_back.values()) for counts in self.workers.values())
+
+    @property
     def bytes_predicted(self) -> int:
         """Bytes that the plans say they receive."""
         return sum(layer.predicted for layer in self.layers.values())
@@ -129,6 +154,8 @@ class Metrics:
         return {
             "bytes_received": self.bytes_received,
             "bytes_predicted": self.bytes_predicted,
+            "bytes_spilled": self.bytes_spilled,
+            "bytes_read_back": self.bytes_read_back,
             "tasks": self.tasks,
             "placed": self.placed,
             "errors": self.errors,
@@ -158,6 +185,15 @@ class Metrics:
             f" predicted {format_bytes(self.bytes_predicted)};"
             f" {self.tasks:,} tasks, {self.placed:,} placed"
         ]
+        if self.bytes_spilled:
+            ahead = sum(counts.prefetched for counts in self.workers.values())
+            hits = sum(counts.hits for counts in self.workers.values())
+            blocked = sum(counts.blocked for counts in self.workers.values())
+            lines.append(
+                f"spilled {format_bytes(self.bytes_spilled)}, read back"
+                f" {format_bytes(self.bytes_read_back)}; {ahead:,} results fetched ahead,"
+                f" {hits:,} in time; event loops waited {blocked:.2f} s"
+            )
         if self.errors:
             lines.append(f"errors inside dasktile: {self.errors:,}, see the logs")
         everyone = len(self.workers) + len(self.missing)
@@ -202,10 +238,23 @@ class Metrics:
             ],
             len(self.workers),
         )
+        tiers: list[tuple[str, ...]] = [
+            (
+                address,
+                tier,
+                format_bytes(counts.spilled.get(tier, 0)),
+                format_bytes(counts.read_back.get(tier, 0)),
+                format_bytes(size),
+            )
+            for address, counts in self.workers.items()
+            if any(counts.spilled.values())
+            for tier, size in counts.on.items()
+        ]
+        yield ("worker", "tier", "spilled to", "read back", "held"), tiers[:_ROWS], len(tiers)
 
 
 def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
-    """Measure what workers received from each other, and compare it with the plan.
+    """Measure what workers received from each other, and what they spilled.
 
     The counts are those of this moment, asked of every worker.  They are of all tasks since
     dasktile was enabled or the last reset: also of those that no plan speaks of, and of the
@@ -302,12 +351,18 @@ def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
                 tasks=answer["tasks"],
                 tiles=sum(count for count, _ in answer["held"].values()),
                 held=sum(size for _, size in answer["held"].values()),
+                **_of_store(answer["store"]),
             )
     layers = {
         name: Layer(received[name], predicted.get(name, 0), tiles[name], held[name])
         for name in dict.fromkeys([*predicted, *sorted({*received, *held})])
     }
     return Metrics(workers, layers, plan["placed"], errors, missing)
+
+
+def _of_store(report: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"held": "on"}
+    return {names.get(name, name): value for name, value in report.items()}
 
 
 def owners(predicted: Collection[str]) -> Callable[[str], str]:

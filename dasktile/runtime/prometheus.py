@@ -43,11 +43,20 @@ class _Collector:
         received = self._counter(
             "bytes_received", "Bytes that a worker received from other workers", ["worker"]
         )
+        spilled = self._counter(
+            "bytes_spilled", "Bytes that a worker copied to a tier below", ["worker", "tier"]
+        )
+        read = self._counter(
+            "bytes_read_back", "Bytes that a worker copied from a tier below", ["worker", "tier"]
+        )
         for scheduler in list(self.plugins):
             for address, worker in list(scheduler.workers.items()):
                 summary = Summary.of(worker.metrics)
                 if summary is not None:
                     received.add_metric([address], summary.received)
+                    for family, name in ((spilled, "spilled"), (read, "read_back")):
+                        for tier, size in summary.store.get(name, {}).items():
+                            family.add_metric([address, tier], size)
         totals = [
             (
                 "bytes_predicted",
@@ -65,7 +74,7 @@ class _Collector:
                 sum(plugin.errors for plugin in plugins),
             ),
         ]
-        families = [received]
+        families = [received, spilled, read]
         for name, what, total in totals:
             family = self._counter(name, what, [])
             family.add_metric([], total)

@@ -372,6 +372,7 @@ class TileStore(MutableMapping[Any, Any]):
             self.relieve()
             return -1
         with self._lock:
+            self._touch()
             residency = self._residency
             before, capacity = self._gone, residency.capacity[0]
             copies = []
@@ -529,9 +530,10 @@ class TileStore(MutableMapping[Any, Any]):
             self._do(self._residency.look([unit for unit in units if unit is not None]))
 
     def age(self) -> None:
-        """Now and then: as for :meth:`Residency.age`."""
+        """Now and then: as for :meth:`Residency.age`; a disk that was full may have room again."""
         with self._lock:
-            self._do(self._residency.age())
+            residency, last = self._residency, self._last
+            self._do(residency.age() + residency.resize(last, residency.settings.capacity[last]))
 
     def _touch(self) -> None:
         """Tell the residency what was read."""

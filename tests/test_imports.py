@@ -83,7 +83,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.store": (
         {"runtime.engine", "runtime.tiers", "runtime.views", "schedule.residency"},
-        {"distributed"},
+        {"distributed", "numpy"},
     ),
     "runtime.spilling": (
         {

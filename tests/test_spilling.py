@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from distributed import (
     Client,
+    Event,
     LocalCluster,
     Worker,
     wait,
@@ -168,3 +170,42 @@ def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
 
 class _Hidden(list[Any]):
     """A list that Dask does not look into."""
+
+
+def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
+    def slow(number: int, started: str) -> int:
+        Event(started).wait(LIMIT)
+        return number
+
+    with spilling(20) as (cluster, client):
+        [worker] = cluster.workers.values()
+        uses = spilling_of(worker).uses
+        tiles = client.map(lambda number: np.full(10_000, number), range(4), pure=False)
+        wait(tiles, timeout=LIMIT)
+        keys = [tile.key for tile in tiles]
+        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        # nobody knew of these when the tiles were made
+        first = client.submit(slow, 1, "go", priority=1)
+        sums = client.map(lambda tile, _: float(tile.sum()), tiles, [first] * 4)
+        deadline(lambda: all(abs(uses.of(key)) < math.inf for key in keys))
+        Event("go", client=client).set()
+        assert client.gather(sums) == [10_000 * number for number in range(4)]
+        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        # what the client does not want any more, and no task reads, is about to be removed
+        tile = client.submit(np.full, 10_000, 7.0)
+        reader = client.submit(slow, tile, "later")
+        tile.release()
+        deadline(lambda: uses.of(tile.key) is not None)
+        Event("later", client=client).set()
+        wait(reader, timeout=LIMIT)
+        deadline(lambda: tile.key not in worker.data)
+
+
+def test_workers_that_join_get_the_store(quiet: None) -> None:
+    with spilling(20, stored=False) as (cluster, client):
+        dasktile.enable(client)
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=LIMIT)
+        deadline(lambda: all(isinstance(w.data, TileStore) for w in cluster.workers.values()))
+        dasktile.disable(client)
+        assert not any(isinstance(w.data, TileStore) for w in cluster.workers.values())

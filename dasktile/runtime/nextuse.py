@@ -92,6 +92,17 @@ class Teller:
                     known[read] = None
         self._tell(known, keys)
 
+    def sent(self, key: Any) -> None:
+        """A task was sent to a worker, which fetches what it reads: others there may read it."""
+        task = self._scheduler.tasks[key]
+        worker = task.processing_on
+        if worker is None or not _listens(worker):
+            return
+        for read in task.dependencies:
+            if worker not in read.who_has and 1 < len(read.dependents) <= MANY:
+                self._uses.setdefault(worker.address, {})[read.key] = readers(read)
+                self._soon()
+
     def again(self, key: Any) -> None:
         """A result was lost, and the task that made it will read its inputs once more."""
         task = self._scheduler.tasks[key]

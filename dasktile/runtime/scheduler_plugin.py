@@ -292,6 +292,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if is_ours(ts):
                 self.roots.forget(key)
                 self._guard(self._keep_from_thieves, ts)
+            if self.tells:
+                self._guard(self.teller.sent, key)
         elif finish == "no-worker":
             ts = self.scheduler.tasks[key]
             if is_ours(ts):

@@ -8,13 +8,14 @@ it is going to read, and waits for it as it would for the network.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from dask.utils import key_split
+from dask.utils import format_bytes, key_split
 from distributed import Worker
 from distributed.comm.core import Comm
 from distributed.core import Status
@@ -25,6 +26,9 @@ from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.store import LostTileError, TileStore, unknown
 from dasktile.schedule.budget import Budget
+
+#: Where distributed warns of this; it says it no more than once in a while.
+_monitor = logging.getLogger("distributed.worker.memory")
 
 #: Seconds after which a task's wait for its inputs is shown as reading.
 _SHOWN = 0.005
@@ -128,25 +132,22 @@ class Spilling(Guarded):
 
     # Room
 
-    def _target(self) -> int | None:
-        """Bytes that the process should take, or its results alone where nobody watches it."""
-        manager = self.worker.memory_manager
-        limit = self.limit or manager.memory_limit
-        part = manager.memory_target_fraction or manager.memory_spill_fraction
+    def _limit(self, *parts: Any) -> int | None:
+        """Bytes of the first part of the worker's memory that is configured."""
+        limit = self.limit or self.worker.memory_manager.memory_limit
+        part = next(filter(None, parts), None)
         return int(part * limit) if part and limit else None
 
     def _watch(self) -> None:
         """Give results the room that the rest of the process leaves."""
         try:
-            store, target = self.store, self._target()
+            store, manager = self.store, self.worker.memory_manager
             store.age()
-            if target is None:
-                budget = None
-            elif self.worker.memory_manager.memory_spill_fraction is False:
-                budget = target
-            else:
-                process = self.worker.monitor.get_process_memory()
-                self.budget.sample(process, store.used(store.host))
+            budget = target = self._limit(manager.memory_target_fraction)
+            if target is not None and manager.memory_spill_fraction is not False:
+                # before the process: what leaves between the two would be counted twice
+                results = store.used(store.host)
+                self.budget.sample(self.worker.monitor.get_process_memory(), results)
                 budget = self.budget.of(target)
             now = store.capacity(store.host)
             if budget is None or target is None or abs(budget - now) > _STEP * target:
@@ -156,11 +157,21 @@ class Spilling(Guarded):
 
     def _relieve(self) -> None:
         """Let results go until the process takes what it should, without waiting for that."""
-        target = self._target()
-        if target is not None:
-            store = self.store
-            above = self.worker.monitor.get_process_memory() - target
-            store.squeeze(store.host, store.used(store.host) - above)
+        store, manager = self.store, self.worker.memory_manager
+        target = self._limit(manager.memory_target_fraction, manager.memory_spill_fraction)
+        if target is None:
+            return
+        results = store.used(store.host)
+        above = self.worker.monitor.get_process_memory() - target
+        store.squeeze(store.host, results - above)
+        if above > 0 and not store.used(store.host):
+            _monitor.warning(
+                "Unmanaged memory use is high. This may indicate a memory leak or the memory may"
+                " not be released to the OS; see https://distributed.dask.org/en/latest/"
+                "worker-memory.html#memory-not-released-back-to-the-os for more information."
+                " -- Worker memory limit: %s",
+                format_bytes(manager.memory_limit or 0),
+            )
 
     # Tasks
 

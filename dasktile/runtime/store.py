@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 from distributed.sizeof import safe_sizeof
 from distributed.spill import SpilledSize
 from distributed.utils import RateLimiterFilter
@@ -51,6 +52,9 @@ for _often in ("%s to %s failed", "Spill to %s reached its limit"):
 
 #: Values below this many bytes are not worth a file; they stay in memory.
 SMALL = 1024
+
+#: Types of values that take what their size says.
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 
 
 def _no_clock() -> float:
@@ -161,7 +165,8 @@ class TileStore(MutableMapping[Any, Any]):
         # Those of which others may become views, by the number of their memory.
         self._memories: dict[int, _Unit] = {}
         self._waiting: dict[Hashable, Callable[[], object]] = {}
-        self._small: set[Hashable] = set()
+        # Kept where they are; whether their size is all that they take.
+        self._small: dict[Hashable, bool] = {}
         # Read since the residency was told last, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
         self._asked = 0
@@ -211,12 +216,14 @@ class TileStore(MutableMapping[Any, Any]):
             if key in self:
                 del self[key]
             if whole < SMALL:
-                self._small.add(key)
+                self._small[key] = isinstance(value, _SIMPLE)
                 self._values[key] = value
                 return
             self._touch()
             self._add(key, value, size, whole, home, memory)
             for tier in self._residency.refusing:
+                if self._residency.settings.capacity[tier] is None:
+                    continue  # an error, which is logged where it happened
                 logger.warning(
                     "Spill to %s reached its limit; keeping data in %s",
                     self._names[tier],
@@ -242,7 +249,9 @@ class TileStore(MutableMapping[Any, Any]):
             if array is not value:
                 one.view, content = View.of(value, array), array
             unit = self._memories.get(id(array))
-            if unit is not None and home in unit.held and unit.held[home].content is array:
+            # one without keys is removed, and only still copied
+            held = unit.held.get(home) if unit is not None and unit.keys else None
+            if unit is not None and held is not None and held.content is array:
                 unit.keys[key] = one
                 self._units[key] = unit
                 self._values[key] = value
@@ -273,7 +282,7 @@ class TileStore(MutableMapping[Any, Any]):
     def __delitem__(self, key: Any) -> None:
         with self._lock:
             if key in self._small:
-                self._small.remove(key)
+                del self._small[key]
                 del self._values[key]
                 return
             unit = self._units.pop(key)
@@ -302,12 +311,12 @@ class TileStore(MutableMapping[Any, Any]):
 
     @property
     def slow(self) -> Mapping[Any, Held]:
-        """What is on tiers below, where tasks read it too or not; for inspection only."""
+        """What is on tiers below alone; for inspection only."""
         with self._lock:
             return {
                 key: unit.held[max(unit.held)]
                 for key, unit in self._units.items()
-                if max(unit.held, default=0) > unit.home
+                if min(unit.held, default=0) > unit.home
             }
 
     disk = slow
@@ -374,6 +383,8 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             self._touch()
             residency = self._residency
+            if not residency.staying(0):
+                self._take_small()
             before, capacity = self._gone, residency.capacity[0]
             copies = []
             for tier in range(1, len(self._tiers) + 1):
@@ -405,7 +416,18 @@ class TileStore(MutableMapping[Any, Any]):
     def squeeze(self, tier: int, target: int) -> None:
         """Let tiles leave a tier until it has so many bytes, without waiting for that."""
         with self._lock:
-            self._do(self._residency.squeeze(tier, max(0, self._residency.staying(tier) - target)))
+            residency = self._residency
+            if target < 0 and tier == self.host and not residency.staying(tier):
+                self._take_small()
+            self._do(residency.squeeze(tier, max(0, residency.staying(tier) - target)))
+
+    def _take_small(self) -> None:
+        """Let objects leave too that may be larger than they say."""
+        for key in [key for key, certain in self._small.items() if not certain]:
+            value = self._values[key]
+            del self._small[key]
+            size = safe_sizeof(value)
+            self._add(key, value, size, size, self.host, None)
 
     def resize(self, tier: int, capacity: int | None) -> None:
         """Give a tier more or less room.
@@ -501,7 +523,7 @@ class TileStore(MutableMapping[Any, Any]):
         """Wait while values are written because memory is full."""
         while True:
             with self._lock:
-                if not self._residency.crowded or self._closed:
+                if not self._residency.crowded or not self._engine.left:
                     return
             self._engine.wait_all()
 
@@ -538,14 +560,17 @@ class TileStore(MutableMapping[Any, Any]):
     def _touch(self) -> None:
         """Tell the residency what was read."""
         touched, self._touched = self._touched, {}
-        for key in touched:
+        # another thread may still add to it
+        for key in list(touched):
             if key in self._units:
                 self._residency.touch(self._units[key])
 
     def _fetched(self, key: Any) -> Any:
         there = threading.Event()
-        # who waits here may be whom others wait for
-        name = self.request([key], there.set, urgent=True)
+        with self._lock:
+            asked = self._units.get(key)
+            # who waits here may be whom others wait for
+            name = self.request([key], there.set, urgent=True)
         start = self._clock()
         try:
             there.wait()
@@ -555,11 +580,15 @@ class TileStore(MutableMapping[Any, Any]):
                 if key in self._values:
                     return self._values[key]
                 unit = self._units.get(key)
-            if unit is None:
-                raise KeyError(key)
-            raise LostTileError(f"{key!r} could not be read back: {unit.error!r}")
         finally:
             self.release(name)
+        if unit is None:
+            raise KeyError(key)
+        if unit is not asked:
+            # it was written again meanwhile, and has left since
+            return self._fetched(key)
+        error = "the store is closed" if unit.error is None and self._closed else repr(unit.error)
+        raise LostTileError(f"{key!r} could not be read back: {error}")
 
     # Doing what the residency says; the lock is held
 

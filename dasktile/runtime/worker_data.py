@@ -116,7 +116,8 @@ def store_of(worker: Worker, spill: Spill) -> TileStore | None:
     elif type(data) not in (dict, SpillBuffer):
         logger.info("Results stay in the %s that this worker was given", type(data).__name__)
         return None
-    if on_device is None and (not limit or host_budget(limit) is None):
+    spills = any(dask.config.get(f"{_MEMORY}.{part}") is not False for part in ("target", "spill"))
+    if on_device is None and not (limit and spills):
         return None
     return make_store(
         worker.local_directory, limit or None, on_device, spill.device, spill.prefetch
@@ -132,8 +133,7 @@ def host_budget(limit: int) -> int | None:
         Bytes of the worker.
     """
     target = dask.config.get(f"{_MEMORY}.target")
-    part = target if target is not False else dask.config.get(f"{_MEMORY}.spill")
-    return None if part is False else int(part * limit)
+    return None if target is False else int(target * limit)
 
 
 def worker_data(

@@ -172,6 +172,8 @@ class _Request:
     name: Hashable
     tiles: list[_Tile]
     room: int
+    #: Nobody may be waited for but copies.
+    urgent: bool = False
     granted: bool = False
     #: Tiles that are not there yet.
     missing: int = 0
@@ -336,7 +338,7 @@ class Residency:
             Bytes that it is going to make.
         urgent
             Others that run may wait for it: it gets room at once, if there is too little all
-            the same.
+            the same, and waits neither for others that run nor for tiles to be removed.
 
         Raises
         ------
@@ -347,7 +349,7 @@ class Residency:
         """
         if name in self._requests:
             raise ValueError(f"{name!r} has asked already")
-        request = _Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room)
+        request = _Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room, urgent)
         self._requests[name] = request
         self._line.append(request)
         if now is not None:
@@ -377,6 +379,9 @@ class Residency:
                 if not tile.gone:
                     self._asked_for(tile)
             self._waiting = [one for one in self._waiting if one is not request]
+            # it may have given back more than tiles
+            for tile in self._loads:
+                tile.refused = False
         else:
             self._line.remove(request)
         return self._settled()
@@ -402,9 +407,7 @@ class Residency:
         """A while has passed: what should have been removed since the last time may leave."""
         for buffer, waited in list(self._dying.items()):
             if waited:
-                for tile in buffer.tiles:
-                    tile.dying = False
-                self._rank(buffer)
+                self._revive(buffer)
             else:
                 self._dying[buffer] = True
         return self._settled()
@@ -505,6 +508,9 @@ class Residency:
             tile.unreadable = True
             self._rank(source)
             self._arrived(tile)
+        if tile.is_home:
+            self._clean(tile, out)
+            self._rank(tile.on[tile.home])
         return self._settled(out)
 
     # What follows
@@ -539,7 +545,7 @@ class Residency:
         request.granted = True
         for tile in request.tiles:
             tile.pins += 1
-            tile.unreadable = False
+            tile.unreadable = tile.refused = False
             home = tile.on.get(tile.home)
             if home is None and not tile.gone:
                 request.missing += 1
@@ -586,14 +592,19 @@ class Residency:
     def _load(self, out: list[Instruction]) -> None:
         """Fetch what requests wait for, as far as there is room."""
         while self._loads:
-            tile = self._loads[0]
+            tile = self._next_load()
             if tile.waiting and not tile.gone and not tile.is_home and not tile.comes_up:
                 source = min(tile.on)
+                urgent = any(request.urgent for request in tile.waiting)
                 fits = self._room(source - 1, tile.size, out)
+                if not fits and urgent and self._dying:
+                    for buffer in list(self._dying):
+                        self._revive(buffer)
+                    fits = self._room(source - 1, tile.size, out)
                 if not fits and self._leaving[source - 1]:
                     return
                 if not fits and tile.refused:
-                    if self._others_run(tile):
+                    if not urgent and self._others_run(tile):
                         return
                     # whatever else happened, there would be no room for it
                     tile.refused, tile.unreadable = False, True
@@ -601,7 +612,15 @@ class Residency:
                 else:
                     # without room it is fetched all the same: somebody must go on
                     self._copy(tile, source, source - 1, out)
-            self._loads.popleft()
+            self._loads.remove(tile)
+
+    def _next_load(self) -> _Tile:
+        """What is fetched next: what is urgent must not wait behind what waits for others."""
+        if any(request.urgent for request in self._requests.values()):
+            for tile in self._loads:
+                if any(request.urgent for request in tile.waiting):
+                    return tile
+        return self._loads[0]
 
     def _others_run(self, tile: _Tile) -> bool:
         """Whether a task runs that may give room back when it is done."""
@@ -851,6 +870,12 @@ class Residency:
             del self._dying[buffer]
         buffer.dying = dying
 
+    def _revive(self, buffer: Buffer) -> None:
+        """Let a buffer leave although it was to be removed."""
+        for tile in buffer.tiles:
+            tile.dying = False
+        self._rank(buffer)
+
     def _rank_below(self, buffer: Buffer) -> None:
         """Say when what is below of the tiles of a buffer should leave there."""
         for tile in buffer.tiles:
@@ -863,13 +888,13 @@ class Residency:
         for buffer in tile.on.values():
             self._rank(buffer)
 
-    @staticmethod
-    def _keeps(tile: _Tile, tier: int) -> bool:
+    def _keeps(self, tile: _Tile, tier: int) -> bool:
         """Whether a tile must stay on a tier."""
         if tile.gone or any(copy.source == tier for copy in tile.flights.values()):
             return True
         if tier == tile.home:
-            return tile.pins > 0
+            # what is below may be of old values, and is dropped when it is not copied any more
+            return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.flights))
         if any(buffer.leaving for above, buffer in tile.on.items() if above < tier):
             return True
         return bool(tile.waiting) and tier == min(tile.on)

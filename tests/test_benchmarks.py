@@ -14,12 +14,13 @@ import pytest
 
 pytest.importorskip("zarr", minversion="3")
 
-from benchmarks import network
+from benchmarks import network, spilling
 from benchmarks.meters import MODES, Cluster, Measured, Reading, fingerprint, same
 from benchmarks.network import Link
 from benchmarks.peer import Peer
 from benchmarks.placement import FLOOR, main, summary
 from benchmarks.sized import crossed, opened, sized, write
+from benchmarks.spill_device import has_dask_cuda
 
 
 @pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
@@ -127,6 +128,80 @@ def test_summary_of_nothing_moved() -> None:
     assert group["ratios"]["seconds"] == pytest.approx(0.5**0.5)
     assert group["slower"] == {"none": 2.0}
     assert not group["more_moved"]
+
+
+def test_summary_of_spilling() -> None:
+    def cell(engine: str, workload: str, read: float, written: float) -> dict[str, object]:
+        numbers = {"read": read, "written": written, "moved": read + written}
+        times = {"late": 0.0, "in_data": 0.1, "seconds": 1.0}
+        one = {**numbers, **times, "least": 8e6}
+        where = {"workload": workload, "mode": "lazy", "pressure": "heavy", "engine": engine}
+        return {**where, **one, "same": True, "rounds": [one]}
+
+    cells = [
+        cell("stock", "saved", 40e6, 40e6),
+        cell("dasktile", "saved", 10e6, 10e6),
+        cell("stock", "more", 10e6, 0),
+        cell("dasktile", "more", 8e6, 12e6),
+    ]
+    group = spilling.summary(cells)["lazy, heavy"]
+    assert group["ratios"]["moved"] == pytest.approx(2**0.5)
+    assert group["ratios"]["late"] == 1
+    assert group["more"]["moved"] == {"more (lazy, heavy)": pytest.approx(2)}
+    assert not group["more"]["read"]
+    assert group["to_least"]["saved (lazy, heavy)"] == pytest.approx(1.25)
+    assert not group["different"]
+
+
+@pytest.mark.slow
+def test_spilling_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "spilling.json"
+    options = ["--rounds", "1", "--scale", "0.2", "--disk", "400MB", "--out", str(out)]
+    where = ["--workloads", "anomalies", "--modes", "persisted", "lazy", "--pressure", "heavy"]
+    assert spilling.main([*where, "--processes", *options]) == 0, capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert len(found["cells"]) == 4
+    for one in found["cells"]:
+        assert one["same"] and one["read"] > 0 and one["in_data"] > 0
+        assert one["held"] <= 1.2 * one["budget"]
+        assert ("least" in one) == (one["engine"] == "dasktile")
+
+
+def test_spilling_benchmark_runs_on_a_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("dask_cuda")
+    out = tmp_path / "spilling.json"
+    where = ["--workloads", "anomalies", "--device", "--host-memory", "40MB"]
+    options = ["--rounds", "1", "--scale", "0.2", "--out", str(out)]
+    assert spilling.main([*where, *options]) == 0, capsys.readouterr().out
+    theirs, ours = json.loads(out.read_text())["cells"]
+    assert (theirs["engine"], ours["engine"]) == ("dask-cuda", "dasktile")
+    for one in (theirs, ours):
+        assert one["same"] and one["written"] > 0 and one["on_disk"] > 0
+        # and what two tasks make
+        assert one["held"] <= 1.3 * one["budget"]
+    assert ours["least"] <= ours["read"] * 1.001
+    assert ours["moved"] <= theirs["moved"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--device", "--processes"],
+        ["--host-memory", "1MB"],
+        pytest.param(
+            ["--device"],
+            marks=pytest.mark.skipif(has_dask_cuda(), reason="there is something to compare with"),
+        ),
+    ],
+)
+def test_spilling_benchmark_refuses(
+    options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        spilling.main([*options, "--out", str(tmp_path / "spilling.json")])
+    assert "--device" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow

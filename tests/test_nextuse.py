@@ -48,8 +48,10 @@ def test_numbers_are_in_the_order_of_priorities(
 def teller(tasks: dict[Any, Any]) -> tuple[Teller, list[Any]]:
     """One that sends at once, and what it has sent."""
     sent: list[Any] = []
+    listens = SimpleNamespace(metrics={"dasktile": {"store": {"hits": 0}}})
     scheduler = SimpleNamespace(
         tasks=tasks,
+        workers={"knows": listens},
         stream_comms={"knows", "too"},
         worker_send=lambda address, message: sent.append((address, message)),
     )

@@ -209,3 +209,61 @@ def test_workers_that_join_get_the_store(quiet: None) -> None:
         deadline(lambda: all(isinstance(w.data, TileStore) for w in cluster.workers.values()))
         dasktile.disable(client)
         assert not any(isinstance(w.data, TileStore) for w in cluster.workers.values())
+
+
+def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
+    with spilling(20, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        tiles = client.map(lambda number: np.full(10_000, number), range(30), pure=False)
+        wait(tiles, timeout=LIMIT)
+        gate = client.submit(lambda: Event("on").wait(LIMIT), priority=1)
+        sums = client.map(lambda tile, _: float(tile.sum()), tiles, [gate] * 30)
+        dasktile.enable(client)
+        store = worker.data
+        uses = spilling_of(worker).uses
+        # of tasks that were there before
+        deadline(lambda: all(abs(uses.of(tile.key)) < math.inf for tile in tiles))
+        dasktile.enable(client)
+        assert worker.data is store
+        Event("on", client=client).set()
+        assert client.gather(sums) == [10_000 * number for number in range(30)]
+        dasktile.enable(client, prefetch=False)
+        assert worker.data is not store
+        assert len(worker.data) == len(tiles) + len(sums) + 1
+
+
+class Bad:
+    """What can be kept, but not written."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __sizeof__(self) -> int:
+        return 15_000_000
+
+
+def test_results_that_cannot_be_given_back_stay(quiet: None) -> None:
+    with spilling(50, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        dasktile.enable(client)
+        store = worker.data
+        bad = client.submit(Bad)
+        tiles = client.map(lambda number: np.full(10_000, number), range(8), pure=False)
+        wait([bad, *tiles], timeout=LIMIT)
+        dasktile.disable(client)
+        assert worker.data is store
+        assert len(store) == 9
+        assert client.submit(np.sum, tiles[3]).result(LIMIT) == 30_000
+
+
+def test_a_mapping_of_the_user_stays() -> None:
+    with (
+        LocalCluster(
+            n_workers=1, processes=False, dashboard_address=None, memory_limit="1 GB", data=dict
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        dasktile.enable(client)
+        [worker] = cluster.workers.values()
+        assert type(worker.data) is dict
+        assert client.submit(sum, [1, 2]).result(LIMIT) == 3

@@ -108,14 +108,28 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
             stacklevel=2,
         )
         return
+    # workers that spill so already would give all results back, and take them over again
+    same = await client.run_on_scheduler(_spills_so, spill)
     await client.run_on_scheduler(_take_off)
-    tells = spill is not None
-    plugin = TileSchedulerPlugin(placement=placement, tells=tells)
+    plugin = TileSchedulerPlugin(placement=placement, tells=spill is not None)
+    plugin.spill = spill
     await client.register_plugin(plugin, name=NAME)
-    await client.register_plugin(_worker_plugin(spill), name=NAME)
-    if tells:
+    if not same:
+        await client.register_plugin(_worker_plugin(spill), name=NAME)
+    if spill is not None:
         # so that the scheduler knows whom it can tell of what is needed next
-        await client.run(_heartbeat, on_error="return")
+        failed = [
+            address
+            for address, errors in (await client.run(_heartbeat, on_error="return")).items()
+            if isinstance(errors, int) and errors
+        ]
+        await client.run_on_scheduler(_tell_all)
+        if failed:
+            warnings.warn(
+                "dasktile could not take over the results of these workers, which keep them as"
+                f" before: {', '.join(sorted(failed))}. Their logs say why",
+                stacklevel=2,
+            )
     lacking = [
         address
         for address, found in (await client.run(_finder(), on_error="return")).items()
@@ -162,8 +176,24 @@ def _finder() -> Any:
     return find
 
 
-async def _heartbeat(dask_worker: Worker) -> None:
+async def _heartbeat(dask_worker: Worker) -> int:
+    """Let the scheduler know what a worker can do; errors in taking its results over."""
     await dask_worker.heartbeat()
+    plugin: Any = getattr(dask_worker.plugins.get(NAME), "plugin", None)
+    return 0 if plugin is None or plugin.spilling is not None else int(plugin.errors)
+
+
+def _spills_so(spill: Spill | None, dask_scheduler: Scheduler) -> bool:
+    plugin = dask_scheduler.plugins.get(NAME)
+    if spill is None or not isinstance(plugin, TileSchedulerPlugin):
+        return False
+    return NAME in dask_scheduler.worker_plugins and plugin.spill == spill
+
+
+def _tell_all(dask_scheduler: Scheduler) -> None:
+    plugin = dask_scheduler.plugins.get(NAME)
+    if isinstance(plugin, TileSchedulerPlugin):
+        plugin.tell_all()
 
 
 def _worker_plugin(spill: Spill | None) -> WorkerPlugin:

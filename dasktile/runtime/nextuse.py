@@ -77,7 +77,10 @@ class Teller:
         keys
             Of its tasks, which have priorities.
         """
+        if not any(map(_listens, self._scheduler.workers.values())):
+            return
         known: dict[Any, None] = {}
+        # what is released and not of this graph has run
         keys = set(keys)
         for key in keys:
             task = self._scheduler.tasks[key]
@@ -91,6 +94,28 @@ class Teller:
                 if read.state in _SENT:
                     known[read] = None
         self._tell(known, keys)
+        # before the tasks, which may have run by the time of a later message
+        self.send()
+
+    def everything(self) -> None:
+        """Workers came that can be told."""
+        tasks = list(self._scheduler.tasks.values())
+        for task in tasks:
+            if task.state in _READS and task.state not in _SENT:
+                task.annotations = {**(task.annotations or {}), ANNOTATION: readers(task)}
+        self._tell(task for task in tasks if task.state in _SENT)
+        self.send()
+
+    def transition(self, key: Any, start: str, finish: str) -> None:
+        """A task has changed its state; called for every step of every task."""
+        if finish == "processing":
+            self.sent(key)
+        elif start == "processing" and finish == "memory":
+            self.ran(key)
+        elif start == "memory" and finish == "released":
+            self.again(key)
+        elif start in _READS and finish in ("released", "erred"):
+            self.given_up(key)
 
     def sent(self, key: Any) -> None:
         """A task was sent to a worker, which fetches what it reads: others there may read it."""
@@ -99,7 +124,7 @@ class Teller:
         if worker is None or not _listens(worker):
             return
         for read in task.dependencies:
-            if worker not in read.who_has and 1 < len(read.dependents) <= MANY:
+            if worker not in (read.who_has or ()) and 1 < len(read.dependents) <= MANY:
                 self._uses.setdefault(worker.address, {})[read.key] = readers(read)
                 self._soon()
 
@@ -108,13 +133,26 @@ class Teller:
         task = self._scheduler.tasks[key]
         if task.waiters or task.who_wants:
             self._tell((read for read in task.dependencies if read.state in _SENT), {key})
+            self.send()
 
     def ran(self, key: Any) -> None:
         """A task has run; who has its inputs too need not keep them for it."""
         task = self._scheduler.tasks[key]
         for read in task.dependencies:
-            if len(read.who_has) > len(task.who_has) and len(read.dependents) <= MANY:
-                for worker in read.who_has - task.who_has:
+            if len(read.who_has or ()) > len(task.who_has or ()) and len(read.dependents) <= MANY:
+                for worker in read.who_has - (task.who_has or set()):
+                    if _listens(worker):
+                        self._ran.setdefault(worker.address, []).append((read.key, task.priority))
+                        self._soon()
+
+    def given_up(self, key: Any) -> None:
+        """A task will not run after all; nobody need keep its inputs for it."""
+        task = self._scheduler.tasks.get(key)
+        if task is None or task.waiters or task.who_wants:
+            return
+        for read in task.dependencies:
+            if len(read.dependents) <= MANY:
+                for worker in read.who_has or ():
                     if _listens(worker):
                         self._ran.setdefault(worker.address, []).append((read.key, task.priority))
                         self._soon()

@@ -37,9 +37,6 @@ MAX_FAILURES = 10
 #: Seconds between two looks at what no transition tells.
 WATCH = 0.5
 
-#: Seconds in which what workers are told comes together.
-TELL = 0.02
-
 #: Seconds for others to come, or go, before homes are changed.
 SETTLE = 0.1
 
@@ -77,6 +74,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def __init__(self, placement: bool = True, tells: bool = True) -> None:
         self.placement = placement
         self.tells = tells
+        #: How workers were told to keep their results, by whoever put this on.
+        self.spill: object = None
         self.predicted: dict[str, int] = {}
         self.placed = 0
         self.errors = 0
@@ -96,7 +95,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Begin; :meth:`start` for those who cannot wait."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
-        self.teller = Teller(scheduler, lambda send: self.loop.call_later(TELL, self._guard, send))
+        self.teller = Teller(scheduler, lambda send: self.loop.call_soon(self._tell, send))
         self.roots = Roots(scheduler, lambda address: self.homes.place(address), self._guard)
         self._lay_out()
         add_page(scheduler, self)
@@ -151,6 +150,20 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if self.failures == 1:
                 logger.exception("dasktile's scheduler plugin failed; tasks run as without it")
             self._let_go()
+
+    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Tell workers what is needed next; without it they go on by what they know."""
+        try:
+            function(*arguments)
+        except Exception:
+            self.errors += 1
+            self.tells = False
+            logger.exception("dasktile cannot tell workers any more what is needed next")
+
+    def tell_all(self) -> None:
+        """Tell workers what is needed next of tasks that were there before they asked."""
+        if self.tells:
+            self._tell(self.teller.everything)
 
     def _let_go(self) -> None:
         """Let all tasks run anywhere."""
@@ -283,7 +296,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if self.failures < MAX_FAILURES:
             if self.tells:
                 tasks = list(tasks)
-                self._guard(self.teller.new, tasks)
+                self._tell(self.teller.new, tasks)
             self._guard(self._place, tasks)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
@@ -292,8 +305,6 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if is_ours(ts):
                 self.roots.forget(key)
                 self._guard(self._keep_from_thieves, ts)
-            if self.tells:
-                self._guard(self.teller.sent, key)
         elif finish == "no-worker":
             ts = self.scheduler.tasks[key]
             if is_ours(ts):
@@ -303,12 +314,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         elif start == "processing" or start == "memory":
             if finish == "released":
                 self._guard(self._again, key)
-                if self.tells and start == "memory":
-                    self._guard(self.teller.again, key)
-            elif self.tells and finish == "memory":
-                self._guard(self.teller.ran, key)
             if self.roots.ready:
                 self.roots.wake()
+
+        if self.tells:
+            self._tell(self.teller.transition, key, start, finish)
 
     def _again(self, key: Any) -> None:
         """Hold a root back whose result is lost, as it was the first time."""

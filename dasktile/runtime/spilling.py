@@ -20,11 +20,18 @@ from distributed import Worker
 from distributed.comm.core import Comm
 from distributed.core import Status
 from distributed.metrics import context_meter
+from distributed.worker import WORKER_ANY_RUNNING
+from distributed.worker_state_machine import (
+    ExecuteFailureEvent,
+    RemoveReplicasEvent,
+    RescheduleEvent,
+)
 from tornado.ioloop import PeriodicCallback
 
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.store import LostTileError, TileStore, unknown
+from dasktile.runtime.takeover import move
 from dasktile.schedule.budget import Budget
 
 #: Where distributed warns of this; it says it no more than once in a while.
@@ -32,6 +39,12 @@ _monitor = logging.getLogger("distributed.worker.memory")
 
 #: Seconds after which a task's wait for its inputs is shown as reading.
 _SHOWN = 0.005
+
+#: States of tasks that do not read their inputs any more, or not here.
+_OVER = ("memory", "released", "forgotten", "error", "fetch", "flight", "missing")
+
+#: Kinds of tasks of which it is remembered what they make.
+_KINDS = 1000
 
 #: Part of a worker's memory by which the budget of results changes at the least.
 _STEP = 0.01
@@ -72,23 +85,19 @@ class Spilling(Guarded):
     def attach(self) -> None:
         """Move the worker's results to the store, and let tasks and peers ask for them there."""
         worker: Any = self.worker
+        self._execute, self._gather_dep = worker.execute, worker.gather_dep
+        self._get_data = worker.handlers["get_data"]
+        self._update_data = worker.handlers["update_data"]
         self._watch()
         if worker.data is not self.store:
+            # they may be more than fits in memory
+            move(worker.data, self.store, self.store.settle)
             self._before = worker.data
-            for key in list(self._before):
-                self.store[key] = self._before[key]
-                del self._before[key]
-                # they may be more than fits in memory
-                self.store.settle()
             worker.memory_manager.data = worker.state.data = self.store
         self.store.next_use = self._next_use
         self.store.waiter = threading.get_ident()
         self.store.relieve = self._relieve
         self._expect(list(self.store))
-        self._execute = worker.execute
-        self._gather_dep = worker.gather_dep
-        self._get_data = worker.handlers["get_data"]
-        self._update_data = worker.handlers["update_data"]
         worker.execute = self.execute
         worker.gather_dep = self.gather_dep
         worker.handlers["get_data"] = self.get_data
@@ -117,24 +126,26 @@ class Spilling(Guarded):
         self.store.next_use, self.store.relieve, self.store.waiter = unknown, None, None
         if worker.status in (Status.closing, Status.closed):
             self.store.close()
-        elif self._before is not None and worker.data is self.store:
-            worker.memory_manager.data = worker.state.data = self._before
+            return
+        if self._before is not None and worker.data is self.store:
             try:
-                for key in list(self.store):
-                    self._before[key] = self.store[key]
-                    del self.store[key]
-            except LostTileError:
-                # what is asked of it later fails as it would have here
-                self._failed("give a result back")
-                worker.memory_manager.data = worker.state.data = self.store
+                move(self.store, self._before)
+            except Exception:
+                # one cannot be read, or not be kept there: they all stay
+                self._failed("give results back")
             else:
+                worker.memory_manager.data = worker.state.data = self._before
                 self.store.close()
+                return
+        self.store.forget_uses()
 
     # Room
 
     def _limit(self, *parts: Any) -> int | None:
         """Bytes of the first part of the worker's memory that is configured."""
-        limit = self.limit or self.worker.memory_manager.memory_limit
+        # the least that anybody has said
+        limits = (self.limit, self.store.limit, self.worker.memory_manager.memory_limit)
+        limit = min(filter(None, limits), default=None)
         part = next(filter(None, parts), None)
         return int(part * limit) if part and limit else None
 
@@ -185,26 +196,52 @@ class Spilling(Guarded):
             keys = [read.key for read in task.dependencies]
             now = self._starts(task)
             start = time.time()
-            name = await self._hold(keys, self._made.get(kind, 0), now)
+            # of one of a new kind nobody knows what it makes; it waits while others are written
+            name = await self._hold(keys, self._made.get(kind, 1), now)
             stop = time.time()
             if stop - start > _SHOWN:
                 # as Worker.execute does where it reads itself
                 task.startstops.append({"action": "disk-read", "start": start, "stop": stop})
                 context_meter.digest_metric("disk-read", stop - start, "seconds")
+            actors = self.worker.state.actors
+            if any(read not in self.store and read not in actors for read in keys):
+                # cancelled while it waited, and asked for again: its inputs come anew
+                self._release(name)
+                return RescheduleEvent(key=key, stimulus_id=f"dasktile-anew-{stop}")
         if name is not None:
             self._holds[key] = name
         if task is not None:
             # what is held cannot leave: what counts is who reads it after this task
             self._expect(keys, starts=task)
         try:
-            event = await self._execute(key, stimulus_id=stimulus_id)
+            event = self._lost(task, keys) or await self._execute(key, stimulus_id=stimulus_id)
         finally:
             self.uses.ends(key)
             self._release(self._holds.pop(key, None))
         made = getattr(event, "nbytes", None)
         if made is not None:
+            if len(self._made) > _KINDS:
+                self._made.clear()
             self._made[kind] = made
         return event
+
+    def _lost(self, task: Any, keys: Iterable[Any]) -> ExecuteFailureEvent | None:
+        """That a task failed whose inputs cannot be read; None if they can be.
+
+        Not left to the worker: it logs the error with the frame that has the other inputs, and
+        they would keep their memory for as long as the log is kept.
+        """
+        if task is None or self.worker.status not in WORKER_ANY_RUNNING:
+            return None
+        try:
+            for key in keys:
+                if key not in self.store.fast and key in self.store:
+                    self.store[key]
+        except LostTileError as error:
+            return ExecuteFailureEvent.from_exception(
+                error, key=task.key, run_id=task.run_id, stimulus_id=f"execute-lost-{time.time()}"
+            )
+        return None
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """What a new task reads is needed; called for every step of every task."""
@@ -238,9 +275,10 @@ class Spilling(Guarded):
     def _starts(self, task: Any) -> float | None:
         """Tell the store of a task that starts, and of those that come next."""
         try:
-            state = self.worker.state
-            soon = state.ready.peekn(state.nthreads)
-            self.store.look([read.key for one in soon for read in one.dependencies])
+            if self.store.away:
+                state = self.worker.state
+                soon = state.ready.peek().dependencies if state.ready else ()
+                self.store.look([read.key for read in soon])
             return number(task.priority) if task.priority else None
         except Exception:
             self._failed("look ahead")
@@ -268,7 +306,7 @@ class Spilling(Guarded):
         who: str | None = None,
         serializers: list[str] | None = None,
     ) -> Any:
-        """Send results once they are in memory; what cannot be read is left out, as if lost."""
+        """Send results once they are in memory; what cannot be read is left out, and is lost."""
         worker = self.worker
         most = worker.transfer_outgoing_count_limit
         if most is not False and worker.transfer_outgoing_count + self._sending >= 2 * most:
@@ -276,15 +314,37 @@ class Spilling(Guarded):
             return {"status": "busy"}
         self._sending += 1
         try:
-            name = await self._hold(keys)
+            # a peer waits for what is read and sent at once, and not for tasks here
+            name = await self._hold(keys, urgent=True)
         finally:
             self._sending -= 1
         try:
             data = self.store
-            keys = [key for key in keys if key in data.fast or key not in data]
+            left = [key for key in keys if key not in data.fast and key in data]
+            if any(data.may_be_read(key) for key in left):
+                return {"status": "busy"}
+            self._lose(left)
+            keys = [key for key in keys if key not in left]
             return await self._get_data(comm, keys, who=who, serializers=serializers)
         finally:
             self._release(name)
+
+    def _lose(self, keys: Iterable[Any]) -> None:
+        """Have no results any more that nobody can read: the scheduler has them made again.
+
+        As long as it believes that they are here, peers ask for them.
+        """
+        tasks = [self.worker.state.tasks.get(key) for key in keys]
+        # tasks here that are going to read one are to fail first, and say why
+        lost = [
+            task.key
+            for task in tasks
+            if task is not None and all(one.state in _OVER for one in task.dependents)
+        ]
+        if lost:
+            self.worker.handle_stimulus(
+                RemoveReplicasEvent(keys=lost, stimulus_id=f"lost-{time.time()}")
+            )
 
     async def gather_dep(
         self,
@@ -305,7 +365,11 @@ class Spilling(Guarded):
         return self._update_data(data, stimulus_id=stimulus_id)
 
     async def _hold(
-        self, keys: Collection[Any], room: int = 0, now: float | None = None
+        self,
+        keys: Collection[Any],
+        room: int = 0,
+        now: float | None = None,
+        urgent: bool = False,
     ) -> int | None:
         loop = asyncio.get_running_loop()
         thread = threading.get_ident()
@@ -322,14 +386,12 @@ class Spilling(Guarded):
         name = None
         try:
             keys = [key for key in keys if key in self.store]
-            name = self.store.request(keys, tell, room, now)
-            if not there.done():
-                # tasks that run may wait for this one, by locks or otherwise
-                urging = loop.call_later(PATIENCE, self.store.urge, name)
-                try:
-                    await there
-                finally:
-                    urging.cancel()
+            name = self.store.request(keys, tell, room, now, urgent)
+            while not there.done():
+                await asyncio.wait([there], timeout=PATIENCE)
+                if self.worker.status != Status.paused:
+                    # tasks that run may wait for this one, by locks or otherwise
+                    self.store.urge(name)
         except asyncio.CancelledError:
             self._release(name)
             raise

@@ -134,6 +134,8 @@ class TileStore(MutableMapping[Any, Any]):
         Seconds that the thread `waiter` has waited for values to be read back.
     waiter
         Number of a thread that should not wait, None for none.
+    limit
+        Bytes of memory of the worker that it was made for, None if nobody has said.
     next_use
         Says when a value that comes in is needed next.
     relieve
@@ -191,6 +193,7 @@ class TileStore(MutableMapping[Any, Any]):
         self._closed = False
         # Bytes of values that have left the first tier, from the start.
         self._gone = 0
+        self.limit: int | None = None
         self.next_use: Callable[[Any], float | None] = unknown
         self.relieve: Callable[[], object] | None = None
         if device is not None:
@@ -405,6 +408,11 @@ class TileStore(MutableMapping[Any, Any]):
         """The tier that is the host's memory."""
         return 0 if self._device is None else 1
 
+    @property
+    def away(self) -> int:
+        """How many values are not where tasks read them."""
+        return len(self) - len(self._values)
+
     def used(self, tier: int) -> int:
         """Bytes on a tier, with those on their way to it or from it."""
         return self._residency.used[tier]
@@ -551,11 +559,27 @@ class TileStore(MutableMapping[Any, Any]):
             units = (self._units.get(key) for key in keys)
             self._do(self._residency.look([unit for unit in units if unit is not None]))
 
+    def forget_uses(self) -> None:
+        """Go by age alone, and by the room that there was at first."""
+        with self._lock:
+            for unit in self._units.values():
+                for one in unit.keys.values():
+                    one.next_use = None
+            self._do(self._residency.expect(dict.fromkeys(self._units.values())))
+            self._do(self._residency.look([]))
+            capacity = self._residency.settings.capacity[self.host]
+            self._do(self._residency.resize(self.host, capacity))
+
     def age(self) -> None:
         """Now and then: as for :meth:`Residency.age`; a disk that was full may have room again."""
         with self._lock:
             residency, last = self._residency, self._last
             self._do(residency.age() + residency.resize(last, residency.settings.capacity[last]))
+
+    def may_be_read(self, key: Any) -> bool:
+        """Whether a value is only waiting for room."""
+        unit = self._units.get(key)
+        return unit is None or unit.error is None or isinstance(unit.error, MemoryError)
 
     def _touch(self) -> None:
         """Tell the residency what was read."""

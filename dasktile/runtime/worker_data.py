@@ -60,12 +60,16 @@ def make_store(
     if not prefetch:
         options["prefetch"] = 0
     if device_memory_limit is None:
-        return TileStore([disk], Settings(capacity, **options), clock=time.perf_counter)
+        store = TileStore([disk], Settings(capacity, **options), clock=time.perf_counter)
+        store.limit = memory_limit
+        return store
     found = device_called(device_name)
     if device_memory_limit <= 1:
         device_memory_limit *= found.total()
     settings = Settings((int(device_memory_limit), *capacity), **options)
-    return TileStore([found.host(), disk], settings, clock=time.perf_counter, device=found)
+    store = TileStore([found.host(), disk], settings, clock=time.perf_counter, device=found)
+    store.limit = memory_limit
+    return store
 
 
 @dataclass(frozen=True)
@@ -108,20 +112,28 @@ def store_of(worker: Worker, spill: Spill) -> TileStore | None:
     data: Any = worker.data
     if isinstance(data, TileStore):
         return data
-    limit = spill.memory_limit or worker.memory_manager.memory_limit
+    manager = worker.memory_manager
+    limit = spill.memory_limit or manager.memory_limit
     on_device = spill.device_memory_limit
     if type(data).__module__.startswith("dask_cuda."):
         on_device = on_device or getattr(getattr(data, "device_buffer", None), "n", None)
         limit = spill.memory_limit or getattr(getattr(data, "host_buffer", None), "n", limit)
-    elif type(data) not in (dict, SpillBuffer):
-        logger.info("Results stay in the %s that this worker was given", type(data).__name__)
-        return None
-    spills = any(dask.config.get(f"{_MEMORY}.{part}") is not False for part in ("target", "spill"))
-    if on_device is None and not (limit and spills):
-        return None
-    return make_store(
+    else:
+        thresholds = manager.memory_target_fraction, manager.memory_spill_fraction
+        would_spill = bool(manager.memory_limit and any(thresholds))
+        # where distributed spills by itself, a dict is the user's
+        if type(data) is not (SpillBuffer if would_spill else dict):
+            logger.info("Results stay in the %s that this worker was given", type(data).__name__)
+            return None
+        if on_device is None and not (limit and any(thresholds)):
+            return None
+    store = make_store(
         worker.local_directory, limit or None, on_device, spill.device, spill.prefetch
     )
+    if limit == manager.memory_limit:
+        # which may be changed while the worker runs
+        store.limit = None
+    return store
 
 
 def host_budget(limit: int) -> int | None:

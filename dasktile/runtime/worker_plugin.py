@@ -160,7 +160,12 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                 store = store_of(worker, self._spill)
                 if store is not None:
                     spilling = Spilling(worker, store, self._spill.memory_limit)
-                    spilling.attach()
+                    try:
+                        spilling.attach()
+                    except BaseException:
+                        if worker.data is not store:
+                            store.close()
+                        raise
                     self.spilling = spilling
             except Exception:
                 self._failed("take over the results of a worker")

@@ -429,7 +429,10 @@ class Residency:
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without being asked for."""
-        self._asked_for(self._tiles[key])
+        tile = self._tiles[key]
+        # of what a task holds that is known
+        if not tile.pins:
+            self._asked_for(tile)
 
     def resize(self, tier: int, capacity: float | None) -> list[Instruction]:
         """A tier has more or less room than before."""

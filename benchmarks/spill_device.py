@@ -1,0 +1,111 @@
+"""A device that is emulated and counts: made anew for every run of the benchmark of spilling."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.array.core import normalize_chunks
+from dask.highlevelgraph import HighLevelGraph
+
+import dasktile
+from dasktile.runtime.tiers.emulated import (
+    EmulatedArray,
+    EmulatedDevice,
+    current,
+    register_with_dask_cuda,
+    to_device,
+    use,
+)
+
+#: Bytes of the device: for both budgets, all that tasks make meanwhile, and what waits to leave.
+CAPACITY = 1 << 34
+
+#: Bytes a second in each direction, and seconds that every copy takes besides: a bus's.
+BANDWIDTH, LATENCY = 12e9, 5e-6
+
+
+class Counted(EmulatedDevice):
+    """A device that says how long it has copied.
+
+    Attributes
+    ----------
+    copying
+        Seconds, of both directions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(CAPACITY, BANDWIDTH, LATENCY)
+        self.copying = 0.0
+
+    def _copy(self, array: Any, lane: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return super()._copy(array, lane)
+        finally:
+            with self._lock:
+                self.copying += time.perf_counter() - start
+
+    def counts(self) -> dict[str, Any]:
+        """Bytes copied to the device (``read``) and from it (``written``), and seconds."""
+        return {"read": self.copied_up, "written": self.copied_down, "copying": self.copying}
+
+
+def has_dask_cuda() -> bool:
+    """Whether there is something to compare with."""
+    return find_spec("dask_cuda") is not None
+
+
+def new_device() -> Counted:
+    """Make a new device that of this process, and known to dask-cuda."""
+    register_with_dask_cuda()
+    device = Counted()
+    use(device)
+    return device
+
+
+def data_of(engine: str, budget: int | None, memory_limit: int | None, host: int | None) -> Any:
+    """What workers keep their results in.
+
+    Parameters
+    ----------
+    engine
+        ``dask-cuda`` or ``dasktile``.
+    budget
+        Bytes of results on the device, None for any.
+    memory_limit
+        Bytes of a worker, of which results may take a part; None for any.
+    host
+        That part in bytes.
+    """
+    on_device = CAPACITY if budget is None else budget
+    if engine == "dasktile":
+        return dasktile.worker_data(memory_limit, on_device, device="emulated")
+    mapping = import_module("dask_cuda.device_host_file").DeviceHostFile
+    return mapping, {"device_memory_limit": on_device, "memory_limit": host}
+
+
+def input_on_device(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.Array:
+    """An input that is not made yet, and never lies on the host."""
+    all_chunks = normalize_chunks(chunks, shape, dtype=float)
+    label = f"{name}-{sum(map(ord, name))}-{'x'.join(map(str, shape))}"
+    tiles = {
+        (label, *index): (_uniform, [sum(map(ord, name)), *index], size)
+        for index, size in zip(
+            itertools.product(*(range(len(sizes)) for sizes in all_chunks)),
+            itertools.product(*all_chunks),
+            strict=True,
+        )
+    }
+    graph = HighLevelGraph.from_collections(label, tiles)
+    return da.Array(graph, label, all_chunks, meta=to_device(np.empty((0,) * len(shape))))
+
+
+def _uniform(seed: list[int], size: tuple[int, ...]) -> EmulatedArray:
+    made: EmulatedArray = current().wrap(np.random.default_rng(seed).random(size), (), True)
+    return made

@@ -1,0 +1,137 @@
+"""Less is read back and written than by Dask's own spilling, with the same results."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.spill_meters import Setting, run_once
+from benchmarks.spill_workloads import gram_loop, k_means_loop, workloads
+from benchmarks.spilling import run_cell
+from benchmarks.traces import Trace, known_read, least_moved, least_read
+
+#: Tiles are as many as in the benchmark, but smaller.
+SCALE = 0.2
+
+#: Bytes read over the least that any store reads that knows all in advance, at most.  They
+#: differ from run to run, with the order in which tasks run: these are a tenth above the most
+#: that was seen.
+WITHIN = {
+    # the order of priorities is that in which tasks run
+    "k_means_graph": 1.2,
+    "gram_graph": 1.3,
+    # nobody knows which tiles the next graph reads first, and what is read is all of them
+    "k_means_loop": 1.4,
+    "gram_loop": 1.4,
+    "anomalies": 1.35,
+    # each task reads 16 tiles, two tasks at once: a rule that knows the graph comes to 1.55
+    "tree_add": 1.85,
+    # a worker with a thread to spare runs what is ready, not what its priorities say is next
+    "matmul": 1.85,
+    "mlp": 1.7,
+    # nobody knows when a peer will ask
+    "matmul_two": 1.5,
+    "k_means_two": 1.65,
+}
+
+#: Fewer rounds of those that take longest.
+SHORTER = {
+    "k_means_loop": partial(k_means_loop, rounds=3),
+    "gram_loop": partial(gram_loop, rounds=4),
+    "k_means_two": partial(k_means_loop, tiles=96, rounds=3),
+}
+
+Cells = dict[str, dict[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def cells() -> Cells:
+    found = {}
+    for name, whole in workloads().items():
+        workload = replace(whole, run=SHORTER.get(name, whole.run))
+        budget = workload.budget(workload.mode, "natural", SCALE)
+        found[name] = run_cell(workload, workload.mode, Setting(budget), SCALE, rounds=1)
+    return found
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_results_are_the_same(cells: Cells, name: str) -> None:
+    stock, ours = cells[name]["stock"], cells[name]["dasktile"]
+    assert ours["same"]
+    assert stock["read"] > 0
+    assert ours["written"] > 0
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_no_more_is_moved(cells: Cells, name: str) -> None:
+    assert cells[name]["dasktile"]["moved"] <= cells[name]["stock"]["moved"]
+
+
+def test_half_is_moved_on_average(cells: Cells) -> None:
+    ratios = [one["stock"]["moved"] / one["dasktile"]["moved"] for one in cells.values()]
+    assert statistics.geometric_mean(ratios) >= 2
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_reads_are_near_the_least(cells: Cells, name: str) -> None:
+    ours = cells[name]["dasktile"]
+    assert ours["least"] <= ours["read"] * 1.001
+    assert ours["read"] <= WITHIN[name] * ours["least"]
+
+
+def test_reads_are_near_what_can_be_known(cells: Cells) -> None:
+    ratios = [one["dasktile"]["read"] / one["dasktile"]["known"] for one in cells.values()]
+    assert statistics.geometric_mean(ratios) <= 1.2
+
+
+@pytest.mark.parametrize("name", ("gram_graph", "tree_add"))
+def test_working_set_is_what_is_said(name: str) -> None:
+    workload = workloads()[name]
+    found, _, _ = run_once("stock", workload, workload.mode, Setting(None), SCALE)
+    assert found["read"] == found["written"] == 0
+    assert found["live"] == pytest.approx(workload.peak[workload.mode] * 1e6 * SCALE, rel=0.15)
+
+
+def test_least_of_a_trace() -> None:
+    tiles = {name: np.zeros(1000) for name in "abc"}
+    trace = Trace(16_000)
+    for name, tile in tiles.items():
+        trace.made(name, tile, tile.nbytes)
+    trace.made("view", tiles["a"][:10], 80)
+    trace.starts(1, {"a": tiles["a"]})
+    trace.starts(2, {"b": tiles["b"]})
+    assert least_read(trace) == 8000
+    # both are read at once, and the view is of what is there
+    trace.starts(3, {"view": tiles["a"][:10]})
+    trace.events += [("ends", 1), ("ends", 2), ("ends", 3)]
+    trace.starts(4, {"c": tiles["c"]})
+    assert least_read(trace) == least_read(trace, together=True) == 16_000
+
+
+def test_what_can_be_known_of_a_trace() -> None:
+    tiles = {name: np.zeros(1000) for name in "abc"}
+    trace = Trace(16_000)
+    for name, tile in tiles.items():
+        trace.made(name, tile, tile.nbytes)
+    known = Trace(16_000, [("graph", None), *trace.events])
+    unknown = Trace(16_000, [*trace.events, ("graph", None)])
+    for one in (known, unknown):
+        for number, name in enumerate("bca"):
+            one.starts(number, {name: tiles[name]})
+            one.events.append(("ends", number))
+    # one of three is read in any case; who knows nothing may keep what is read last
+    assert least_read(known) == known_read(known) == 8000
+    assert known_read(unknown) == 8000
+    # what is deleted is no reason to let others go
+    deleted = Trace(16_000, [*trace.events[:2], ("gone", "a"), *trace.events[2:], ("graph", None)])
+    for number, name in enumerate("bc"):
+        deleted.starts(number, {name: tiles[name]})
+        deleted.events.append(("ends", number))
+    assert known_read(deleted) == 0
+    # the one that is read again was written
+    assert least_moved(known) == 16_000

@@ -277,6 +277,7 @@ class World:
         settings = Settings(tuple(self.capacity), keep_clean=not kind.in_place)
         self.store = TileStore(tiers, settings, kind.threads, device=self.device)
         self.closed = False
+        self._count_failed()
         if play is None:
             self._let_others_go_first()
         else:
@@ -293,7 +294,18 @@ class World:
         self.closed = True
         self.store.close()
 
-    def wait(self, event: threading.Event) -> None:
+    def _count_failed(self) -> None:
+        """Count loads that fail when others are told of it too, which may be a while after."""
+        store: Any = self.store
+        failed = store._failed
+
+        def count(unit: Any, copy: Any, error: BaseException) -> None:
+            failed(unit, copy, error)
+            self.chaos.failed_loads += copy.target < copy.source
+
+        store._failed = count
+
+    def wait(self, event: threading.Event, meanwhile: Callable[[], object] | None = None) -> None:
         if self.play is not None:
             self.play.until(event.is_set, self._help)
         for _ in range(LIMIT * 50):
@@ -301,6 +313,8 @@ class World:
                 return
             # as a worker does now and then
             self.store.age()
+            if meanwhile is not None:
+                meanwhile()
         raise AssertionError("a request is not answered")
 
     def _help(self) -> None:
@@ -542,12 +556,11 @@ class User:
         """Wait for what was asked for, and have it."""
         if not self.asked:
             return
-        # users who have got something, and wait for more, would wait for each other
-        one = max(self.asked, key=lambda one: one.there.is_set())
-        self.asked.remove(one)
+        one = self.asked.pop(self.rng.randrange(len(self.asked)))
         if self.asked or self.world.play is not None:
             self.store.urge(one.name)
-        self.world.wait(one.there)
+        # users who have got something, and wait for more, would wait for each other
+        self.world.wait(one.there, self.end_answered)
         self._check(one)
 
     def end_answered(self) -> None:

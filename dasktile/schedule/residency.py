@@ -555,9 +555,10 @@ class Residency:
                 tile.waiting.append(request)
                 self._loads.append(tile)
             self._asked_for(tile)
-            if not self.settings.keep_clean and home is not None and home.leaving:
-                # it may be changed while it is written
-                self._stays(home)
+            if not self.settings.keep_clean and home is not None:
+                # it may be changed while it is written, and what is written already gets old
+                if home.leaving:
+                    self._stays(home)
                 for one in list(home.tiles):
                     self._clean(one, out)
         self._waiting.append(request)

@@ -52,15 +52,16 @@ def test_room_for_results_is_what_the_process_leaves(spill: Any) -> None:
         await dasktile.enable(c)
         store = a.data
         spilling = a.plugins["dasktile"].plugin.spilling
-        assert store.capacity(0) == (300 if spill else 600)
+        # half way between target and spill
+        assert store.capacity(0) == (350 if spill else 600)
         spilling._watch()
         process[0] = 500
         spilling._watch()
         # tasks take more for a while
-        assert store.capacity(0) == (300 if spill else 600)
+        assert store.capacity(0) == (350 if spill else 600)
         for _ in range(30):
             spilling._watch()
-        assert store.capacity(0) == (100 if spill else 600)
+        assert store.capacity(0) == (150 if spill else 600)
         # the monitor finds too much: it is not made to wait
         process[0] = 900
         assert store.evict() == -1
@@ -69,6 +70,6 @@ def test_room_for_results_is_what_the_process_leaves(spill: Any) -> None:
         a.memory_manager.memory_limit = 2000
         process[0] = 500
         spilling._watch()
-        assert store.capacity(0) == (700 if spill else 1200)
+        assert store.capacity(0) == (800 if spill else 1200)
 
     main()

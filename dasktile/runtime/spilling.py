@@ -159,7 +159,9 @@ class Spilling(Guarded):
                 # before the process: what leaves between the two would be counted twice
                 results = store.used(store.host)
                 self.budget.sample(self.worker.monitor.get_process_memory(), results)
-                budget = self.budget.of(target)
+                # half way to where the monitor steps in: the rest is for what comes and goes
+                spill = self._limit(manager.memory_spill_fraction) or target
+                budget = min(target, self.budget.of((target + max(target, spill)) // 2))
             now = store.capacity(store.host)
             if budget is None or target is None or abs(budget - now) > _STEP * target:
                 store.resize(store.host, budget)

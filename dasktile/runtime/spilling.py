@@ -76,6 +76,8 @@ class Spilling(Guarded):
         #: What tasks that run have asked for.
         self._holds: dict[Any, int] = {}
         self._sending = 0
+        #: The monitor has asked for room.
+        self._relieved = False
         #: Bytes that a task of a layer's kind has made last.
         self._made: dict[str, int] = {}
         self._before: MutableMapping[Any, Any] | None = None
@@ -162,6 +164,10 @@ class Spilling(Guarded):
                 # half way to where the monitor steps in: the rest is for what comes and goes
                 spill = self._limit(manager.memory_spill_fraction) or target
                 budget = min(target, self.budget.of((target + max(target, spill)) // 2))
+            if self._relieved and store.leaving(store.host):
+                # what was told to leave would stay if there was room again
+                return
+            self._relieved = False
             now = store.capacity(store.host)
             if budget is None or target is None or abs(budget - now) > _STEP * target:
                 store.resize(store.host, budget)
@@ -176,6 +182,7 @@ class Spilling(Guarded):
             return
         results = store.used(store.host)
         above = self.worker.monitor.get_process_memory() - target
+        self._relieved = True
         store.squeeze(store.host, results - above)
         if above > 0 and not store.used(store.host):
             _monitor.warning(

@@ -417,6 +417,10 @@ class TileStore(MutableMapping[Any, Any]):
         """Bytes on a tier, with those on their way to it or from it."""
         return self._residency.used[tier]
 
+    def leaving(self, tier: int) -> int:
+        """Bytes of these that are to leave it."""
+        return self._residency.used[tier] - self._residency.staying(tier)
+
     def capacity(self, tier: int) -> float:
         """Bytes that a tier may have now."""
         return self._residency.capacity[tier]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import dask
 import pytest
+from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
 
@@ -41,3 +42,9 @@ def raise_errors() -> Iterator[None]:
     """An error inside dasktile is a failed test, not a warning."""
     with dask.config.set({"dasktile.raise-errors": True}):
         yield
+
+
+@pytest.fixture(autouse=True)
+def log_again() -> None:
+    """What was logged in one test is no reason not to log it in the next."""
+    RateLimiterFilter.reset_timer("dasktile.runtime.store")

@@ -12,6 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 import dasktile
@@ -418,6 +419,28 @@ def test_wrong_settings_are_named() -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     dasktile.optimize(product(), workers=np.int64(4), memory_limit=np.float64(1e9))
+
+
+class Largest(Callback):
+    """Bytes of the largest result of a task, those that only finish a computation apart."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker: Any) -> None:
+        if isinstance(key, tuple):
+            self.nbytes = max(self.nbytes, getattr(result, "nbytes", 0))
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 5, 10])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_no_tile_is_larger_than_the_memory_limit(limit: int, workers: int) -> None:
+    x = da.random.default_rng(0).random((2000, 1500), chunks=(200, 300))
+    for expression in (x.T @ x, da.where(x > 0.5, x, x.mean())):
+        one = dasktile.optimize(expression, workers=workers, memory_limit=f"{limit} MB")
+        with Largest() as largest:
+            one.sum().compute(scheduler="sync", optimize_graph=False)
+        assert 0 < largest.nbytes <= limit * 1e6
 
 
 def test_memory_limit_below_one_element() -> None:

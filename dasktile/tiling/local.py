@@ -358,6 +358,9 @@ class Splitter:
         table = tasks * self.settings.task_bytes
         if self.anew:
             table += np.where(joined > 1, JOINED * producer.nbytes, 0)
+        if self.anew and choice.keep:
+            need = np.array([self.tiles.joined(choice, parts) for parts in used.parts])
+            table += np.where(joined > 1, self.tiles.excess(need), 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
         if self._copies(choice, edge) > 1 and not joined_by_each:
             # a joined tile is made on one worker and sent whole to the others
@@ -395,6 +398,9 @@ class Splitter:
                 if chunks != first.chunks or moved:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
+                if chunks != first.chunks:
+                    joined = self.tiles.joined(choice, parts)
+                    peak[choice.node] = max(peak[choice.node], joined)
                 continue
             tasks[choice.node] += self.tiles.tasks(choice, parts)
             peak[choice.node] = self.tiles.working_set(choice, parts)

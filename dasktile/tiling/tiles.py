@@ -6,6 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
 from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
@@ -126,10 +129,19 @@ class Tiles:
             if each < target:
                 cost += IDLE * settings.task_bytes * workers * (target - each)
         if self.anew and not node.pinned:
-            need = self.working_set(choice, parts)
-            if need > self.limit:
-                cost += 1e6 * settings.task_bytes * need / self.limit
+            cost += float(self.excess(self.working_set(choice, parts)))
         return cost
+
+    def excess(self, need: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """What it costs to need so many bytes for one task: nothing within the limit."""
+        share = np.asarray(need) / self.limit
+        return np.where(share > 1, 1e6 * self.settings.task_bytes * share, 0.0)
+
+    def joined(self, choice: Choice, parts: Parts) -> int:
+        """Bytes that it takes to join a tile of an array from pieces: it is there twice."""
+        node = self.space.program.nodes[choice.node]
+        sizes = self.chunks(choice, parts)
+        return 2 * node.itemsize * math.prod(max(cuts, default=0) for cuts in sizes)
 
     def shared(self, choice: Choice, parts: Parts) -> float:
         """Bytes that several tiles of one worker read alike, once for each further tile."""

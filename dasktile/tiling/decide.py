@@ -48,10 +48,11 @@ def tile(
     *,
     workers: int = 1,
     memory_limit: int | None = None,
-    method: str = "auto",
+    method: str | Method = "auto",
     settings: Settings | None = None,
     threads: int = 1,
     placed: bool = False,
+    anyway: bool = False,
 ) -> Plan:
     """Decide how every array of a program is tiled.
 
@@ -65,13 +66,16 @@ def tile(
     memory_limit
         Bytes that the tiles of one task may take, or None.
     method
-        One of :func:`dasktile.tiling.methods.methods`.
+        One of :func:`dasktile.tiling.methods.methods`, or one that is not registered.
     settings
         Constants of the cost model.
     threads
         Tasks that each worker runs at once.
     placed
         True where tasks will run where the plan says.
+    anyway
+        True to have what the method decides, although the input's own chunks may be better:
+        to compare methods.
 
     Raises
     ------
@@ -79,19 +83,25 @@ def tile(
         For an unknown method, or a memory limit below one tile.
     """
     settings = settings or Settings()
-    mesh = Mesh(mesh_shape(min(workers, MAX_WORKERS)))
+    count = min(workers, MAX_WORKERS)
+    mesh = Mesh(mesh_shape(count))
     threads *= -(-workers // mesh.workers)
-    chosen = None if method == "none" else get(method)
+    name = method if isinstance(method, str) else method.choose.__name__
     as_is = _Planner(program, mesh, own_axes(program), settings, memory_limit, threads, anew=False)
     before = as_is.candidate(get("auto"), TIE)
-    if chosen is None:
-        return _plan(program, workers, method, before, before, "method 'none'", placed=placed)
+    if method == "none":
+        return _plan(program, workers, name, before, before, "method 'none'", placed=placed)
+    chosen = get(method) if isinstance(method, str) else method
     largest = max(max(before.price.peak, default=0), settings.usual_task)
     anew = _Planner(
         program,
-        mesh,
+        Mesh(chosen.mesh(count)),
         free_axes(program, workers),
-        replace(settings, max_task=min(settings.max_task, largest)),
+        replace(
+            settings,
+            max_task=min(settings.max_task, largest),
+            max_states=chosen.max_states or settings.max_states,
+        ),
         memory_limit,
         threads,
         anew=True,
@@ -99,18 +109,20 @@ def tile(
     )
     least = anew.candidate(chosen, TIE)
     candidates = [least]
-    if method == "auto":
+    if name == "auto":
         fewer = anew.candidate(chosen, settings.task_bytes)
         if anew.cost(fewer.price) * FEWEST_BYTES_SLACK < anew.cost(least.price):
             candidates.insert(0, fewer)
     verdict = ""
     for after in candidates:
+        if anyway:
+            break
         verdict = _objection(as_is, before, anew, after, memory_limit)
         if not verdict:
             break
     else:
         after = before
-    return _plan(program, workers, method, before, after, verdict, least.solution, placed)
+    return _plan(program, workers, name, before, after, verdict, least.solution, placed)
 
 
 def _plan(
@@ -199,7 +211,7 @@ class _Planner:
         self.costs = Costs(self.space)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
-        solution = method(self.costs, self.settings, tile_weight)
+        solution = method.choose(self.costs, self.settings, tile_weight)
         local = Splitter(
             self.space,
             solution.states,

@@ -7,16 +7,11 @@ level (:mod:`dasktile.tiling.local`); adding one is adding one file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from dasktile.tiling.cost import Costs
+from dasktile.tiling.methods.base import Choose, Method
 from dasktile.tiling.methods.exact import exact
 from dasktile.tiling.methods.exhaustive import exhaustive
-from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Solution
 
-#: Costs, settings and the weight of a tile against a byte, to an assignment.
-Method = Callable[[Costs, Settings, float], Solution]
+__all__ = ["Choose", "Method", "get", "methods", "register"]
 
 _METHODS: dict[str, Method] = {}
 
@@ -53,6 +48,6 @@ def get(name: str) -> Method:
     return _METHODS[name]
 
 
-register("auto", exact)
-register("exact", exact)
-register("exhaustive", exhaustive)
+register("auto", Method(exact))
+register("exact", Method(exact))
+register("exhaustive", Method(exhaustive))

@@ -398,7 +398,7 @@ class Splitter:
                 if chunks != first.chunks or moved:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
-                if chunks != first.chunks:
+                if self.anew and chunks != first.chunks:
                     joined = self.tiles.joined(choice, parts)
                     peak[choice.node] = max(peak[choice.node], joined)
                 continue

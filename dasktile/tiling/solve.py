@@ -3,9 +3,10 @@
 Array programs are graphs of low treewidth: eliminating one variable after another, each
 time replacing it by the table of its best answers to its neighbours, finds the true
 minimum with tables of a few thousand entries.  Where a table would grow beyond the
-budget the bucket is split (mini-buckets, Dechter and Rish 2003): every part is minimised
-on its own, which gives a lower bound instead of the minimum, and the assignment read back
-is improved by coordinate descent.
+budget, dominated states are left out first.  If it still would, the bucket is split
+(mini-buckets, Dechter and Rish 2003): every part is minimised on its own, which gives a
+lower bound instead of the minimum, and the assignment read back is improved by coordinate
+descent.  If that does not meet its bound, an integer program may.
 """
 
 from __future__ import annotations
@@ -13,64 +14,19 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-Table = npt.NDArray[np.float64]
+from dasktile.tiling.dominance import pruned
+from dasktile.tiling.integer import integer
+from dasktile.tiling.problem import Problem, Solution, Table
+
+__all__ = ["Problem", "Solution", "solve"]
 
 #: Neighbours beyond which the fill of a variable is taken at its worst instead of counted:
 #: an array that hundreds of nodes read goes last anyway.
 MANY = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Choose one state for every variable.
-
-    Parameters
-    ----------
-    unary
-        For every variable, the cost of each of its states.
-    pairwise
-        For pairs ``(i, j)`` with ``i < j``, the cost of each pair of states, (states of
-        i, states of j).
-    """
-
-    unary: Sequence[Table]
-    pairwise: Mapping[tuple[int, int], Table]
-
-    def cost(self, states: Sequence[int]) -> float:
-        """Cost of an assignment."""
-        total = math.fsum(
-            float(costs[state]) for costs, state in zip(self.unary, states, strict=True)
-        )
-        return total + math.fsum(
-            float(table[states[i], states[j]]) for (i, j), table in self.pairwise.items()
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """An assignment and what is known of its quality.
-
-    Parameters
-    ----------
-    states
-        The state of every variable.
-    cost
-        Its cost.
-    bound
-        No assignment costs less.
-    exact
-        True where the assignment was proven to be a minimum.
-    """
-
-    states: tuple[int, ...]
-    cost: float
-    bound: float
-    exact: bool
 
 
 @dataclass(slots=True)
@@ -81,8 +37,8 @@ class _Factor:
     table: Table
 
 
-def solve(problem: Problem, width_budget: int) -> Solution:
-    """Minimise a problem exactly, or within `width_budget` with a bound.
+def solve(problem: Problem, width_budget: int, prove: bool = False) -> Solution:
+    """Minimise a problem exactly, or with a bound.
 
     Parameters
     ----------
@@ -90,7 +46,41 @@ def solve(problem: Problem, width_budget: int) -> Solution:
         Unary and pairwise costs; infinite entries are forbidden states.
     width_budget
         Entries that one table may have.
+    prove
+        Try harder where that is too little, which may take seconds.
     """
+    found = _eliminated(problem, width_budget)
+    if found.exact or not prove:
+        return found
+    fewer = pruned(problem)
+    if any(len(left) < len(costs) for left, costs in zip(fewer.left, problem.unary, strict=True)):
+        again = _eliminated(fewer.problem, width_budget)
+        found = _better(found, replace(again, states=fewer.restored(again.states)))
+    if found.exact:
+        return found
+    start = [
+        int(np.argmax(left == state)) if state in left else 0
+        for left, state in zip(fewer.left, found.states, strict=True)
+    ]
+    program = integer(fewer.problem, start)
+    if program is None:
+        return found
+    return _better(found, replace(program, states=fewer.restored(program.states)))
+
+
+def _better(one: Solution, other: Solution) -> Solution:
+    """The cheaper of two assignments, with the better of their bounds."""
+    cheaper = other if other.cost < one.cost else one
+    bound = max(one.bound, other.bound)
+    return replace(cheaper, bound=min(bound, cheaper.cost), exact=_meets(cheaper.cost, bound))
+
+
+def _meets(cost: float, bound: float) -> bool:
+    return cost <= bound or math.isclose(cost, bound, rel_tol=1e-12, abs_tol=1e-9)
+
+
+def _eliminated(problem: Problem, width_budget: int) -> Solution:
+    """Minimise by elimination, with buckets split where tables would be too large."""
     counts = [len(costs) for costs in problem.unary]
     order = _elimination_order(len(counts), problem.pairwise, counts)
     buckets: list[list[_Factor]] = [[] for _ in counts]
@@ -124,7 +114,7 @@ def solve(problem: Problem, width_budget: int) -> Solution:
         states = _descend(problem, states)
     cost = problem.cost(states)
     bound = constant if split else cost
-    exact = not split or math.isclose(cost, constant, rel_tol=1e-12, abs_tol=1e-9)
+    exact = not split or _meets(cost, constant)
     return Solution(tuple(states), cost, min(bound, cost), exact)
 
 

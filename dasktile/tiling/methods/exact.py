@@ -1,4 +1,4 @@
-"""The default: exact elimination, with a bound where the tables would grow too large."""
+"""The default: exact elimination, HiGHS where its tables would grow too large."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from dasktile.tiling.solve import Solution, solve
 
 def exact(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """Fewest bytes between workers; see :func:`dasktile.tiling.solve.solve`."""
-    return solve(costs.problem(tile_weight), settings.width_budget)
+    return solve(costs.problem(tile_weight), settings.width_budget, prove=True)

@@ -1,0 +1,60 @@
+"""The problem that tiling comes down to: one state for every variable, at the least cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Table = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Choose one state for every variable.
+
+    Parameters
+    ----------
+    unary
+        For every variable, the cost of each of its states.
+    pairwise
+        For pairs ``(i, j)`` with ``i < j``, the cost of each pair of states, (states of
+        i, states of j).
+    """
+
+    unary: Sequence[Table]
+    pairwise: Mapping[tuple[int, int], Table]
+
+    def cost(self, states: Sequence[int]) -> float:
+        """Cost of an assignment."""
+        total = math.fsum(
+            float(costs[state]) for costs, state in zip(self.unary, states, strict=True)
+        )
+        return total + math.fsum(
+            float(table[states[i], states[j]]) for (i, j), table in self.pairwise.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An assignment and what is known of its quality.
+
+    Parameters
+    ----------
+    states
+        The state of every variable.
+    cost
+        Its cost.
+    bound
+        No assignment costs less.
+    exact
+        True where the assignment was proven to be a minimum.
+    """
+
+    states: tuple[int, ...]
+    cost: float
+    bound: float
+    exact: bool

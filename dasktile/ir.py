@@ -181,6 +181,8 @@ class Node:
         mesh of the workers that have it.
     reason
         Why the node is left alone, empty if it is not.
+    copy
+        For an array that the plan makes, or keeps, several times: which of them this is.
     """
 
     name: str
@@ -199,6 +201,7 @@ class Node:
     resident: bool = False
     homes: tuple[tuple[int, ...], ...] | None = None
     reason: str = ""
+    copy: int = 0
 
     @property
     def size(self) -> int:

@@ -87,6 +87,9 @@ class Explanation:
         One sentence: why the plan is what it is.
     nodes
         One row for every array of the expression, inputs first.
+    spilled_before, spilled_after
+        Bytes written and read back because what is held from one pass over an array to the
+        next does not fit in memory; 0 where no limit is known.
     balance_before, balance_after
         The busiest worker's operations over the mean; 1 is even.
     seconds_before, seconds_after
@@ -113,6 +116,8 @@ class Explanation:
     balance_after: float = 1.0
     seconds_before: float | None = None
     seconds_after: float | None = None
+    spilled_before: int = 0
+    spilled_after: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -195,6 +200,9 @@ class Explanation:
         lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
+        if self.spilled_before or self.spilled_after:
+            held = " of what is held from one pass to the next and does not fit"
+            lines.append(_instead("spills", self.spilled_before, self.spilled_after, held))
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
@@ -285,6 +293,8 @@ def explanation(
         nodes=(*nodes, *map(_unknown_row, unknown)),
         balance_before=plan.before.balance,
         balance_after=plan.after.balance,
+        spilled_before=plan.before.spilled,
+        spilled_after=plan.after.spilled,
         seconds_before=before,
         seconds_after=after,
     )

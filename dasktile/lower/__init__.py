@@ -36,7 +36,7 @@ from dasktile.ir import (
     Where,
     windows,
 )
-from dasktile.lower import blocks, contract, folds, verbatim, views
+from dasktile.lower import blocks, contract, einsums, folds, verbatim, views
 from dasktile.lower.anchored import anchored
 from dasktile.lower.cones import Limits, coned
 from dasktile.lower.convert import (
@@ -61,7 +61,7 @@ WORTH_A_TASK = 2**17
 Copies = dict[tuple[int, ...], tuple[int, ...]]
 
 #: Modules that register the writers of kernels.
-_WRITERS = (blocks, contract, folds, verbatim, views)
+_WRITERS = (blocks, contract, einsums, folds, verbatim, views)
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +438,7 @@ class _Writer:
         read = tuple(self.source(edge.producer).name for edge in node.edges)
         name = salted(
             node.op or node.kind.value,
-            node.name,
+            node.name if not node.copy else (node.name, node.copy),
             tiling.mesh,
             tiling.cuts,
             tiling.chunks,

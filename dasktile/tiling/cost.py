@@ -68,7 +68,7 @@ class Costs:
             if variable.keep:
                 self.own.append(np.zeros(len(variable.options)))
                 self.tiles.append(np.zeros(len(variable.options)))
-                reads = {self.space.made[variable.node]: [0]}
+                reads = {self.space.made[variable.node]: list(range(len(variable.needs)))}
             else:
                 options = variable.options
                 shape = (id(variable.work), tuple(map(id, variable.followed)),
@@ -96,13 +96,16 @@ class Costs:
                 producer = self.space.variables[source]
                 itemsize = self.space.program.nodes[producer.node].itemsize
                 needs = [need for at in edges if (need := variable.needs[at]) is not None]
+                if variable.keep:
+                    edges = [0]  # what follows an array has no second tiling
                 blocks = [[found.needs[at] for at in edges] for found in variable.followed]
                 held = [found.held for found in producer.followed]
-                key = (tuple(map(id, needs)), id(producer.held), itemsize,
+                key = (tuple(map(id, needs)), id(producer.held), id(producer.also), itemsize,
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
-                    tables[key] = table(producer.held, held, needs, blocks) * itemsize
+                    found_table = table(producer.held, held, needs, blocks, producer.also)
+                    tables[key] = found_table * itemsize
                 self.between[source, index] = tables[key]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
@@ -123,6 +126,26 @@ class Costs:
             node = self.space.variables[index].node
             found[node] += float(table[states[source], states[index]])
         return tuple(math.ceil(moved - 1e-6) for moved in found)
+
+    def copies(self) -> list[Table]:
+        """For every variable, bytes that a worker holds beyond its share of one copy."""
+        found = []
+        workers = self.space.mesh.workers
+        for variable in self.space.variables:
+            extra = np.zeros(len(variable.options))
+            if variable.keep:
+                node = self.space.program.nodes[variable.node]
+                volume = variable.held.volume()
+                if variable.also is not None:
+                    both = _common(variable.held, variable.also)
+                    volume = volume + variable.also.volume() - both.volume()
+                boxes = variable.options[: len(volume)]
+                several = [any(option.spread) or option.also is not None for option in boxes]
+                share = node.size / workers
+                more = np.maximum(volume.max(axis=1, initial=0.0) - share, 0.0) * node.itemsize
+                extra[: len(volume)] = np.where(several, more, 0.0)
+            found.append(extra)
+        return found
 
     def loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
         """Operations of every worker under an assignment."""
@@ -184,6 +207,7 @@ def table(
     held_blocks: Sequence[Blocks],
     needs: Sequence[Boxes],
     needed_blocks: Sequence[Sequence[Blocks]],
+    also: Boxes | None = None,
 ) -> Table:
     """Elements that workers must receive, for candidates of boxes and those that follow.
 
@@ -193,11 +217,13 @@ def table(
         What each worker holds: candidates that are boxes, then those that are blocks.
     needs, needed_blocks
         The same for what it needs, in one or several reads of which the union counts.
+    also
+        What each worker holds besides, in a second tiling.
     """
     rows, columns = len(held.lo), len(needs[0].lo)
     found = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
     if rows and columns:
-        found[:rows, :columns] = transfer(held, needs)
+        found[:rows, :columns] = transfer(held, needs, also)
     if columns:
         for row, blocks in enumerate(held_blocks, rows):
             found[row, :columns] = transfer(blocks, needs)[0]
@@ -205,8 +231,12 @@ def table(
         for need in _united(reads):
             volume = float(need.volume().sum())
             if rows:
-                have = need.in_boxes(held.lo, held.hi, held.active) * need.density
-                found[:rows, column] += volume - have
+                have = need.in_boxes(held.lo, held.hi, held.active)
+                if also is not None:
+                    both = _common(held, also)
+                    have = have + need.in_boxes(also.lo, also.hi, also.active)
+                    have = have - need.in_boxes(both.lo, both.hi, both.active)
+                found[:rows, column] += volume - have * need.density
             for row, blocks in enumerate(held_blocks, rows):
                 found[row, column] += volume - blocks.common(need) * need.density
     return np.maximum(found, 0.0)
@@ -226,7 +256,7 @@ def _united(reads: Sequence[Blocks]) -> list[Blocks]:
     return found
 
 
-def transfer(held: Boxes | Blocks, needs: Sequence[Boxes]) -> Table:
+def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = None) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
     Parameters
@@ -235,9 +265,11 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes]) -> Table:
         What each worker holds.
     needs
         What it needs; several boxes count as their union.
+    also
+        What it holds besides.
     """
     if len(needs) > EXACT_UNION:
-        return transfer(held, [_hull(needs)])
+        return transfer(held, [_hull(needs)], also)
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
     total = np.zeros((rows, len(needs[0].lo)))
     for count in range(1, len(needs) + 1):
@@ -245,7 +277,10 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes]) -> Table:
             common = group[0]
             for other in group[1:]:
                 common = _common(common, other)
-            missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common)
+            have = _overlap(held, common)
+            if also is not None and isinstance(held, Boxes):
+                have = have + _overlap(also, common) - _overlap(_common(held, also), common)
+            missing = common.volume().sum(axis=1)[None, :] - have
             total += missing if count % 2 else -missing
     return np.maximum(total, 0.0)
 

@@ -9,15 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dasktile.ir import Chunks, Kind, Node, Program, TiledProgram, Tiling, bounds
+from dasktile.tiling.copies import second_copies
 from dasktile.tiling.cost import TIE, Costs
-from dasktile.tiling.grid import Axes, free_axes, own_axes
+from dasktile.tiling.grid import free_axes, own_axes
+from dasktile.tiling.held import long_held, remade, spilled
 from dasktile.tiling.local import Local, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.problem import Solution
+from dasktile.tiling.rewrite import Rewritten, Second, rewritten
 from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Solution
 from dasktile.tiling.space import Space
 
 #: A plan must be cheaper than the input by this factor to be worth a rewrite.
@@ -36,11 +39,15 @@ CONCENTRATED = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A tiling with its price."""
+    """A tiling with its price.
+
+    `rewritten` is the program with more nodes than were given, where arrays are there twice.
+    """
 
     tiled: TiledProgram
     price: Price
     solution: Solution
+    rewritten: Rewritten | None = None
 
 
 def tile(
@@ -87,7 +94,7 @@ def tile(
     mesh = Mesh(mesh_shape(count))
     threads *= -(-workers // mesh.workers)
     name = method if isinstance(method, str) else method.choose.__name__
-    as_is = _Planner(program, mesh, own_axes(program), settings, memory_limit, threads, anew=False)
+    as_is = _Planner(program, mesh, workers, settings, memory_limit, threads)
     before = as_is.candidate(get("auto"), TIE)
     if method == "none":
         return _plan(program, workers, name, before, before, "method 'none'", placed=placed)
@@ -96,16 +103,18 @@ def tile(
     anew = _Planner(
         program,
         Mesh(chosen.mesh(count)),
-        free_axes(program, workers),
+        workers,
         replace(
             settings,
             max_task=min(settings.max_task, largest),
             max_states=chosen.max_states or settings.max_states,
+            copies=None if memory_limit is None else memory_limit * threads,
         ),
         memory_limit,
         threads,
         anew=True,
         placed=placed,
+        twice=chosen.twice,
     )
     least = anew.candidate(chosen, TIE)
     candidates = [least]
@@ -113,6 +122,10 @@ def tile(
         fewer = anew.candidate(chosen, settings.task_bytes)
         if anew.cost(fewer.price) * FEWEST_BYTES_SLACK < anew.cost(least.price):
             candidates.insert(0, fewer)
+    if chosen.twice:
+        again = _again(anew, candidates[0], chosen)
+        if again is not candidates[0]:
+            candidates.insert(0, again)
     verdict = ""
     for after in candidates:
         if anyway:
@@ -123,6 +136,24 @@ def tile(
     else:
         after = before
     return _plan(program, workers, name, before, after, verdict, least.solution, placed)
+
+
+def _again(planner: _Planner, best: _Candidate, method: Method) -> _Candidate:
+    """A plan that makes arrays again instead of holding them, where that is cheaper."""
+    if not best.price.spilled:
+        return best
+    late = long_held(planner.program)
+    changes: list[Second] = []
+    # the largest first: what it frees the others may have
+    for index in sorted(late, key=lambda index: (-planner.program.nodes[index].nbytes, index)):
+        second = remade(planner.program, index, late[index])
+        if second is None:
+            continue
+        found = planner.rewritten([*changes, second], method, TIE)
+        if planner.cost(found.price) < planner.cost(best.price) * WORTH_IT:
+            best = found
+            changes.append(second)
+    return best
 
 
 def _plan(
@@ -141,20 +172,42 @@ def _plan(
         # the tie-break is worth less than a byte in all, so rounding gives bytes
         bound = min(after.price.bytes, max(0, math.floor(least.bound + 0.5)))
         proven = least.exact and after.price.bytes <= bound
+    kept = after is before and not (placed and _worth_placing(before))
+    price, origin = before.price, None
+    if after.rewritten is not None:
+        price, origin = _aligned(price, after.rewritten), after.rewritten.origin
     return Plan(
-        program=program,
+        program=after.tiled.program,
         workers=workers,
         method=method,
-        before=before.price,
+        before=price,
         after=after.price,
-        tiled=None if after is before and not (placed and _worth_placing(before)) else after.tiled,
+        tiled=None if kept else after.tiled,
         lower_bound=bound,
         proven_optimal=proven,
         reasons=tuple(
             _reason(node, tiling, verdict)
-            for node, tiling in zip(program.nodes, after.tiled.tilings, strict=True)
+            for node, tiling in zip(after.tiled.program.nodes, after.tiled.tilings, strict=True)
         ),
         verdict=verdict or "retiled",
+        origin=origin,
+    )
+
+
+def _aligned(price: Price, more: Rewritten) -> Price:
+    """A price of the original, node by node beside those of a rewritten program."""
+
+    def each(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            0 if new else values[index] for index, new in zip(more.origin, more.added, strict=True)
+        )
+
+    return replace(
+        price,
+        moved=each(price.moved),
+        read=each(price.read),
+        tasks=each(price.tasks),
+        peak=each(price.peak),
     )
 
 
@@ -193,25 +246,42 @@ def _objection(
 
 @dataclass
 class _Planner:
-    """One space, solved and priced in various ways."""
+    """One space, solved and priced in various ways.
+
+    Parameters
+    ----------
+    program, mesh, workers, settings, memory_limit, threads, placed
+        As in :func:`tile`.
+    anew
+        False to keep the input's own chunks.
+    twice
+        Whether arrays may be there twice.
+    """
 
     program: Program
     mesh: Mesh
-    axes: Axes
+    workers: int
     settings: Settings
     memory_limit: int | None
     threads: int
-    anew: bool
+    anew: bool = False
     placed: bool = False
+    twice: bool = False
 
     def __post_init__(self) -> None:
+        axes = free_axes(self.program, self.workers) if self.anew else own_axes(self.program)
         self.space = Space(
-            self.program, self.mesh, self.axes, self.settings.max_states, self.memory_limit
+            self.program, self.mesh, axes, self.settings.max_states, self.memory_limit, self.twice
         )
         self.costs = Costs(self.space)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
         solution = method.choose(self.costs, self.settings, tile_weight)
+        if self.twice:
+            changes = second_copies(self.costs, solution.states)
+            if changes:
+                found = self.rewritten(changes, method, tile_weight)
+                return replace(found, solution=solution)
         local = Splitter(
             self.space,
             solution.states,
@@ -226,6 +296,14 @@ class _Planner:
         )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 
+    def rewritten(
+        self, changes: Sequence[Second], method: Method, tile_weight: float
+    ) -> _Candidate:
+        """The same with arrays there twice."""
+        more = rewritten(self.program, changes)
+        planner = replace(self, program=more.program, twice=False)
+        return replace(planner.candidate(method, tile_weight), rewritten=more)
+
     def _price(self, states: Sequence[int], local: Local) -> Price:
         return Price(
             moved=self.costs.moved(states),
@@ -235,7 +313,14 @@ class _Planner:
             tasks=local.tasks,
             loads=tuple(float(load) for load in self.costs.loads(states)),
             peak=local.peak,
+            spilled=self._spilled(),
         )
+
+    def _spilled(self) -> int:
+        """Bytes that do not fit while they are held from one pass to the next."""
+        if self.memory_limit is None:
+            return 0
+        return spilled(self.program, self.memory_limit * self.threads * self.mesh.workers)
 
     def _read(self, index: int, chunks: Chunks) -> int:
         """Bytes read from storage for a node, stored chunks that are cut counted again."""
@@ -281,6 +366,7 @@ class _Planner:
         seconds = (busiest - even) / self.settings.work_per_second / self.threads
         return (
             price.bytes
+            + price.spilled
             + sum(price.read)
             + sum(price.tasks) * self.settings.task_bytes
             + seconds * self.settings.bytes_per_second

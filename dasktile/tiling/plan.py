@@ -23,6 +23,9 @@ class Price:
         Operations done by each worker, over the whole program.
     peak
         Bytes of the largest working set of one task of the node: its tiles and result.
+    spilled
+        Bytes written and read back of what is held from one pass over an array to the next
+        and does not fit; 0 where nobody knows how much fits.
     """
 
     moved: tuple[int, ...]
@@ -30,6 +33,7 @@ class Price:
     tasks: tuple[int, ...]
     loads: tuple[float, ...]
     peak: tuple[int, ...]
+    spilled: int = 0
 
     @property
     def bytes(self) -> int:
@@ -49,7 +53,7 @@ class Plan:
     Parameters
     ----------
     program
-        What was planned.
+        What was planned; with more nodes than were given where arrays are there twice.
     workers
         Number of processes that send bytes to each other.
     method
@@ -66,6 +70,9 @@ class Plan:
         For every node, why it keeps its chunks; empty where it does not.
     verdict
         One sentence for a person: why the plan is what it is.
+    origin
+        For every node, the one of the program given that it is, or is a copy of; None where
+        it is that program.
     """
 
     program: Program
@@ -78,3 +85,4 @@ class Plan:
     proven_optimal: bool
     reasons: tuple[str, ...] = ()
     verdict: str = ""
+    origin: tuple[int, ...] | None = None

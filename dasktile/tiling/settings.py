@@ -29,6 +29,9 @@ class Settings:
         to need no more memory than they did.
     max_states
         Tilings considered for one node at the most.
+    copies
+        Bytes of further copies of arrays that one worker may hold, all together; None for any
+        number.
     width_budget
         Entries of the largest table of the exact solver; beyond it the answer comes
         with a bound instead of a proof.
@@ -43,3 +46,4 @@ class Settings:
     usual_task: int = 32 * 2**20
     max_states: int = 128
     width_budget: int = 4_000_000
+    copies: int | None = None

@@ -41,6 +41,12 @@ BALANCE = 1.1
 #: of GFLOP/s and adds arrays at a few GB/s.
 BYTE_WORK = 5.0
 
+#: Readers that an array must have to be kept in two tilings at once.
+SEVERAL = 3
+
+#: Tilings of one array that are paired each with each.
+MOST_PAIRED = 9
+
 #: Nodes that together do less than this share of one worker's work need not be divided.
 SMALL = 0.05
 
@@ -61,12 +67,16 @@ class Option:
         and False where only the first has it.
     follow
         The array that all work goes to instead; nothing is then cut by the mesh.
+    also
+        For an array that is kept in two tilings at once, the second: for every mesh axis,
+        the axis of the array that it cuts.
     """
 
     mesh: tuple[int | None, ...]
     scatter: tuple[int | None, ...]
     spread: tuple[bool, ...]
     follow: Follow | None = None
+    also: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +119,8 @@ class Variable:
         of the array.
     followed
         The same for the candidates that follow an array; they come after those of boxes.
+    also
+        The result's second box, where some candidates have one; nobody's for the others.
     """
 
     node: int
@@ -118,6 +130,7 @@ class Variable:
     held: Boxes
     needs: tuple[Boxes | None, ...]
     followed: tuple[Followed, ...] = ()
+    also: Boxes | None = None
 
 
 @dataclass
@@ -132,6 +145,8 @@ class Space:
         Candidates of one variable at the most.
     copy_limit
         Bytes of one array that a single worker may hold copied, or None.
+    twice
+        Whether arrays may be kept in two tilings at once.
     """
 
     program: Program
@@ -139,6 +154,7 @@ class Space:
     axes: Axes
     max_states: int
     copy_limit: int | None = None
+    twice: bool = False
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     kept: dict[int, int] = field(default_factory=dict)
@@ -271,7 +287,9 @@ class Space:
         """Copies and other cuts of an array that several nodes read."""
         own = self.axes.kept[index]
         labels, grids, out = array_labels(node, own)
-        key = ("keep", labels, grids, node.itemsize)
+        # with two readers, the second tiling is as cheaply made for the second of them
+        twice = self.twice and len(self.program.consumers(index)) >= SEVERAL
+        key = ("keep", labels, grids, node.itemsize, twice)
         if key not in self._cache:
             choices: list[tuple[int | None, bool]] = [(None, False), (None, True)]
             choices += [(axis, False) for axis, label in enumerate(labels) if label.size > 1]
@@ -281,14 +299,25 @@ class Space:
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
             ]  # fmt: skip
             boxes = _Layout(self.mesh, labels, grids)
+            if twice:
+                options += _in_two_tilings(options)
             held = boxes.held(options, out, node.shape)
+            also = boxes.second(options, out, node.shape) if twice else None
             if self.copy_limit is not None:
-                most = held.volume().max(axis=1) * node.itemsize
-                copies = np.array([any(option.spread) for option in options], dtype=bool)
-                chosen = np.flatnonzero(~copies | (most <= self.copy_limit))
+                most = held.volume()
+                if also is not None:
+                    most = most + also.volume()
+                copies = np.array(
+                    [any(option.spread) or option.also is not None for option in options],
+                    dtype=bool,
+                )
+                within = most.max(axis=1) * node.itemsize <= self.copy_limit
+                chosen = np.flatnonzero(~copies | within)
                 options = [options[choice] for choice in chosen]
                 held = _take(held, chosen)
-            self._cache[key] = (tuple(options), held, held, (held,))
+                also = None if also is None else _take(also, chosen)
+            needs = (held,) if also is None else (held, also)
+            self._cache[key] = (tuple(options), held, held, needs)
         boxed = self._cache[key]
         follows = list(kept(self.program, self.axes.members, self.leaders, index))
         return Variable(
@@ -297,6 +326,7 @@ class Space:
             boxed[0] + tuple(map(self._following, follows)),
             *boxed[1:],
             followed=tuple(self._copy(node, follow) for follow in follows),
+            also=boxed[3][1] if len(boxed[3]) > 1 else None,
         )
 
     def _copy(self, node: Node, follow: Follow) -> Followed:
@@ -404,6 +434,16 @@ def array_labels(
     return tuple(labels), tuple(found), out
 
 
+def _in_two_tilings(options: Sequence[Option]) -> list[Option]:
+    """Pairs of tilings that both divide an array evenly, so that no worker has it all."""
+    whole = [option for option in options
+             if all(cut is not None for cut in option.mesh)]  # fmt: skip
+    if len(whole) > MOST_PAIRED:
+        # each along one axis only
+        whole = [option for option in whole if len(set(option.mesh)) == 1]
+    return [replace(one, also=other.mesh) for one, other in itertools.combinations(whole, 2)]
+
+
 def _take(boxes: Boxes, chosen: Ints) -> Boxes:
     return replace(boxes, lo=boxes.lo[chosen], hi=boxes.hi[chosen], active=boxes.active[chosen])
 
@@ -484,6 +524,17 @@ class _Layout:
                 begin, end = self.range(axis.label, cut_by)
                 lo[row, :, column], hi[row, :, column] = begin * axis.width, end * axis.width
         return Boxes(lo, hi, active)
+
+    def second(
+        self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
+    ) -> Boxes:
+        """What of an array each worker has in its second tiling, nothing where there is none."""
+        nothing = (None,) * len(self.mesh.shape)
+        found = self.held(
+            [replace(option, mesh=option.also or nothing) for option in options], out, shape
+        )
+        has = np.array([option.also is not None for option in options], dtype=bool)
+        return replace(found, active=found.active & has[:, None])
 
     def _running(self, option: Option) -> Bools:
         idle = tuple(

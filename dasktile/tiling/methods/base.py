@@ -28,8 +28,11 @@ class Method:
     max_states
         Candidates that it must be able to choose among for one node; None for as many as
         the settings say.
+    twice
+        Whether it knows of arrays that are kept in two tilings, or made again.
     """
 
     choose: Choose
     mesh: Callable[[int], tuple[int, ...]] = mesh_shape
     max_states: int | None = None
+    twice: bool = False

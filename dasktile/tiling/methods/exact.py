@@ -1,12 +1,107 @@
-"""The default: exact elimination, HiGHS where its tables would grow too large."""
+"""The default: exact elimination, HiGHS where its tables would grow too large.
+
+Copies of arrays take memory.  Where the cheapest tiling takes more than there is, bytes of
+copies get a price, and the least price is looked for at which they fit (Lagrangian relaxation:
+what the solution costs at any price, less the price of what there is, is a lower bound).  Copies
+that are worth the same come and go together at any price, so they are also tried one by one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
+
 from dasktile.tiling.cost import Costs
+from dasktile.tiling.problem import Problem, Solution, Table
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Solution, solve
+from dasktile.tiling.solve import solve
+
+#: Prices that are tried.
+ROUNDS = 20
+
+#: Arrays whose copies are tried one by one.
+MOST_TRIED = 24
 
 
 def exact(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """Fewest bytes between workers; see :func:`dasktile.tiling.solve.solve`."""
-    return solve(costs.problem(tile_weight), settings.width_budget, prove=True)
+    problem = costs.problem(tile_weight)
+    found = solve(problem, settings.width_budget, prove=True)
+    if settings.copies is None:
+        return found
+    copies = costs.copies()
+    if _taken(copies, found) <= settings.copies:
+        return found
+    return _within(problem, copies, settings.copies, settings.width_budget, found)
+
+
+def _taken(copies: Sequence[Table], solution: Solution) -> float:
+    return sum(float(sizes[state]) for sizes, state in zip(copies, solution.states, strict=True))
+
+
+def _within(
+    problem: Problem, copies: Sequence[Table], room: int, width_budget: int, most: Solution
+) -> Solution:
+    """The cheapest assignment found whose copies fit the room, with a bound."""
+    # without any copy that is larger than the room alone, which is nobody's choice
+    allowed = [np.where(sizes > room, np.inf, 0.0) for sizes in copies]
+    base = [costs + never for costs, never in zip(problem.unary, allowed, strict=True)]
+
+    def at(price: float) -> Solution:
+        unary = [
+            costs + (0.0 if price == 0 else price * sizes)
+            for costs, sizes in zip(base, copies, strict=True)
+        ]
+        found = solve(Problem(unary, problem.pairwise), width_budget)
+        states = found.states
+        return replace(found, cost=problem.cost(states), bound=found.bound - price * room)
+
+    bound = most.bound
+    best = _worthiest(problem, copies, room, width_budget, most)
+    low, high = 0.0, 2.0
+    while _taken(copies, found := at(high)) > room and high < 2**20:
+        bound = max(bound, found.bound)
+        low, high = high, high * 4
+    for _ in range(ROUNDS):
+        price = (low + high) / 2
+        found = at(price)
+        bound = max(bound, found.bound)
+        if _taken(copies, found) <= room:
+            high = price
+            if found.cost < best.cost:
+                best = found
+        else:
+            low = price
+    bound = min(bound, best.cost)
+    return replace(best, bound=bound, exact=best.cost <= bound)
+
+
+def _worthiest(
+    problem: Problem, copies: Sequence[Table], room: int, width_budget: int, most: Solution
+) -> Solution:
+    """The cheapest assignment with those copies that save most for each of their bytes."""
+
+    def without(variables: Collection[int]) -> Solution:
+        unary = [
+            np.where(sizes > 0, np.inf, costs) if variable in variables else costs
+            for variable, (costs, sizes) in enumerate(zip(problem.unary, copies, strict=True))
+        ]
+        return solve(Problem(unary, problem.pairwise), width_budget)
+
+    taken = [float(sizes[state]) for sizes, state in zip(copies, most.states, strict=True)]
+    holders = [variable for variable, size in enumerate(taken) if size]
+    tried = sorted(holders, key=lambda variable: (-taken[variable], variable))[:MOST_TRIED]
+    worth = {
+        variable: (without({variable}).cost - most.cost) / taken[variable] for variable in tried
+    }
+    keeps: set[int] = set()
+    left = float(room)
+    for variable in sorted(tried, key=lambda variable: (-worth[variable], variable)):
+        if taken[variable] <= left:
+            keeps.add(variable)
+            left -= taken[variable]
+    every = {variable for variable, sizes in enumerate(copies) if sizes.any()}
+    found = without(every - keeps)
+    return found if _taken(copies, found) <= room else without(every)

@@ -1,0 +1,102 @@
+"""What must be held from one pass over an array to the next, and what can be made again instead.
+
+``x - x.mean()`` reads x twice, and the second time only when all of it was read once: until then
+it is held, or written and read back where it does not fit.  If x is read from storage, or is
+made of nothing but that, it can as well be made again (rematerialisation, as compilers and
+SwapAdvisor's relatives do for activations).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dasktile.ir import Kind, Program, Role
+from dasktile.tiling.rewrite import Second
+
+#: Nodes that are run again for one array at the most.
+LONGEST = 8
+
+
+def long_held(program: Program) -> dict[int, tuple[int, ...]]:
+    """Arrays that somebody reads only after all of them was read, and who does.
+
+    Returns
+    -------
+    For each such node, the readers that come in a later pass.
+    """
+    after = _after(program)
+    found: dict[int, tuple[int, ...]] = {}
+    for index in range(len(program.nodes)):
+        readers = program.consumers(index)
+        later = 0
+        for reader in readers:
+            later |= after[reader]
+        late = tuple(reader for reader in readers if later >> reader & 1)
+        if late:
+            found[index] = late
+    return found
+
+
+def _after(program: Program) -> list[int]:
+    """For every node, the set (bits) of those that need more than a tile of it to begin."""
+    count = len(program.nodes)
+    below, after = [0] * count, [0] * count
+    for index in range(count - 1, -1, -1):
+        node = program.nodes[index]
+        for reader in program.consumers(index):
+            below[index] |= below[reader] | 1 << reader
+            after[index] |= after[reader]
+        whole = node.kind is Kind.OPAQUE or any(
+            label.role in (Role.REDUCE, Role.SCAN, Role.WHOLE) and label.size > 1
+            for label in node.labels
+        )
+        if whole:
+            after[index] = below[index]
+    return after
+
+
+def most_held(program: Program) -> int:
+    """Bytes of such arrays that are there at once, if nodes run in their order."""
+    changes: dict[int, int] = {}
+    for index, late in long_held(program).items():
+        size = program.nodes[index].nbytes
+        changes[index] = changes.get(index, 0) + size
+        changes[max(late)] = changes.get(max(late), 0) - size
+    most = now = 0
+    for index in sorted(changes):
+        now += changes[index]
+        most = max(most, now)
+    return most
+
+
+def spilled(program: Program, memory: int) -> int:
+    """Bytes written and read back for what does not fit.
+
+    Parameters
+    ----------
+    memory
+        Bytes that all workers together can hold.
+    """
+    return 2 * max(0, most_held(program) - memory)
+
+
+def remade(program: Program, index: int, late: Sequence[int]) -> Second | None:
+    """How an array is made again for its late readers; None where it cannot be."""
+    nodes: set[int] = set()
+    waiting = [index]
+    while waiting:
+        at = waiting.pop()
+        node = program.nodes[at]
+        cheap = node.kind is Kind.SOURCE or (node.kind is Kind.MAP and bool(node.edges))
+        if node.pinned or node.resident or not cheap or len(nodes) >= LONGEST:
+            return None
+        if at not in nodes:
+            nodes.add(at)
+            waiting.extend(edge.producer for edge in node.edges)
+    readers = tuple(
+        (reader, at)
+        for reader in late
+        for at, edge in enumerate(program.nodes[reader].edges)
+        if edge.producer == index
+    )
+    return Second(index, readers, tuple(sorted(nodes)))

@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
         ("regrid_from_zarr.py", ["--months", "48"], "same values: True"),
         ("logistic_regression.py", ["--rows", "20000"], "true weights: 0.9"),
         ("attention.py", ["--length", "64"], "as NumPy: True"),
+        ("attention_einsum.py", ["--length", "64"], "as NumPy: True"),
     ],
 )
 def test_example(script, arguments, said):

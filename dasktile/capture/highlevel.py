@@ -16,7 +16,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
-from dasktile.capture import blockwise, contraction, folds, sources, transforms, views
+from dasktile.capture import blockwise, contraction, einsums, folds, sources, transforms, views
 from dasktile.capture.base import (
     ArrayInfo,
     Captured,
@@ -36,6 +36,7 @@ from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 #: gives their blocks other keys for a rechunk; cheap ones before those that read tasks.
 RECOGNISERS: tuple[Recogniser, ...] = (
     *contraction.RECOGNISERS,
+    *einsums.RECOGNISERS,
     *transforms.RECOGNISERS,
     *sources.RECOGNISERS,
     *blockwise.RECOGNISERS,

@@ -15,8 +15,10 @@ from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config, report, tiling
 from dasktile.boundary import boundary, splice
+from dasktile.capture.again import extended
 from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.highlevel import capture_graph
+from dasktile.comparison import Comparison, comparison
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.holders import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
@@ -133,6 +135,48 @@ def explain(
     if found is None:
         return report.nothing(target.workers, method, unknown, "dasktile failed to read this")
     return found
+
+
+def compare(
+    *collections: Any,
+    methods: Sequence[str] = (),
+    workers: Any = None,
+    memory_limit: float | str | None = None,
+) -> Comparison:
+    """Say what each tiling method would choose, by the same exact model.
+
+    :func:`optimize` leaves an expression as it is where its own chunks are better than what a
+    method chooses; here the choice is shown all the same.
+
+    Parameters
+    ----------
+    *collections, workers, memory_limit
+        As in :func:`optimize`.
+    methods
+        Some of the names that ``dasktile.tiling.methods()`` lists; by default ``"auto"``, then
+        all others.
+
+    Returns
+    -------
+    A :class:`~dasktile.comparison.Comparison`; print it.
+    """
+    names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")
+    for name in names:
+        target = _arguments(name, workers, memory_limit, False)
+    holders = Holders()
+    for collection in collections:
+        holders.open(collection)
+    if not holders.arrays:
+        return comparison(target.workers, [])
+    asked = _Asked.of(holders, False, target, "exact")
+    captured = located(capture_graph(asked.graph, asked.arrays), target)
+    plans: list[tuple[str, Plan | str]] = []
+    for name in names:
+        try:
+            plans.append((name, _tile(captured, target, name, target.memory_limit, anyway=True)))
+        except _REFUSALS as error:
+            plans.append((name, str(error)))
+    return comparison(target.workers, plans)
 
 
 def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
@@ -292,24 +336,31 @@ def _plan(asked: _Asked) -> tuple[Captured, Plan]:
     target = asked.machine
     captured = located(capture_graph(asked.graph, asked.arrays), target)
 
-    def plan(memory_limit: int | None) -> Plan:
-        return tiling.tile(
-            captured.program,
-            workers=target.workers,
-            threads=target.threads,
-            memory_limit=memory_limit,
-            method=asked.method,
-            settings=target.settings(),
-            placed=target.placed,
-        )
-
     try:
-        return captured, plan(target.memory_limit)
+        found = _tile(captured, target, asked.method, target.memory_limit)
     except tiling.MemoryLimitError:
         if target.asked:
             raise
         # nobody asked for this limit: tiles as small as can be are not what is wanted
-        return captured, plan(None)
+        found = _tile(captured, target, asked.method, None)
+    if found.origin is not None:
+        captured = extended(captured, found.program, found.origin)
+    return captured, found
+
+
+def _tile(
+    captured: Captured, target: Machine, method: str, limit: int | None, anyway: bool = False
+) -> Plan:
+    return tiling.tile(
+        captured.program,
+        workers=target.workers,
+        threads=target.threads,
+        memory_limit=limit,
+        method=method,
+        settings=target.settings(),
+        placed=target.placed,
+        anyway=anyway,
+    )
 
 
 # The way in -------------------------------------------------------------------------

@@ -31,6 +31,12 @@ def _readers(space: Space, states: Sequence[int], node: int, at: int) -> list[tu
     also = kept.also
     assert also is not None
     first, second = _row(kept.held, states[at]), _row(also, states[at])
+    made, own = space.variables[space.made[node]], states[space.made[node]]
+    if own < len(made.held.lo):
+        # what is there already is the first; the copy is made of it
+        have = _row(made.held, own)
+        if transfer(have, [second])[0, 0] < transfer(have, [first])[0, 0]:
+            first, second = second, first
     readers = []
     for reader in space.program.consumers(node):
         place = space.made[reader]

@@ -233,9 +233,7 @@ def table(
             if rows:
                 have = need.in_boxes(held.lo, held.hi, held.active)
                 if also is not None:
-                    both = _common(held, also)
-                    have = have + need.in_boxes(also.lo, also.hi, also.active)
-                    have = have - need.in_boxes(both.lo, both.hi, both.active)
+                    have = np.maximum(have, need.in_boxes(also.lo, also.hi, also.active))
                 found[:rows, column] += volume - have * need.density
             for row, blocks in enumerate(held_blocks, rows):
                 found[row, column] += volume - blocks.common(need) * need.density
@@ -266,10 +264,12 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = 
     needs
         What it needs; several boxes count as their union.
     also
-        What it holds besides.
+        What it holds besides, in a second tiling; a reader reads one of the two.
     """
+    if also is not None and isinstance(held, Boxes):
+        return np.minimum(transfer(held, needs), transfer(also, needs))
     if len(needs) > EXACT_UNION:
-        return transfer(held, [_hull(needs)], also)
+        return transfer(held, [_hull(needs)])
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
     total = np.zeros((rows, len(needs[0].lo)))
     for count in range(1, len(needs) + 1):
@@ -277,10 +277,7 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = 
             common = group[0]
             for other in group[1:]:
                 common = _common(common, other)
-            have = _overlap(held, common)
-            if also is not None and isinstance(held, Boxes):
-                have = have + _overlap(also, common) - _overlap(_common(held, also), common)
-            missing = common.volume().sum(axis=1)[None, :] - have
+            missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common)
             total += missing if count % 2 else -missing
     return np.maximum(total, 0.0)
 

@@ -21,10 +21,10 @@ from dasktile.tiling.problem import Problem, Solution, Table
 Ints = npt.NDArray[np.int64]
 
 #: Pairs of states beyond which the program is not even written.
-MOST = 60_000
+MOST = 20_000
 
 #: Nodes of the search tree; no limit in seconds, which would not give the same plan twice.
-NODES = 200
+NODES = 50
 
 #: The largest cost as HiGHS sees it: its tolerances are absolute.
 _STEPS = 1e6

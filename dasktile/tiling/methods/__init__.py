@@ -8,8 +8,14 @@ level (:mod:`dasktile.tiling.local`); adding one is adding one file.
 from __future__ import annotations
 
 from dasktile.tiling.methods.base import Choose, Method
+from dasktile.tiling.methods.eindecomp import MAX_STATES as EINDECOMP_STATES
+from dasktile.tiling.methods.eindecomp import eindecomp, eindecomp_exact, places
 from dasktile.tiling.methods.exact import exact
 from dasktile.tiling.methods.exhaustive import exhaustive
+from dasktile.tiling.methods.soybean import MAX_STATES as SOYBEAN_STATES
+from dasktile.tiling.methods.soybean import soybean, soybean_mesh
+from dasktile.tiling.methods.spartan import mesh as spartan_mesh
+from dasktile.tiling.methods.spartan import spartan
 
 __all__ = ["Choose", "Method", "get", "methods", "register"]
 
@@ -48,6 +54,10 @@ def get(name: str) -> Method:
     return _METHODS[name]
 
 
-register("auto", Method(exact))
-register("exact", Method(exact))
+register("auto", Method(exact, twice=True))
+register("exact", Method(exact, twice=True))
 register("exhaustive", Method(exhaustive))
+register("eindecomp", Method(eindecomp, places, EINDECOMP_STATES))
+register("eindecomp-exact", Method(eindecomp_exact, places, EINDECOMP_STATES))
+register("spartan", Method(spartan, mesh=spartan_mesh, twice=True))
+register("soybean", Method(soybean, mesh=soybean_mesh, max_states=SOYBEAN_STATES))

@@ -1,0 +1,58 @@
+"""The exact problem with some of its states: what methods that decide in part leave to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.tiling.cost import Costs
+from dasktile.tiling.problem import Problem, Solution
+from dasktile.tiling.settings import Settings
+from dasktile.tiling.solve import solve
+
+Ints = npt.NDArray[np.int64]
+
+
+def best_of(
+    costs: Costs, settings: Settings, tile_weight: float, allowed: Sequence[Ints]
+) -> Solution:
+    """:func:`restricted`, within the memory that there is for copies.
+
+    Where copies of arrays would take more than ``settings.copies``, there are none.
+    """
+    problem = costs.problem(tile_weight)
+    found = restricted(problem, allowed, settings.width_budget)
+    if settings.copies is None:
+        return found
+    copies = costs.copies()
+    taken = sum(float(sizes[at]) for sizes, at in zip(copies, found.states, strict=True))
+    if taken <= settings.copies:
+        return found
+    once = [own[sizes[own] == 0] for own, sizes in zip(allowed, copies, strict=True)]
+    return restricted(problem, once, settings.width_budget)
+
+
+def restricted(problem: Problem, allowed: Sequence[Ints], width_budget: int) -> Solution:
+    """The cheapest of some states of every variable; nothing is said of the others.
+
+    Parameters
+    ----------
+    problem
+        All states.
+    allowed
+        Indices of those to choose among.
+    width_budget
+        As in :func:`dasktile.tiling.solve.solve`.
+    """
+    smaller = Problem(
+        [unary[states] for unary, states in zip(problem.unary, allowed, strict=True)],
+        {
+            (i, j): table[np.ix_(allowed[i], allowed[j])]
+            for (i, j), table in problem.pairwise.items()
+        },
+    )
+    found = solve(smaller, width_budget).states
+    states = tuple(int(own[state]) for own, state in zip(allowed, found, strict=True))
+    return Solution(states, problem.cost(states), 0.0, False)

@@ -52,9 +52,9 @@ def tiling_settings(measured: Calibration | None = None) -> Settings:
         work_per_second=_measured("cost.flops", flops),
         bytes_per_second=speed,
         tiles_per_worker=_count("tiling.tiles-per-worker"),
-        min_tile=int(_positive("tiling.min-tile")),
-        max_task=int(_positive("tiling.max-task")),
-        usual_task=int(_positive("tiling.usual-task")),
+        min_tile=int(positive("tiling.min-tile")),
+        max_task=int(positive("tiling.max-task")),
+        usual_task=int(positive("tiling.usual-task")),
         max_states=_count("tiling.max-states"),
         width_budget=_count("tiling.width-budget"),
     )
@@ -71,7 +71,7 @@ def spill_settings() -> dict[str, Any]:
     clean = setting("spill.keep-clean")
     if not isinstance(clean, bool):
         raise ValueError(f"setting dasktile.spill.keep-clean must be true or false; got {clean!r}")
-    dirty = _positive("spill.dirty")
+    dirty = positive("spill.dirty")
     if dirty < 1:
         raise ValueError(f"setting dasktile.spill.dirty must be at least 1; got {dirty!r}")
     return {"keep_clean": clean, "prefetch": _count("spill.prefetch"), "dirty": dirty}
@@ -84,7 +84,7 @@ def setting(name: str) -> Any:
 
 def _measured(name: str, value: float | None) -> float:
     """A setting, or what was measured for it where the setting is the default."""
-    own = _positive(name)
+    own = positive(name)
     section, _, key = name.partition(".")
     if value is None or own != _number(defaults["dasktile"][section][key]):
         return own
@@ -92,7 +92,14 @@ def _measured(name: str, value: float | None) -> float:
     return min(max(value, least), most)
 
 
-def _positive(name: str) -> float:
+def positive(name: str) -> float:
+    """A setting that is a number above 0, or bytes written as people do.
+
+    Raises
+    ------
+    ValueError
+        Where it is not, naming it.
+    """
     value = setting(name)
     number = _number(value)
     if not 0 < number < float("inf"):

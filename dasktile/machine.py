@@ -111,6 +111,17 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     return cluster if limit is None else replace(cluster, memory_limit=limit, asked=True)
 
 
+def memory_bytes(memory_limit: object) -> int | None:
+    """An argument `memory_limit` as bytes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming it, its value and what is allowed.
+    """
+    return _bytes("memory_limit", memory_limit)
+
+
 def _count(name: str, value: object) -> int:
     allowed = "must be an integer >= 1, a distributed.Client or None"
     if isinstance(value, bool) or not isinstance(value, Integral):

@@ -171,9 +171,9 @@ class GraphView:
         layer = self.layers[name]
         mentions: Iterable[Any]
         if isinstance(layer, Blockwise):
-            mentions = (key for part in (layer.indices, layer.task) for key in _mentioned(part))
+            mentions = (key for part in (layer.indices, layer.task) for key in mentioned(part))
         else:
-            mentions = (key for task in layer.values() for key in _mentioned(task))
+            mentions = (key for task in layer.values() for key in mentioned(task))
         found: dict[str, None] = {}
         heads = {head: other for other in sorted(names) for head in self._owned(other)}
         for key in mentions:
@@ -192,7 +192,7 @@ class GraphView:
         return self.heads(name)
 
 
-def _mentioned(part: Any) -> Iterator[Any]:
+def mentioned(part: Any) -> Iterator[Any]:
     """Everything in a task, or a part of one, that may be a key, from left to right."""
     stack = [part]
     while stack:

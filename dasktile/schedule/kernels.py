@@ -1,0 +1,585 @@
+"""The loops behind swap plans: what leaves memory for what, position by position of an order.
+
+Data are accounted by the room they take of their pool.  With one pool of bytes that is their
+size; a pool of one size class has room for a number of objects, and each datum takes one.
+
+A plan is events.  One that leads in has a datum, a trigger (``2 p``: once the operation at
+position ``p - 1`` is done; ``2 p + 1``: once the one at ``p`` has started), the position that
+reads it, and the event that led it out (-1 if it was on the host from the start).  One that
+leads out has a datum, the position after which it may go, and the one at which its room is
+taken.  All of these are arrays, by number of the event.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.schedule.compiled import compiled, heap_drop, heap_put
+
+Array = npt.NDArray[Any]
+
+READ, UPDATE, WRITE = 0, 1, 2
+BELADY, LEAST_RECENT = 0, 1
+
+
+@compiled
+def follow(
+    order: Array,
+    pointer: Array,
+    index: Array,
+    kind_of: Array,
+    kept: Array,
+    repeat: bool,
+    count: int,
+) -> tuple[Array, Array, Array, Array]:
+    """The data that an order touches, how, and the position that touches each next.
+
+    Returns pointers by position, data, kinds, and next positions: -1 where a datum is dropped
+    then, and where it is kept but not touched again ``2 n + 1``, or the position of the next
+    repetition that touches it first.
+    """
+    n = len(order)
+    at = np.zeros(n + 1, np.int64)
+    for position in range(n):
+        op = order[position]
+        at[position + 1] = at[position] + pointer[op + 1] - pointer[op]
+    data = np.empty(at[n], np.int64)
+    kind = np.empty(at[n], np.int64)
+    following = np.empty(at[n], np.int64)
+    soonest = np.full(count, -1, np.int64)
+    for position in range(n):
+        op = order[position]
+        into = at[position]
+        for entry in range(pointer[op], pointer[op + 1]):
+            data[into] = index[entry]
+            kind[into] = kind_of[entry]
+            if soonest[index[entry]] < 0:
+                soonest[index[entry]] = position
+            into += 1
+    for datum in range(count):
+        if not kept[datum]:
+            soonest[datum] = -1
+        elif repeat and soonest[datum] >= 0:
+            soonest[datum] += n
+        else:
+            soonest[datum] = 2 * n + 1
+    for position in range(n - 1, -1, -1):
+        for entry in range(at[position], at[position + 1]):
+            following[entry] = soonest[data[entry]]
+            soonest[data[entry]] = position
+    return at, data, kind, following
+
+
+@compiled
+def _choose(
+    now: int,
+    beyond: int,
+    line: int,
+    keys: Array,
+    items: Array,
+    base: Array,
+    filled: Array,
+    resident: Array,
+    stored: Array,
+    key: Array,
+    last: Array,
+    held: Array,
+    threshold: int,
+    dirty: float,
+    aside: Array,
+) -> int:
+    """The datum of a pool that should leave first, -1 if none may; it is off its heap then.
+
+    Not one that is held at this position, or touched within the threshold, nor one needed
+    at `beyond` or before.
+    """
+    put_aside = 0
+    chosen = -1
+    while chosen < 0:
+        for clean in range(2):
+            heap = 2 * line + clean
+            while filled[heap] > 0:
+                item = items[base[heap]]
+                valid = resident[item] and stored[item] == clean and key[item] == keys[base[heap]]
+                if valid and held[item] != now and last[item] < now - threshold:
+                    break
+                if valid:
+                    aside[put_aside] = item
+                    put_aside += 1
+                filled[heap] = heap_drop(keys, items, base[heap], filled[heap])
+        written, free = filled[2 * line], filled[2 * line + 1]
+        if written == 0 and free == 0:
+            break
+        heap = 2 * line + 1
+        if written > 0:
+            far = keys[base[2 * line]] - now
+            if free == 0 or far / dirty > keys[base[heap]] - now:
+                heap = 2 * line
+        if keys[base[heap]] <= beyond:
+            # of the other kind one may be needed later all the same
+            other = 4 * line + 1 - heap
+            if filled[other] == 0 or keys[base[other]] <= beyond:
+                break
+            heap = other
+        chosen = items[base[heap]]
+        filled[heap] = heap_drop(keys, items, base[heap], filled[heap])
+    for number in range(put_aside):
+        item = aside[number]
+        heap = 2 * line + stored[item]
+        filled[heap] = heap_put(keys, items, base[heap], filled[heap], key[item], item)
+    return chosen
+
+
+@compiled
+def _enter(
+    datum: int,
+    keys: Array,
+    items: Array,
+    base: Array,
+    filled: Array,
+    resident: Array,
+    stored: Array,
+    key: Array,
+    pool: Array,
+) -> None:
+    """Put a datum among those that may leave."""
+    heap = 2 * pool[datum] + stored[datum]
+    if filled[heap] + 2 > base[heap + 1] - base[heap]:
+        # too many entries that do not count any more
+        filled[heap] = 0
+        for other in range(len(key)):
+            if other != datum and resident[other] and 2 * pool[other] + stored[other] == heap:
+                filled[heap] = heap_put(keys, items, base[heap], filled[heap], key[other], other)
+    filled[heap] = heap_put(keys, items, base[heap], filled[heap], key[datum], datum)
+
+
+@compiled
+def decide(
+    at: Array,
+    data: Array,
+    kind: Array,
+    following: Array,
+    room: Array,
+    pool: Array,
+    capacity: Array,
+    present: Array,
+    started: Array,
+    dirty_start: Array,
+    reach: Array,
+    spare: Array,
+    policy: int,
+    dirty: float,
+    threshold: int,
+) -> tuple[Array, ...]:
+    """What leaves memory for what, in one pass over an order.
+
+    Parameters
+    ----------
+    at, data, kind, following
+        As :func:`follow` returns them.
+    room, pool, capacity
+        What every datum takes of which pool, and what every pool has.
+    present, started, dirty_start
+        Data on the host at the start, those in memory, and those of them that the host has
+        no copy of.
+    reach
+        For every position the last one whose reads may be fetched while it runs.
+    spare
+        For every position the last one such that what is needed up to it is not pushed out by
+        what is fetched early.
+    policy
+        What is needed last leaves first (`BELADY`), or what was used longest ago.
+    dirty
+        How many times as soon a datum counts as needed that must be written first.
+    threshold
+        Positions that must lie between the use of a datum and its leaving, if others may leave.
+
+    Returns
+    -------
+    ``(failed, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, profile)``;
+    `failed` has one number: the position whose data do not fit, or -1.  `profile` is the room
+    taken at every position of every pool.
+    """
+    n = len(at) - 1
+    count = len(room)
+    pools = len(capacity)
+    used = np.zeros(pools, np.int64)
+    profile = np.zeros((pools, n), np.int64)
+    resident = np.zeros(count, np.bool_)
+    stored = np.zeros(count, np.int64)
+    made = np.zeros(count, np.bool_)
+    key = np.full(count, -1, np.int64)
+    last = np.full(count, -1, np.int64)
+    held = np.full(count, -1, np.int64)
+    pending = np.full(count, -1, np.int64)
+    gap = np.full(count, -1, np.int64)
+    taken = np.empty(count + 1, np.int64)
+    failed = np.full(1, -1, np.int64)
+
+    # a heap for each pool of what the host has not, and of what it has
+    entries = np.full(pools, 64, np.int64)
+    for entry in range(len(data)):
+        entries[pool[data[entry]]] += 3
+    for datum in range(count):
+        entries[pool[datum]] += 3
+    base = np.zeros(2 * pools + 1, np.int64)
+    for heap in range(2 * pools):
+        base[heap + 1] = base[heap] + entries[heap // 2]
+    keys = np.empty(base[2 * pools], np.int64)
+    items = np.empty(base[2 * pools], np.int64)
+    aside = np.empty(base[2 * pools], np.int64)
+    filled = np.zeros(2 * pools, np.int64)
+
+    ins = 0
+    in_datum = np.empty(64 + len(data), np.int64)
+    in_trigger = np.empty(64 + len(data), np.int64)
+    in_use = np.empty(64 + len(data), np.int64)
+    in_gap = np.empty(64 + len(data), np.int64)
+    outs = 0
+    out_datum = np.empty(64 + len(data), np.int64)
+    out_after = np.empty(64 + len(data), np.int64)
+    out_at = np.empty(64 + len(data), np.int64)
+
+    for position in range(n - 1, -1, -1):
+        for entry in range(at[position], at[position + 1]):
+            key[data[entry]] = position
+    for datum in range(count):
+        made[datum] = present[datum]
+        stored[datum] = present[datum] and not dirty_start[datum]
+        if started[datum]:
+            if key[datum] < 0:
+                key[datum] = 2 * n + 1
+            resident[datum] = True
+            used[pool[datum]] += room[datum]
+            _enter(datum, keys, items, base, filled, resident, stored, key, pool)
+
+    # room that operations take by what they make, less what is dropped before
+    grows = np.zeros((pools, n + 1), np.int64)
+    for position in range(n):
+        for entry in range(at[position], at[position + 1]):
+            datum = data[entry]
+            if kind[entry] == WRITE:
+                grows[pool[datum], position] += room[datum]
+            if following[entry] < 0:
+                grows[pool[datum], position + 1] -= room[datum]
+        for line in range(pools):
+            if position + 1 < n:
+                grows[line, position + 1] += grows[line, position]
+
+    # the highest of 2^level positions from each
+    widest = 0
+    for position in range(n):
+        widest = max(widest, min(reach[position], n - 1) - position)
+    levels = 1
+    while 2**levels <= widest:
+        levels += 1
+    peaks = np.empty((levels, pools, n + 1), np.int64)
+    peaks[0] = grows
+    for level in range(1, levels):
+        half = 2 ** (level - 1)
+        for line in range(pools):
+            for position in range(n - 2 * half + 1):
+                peaks[level, line, position] = max(
+                    peaks[level - 1, line, position], peaks[level - 1, line, position + half]
+                )
+
+    # what may leave for what is fetched early, at most
+    loose = np.full(pools, np.int64(2) ** 62, np.int64)
+    highs = np.zeros(pools, np.int64)
+    ahead = 0
+    for now in range(n):
+        # entries that were not put while their operation ran
+        if now > 0:
+            for entry in range(at[now - 1], at[now]):
+                datum = data[entry]
+                if following[entry] < 0:
+                    resident[datum] = False
+                    used[pool[datum]] -= room[datum]
+                elif resident[datum]:
+                    loose[pool[datum]] += room[datum]
+                    _enter(datum, keys, items, base, filled, resident, stored, key, pool)
+        for entry in range(at[now], at[now + 1]):
+            held[data[entry]] = now
+        reaches = max(now, reach[now])
+        y = now
+        highs[:] = 0
+        while y <= reaches:
+            if now < y < ahead:
+                # all of these were fetched before, but may need room that is not taken yet
+                y = min(ahead, reaches + 1)
+                level = 0
+                while 2 ** (level + 1) <= y - 1 - now:
+                    level += 1
+                for line in range(pools):
+                    more = max(peaks[level, line, now + 1], peaks[level, line, y - 2**level])
+                    highs[line] = max(highs[line], more - grows[line, now])
+                continue
+            if y > now:
+                for line in range(pools):
+                    highs[line] = max(highs[line], grows[line, y] - grows[line, now])
+            complete = True
+            for entry in range(at[y], at[y + 1]):
+                datum = data[entry]
+                line = pool[datum]
+                if resident[datum]:
+                    if y == now:
+                        pending[datum] = -1
+                    continue
+                if y > now and (kind[entry] == WRITE or not made[datum]):
+                    continue
+                highest = highs[line]
+                if y > now and used[line] - loose[line] + room[datum] + highest > capacity[line]:
+                    complete = False
+                    break
+                chosen = 0
+                freed = 0
+                while used[line] - freed + room[datum] + highest > capacity[line]:
+                    victim = _choose(
+                        now,
+                        max(y, spare[now]) if y > now else -1,
+                        line,
+                        keys,
+                        items,
+                        base,
+                        filled,
+                        resident,
+                        stored,
+                        key,
+                        last,
+                        held,
+                        threshold,
+                        dirty,
+                        aside,
+                    )
+                    if victim < 0 and threshold > 0 and y == now:
+                        victim = _choose(
+                            now,
+                            -1,
+                            line,
+                            keys,
+                            items,
+                            base,
+                            filled,
+                            resident,
+                            stored,
+                            key,
+                            last,
+                            held,
+                            0,
+                            dirty,
+                            aside,
+                        )
+                    if victim < 0:
+                        complete = False
+                        break
+                    taken[chosen] = victim
+                    chosen += 1
+                    resident[victim] = False
+                    freed += room[victim]
+                if not complete:
+                    if y > now:
+                        loose[line] = freed
+                    for number in range(chosen):
+                        victim = taken[number]
+                        resident[victim] = True
+                        _enter(victim, keys, items, base, filled, resident, stored, key, pool)
+                    break
+                loose[line] -= freed
+                for number in range(chosen):
+                    victim = taken[number]
+                    used[line] -= room[victim]
+                    if 0 <= key[victim] <= 2 * n and key[victim] < ahead:
+                        ahead = key[victim]
+                    if pending[victim] >= 0:
+                        # it was fetched for nothing, so it is not fetched
+                        in_datum[pending[victim]] = -1
+                        pending[victim] = -1
+                        continue
+                    if outs == len(out_datum):
+                        out_datum = np.concatenate((out_datum, np.empty_like(out_datum)))
+                        out_after = np.concatenate((out_after, np.empty_like(out_after)))
+                        out_at = np.concatenate((out_at, np.empty_like(out_at)))
+                    out_datum[outs] = victim
+                    out_after[outs] = last[victim] if policy == 0 else now - 1
+                    out_at[outs] = now
+                    gap[victim] = outs
+                    stored[victim] = 1
+                    outs += 1
+                used[line] += room[datum]
+                resident[datum] = True
+                if kind[entry] != WRITE or y > now:
+                    if ins == len(in_datum):
+                        in_datum = np.concatenate((in_datum, np.empty_like(in_datum)))
+                        in_trigger = np.concatenate((in_trigger, np.empty_like(in_trigger)))
+                        in_use = np.concatenate((in_use, np.empty_like(in_use)))
+                        in_gap = np.concatenate((in_gap, np.empty_like(in_gap)))
+                    in_datum[ins] = datum
+                    in_trigger[ins] = 2 * now + (y > now)
+                    in_use[ins] = y
+                    in_gap[ins] = gap[datum]
+                    if y > now:
+                        pending[datum] = ins
+                        loose[line] += room[datum]
+                        _enter(datum, keys, items, base, filled, resident, stored, key, pool)
+                    ins += 1
+            if not complete:
+                if y == now:
+                    failed[0] = now
+                break
+            if y == now:
+                for entry in range(at[now], at[now + 1]):
+                    datum = data[entry]
+                    made[datum] = True
+                    last[datum] = now
+                    if policy == 0:
+                        key[datum] = following[entry]
+                    else:
+                        key[datum] = 2 * n - now
+                    if kind[entry] != READ:
+                        stored[datum] = 0
+            y += 1
+            ahead = max(ahead, y)
+        if failed[0] >= 0:
+            break
+        for line in range(pools):
+            profile[line, now] = used[line]
+    ended = np.zeros(count, np.bool_)
+    if n > 0 and failed[0] < 0:
+        for entry in range(at[n - 1], at[n]):
+            if following[entry] < 0:
+                resident[data[entry]] = False
+        ended[:] = resident
+    return (
+        failed,
+        in_datum[:ins],
+        in_trigger[:ins],
+        in_use[:ins],
+        in_gap[:ins],
+        out_datum[:outs],
+        out_after[:outs],
+        out_at[:outs],
+        profile,
+        ended,
+    )
+
+
+@compiled
+def fill(
+    in_datum: Array,
+    in_trigger: Array,
+    in_gap: Array,
+    out_datum: Array,
+    out_at: Array,
+    profile: Array,
+    room: Array,
+    pool: Array,
+    capacity: Array,
+    last: bool,
+) -> None:
+    """Let data stay that would leave and come back although there is room; shortest gaps first.
+
+    Events that are not needed any more get the datum -1, and `profile` grows.  `last` lets
+    those stay too that leave and do not come back.
+    """
+    n = profile.shape[1]
+    back = np.full(len(out_datum), -1, np.int64)
+    for event in range(len(in_datum)):
+        if in_datum[event] >= 0 and in_gap[event] >= 0:
+            back[in_gap[event]] = event
+    length = np.full(len(out_datum), 2 * n + 2, np.int64)
+    for out in range(len(out_datum)):
+        if back[out] >= 0:
+            length[out] = in_trigger[back[out]] // 2 - out_at[out]
+        elif last:
+            length[out] = n - out_at[out]
+    for out in np.argsort(length, kind="mergesort"):
+        datum = out_datum[out]
+        if datum < 0 or length[out] > n:
+            continue
+        line = pool[datum]
+        fits = True
+        for position in range(out_at[out], out_at[out] + length[out]):
+            if profile[line, position] + room[datum] > capacity[line]:
+                fits = False
+                break
+        if fits:
+            for position in range(out_at[out], out_at[out] + length[out]):
+                profile[line, position] += room[datum]
+            out_datum[out] = -1
+            if back[out] >= 0:
+                in_datum[back[out]] = -1
+
+
+@compiled
+def extend(
+    in_datum: Array,
+    in_trigger: Array,
+    in_use: Array,
+    in_gap: Array,
+    out_at: Array,
+    profile: Array,
+    room: Array,
+    pool: Array,
+    capacity: Array,
+    since: Array,
+) -> None:
+    """Let data come in earlier where there is room for them, at the positions `since` at most."""
+    for event in range(len(in_datum)):
+        datum = in_datum[event]
+        if datum < 0:
+            continue
+        line = pool[datum]
+        first = since[in_use[event]]
+        if in_gap[event] >= 0:
+            first = max(first, out_at[in_gap[event]])
+        position = in_trigger[event] // 2
+        moved = False
+        while position > first and profile[line, position - 1] + room[datum] <= capacity[line]:
+            position -= 1
+            profile[line, position] += room[datum]
+            moved = True
+        if moved:
+            in_trigger[event] = 2 * position + (position > 0)
+
+
+@compiled
+def settle(
+    at: Array,
+    data: Array,
+    kind: Array,
+    present: Array,
+    dirty_start: Array,
+    out_datum: Array,
+    out_after: Array,
+) -> Array:
+    """For every event, whether its datum must be copied: the host has none, or an old one."""
+    n = len(at) - 1
+    starts = np.zeros(n + 2, np.int64)
+    for out in range(len(out_datum)):
+        if out_datum[out] >= 0:
+            starts[out_after[out] + 2] += 1
+    for position in range(n + 1):
+        starts[position + 1] += starts[position]
+    events = np.empty(starts[n + 1], np.int64)
+    into = starts.copy()
+    for out in range(len(out_datum)):
+        if out_datum[out] >= 0:
+            events[into[out_after[out] + 1]] = out
+            into[out_after[out] + 1] += 1
+    copies = np.zeros(len(out_datum), np.bool_)
+    stored = np.zeros(len(present), np.bool_)
+    for datum in range(len(present)):
+        stored[datum] = present[datum] and not dirty_start[datum]
+    for position in range(-1, n):
+        if position >= 0:
+            for entry in range(at[position], at[position + 1]):
+                if kind[entry] != READ:
+                    stored[data[entry]] = False
+        for number in range(starts[position + 1], starts[position + 2]):
+            out = events[number]
+            copies[out] = not stored[out_datum[out]]
+            stored[out_datum[out]] = True
+    return copies

@@ -5,8 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dasktile.api import array_optimize, explain, optimize
+from dasktile.api import array_optimize, compare, explain, optimize
 from dasktile.capture.registry import register_kernel
+from dasktile.comparison import Comparison
+from dasktile.einsum import einsum
+from dasktile.plans import SchedulePlan, load_plan, plan
 from dasktile.report import Explanation
 from dasktile.tiling import MemoryLimitError
 
@@ -19,16 +22,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Comparison",
     "Explanation",
     "MemoryLimitError",
+    "SchedulePlan",
     "__version__",
     "array_optimize",
     "calibrate",
+    "compare",
     "disable",
+    "einsum",
     "enable",
     "explain",
+    "load_plan",
     "metrics",
     "optimize",
+    "plan",
     "register_kernel",
     "worker_data",
 ]

@@ -269,6 +269,8 @@ class Setting:
         Whether the budget is that of a device, which is emulated.
     host
         Bytes of results that each may have in the host's memory below a device; None for any.
+    threads
+        Of each.
     """
 
     budget: int | None
@@ -277,18 +279,20 @@ class Setting:
     limit: int | None = None
     device: bool = False
     host: int | None = None
+    threads: int = 2
 
 
 @contextlib.contextmanager
 def cluster(
     engine: str, workers: int, setting: Setting, trace: bool = False
 ) -> Iterator[tuple[Client, int]]:
-    """A cluster of workers with two threads each, and a client.
+    """A cluster of workers, and a client.
 
     Parameters
     ----------
     engine
-        ``stock`` or ``dasktile``; with a device, ``dask-cuda`` or ``dasktile``.
+        ``stock``, ``dasktile`` or ``planned``, which is the same with an order of
+        :func:`dasktile.plan`; with a device, ``dask-cuda`` or ``dasktile``.
     workers
         How many.
     setting
@@ -311,7 +315,7 @@ def cluster(
         tempfile.TemporaryDirectory(prefix="dasktile-benchmark-") as folder,
         LocalCluster(
             n_workers=workers,
-            threads_per_worker=2,
+            threads_per_worker=setting.threads,
             processes=setting.processes,
             dashboard_address=":0",
             silence_logs=logging.ERROR,
@@ -321,7 +325,7 @@ def cluster(
         ) as started,
         Client(started) as client,
     ):
-        if engine == "dasktile":
+        if engine in ("dasktile", "planned"):
             install(client, setting)
         client.register_plugin(Meter(setting.rate, trace))
         yield client
@@ -359,9 +363,16 @@ def run_once(
             if trace:
                 client.run(_comes)
 
+        def planned(*arrays: Any) -> Any:
+            if engine != "planned":
+                return arrays
+            budget = workload.workers * (setting.budget or 0)
+            found = dasktile.plan(*arrays, memory_limit=budget, workers=1).apply()
+            return found if len(arrays) > 1 else (found,)
+
         def keep(*arrays: Any) -> list[Any]:
             comes()
-            found = client.persist(list(arrays))
+            found = client.persist(list(planned(*arrays)))
             wait(found, timeout=TIMEOUT)
             kept.extend(found)
             return found
@@ -372,7 +383,7 @@ def run_once(
 
         def compute(array: Any) -> Any:
             comes()
-            return client.compute(array).result(TIMEOUT)
+            return client.compute(*planned(array)).result(TIMEOUT)
 
         started = time.perf_counter()
         results = workload.run(Run(source, keep, compute, scale, put))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dask._task_spec import convert_legacy_graph
 from dask.array.core import Array
 from dask.base import is_dask_collection, optimize, tokenize
 from dask.core import flatten
@@ -22,7 +23,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.order import order as dask_order
 
 from dasktile import config
-from dasktile.capture.tasks import Tasks, tasks
+from dasktile.capture.tasks import Tasks, tasks, without_aliases
 from dasktile.machine import Machine, machine, memory_bytes
 from dasktile.report import format_bytes, format_seconds
 from dasktile.schedule.planner import Planned
@@ -87,6 +88,7 @@ class SchedulePlan:
     method: str
     before: tuple[int, int, float]
     _collections: tuple[Any, ...] = field(default=(), repr=False)
+    _tasks: Mapping[Any, Any] = field(default_factory=dict, repr=False)
     _timeline: Timeline | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -150,16 +152,19 @@ class SchedulePlan:
         given = collections or self._collections
         if not given:
             raise ValueError("this plan has no collections with it: pass those that it is of")
-        optimized = self._collections if not collections else optimize(*collections)
-        graph = HighLevelGraph.merge(*(one.__dask_graph__() for one in optimized))
+        keys = [list(flatten([one.__dask_keys__()])) for one in given]
+        low = self._tasks or _low(given, [key for some in keys for key in some])
         place = {key: at for at, key in enumerate(self.order)}
-        missing = len(place.keys() - graph.keys())
+        missing = len(place.keys() - low.keys())
         if missing:
             raise ValueError(
                 f"{missing} of the plan's {len(place)} tasks are not in these collections: a plan"
                 " is of exactly the expressions that it was made for"
             )
-        found = tuple(_ordered(one, graph, place) for one in optimized)
+        graph = HighLevelGraph.from_collections("plan", low)
+        found = tuple(
+            _ordered(one, graph, some, place) for one, some in zip(given, keys, strict=True)
+        )
         return found[0] if len(found) == 1 else found
 
     def visualize(self, filename: str | Path = "plan.svg") -> Path:
@@ -253,19 +258,24 @@ def plan(
     limit = _limit(memory_limit, target) * target.workers
     graphs = [one.__dask_graph__() for one in collections]
     high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)))
-    optimized = optimize(*collections)
-    low: dict[Any, Any] = {}
-    for one in optimized:
-        low.update(one.__dask_graph__())
     wanted = list(flatten([one.__dask_keys__() for one in collections]))
+    low = _low(collections, wanted)
     found = tasks(high, low, wanted)
     keys: tuple[Any, ...] = found.keys
-    rank = dask_order({key: low[key] for key in keys})
+    rank = dask_order(low)
     given = {"dask.order": np.argsort([rank[key] for key in keys], kind="stable")}
     made = _plan(
         _graph_of(found, target), found.keys, given, limit, link, search_seconds, seed, repeat
     )
-    return replace(made, _collections=optimized)
+    return replace(made, _collections=collections, _tasks=low)
+
+
+def _low(collections: Sequence[Any], wanted: Sequence[Any]) -> dict[Any, Any]:
+    """The tasks that run when collections are computed."""
+    found: dict[Any, Any] = {}
+    for one in optimize(*collections):
+        found.update(one.__dask_graph__())
+    return without_aliases(convert_legacy_graph(found), wanted)
 
 
 def _limit(memory_limit: object, target: Machine) -> int:
@@ -297,18 +307,27 @@ def _graph_of(found: Tasks, target: Machine) -> TaskGraph:
     if target.calibration is not None:
         seconds = target.calibration.task_seconds
         memory = target.calibration.memory or memory
+    base = list(range(len(found.keys)))
+    for number, viewed in enumerate(found.views):
+        if viewed >= 0:
+            base[number] = base[viewed]
+    # a view takes nothing, and keeps what it is a view of
+    sizes = [size if base[number] == number else 0 for number, size in enumerate(found.sizes)]
+    reads = [dict.fromkeys([*reads, *(base[read] for read in reads)]) for reads in found.reads]
     times = [
         seconds
-        + (size + sum(found.sizes[read] for read in reads)) / memory
-        + work / settings.work_per_second
-        for size, reads, work in zip(found.sizes, found.reads, found.work, strict=True)
+        if base[number] != number
+        else seconds
+        + (found.sizes[number] + sum(found.sizes[read] for read in found.reads[number])) / memory
+        + found.work[number] / settings.work_per_second
+        for number in range(len(found.keys))
     ]
     return taskgraph(
         times,
-        found.sizes,
-        reads=found.reads,
+        sizes,
+        reads=[list(one) for one in reads],
         writes=[[number] for number in range(len(found.keys))],
-        kept=found.wanted,
+        kept=dict.fromkeys([*found.wanted, *(base[number] for number in found.wanted)]),
         op_names=found.names,
         data_names=found.names,
     )
@@ -453,18 +472,17 @@ class Positions(dict[Any, Any]):
         return Positions, (dict(self),)
 
 
-def _ordered(one: Any, graph: HighLevelGraph, place: Mapping[Any, int]) -> Any:
+def _ordered(one: Any, graph: HighLevelGraph, keys: Sequence[Any], place: Mapping[Any, int]) -> Any:
     """A collection whose tasks say when they run."""
-    keys = list(flatten([one.__dask_keys__()]))
-    low = dict(HighLevelGraph.cull(graph, keys))
+    low = dict(graph.cull(keys))
     count = max(len(place), 1)
     positions = Positions({key: place[key] for key in low if key in place})
     # a fraction, so that graphs of others wait no longer than for any other
     priorities = Positions({key: -at / count for key, at in positions.items()})
     rebuild, arguments = one.__dask_postpersist__()
-    name = str(one.__dask_layers__()[0]) if hasattr(one, "__dask_layers__") else tokenize(keys)
+    layers = one.__dask_layers__() if hasattr(one, "__dask_layers__") else (tokenize(keys),)
     layer = MaterializedLayer(low, annotations={"priority": priorities, ORDER: positions})
-    new = rebuild(HighLevelGraph({name: layer}, {name: set()}), *arguments)
+    new = rebuild(HighLevelGraph({layers[0]: layer}, {layers[0]: set()}), *arguments)
     if type(new) is Array:
         return OrderedArray(new.dask, new.name, new.chunks, dtype=new.dtype, meta=new._meta)
     return new

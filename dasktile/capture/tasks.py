@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, resolve_aliases
 from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph
 from dask.sizeof import sizeof
@@ -48,6 +48,9 @@ class Tasks:
         What a person calls every task, and tasks that take as long.
     wanted
         Positions of the tasks whose results are asked for.
+    views
+        For every task whose result is a view of what it reads, the position of that; -1 for
+        others.
     """
 
     keys: tuple[Hashable, ...]
@@ -56,6 +59,32 @@ class Tasks:
     work: tuple[float, ...]
     names: tuple[str, ...]
     wanted: tuple[int, ...]
+    views: tuple[int, ...]
+
+
+def without_aliases(dsk: Mapping[Any, GraphNode], wanted: Iterable[Hashable]) -> dict[Any, Any]:
+    """The same tasks without those that only give another name, except what is wanted.
+
+    Distributed would run each of them as a task.
+    """
+    keys = set(wanted)
+    readers: dict[Any, set[Any]] = {key: set() for key in dsk}
+    for key, node in dsk.items():
+        for read in node.dependencies:
+            readers.setdefault(read, set()).add(key)
+    found = resolve_aliases(dict(dsk), keys, readers)
+    names = {}
+    for key, node in found.items():
+        target = key
+        while isinstance(one := found.get(target), Alias) and target not in keys:
+            target = one.target
+        if target != key:
+            names[key] = target
+    return {
+        key: node.substitute(names) if not names.keys().isdisjoint(node.dependencies) else node
+        for key, node in found.items()
+        if key not in names
+    }
 
 
 def tasks(
@@ -98,7 +127,23 @@ def tasks(
         tuple(shapes.operations(key, found) for key, found in inputs.items()),
         tuple(key_split(key) for key in place),
         tuple(dict.fromkeys(place[key] for key in roots if key in place)),
+        tuple(
+            place[found[0]] if len(found) == 1 and _is_view(dsk[key]) else -1
+            for key, found in inputs.items()
+        ),
     )
+
+
+def _is_view(node: GraphNode) -> bool:
+    """Whether a task's result is memory of what it reads."""
+    if not isinstance(node, Task):
+        return False
+    name = getattr(node.func, "__name__", "")
+    if name in ("getitem", "getitem_any"):
+        index = node.args[1] if len(node.args) == 2 else None
+        index = index if isinstance(index, tuple) else (index,)
+        return all(isinstance(one, slice | int) or one is None for one in index)
+    return name == "transpose"
 
 
 def _reached(

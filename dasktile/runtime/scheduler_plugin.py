@@ -19,6 +19,7 @@ from distributed.scheduler import TaskState
 
 from dasktile.runtime.dashboard import add_page, remove_page
 from dasktile.runtime.nextuse import Teller
+from dasktile.runtime.ordered import put_in_order
 from dasktile.runtime.prometheus import add_collector, remove_collector
 from dasktile.runtime.replicas import keep_as_before, keep_for_readers
 from dasktile.runtime.roots import HELD, Roots, is_ours, is_root, send, set_free
@@ -294,8 +295,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self, scheduler: Scheduler, *, tasks: Iterable[Any] = (), **kwargs: Any
     ) -> None:
         if self.failures < MAX_FAILURES:
+            tasks = list(tasks)
+            self._guard(put_in_order, scheduler, tasks)
             if self.tells:
-                tasks = list(tasks)
                 self._tell(self.teller.new, tasks)
             self._guard(self._place, tasks)
 

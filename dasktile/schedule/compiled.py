@@ -45,17 +45,17 @@ def heap_put(
     item: int,
 ) -> int:
     """Put an entry on a heap of `count` entries; returns how many it has then."""
-    at = count
-    while at > 0:
-        up = (at - 1) // 2
-        above = keys[base + up]
-        if above > key or (above == key and items[base + up] <= item):
+    at = base + count
+    while at > base:
+        up = base + (at - base - 1) // 2
+        above = keys[up]
+        if above > key or (above == key and items[up] <= item):
             break
-        keys[base + at] = above
-        items[base + at] = items[base + up]
+        keys[at] = above
+        items[at] = items[up]
         at = up
-    keys[base + at] = key
-    items[base + at] = item
+    keys[at] = key
+    items[at] = item
     return count + 1
 
 
@@ -63,26 +63,24 @@ def heap_put(
 def heap_drop(keys: npt.NDArray[Any], items: npt.NDArray[Any], base: int, count: int) -> int:
     """Take the top entry off a heap of `count` entries; returns how many it has then."""
     count -= 1
-    key, item = keys[base + count], items[base + count]
-    at = 0
+    end = base + count
+    key, item = keys[end], items[end]
+    at = base
     while True:
-        child = 2 * at + 1
-        if child >= count:
+        child = base + 2 * (at - base) + 1
+        if child >= end:
             break
         right = child + 1
-        if right < count and (
-            keys[base + right] > keys[base + child]
-            or (
-                keys[base + right] == keys[base + child]
-                and items[base + right] < items[base + child]
-            )
+        if right < end and (
+            keys[right] > keys[child]
+            or (keys[right] == keys[child] and items[right] < items[child])
         ):
             child = right
-        if key > keys[base + child] or (key == keys[base + child] and item <= items[base + child]):
+        if key > keys[child] or (key == keys[child] and item <= items[child]):
             break
-        keys[base + at] = keys[base + child]
-        items[base + at] = items[base + child]
+        keys[at] = keys[child]
+        items[at] = items[child]
         at = child
-    keys[base + at] = key
-    items[base + at] = item
+    keys[at] = key
+    items[at] = item
     return count

@@ -17,7 +17,7 @@ from dasktile.schedule.taskgraph import Bools, Ints, TaskGraph, topological
 def crossing_bound(
     graph: TaskGraph, limit: int, inward: float, outward: float, tries: int = 128
 ) -> float:
-    """Seconds that running a graph in a memory takes at least.
+    """Seconds that running a graph in a memory takes at least, one operation at a time.
 
     Parameters
     ----------
@@ -30,8 +30,8 @@ def crossing_bound(
 
     Returns
     -------
-    The largest, over these operations, of: computing what is before or copying out what
-    crosses, whichever is longer, and then computing what is after or copying that in.
+    The time of all operations; or, for one of them, that of computing what is before or copying
+    out what crosses, whichever is longer, and then computing what is after or copying that in.
     """
     if not len(graph):
         return 0.0
@@ -49,7 +49,7 @@ def crossing_bound(
     some = wide[np.unique(np.linspace(0, len(wide) - 1, tries).astype(np.int64))]
     made = graph.maker >= 0
     owners = graph.touched.owners()
-    best = 0.0
+    best = float(graph.time.sum())
     for op in some.tolist():
         before, after = _mask(ancestors[op], len(graph)), _mask(descendants[op], len(graph))
         after[op] = True

@@ -73,22 +73,45 @@ def follow(
     return at, data, kind, following
 
 
+#: Rows of the state of all data: whether it is in memory, whether the host has it, when it is
+#: needed next and was last, the position that holds it, its pool and the room it takes there.
+RESIDENT, STORED, KEY, LAST, HELD, POOL, ROOM = range(7)
+#: Rows of the heaps of those that may leave, two for each pool (of what the host has not, and
+#: of what it has): where each starts, and how many entries it has.
+BASE, FILLED = 0, 1
+
+
+@compiled
+def _enter(datum: int, state: Array, keys: Array, items: Array, heaps: Array) -> None:
+    """Put a datum among those that may leave."""
+    line = 2 * state[POOL, datum] + state[STORED, datum]
+    if heaps[FILLED, line] + 2 > heaps[BASE, line + 1] - heaps[BASE, line]:
+        # too many entries that do not count any more
+        count = 0
+        for other in range(state.shape[1]):
+            if (
+                other != datum
+                and state[RESIDENT, other]
+                and 2 * state[POOL, other] + state[STORED, other] == line
+            ):
+                count = heap_put(keys, items, heaps[BASE, line], count, state[KEY, other], other)
+        heaps[FILLED, line] = count
+    heaps[FILLED, line] = heap_put(
+        keys, items, heaps[BASE, line], heaps[FILLED, line], state[KEY, datum], datum
+    )
+
+
 @compiled
 def _choose(
     now: int,
     beyond: int,
-    line: int,
-    keys: Array,
-    items: Array,
-    base: Array,
-    filled: Array,
-    resident: Array,
-    stored: Array,
-    key: Array,
-    last: Array,
-    held: Array,
+    pool: int,
     threshold: int,
     dirty: float,
+    state: Array,
+    keys: Array,
+    items: Array,
+    heaps: Array,
     aside: Array,
 ) -> int:
     """The datum of a pool that should leave first, -1 if none may; it is off its heap then.
@@ -97,63 +120,41 @@ def _choose(
     at `beyond` or before.
     """
     put_aside = 0
-    chosen = -1
-    while chosen < 0:
-        for clean in range(2):
-            heap = 2 * line + clean
-            while filled[heap] > 0:
-                item = items[base[heap]]
-                valid = resident[item] and stored[item] == clean and key[item] == keys[base[heap]]
-                if valid and held[item] != now and last[item] < now - threshold:
-                    break
-                if valid:
-                    aside[put_aside] = item
-                    put_aside += 1
-                filled[heap] = heap_drop(keys, items, base[heap], filled[heap])
-        written, free = filled[2 * line], filled[2 * line + 1]
-        if written == 0 and free == 0:
-            break
-        heap = 2 * line + 1
-        if written > 0:
-            far = keys[base[2 * line]] - now
-            if free == 0 or far / dirty > keys[base[heap]] - now:
-                heap = 2 * line
-        if keys[base[heap]] <= beyond:
-            # of the other kind one may be needed later all the same
-            other = 4 * line + 1 - heap
-            if filled[other] == 0 or keys[base[other]] <= beyond:
+    for line in range(2 * pool, 2 * pool + 2):
+        base = heaps[BASE, line]
+        while heaps[FILLED, line] > 0:
+            item = items[base]
+            valid = (
+                state[RESIDENT, item] == 1
+                and 2 * state[POOL, item] + state[STORED, item] == line
+                and state[KEY, item] == keys[base]
+            )
+            if valid and state[HELD, item] != now and state[LAST, item] < now - threshold:
                 break
-            heap = other
-        chosen = items[base[heap]]
-        filled[heap] = heap_drop(keys, items, base[heap], filled[heap])
+            if valid:
+                aside[put_aside] = item
+                put_aside += 1
+            heaps[FILLED, line] = heap_drop(keys, items, base, heaps[FILLED, line])
+    line = 2 * pool + 1
+    if heaps[FILLED, 2 * pool] > 0:
+        far = keys[heaps[BASE, 2 * pool]] - now
+        if heaps[FILLED, line] == 0 or far / dirty > keys[heaps[BASE, line]] - now:
+            line = 2 * pool
+    chosen = -1
+    for _ in range(2):
+        if heaps[FILLED, line] > 0 and keys[heaps[BASE, line]] > beyond:
+            chosen = items[heaps[BASE, line]]
+            heaps[FILLED, line] = heap_drop(keys, items, heaps[BASE, line], heaps[FILLED, line])
+            break
+        # of the other kind one may be needed later all the same
+        line = 4 * pool + 1 - line
     for number in range(put_aside):
         item = aside[number]
-        heap = 2 * line + stored[item]
-        filled[heap] = heap_put(keys, items, base[heap], filled[heap], key[item], item)
+        line = 2 * pool + state[STORED, item]
+        heaps[FILLED, line] = heap_put(
+            keys, items, heaps[BASE, line], heaps[FILLED, line], state[KEY, item], item
+        )
     return chosen
-
-
-@compiled
-def _enter(
-    datum: int,
-    keys: Array,
-    items: Array,
-    base: Array,
-    filled: Array,
-    resident: Array,
-    stored: Array,
-    key: Array,
-    pool: Array,
-) -> None:
-    """Put a datum among those that may leave."""
-    heap = 2 * pool[datum] + stored[datum]
-    if filled[heap] + 2 > base[heap + 1] - base[heap]:
-        # too many entries that do not count any more
-        filled[heap] = 0
-        for other in range(len(key)):
-            if other != datum and resident[other] and 2 * pool[other] + stored[other] == heap:
-                filled[heap] = heap_put(keys, items, base[heap], filled[heap], key[other], other)
-    filled[heap] = heap_put(keys, items, base[heap], filled[heap], key[datum], datum)
 
 
 @compiled
@@ -208,12 +209,11 @@ def decide(
     pools = len(capacity)
     used = np.zeros(pools, np.int64)
     profile = np.zeros((pools, n), np.int64)
-    resident = np.zeros(count, np.bool_)
-    stored = np.zeros(count, np.int64)
+    state = np.full((7, count), -1, np.int64)
+    state[RESIDENT] = 0
+    state[POOL] = pool
+    state[ROOM] = room
     made = np.zeros(count, np.bool_)
-    key = np.full(count, -1, np.int64)
-    last = np.full(count, -1, np.int64)
-    held = np.full(count, -1, np.int64)
     pending = np.full(count, -1, np.int64)
     gap = np.full(count, -1, np.int64)
     taken = np.empty(count + 1, np.int64)
@@ -225,13 +225,12 @@ def decide(
         entries[pool[data[entry]]] += 3
     for datum in range(count):
         entries[pool[datum]] += 3
-    base = np.zeros(2 * pools + 1, np.int64)
-    for heap in range(2 * pools):
-        base[heap + 1] = base[heap] + entries[heap // 2]
-    keys = np.empty(base[2 * pools], np.int64)
-    items = np.empty(base[2 * pools], np.int64)
-    aside = np.empty(base[2 * pools], np.int64)
-    filled = np.zeros(2 * pools, np.int64)
+    heaps = np.zeros((2, 2 * pools + 1), np.int64)
+    for line in range(2 * pools):
+        heaps[BASE, line + 1] = heaps[BASE, line] + entries[line // 2]
+    keys = np.empty(heaps[BASE, 2 * pools], np.int64)
+    items = np.empty(heaps[BASE, 2 * pools], np.int64)
+    aside = np.empty(heaps[BASE, 2 * pools], np.int64)
 
     ins = 0
     in_datum = np.empty(64 + len(data), np.int64)
@@ -245,16 +244,16 @@ def decide(
 
     for position in range(n - 1, -1, -1):
         for entry in range(at[position], at[position + 1]):
-            key[data[entry]] = position
+            state[KEY, data[entry]] = position
     for datum in range(count):
         made[datum] = present[datum]
-        stored[datum] = present[datum] and not dirty_start[datum]
+        state[STORED, datum] = present[datum] and not dirty_start[datum]
         if started[datum]:
-            if key[datum] < 0:
-                key[datum] = 2 * n + 1
-            resident[datum] = True
+            if state[KEY, datum] < 0:
+                state[KEY, datum] = 2 * n + 1
+            state[RESIDENT, datum] = True
             used[pool[datum]] += room[datum]
-            _enter(datum, keys, items, base, filled, resident, stored, key, pool)
+            _enter(datum, state, keys, items, heaps)
 
     # room that operations take by what they make, less what is dropped before
     grows = np.zeros((pools, n + 1), np.int64)
@@ -296,13 +295,13 @@ def decide(
             for entry in range(at[now - 1], at[now]):
                 datum = data[entry]
                 if following[entry] < 0:
-                    resident[datum] = False
+                    state[RESIDENT, datum] = False
                     used[pool[datum]] -= room[datum]
-                elif resident[datum]:
+                elif state[RESIDENT, datum]:
                     loose[pool[datum]] += room[datum]
-                    _enter(datum, keys, items, base, filled, resident, stored, key, pool)
+                    _enter(datum, state, keys, items, heaps)
         for entry in range(at[now], at[now + 1]):
-            held[data[entry]] = now
+            state[HELD, data[entry]] = now
         reaches = max(now, reach[now])
         y = now
         highs[:] = 0
@@ -324,7 +323,7 @@ def decide(
             for entry in range(at[y], at[y + 1]):
                 datum = data[entry]
                 line = pool[datum]
-                if resident[datum]:
+                if state[RESIDENT, datum]:
                     if y == now:
                         pending[datum] = -1
                     continue
@@ -334,65 +333,36 @@ def decide(
                 if y > now and used[line] - loose[line] + room[datum] + highest > capacity[line]:
                     complete = False
                     break
+                beyond = max(y, spare[now]) if y > now else -1
                 chosen = 0
                 freed = 0
                 while used[line] - freed + room[datum] + highest > capacity[line]:
                     victim = _choose(
-                        now,
-                        max(y, spare[now]) if y > now else -1,
-                        line,
-                        keys,
-                        items,
-                        base,
-                        filled,
-                        resident,
-                        stored,
-                        key,
-                        last,
-                        held,
-                        threshold,
-                        dirty,
-                        aside,
+                        now, beyond, line, threshold, dirty, state, keys, items, heaps, aside
                     )
                     if victim < 0 and threshold > 0 and y == now:
-                        victim = _choose(
-                            now,
-                            -1,
-                            line,
-                            keys,
-                            items,
-                            base,
-                            filled,
-                            resident,
-                            stored,
-                            key,
-                            last,
-                            held,
-                            0,
-                            dirty,
-                            aside,
-                        )
+                        victim = _choose(now, -1, line, 0, dirty, state, keys, items, heaps, aside)
                     if victim < 0:
                         complete = False
                         break
                     taken[chosen] = victim
                     chosen += 1
-                    resident[victim] = False
+                    state[RESIDENT, victim] = False
                     freed += room[victim]
                 if not complete:
                     if y > now:
                         loose[line] = freed
                     for number in range(chosen):
                         victim = taken[number]
-                        resident[victim] = True
-                        _enter(victim, keys, items, base, filled, resident, stored, key, pool)
+                        state[RESIDENT, victim] = True
+                        _enter(victim, state, keys, items, heaps)
                     break
                 loose[line] -= freed
                 for number in range(chosen):
                     victim = taken[number]
                     used[line] -= room[victim]
-                    if 0 <= key[victim] <= 2 * n and key[victim] < ahead:
-                        ahead = key[victim]
+                    if 0 <= state[KEY, victim] <= 2 * n and state[KEY, victim] < ahead:
+                        ahead = state[KEY, victim]
                     if pending[victim] >= 0:
                         # it was fetched for nothing, so it is not fetched
                         in_datum[pending[victim]] = -1
@@ -403,13 +373,13 @@ def decide(
                         out_after = np.concatenate((out_after, np.empty_like(out_after)))
                         out_at = np.concatenate((out_at, np.empty_like(out_at)))
                     out_datum[outs] = victim
-                    out_after[outs] = last[victim] if policy == 0 else now - 1
+                    out_after[outs] = state[LAST, victim] if policy == 0 else now - 1
                     out_at[outs] = now
                     gap[victim] = outs
-                    stored[victim] = 1
+                    state[STORED, victim] = 1
                     outs += 1
                 used[line] += room[datum]
-                resident[datum] = True
+                state[RESIDENT, datum] = True
                 if kind[entry] != WRITE or y > now:
                     if ins == len(in_datum):
                         in_datum = np.concatenate((in_datum, np.empty_like(in_datum)))
@@ -423,7 +393,7 @@ def decide(
                     if y > now:
                         pending[datum] = ins
                         loose[line] += room[datum]
-                        _enter(datum, keys, items, base, filled, resident, stored, key, pool)
+                        _enter(datum, state, keys, items, heaps)
                     ins += 1
             if not complete:
                 if y == now:
@@ -433,13 +403,13 @@ def decide(
                 for entry in range(at[now], at[now + 1]):
                     datum = data[entry]
                     made[datum] = True
-                    last[datum] = now
+                    state[LAST, datum] = now
                     if policy == 0:
-                        key[datum] = following[entry]
+                        state[KEY, datum] = following[entry]
                     else:
-                        key[datum] = 2 * n - now
+                        state[KEY, datum] = 2 * n - now
                     if kind[entry] != READ:
-                        stored[datum] = 0
+                        state[STORED, datum] = 0
             y += 1
             ahead = max(ahead, y)
         if failed[0] >= 0:
@@ -450,8 +420,8 @@ def decide(
     if n > 0 and failed[0] < 0:
         for entry in range(at[n - 1], at[n]):
             if following[entry] < 0:
-                resident[data[entry]] = False
-        ended[:] = resident
+                state[RESIDENT, data[entry]] = False
+        ended[:] = state[RESIDENT] == 1
     return (
         failed,
         in_datum[:ins],
@@ -519,14 +489,33 @@ def extend(
     in_trigger: Array,
     in_use: Array,
     in_gap: Array,
+    out_datum: Array,
+    out_after: Array,
     out_at: Array,
+    copies: Array,
     profile: Array,
     room: Array,
     pool: Array,
     capacity: Array,
     since: Array,
 ) -> None:
-    """Let data come in earlier where there is room for them, at the positions `since` at most."""
+    """Let data come in earlier where there is room for them, at the positions `since` at most.
+
+    What is dropped makes room as soon as it may, not only when its room is taken; what must be
+    copied out is on its way then, and others would wait for it.
+    """
+    n = profile.shape[1]
+    change = np.zeros((profile.shape[0], n + 1), np.int64)
+    for out in range(len(out_datum)):
+        datum = out_datum[out]
+        if datum >= 0 and out_at[out] > out_after[out] + 1 and not copies[out]:
+            change[pool[datum], out_after[out] + 1] -= room[datum]
+            change[pool[datum], out_at[out]] += room[datum]
+    for line in range(profile.shape[0]):
+        more = 0
+        for position in range(n):
+            more += change[line, position]
+            profile[line, position] += more
     for event in range(len(in_datum)):
         datum = in_datum[event]
         if datum < 0:
@@ -534,7 +523,8 @@ def extend(
         line = pool[datum]
         first = since[in_use[event]]
         if in_gap[event] >= 0:
-            first = max(first, out_at[in_gap[event]])
+            gap = in_gap[event]
+            first = max(first, out_at[gap] if copies[gap] else out_after[gap] + 1)
         position = in_trigger[event] // 2
         moved = False
         while position > first and profile[line, position - 1] + room[datum] <= capacity[line]:

@@ -27,7 +27,7 @@ POLICIES = (
 )
 
 #: Operations beyond which bounds by linear program are left out.
-BOUND_LIMIT = 20_000
+BOUND_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -267,20 +267,15 @@ def _planned(
     in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at = events
     room, pool, capacity = memory.room, memory.pool, memory.capacity
     if policy.fill:
-        left = out_datum.copy()
+        left, returns = out_datum.copy(), in_gap[(in_datum >= 0) & (in_gap >= 0)]
         kernels.fill(
             in_datum, in_trigger, in_gap, out_datum, out_at, profile, room, pool, capacity,
             not repeat,
         )  # fmt: skip
         stays = left >= 0
         stays[out_datum >= 0] = False
-        stays[in_gap[in_gap >= 0]] = False
+        stays[returns] = False
         ended[left[stays]] = True
-    if policy.back:
-        since = np.maximum(positions - policy.back, 0)
-        kernels.extend(
-            in_datum, in_trigger, in_use, in_gap, out_at, profile, room, pool, capacity, since
-        )
     if repeat:
         # what others do not find there at the start of the next time goes to the host
         last = np.full(graph.data_count, -1, np.int64)
@@ -293,6 +288,12 @@ def _planned(
     copies = kernels.settle(
         steps.at, steps.data, steps.kind, graph.present, dirty_start, out_datum, out_after
     )
+    if policy.back:
+        since = np.maximum(positions - policy.back, 0)
+        kernels.extend(
+            in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, copies,
+            profile, room, pool, capacity, since,
+        )  # fmt: skip
     left = out_datum >= 0
     number = np.cumsum(left) - 1
     keep = np.flatnonzero(in_datum >= 0)
@@ -339,8 +340,9 @@ def check(graph: TaskGraph, plan: SwapPlan, memory: Memory, repeat: bool = False
     depart: dict[int, list[int]] = {}
     for event, trigger in enumerate(plan.in_trigger.tolist()):
         arrive.setdefault(trigger // 2, []).append(event)
-    for event, position in enumerate(plan.out_at.tolist()):
-        depart.setdefault(position, []).append(event)
+    for event, copied in enumerate(plan.out_copy.tolist()):
+        position = plan.out_at[event] if copied else plan.out_after[event] + 1
+        depart.setdefault(int(position), []).append(event)
     inside = dict.fromkeys(np.flatnonzero(plan.started).tolist(), -1)
     stored = set(np.flatnonzero(graph.present & ~plan.dirty_start).tolist())
     used = np.zeros(len(memory.capacity), np.int64)

@@ -37,6 +37,14 @@ UNEVEN = 1.25
 CONCENTRATED = 2.0
 
 
+#: From so many workers on, three axes have too few ways to divide them: 64 are 4 x 4 x 4,
+#: but not 16 x 2 x 2.  Four are tried too, where so few operations make that quick.
+MANY_WORKERS, FEW_OPERATIONS = 32, 8
+
+#: All candidates of a product of matrices on a mesh of four axes.
+FOUR_AXES_STATES = 640
+
+
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """A tiling with its price.
@@ -100,23 +108,33 @@ def tile(
         return _plan(program, workers, name, before, before, "method 'none'", placed=placed)
     chosen = get(method) if isinstance(method, str) else method
     largest = max(max(before.price.peak, default=0), settings.usual_task)
-    anew = _Planner(
-        program,
-        Mesh(chosen.mesh(count)),
-        workers,
-        replace(
-            settings,
-            max_task=min(settings.max_task, largest),
-            max_states=chosen.max_states or settings.max_states,
-            copies=None if memory_limit is None else memory_limit * threads,
-        ),
-        memory_limit,
-        threads,
-        anew=True,
-        placed=placed,
-        twice=chosen.twice,
-    )
+
+    def planner(shape: tuple[int, ...], states: int) -> _Planner:
+        return _Planner(
+            program,
+            Mesh(shape),
+            workers,
+            replace(
+                settings,
+                max_task=min(settings.max_task, largest),
+                max_states=states,
+                copies=None if memory_limit is None else memory_limit * threads,
+            ),
+            memory_limit,
+            threads,
+            anew=True,
+            placed=placed,
+            twice=chosen.twice,
+        )
+
+    anew = planner(chosen.mesh(count), chosen.max_states or settings.max_states)
     least = anew.candidate(chosen, TIE)
+    operations = sum(bool(node.edges) for node in program.nodes)
+    if name in ("auto", "exact") and count >= MANY_WORKERS and operations <= FEW_OPERATIONS:
+        finer = planner(mesh_shape(count, 4), FOUR_AXES_STATES)
+        other = finer.candidate(chosen, TIE)
+        if finer.cost(other.price) < anew.cost(least.price):
+            anew, least = finer, other
     candidates = [least]
     if name == "auto":
         fewer = anew.candidate(chosen, settings.task_bytes)
@@ -277,6 +295,9 @@ class _Planner:
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
         solution = method.choose(self.costs, self.settings, tile_weight)
+        if self.space.truncated:
+            # of what was left out nothing is known
+            solution = replace(solution, bound=0.0, exact=False)
         if self.twice:
             changes = second_copies(self.costs, solution.states)
             if changes:

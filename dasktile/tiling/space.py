@@ -147,6 +147,11 @@ class Space:
         Bytes of one array that a single worker may hold copied, or None.
     twice
         Whether arrays may be kept in two tilings at once.
+
+    Attributes
+    ----------
+    truncated
+        Whether some node has more candidates than that: nothing is known of those left out.
     """
 
     program: Program
@@ -157,6 +162,7 @@ class Space:
     twice: bool = False
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
+    truncated: bool = False
     kept: dict[int, int] = field(default_factory=dict)
     _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
         default_factory=dict, repr=False
@@ -194,14 +200,10 @@ class Space:
             needs = [self._need(node, edge, boxes, options, shape)
                      for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
             if len(chosen) > self.max_states:
-                # too many: those whose inputs are smallest on the busiest worker
-                reach = sum(
-                    (need.volume().max(axis=1) for need in needs if need is not None),
-                    np.zeros(len(options)),
-                )
-                reach = reach + work.volume().max(axis=1) * 1e-9
-                order = np.argsort(reach[chosen], kind="stable")[: self.max_states]
-                chosen = np.sort(chosen[order])
+                self.truncated = True
+                surface = _surface(boxes, needs, node, options)[chosen]
+                alike = [options[choice] for choice in chosen]
+                chosen = chosen[_varied(alike, self.mesh, surface, self.max_states)]
             options = [options[choice] for choice in chosen]
             held = boxes.held(options, node.out, node.shape)
             self._cache[key] = (tuple(options), _take(work, chosen), held,
@@ -442,6 +444,37 @@ def _in_two_tilings(options: Sequence[Option]) -> list[Option]:
         # each along one axis only
         whole = [option for option in whole if len(set(option.mesh)) == 1]
     return [replace(one, also=other.mesh) for one, other in itertools.combinations(whole, 2)]
+
+
+def _surface(
+    boxes: _Layout, needs: Sequence[Boxes | None], node: Node, options: list[Option]
+) -> npt.NDArray[np.float64]:
+    """Elements that the busiest worker reads and makes, for every candidate."""
+    made = boxes.need(options, [AxisMap(axis.label) for axis in node.out], node.shape)
+    total = made.volume().max(axis=1)
+    for need in needs:
+        if need is not None:
+            total = total + need.volume().max(axis=1)
+    return total
+
+
+def _varied(
+    options: Sequence[Option], mesh: Mesh, surface: npt.NDArray[np.float64], most: int
+) -> Ints:
+    """Which candidates to keep of too many.
+
+    The best of every way to divide the labels into numbers of parts, then the second best
+    of each, and so on: neighbours may want any of them.
+    """
+    seen: dict[object, int] = {}
+    rank = np.empty(len(options), dtype=np.int64)
+    for place in np.argsort(surface, kind="stable"):
+        parts: dict[int | None, int] = {}
+        for label, size in zip(options[place].mesh, mesh.shape, strict=True):
+            parts[label] = parts.get(label, 1) * size
+        alike = frozenset(parts.items())
+        rank[place] = seen[alike] = seen.get(alike, -1) + 1
+    return np.sort(np.lexsort((surface, rank))[:most])
 
 
 def _take(boxes: Boxes, chosen: Ints) -> Boxes:

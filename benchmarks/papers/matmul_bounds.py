@@ -1,0 +1,231 @@
+"""Bytes that products of two matrices move, against what no algorithm can move less than.
+
+    python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ...] [--axes 4] [--plot FILE]
+
+The bound counts words that processors receive beyond what they hold (Al Daas, Ballard, Grigori,
+Kumar and Rouse, SPAA 2022).  It is met where the sizes divide into a grid of processors of the
+right shape; beside it stands the best that any grid reaches, of which there are few for 3.
+Inputs may be anywhere at first, and the result may stay anywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.papers.transformers import Network
+from dasktile.tiling import tile
+from dasktile.tiling.mesh import mesh_shape
+from dasktile.tiling.methods import Method, get
+
+#: Workers of the sweep.
+WORKERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+#: Sizes of the sweep, times :data:`UNIT`: every triple of them is a product.
+RATIOS = (1, 2, 4, 16, 64)
+
+#: Divisible by all of :data:`WORKERS` as often as a label may be cut.
+UNIT = 960
+
+#: How near to the bound is near.
+NEAR = 1.25
+
+#: Candidates with which a mesh of four axes has all that a product can be cut into.
+FOUR_AXES_STATES = 640
+
+
+def lower_bound(m: int, k: int, n: int, processors: int) -> float:
+    """Words that processors receive beyond what they hold, all of them together.
+
+    Parameters
+    ----------
+    m, k, n
+        The product is m x k times k x n.
+    processors
+        How many; each does an equal share of the work and holds one of the data.
+    """
+    large, middle, small = sorted((m, k, n), reverse=True)
+    faces = large * middle + large * small + middle * small
+    if processors <= large / middle:
+        needed = (large * middle + large * small) / processors + middle * small
+    elif processors <= large * middle / small**2:
+        needed = 2 * math.sqrt(large * middle * small**2 / processors)
+        needed += large * middle / processors
+    else:
+        needed = 3 * (large * middle * small / processors) ** (2 / 3)
+    return processors * needed - faces
+
+
+def best_grid(m: int, k: int, n: int, processors: int) -> int:
+    """The same for the best grid of processors, each an equal box of the product."""
+    found = []
+    for rows in range(1, processors + 1):
+        for columns in range(1, processors // rows + 1):
+            depth, rest = divmod(processors, rows * columns)
+            if not rest:
+                found.append(m * k * (columns - 1) + k * n * (rows - 1) + m * n * (depth - 1))
+    return min(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One product on some workers.
+
+    Parameters
+    ----------
+    shape
+        m, k and n.
+    workers
+        How many.
+    moved, bound, grid
+        Words that dasktile moves, that are the least possible, and that the best grid moves.
+    """
+
+    shape: tuple[int, int, int]
+    workers: int
+    moved: float
+    bound: float
+    grid: int
+
+    @property
+    def ratio(self) -> float:
+        """Times the bound."""
+        return self.moved / self.bound
+
+
+def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") -> Case:
+    """Plan one product."""
+    net = Network(itemsize=8)
+    net.einsum("C", "ij,jk->ik", net.source("A", m, k), net.source("B", k, n))
+    plan = tile(net.program(), workers=workers, method=method, anyway=True)
+    return Case(
+        (m, k, n),
+        workers,
+        plan.after.bytes / 8,
+        lower_bound(m, k, n, workers),
+        best_grid(m, k, n, workers),
+    )
+
+
+def four_axes() -> Method:
+    """The default's search on a mesh of up to four axes, all candidates kept."""
+    return Method(get("exact").choose, partial(mesh_shape, max_axes=4), FOUR_AXES_STATES)
+
+
+def sweep(
+    workers: Iterable[int] = WORKERS,
+    ratios: Sequence[int] = RATIOS,
+    method: Method | str = "auto",
+) -> list[Case]:
+    """Plan every product of the sweep."""
+    return [
+        case(m * UNIT, k * UNIT, n * UNIT, count, method)
+        for count in workers
+        for m, k, n in itertools.product(ratios, repeat=3)
+    ]
+
+
+def share(cases: Sequence[Case]) -> float:
+    """The part of the cases that are near to the bound."""
+    return sum(one.ratio <= NEAR for one in cases) / len(cases)
+
+
+def rows() -> list[dict[str, Any]]:
+    """What was found, for a collection of such."""
+    found = []
+    for what, method in (("default", "auto"), ("mesh of four axes", four_axes())):
+        cases = sweep(method=method)
+        worst = max(cases, key=lambda one: one.ratio)
+        found.append(
+            {
+                "experiment": "matmul lower bounds",
+                "what": f"{what}: share of {len(cases)} products within {NEAR}x, worst",
+                "paper": "",
+                "ours": f"{share(cases):.1%}, {worst.ratio:.2f}x",
+                "note": f"worst: m : k : n = {_name(worst)} on {worst.workers} workers",
+            }
+        )
+    return found
+
+
+def report(cases: Sequence[Case], console: Console) -> None:
+    """Print a row for every number of workers."""
+    table = Table(title=f"Words moved, times the lower bound; near is {NEAR}", title_justify="left")
+    for name in ("workers", "products", "near", "any grid near", "mean", "worst", "m : k : n"):
+        table.add_column(name, justify="right")
+    counts = sorted({one.workers for one in cases})
+    groups = [(str(count), [one for one in cases if one.workers == count]) for count in counts]
+    for name, group in [*groups, ("all", list(cases))]:
+        worst = max(group, key=lambda one: one.ratio)
+        table.add_row(
+            name,
+            str(len(group)),
+            f"{share(group):.1%}",
+            f"{sum(one.grid / one.bound <= NEAR for one in group) / len(group):.1%}",
+            f"{math.exp(sum(math.log(one.ratio) for one in group) / len(group)):.3f}",
+            f"{worst.ratio:.3f}",
+            _name(worst),
+        )
+    console.print(table)
+
+
+def plot(cases: Sequence[Case], path: Path) -> None:
+    """Draw every case: its ratio over the number of workers."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    counts = sorted({one.workers for one in cases})
+    for name, value, marker in (
+        ("dasktile", lambda one: one.ratio, "o"),
+        ("best grid", lambda one: one.grid / one.bound, "_"),
+    ):
+        axes.plot(
+            [counts.index(one.workers) for one in cases],
+            [value(one) for one in cases],
+            marker, label=name, alpha=0.4,
+        )  # fmt: skip
+    axes.axhline(NEAR, color="grey", linestyle=":")
+    axes.set_xticks(range(len(counts)), [str(count) for count in counts])
+    axes.set_xlabel("workers")
+    axes.set_ylabel("words moved / lower bound")
+    axes.legend()
+    figure.savefig(path)
+
+
+def _name(one: Case) -> str:
+    common = math.gcd(*one.shape)
+    return " : ".join(str(size // common) for size in one.shape)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.papers.matmul_bounds",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=list(WORKERS))
+    parser.add_argument(
+        "--axes", type=int, choices=(3, 4), default=3, help="of the mesh; 3 is the default's"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    cases = sweep(options.workers, method="auto" if options.axes == 3 else four_axes())
+    report(cases, Console())
+    if options.plot:
+        plot(cases, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

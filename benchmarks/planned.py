@@ -1,0 +1,144 @@
+"""What the order of tasks is worth where memory is too small, on a worker that really spills.
+
+    python -m benchmarks.planned [--workloads NAME ...] [--pressure heavy] [--disk 400MB]
+        [--rounds 3] [--scale 1] [--out benchmarks/results/planned.json]
+
+One worker of one thread, with a process and a disk of its own; the budget is of results.  Three
+engines take turns: ``stock``, Dask's order and Dask's spilling; ``dasktile``, Dask's order and the
+store that spills what is needed last; ``planned``, that store and the order of
+:func:`dasktile.plan`, planning included in the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dask.utils import parse_bytes
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.spill_meters import Setting, run_once
+from benchmarks.spill_workloads import Run, Spilled, workloads
+from dasktile.report import format_bytes
+
+ENGINES = ("stock", "dasktile", "planned")
+
+
+def stencil(run: Run, tiles: int = 16, steps: int = 6) -> Sequence[Any]:
+    """Heat that spreads: every step reads a tile and its neighbours."""
+    side = round(256 * run.scale**0.5)
+    x = run.source("x", (tiles * side, 4 * side), (side, 4 * side))
+    for _ in range(steps):
+        padded = x.map_overlap(_spread, depth={0: 1}, boundary="reflect", dtype=x.dtype)
+        x = padded
+    return run.keep(x)
+
+
+def _spread(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    found = block.copy()
+    found[1:-1] = (block[:-2] + 2 * block[1:-1] + block[2:]) / 4
+    return found
+
+
+def several() -> dict[str, Spilled]:
+    """What is run, by name."""
+    found = {name: one for name, one in workloads().items() if "lazy" in one.peak}
+    found["stencil"] = Spilled("stencil", stencil, 1, "lazy", 2.0, {"lazy": 60})
+    return {name: one for name, one in found.items() if one.workers == 1}
+
+
+def run(
+    names: Sequence[str], pressure: str, rate: float | None, rounds: int, scale: float
+) -> list[dict[str, Any]]:
+    """Medians of what every engine reads, writes and takes, for every workload."""
+    cells = []
+    for name in names:
+        workload = several()[name]
+        budget = workload.budget("lazy", pressure, scale)
+        setting = Setting(budget, processes=True, rate=rate, threads=1)
+        found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in ENGINES}
+        values: dict[str, Any] = {}
+        for number in range(rounds):
+            for engine in ENGINES if number % 2 else ENGINES[::-1]:
+                one, results, _ = run_once(engine, workload, "lazy", setting, scale)
+                found[engine].append(one)
+                values.setdefault(engine, results)
+        same = all(
+            np.allclose(one, other)
+            for engine in ENGINES[1:]
+            for one, other in zip(values["stock"], values[engine], strict=True)
+        )
+        for engine, ran in found.items():
+            middle = {key: statistics.median(one[key] for one in ran) for key in ran[0]}
+            cells.append({"workload": name, "engine": engine, "budget": budget, **middle,
+                          "moved": middle["read"] + middle["written"], "same": same})  # fmt: skip
+    return cells
+
+
+def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Geometric means of stock's bytes and seconds over those of the others."""
+    found = {}
+    for engine in ENGINES[1:]:
+        for what, floor in (("moved", 1e6), ("seconds", 1e-3)):
+            ratios = [
+                max(stock[what], floor) / max(cell[what], floor)
+                for stock, cell in _pairs(cells, engine)
+            ]
+            found[f"{what}, stock / {engine}"] = statistics.geometric_mean(ratios)
+    return found
+
+
+def _pairs(
+    cells: Sequence[Mapping[str, Any]], engine: str
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    stock = {cell["workload"]: cell for cell in cells if cell["engine"] == "stock"}
+    return [(stock[cell["workload"]], cell) for cell in cells if cell["engine"] == engine]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 1 if values differ."""
+    names = list(several())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.planned",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names, metavar="NAME")
+    parser.add_argument("--pressure", choices=("natural", "light", "heavy"), default="heavy")
+    parser.add_argument("--disk", type=parse_bytes, default=400_000_000, metavar="BYTES")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(arguments)
+    cells = run(options.workloads, options.pressure, options.disk, options.rounds, options.scale)
+    table = Table(title="order and spilling", title_justify="left")
+    for title in ("workload", "engine", "budget", "read", "written", "seconds"):
+        table.add_column(title, justify="left" if title in ("workload", "engine") else "right")
+    for cell in cells:
+        table.add_row(
+            cell["workload"], cell["engine"], format_bytes(cell["budget"]),
+            format_bytes(cell["read"]), format_bytes(cell["written"]), f"{cell['seconds']:.2f}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    ratios = summary(cells)
+    for what, ratio in ratios.items():
+        console.print(f"{what}: {ratio:.2f}")
+    if options.out is not None:
+        about = {"python": platform.python_version(), "options": {
+            key: str(value) for key, value in vars(options).items()}}  # fmt: skip
+        options.out.write_text(
+            json.dumps({**about, "ratios": ratios, "cells": cells}, indent=1), encoding="utf-8"
+        )
+    return 0 if all(cell["same"] for cell in cells) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

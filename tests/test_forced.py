@@ -1,0 +1,105 @@
+"""Tilings by hand: what is named is cut, and what is open is decided as well as can be."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.papers.transformers import attention, chain, classifier, llama_block
+from dasktile.tiling import tile
+from dasktile.tiling.methods.forced import along, forced, sqrt_slicing, square
+from tests.programs import Builder
+from tests.programs import chain as small_chain
+
+
+def _cut(plan, name):
+    """The labels of a node that the mesh cuts."""
+    nodes = plan.tiled.program.nodes
+    at = next(index for index, node in enumerate(nodes) if node.name == name)
+    return set(plan.tiled.tilings[at].mesh)
+
+
+def test_named_axes_are_cut_by_the_named_axes_of_the_mesh():
+    build = Builder()
+    a, b = build.source((400, 400), (100, 100)), build.source((400, 400), (100, 100))
+    c = build.matmul(a, b)
+    program = build.program()
+    for cuts, mesh in (
+        ({(c, 0): (0,), (c, 1): (1,)}, (0, 2)),
+        ({(c, 0): (1,), (c, 1): (0,)}, (2, 0)),
+        ({(c, 0): (0, 1)}, (0, 0)),
+        ({("matmul-2", 1): (0, 1)}, (2, 2)),
+    ):
+        plan = tile(program, workers=4, method=forced(cuts), anyway=True)
+        assert plan.tiled.tilings[c].mesh == mesh
+        assert plan.method == "by_hand" and plan.lower_bound == 0
+
+
+def test_what_is_not_named_is_decided_as_well_as_can_be():
+    program = small_chain(True)
+    free = tile(program, workers=4, method=forced({}), anyway=True)
+    assert free.after.bytes == tile(program, workers=4, anyway=True).after.bytes
+
+
+def test_wrong_names_say_what_there_is():
+    program = small_chain(False)
+    for cuts, said in (
+        ({("nothing", 0): (0,)}, "no node is named 'nothing'"),
+        ({(99, 0): (0,)}, "node 99 is none of the program's 9"),
+        ({(5, 2): (0,)}, "has no axis 2"),
+        ({(5, 0): (7,)}, "axis 7 of the mesh"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            tile(program, workers=4, method=forced(cuts))
+    with pytest.raises(ValueError, match="no node is named"):
+        tile(program, workers=4, method=along(("nothing", 0)))
+    with pytest.raises(ValueError, match="in one piece"):
+        build = Builder()
+        build.fold(build.source((10, 10), (5, 5)), (0,), keepdims=True)
+        tile(build.program(), workers=4, method=along((1, 0)))
+
+
+def test_an_axis_is_cut_wherever_it_goes():
+    program = attention(4, 256, 4, 16)
+    for axis, letter in ((0, 0), (2, 2)):
+        plan = tile(program, workers=4, method=along(("q", axis)), anyway=True)
+        for name in ("scores", "softmax", "attended"):
+            assert _cut(plan, name) == {letter}
+        assert plan.after.bytes == 0
+    # by sequence, keys and values go to everyone
+    plan = tile(program, workers=4, method=along(("q", 1)), anyway=True)
+    assert plan.after.bytes == 3 * 2 * program.nodes[0].nbytes
+
+
+def test_a_second_axis_counts_where_the_first_is_none():
+    program = llama_block(4, 64, hidden=64, heads=4, ffn=256, placed=True)
+    plan = tile(program, workers=4, method=along(("q", 2), ("gate", 2)), anyway=True)
+    assert _cut(plan, "scores") == {2}
+    assert _cut(plan, "gate") == {2}
+    assert _cut(plan, "mixed") == {3}  # heads are summed over there
+    by_batch = tile(program, workers=4, method=along(("x", 0)), anyway=True)
+    assert by_batch.after.bytes == 0
+
+
+def test_what_cannot_be_cut_so_is_cut_otherwise():
+    program = attention(1, 256, 4, 16)
+    plan = tile(program, workers=4, method=along(("q", 0)), anyway=True)
+    assert plan.after.balance <= 1.1
+
+
+def test_data_parallel_training_moves_the_weights_there_and_back():
+    program = classifier(64, 256, 128, 96)
+    plan = tile(program, workers=4, method=along(("x", 0)), anyway=True)
+    weights = sum(node.nbytes for node in program.nodes if node.name in ("w1", "w2"))
+    assert plan.after.bytes == pytest.approx(2 * 3 * weights, rel=0.01)
+
+
+def test_square_slicing():
+    assert [square(workers) for workers in (1, 2, 4, 6, 12, 16)] == [
+        (1,), (2,), (2, 2), (3, 2), (4, 3), (4, 4)
+    ]  # fmt: skip
+    program = chain(False, 400)
+    plan = tile(program, workers=4, method=sqrt_slicing(program), anyway=True)
+    for node, tiling in zip(program.nodes, plan.tiled.tilings, strict=True):
+        assert tiling.mesh == (node.out[0].label, node.out[1].label), node.name
+    # rows of A and columns of B go to one other worker each, for each of three products
+    assert plan.after.bytes == 3 * 2 * 400 * 400 * 8

@@ -80,26 +80,28 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
     path = Path(filename)
     if path.suffix not in _FORMATS:
         raise ValueError(f"filename must end in {', '.join(_FORMATS)}; got {str(filename)!r}")
-    figure = _figure(timeline)
-    if path.suffix == ".html":
-        path.write_text(_page(timeline, figure), encoding="utf-8")
-    else:
-        figure.savefig(path, metadata=_undated(path.suffix))
-    return path
-
-
-def _undated(suffix: str) -> dict[str, Any] | None:
-    """The same picture has the same bytes."""
-    return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
-
-
-def _figure(timeline: Timeline) -> Any:
     try:
-        figures = importlib.import_module("matplotlib.figure")
+        matplotlib = importlib.import_module("matplotlib")
     except ImportError:
         raise ImportError(
             "pictures of plans need matplotlib: pip install matplotlib, or dasktile[plans]"
         ) from None
+    # the same picture has the same bytes
+    with matplotlib.rc_context({"svg.hashsalt": "dasktile"}):
+        figure = _figure(timeline)
+        if path.suffix == ".html":
+            path.write_text(_page(timeline, figure), encoding="utf-8")
+        else:
+            figure.savefig(path, metadata=_undated(path.suffix))
+    return path
+
+
+def _undated(suffix: str) -> dict[str, Any] | None:
+    return {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(suffix)
+
+
+def _figure(timeline: Timeline) -> Any:
+    figures = importlib.import_module("matplotlib.figure")
     figure = figures.Figure(figsize=(10, 4.5), layout="constrained")
     upper, lower = figure.subplots(2, sharex=True, height_ratios=(2, 3))
     for row, (name, bars) in enumerate(reversed(timeline.lanes.items())):

@@ -23,6 +23,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "tiling": ({"ir", "tiling"}, NUMERIC),
     "capture": ({"ir", "capture"}, {"dask", "numpy", "tlz"}),
     "schedule": ({"ir", "schedule"}, NUMERIC),
+    "schedule.compiled": (set(), {"numba", "numpy"}),
     "lower": ({"ir", "capture", "lower", "schedule.placement"}, {"dask", "numpy"}),
     "subscripts": (set(), set()),
     "contraction_paths": ({"ir", "subscripts", "tiling"}, {"opt_einsum"}),

@@ -85,10 +85,8 @@ class Evolved:
 
     Attributes
     ----------
-    best
-        The best of all individuals.
-    pool
-        Its pool.
+    best, pool
+        The best of all individuals, and its pool.
     history
         For every generation the seconds of its best, the mean, and its worst; of those that
         can run.

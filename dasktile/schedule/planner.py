@@ -53,8 +53,6 @@ class Planned:
     least
         Bytes in both directions together that no plan for this order can be below, as a
         solution of least sum; None where it was not asked for.
-    least_read
-        Bytes in alone that no plan for this order can be below.
     method
         How it was found: a rule for the order and operations fetched ahead.
     tried
@@ -70,7 +68,6 @@ class Planned:
     ideal: float
     bound: float
     least: Least | None
-    least_read: float
     method: str
     tried: int
 
@@ -198,7 +195,6 @@ def _judged(search: _Search, swaps: SwapPlan, limit: int, bounds: bool) -> Plann
     if bounds and len(graph) <= BOUND_LIMIT and not search.repeat:
         both = least_swaps(graph, swaps.order, limit)
         total = both.read + both.written
-        read = least_swaps(graph, swaps.order, limit, write_cost=0.0).read
     return Planned(
         swaps.order,
         swaps,
@@ -209,7 +205,6 @@ def _judged(search: _Search, swaps: SwapPlan, limit: int, bounds: bool) -> Plann
         ideal(graph),
         time_bound(graph, swaps.order, limit, link.rates, read, total, started=swaps.started),
         both,
-        read,
         search.method,
         search.tried,
     )

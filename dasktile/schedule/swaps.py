@@ -220,15 +220,16 @@ def plan_walk(
     policy = Policy() if policy is None else policy
     nothing = np.zeros(graph.data_count, np.bool_)
     if not repeat:
-        return _planned(graph, steps, memory, policy, nothing, repeat)
+        return _planned(graph, steps, memory, policy, nothing, repeat, nothing)
     may = graph.kept & graph.present
-    started = _planned(graph, steps, memory, policy, nothing, repeat).ended & may
+    # data that may be there at the start are those that are left at the end
+    started = may
+    plan = _planned(graph, steps, memory, policy, nothing, repeat, started)
     while True:
-        plan = _planned(graph, steps, memory, policy, started, repeat)
-        lost = started & ~plan.ended
-        if not lost.any():
+        started = started & plan.ended
+        plan = _planned(graph, steps, memory, policy, started, repeat, started)
+        if not (started & ~plan.ended).any():
             return plan
-        started = started & ~lost
 
 
 def _planned(
@@ -238,7 +239,9 @@ def _planned(
     policy: Policy,
     started: Bools,
     repeat: bool,
+    stays: Bools,
 ) -> SwapPlan:
+    """Plan with some data in memory at the start; `stays` may be there after a repetition."""
     n = len(graph)
     positions = np.arange(n, dtype=np.int64)
     dirty_start = np.zeros(graph.data_count, np.bool_)
@@ -272,19 +275,18 @@ def _planned(
             in_datum, in_trigger, in_gap, out_datum, out_at, profile, room, pool, capacity,
             not repeat,
         )  # fmt: skip
-        stays = left >= 0
-        stays[out_datum >= 0] = False
-        stays[returns] = False
-        ended[left[stays]] = True
+        back = (left >= 0) & (out_datum < 0)
+        back[returns] = False
+        ended[left[back]] = True
     if repeat:
         # what others do not find there at the start of the next time goes to the host
         last = np.full(graph.data_count, -1, np.int64)
         last[steps.data] = np.repeat(positions, np.diff(steps.at))
-        leaves = np.flatnonzero(ended & ~started)
+        leaves = np.flatnonzero(ended & ~stays)
         out_datum = np.concatenate([out_datum, leaves])
         out_after = np.concatenate([out_after, last[leaves]])
         out_at = np.concatenate([out_at, np.full(len(leaves), n, np.int64)])
-        ended = ended & started
+        ended = ended & stays
     copies = kernels.settle(
         steps.at, steps.data, steps.kind, graph.present, dirty_start, out_datum, out_after
     )

@@ -1,0 +1,363 @@
+"""SwapAdvisor's experiments, simulated: training with too little memory, inference with less.
+
+    python -m benchmarks.papers.swapadvisor [--quick] [--models NAME ...]
+
+Training, of table 5.1's networks with 16 GB (figure 5.1): percent of the throughput with
+infinite memory by
+
+- on-demand: operations in the order given; what is asked for is fetched, what was used
+  longest ago leaves;
+- literal: SwapAdvisor's genetic algorithm with its planner, as printed;
+- tuned: the same with selection pressure, good orders to start from, and swaps planned as by
+  default;
+- default: :func:`dasktile.schedule.planner.plan`, memory accounted by bytes;
+- addresses: the same in less memory, so much less that addresses can be found for all that is
+  in memory at any time.
+
+Beside: the makespan over times that no plan for that order can beat, or for any order, and
+bytes over the least for that order.
+
+Inference of ResNet-152 in 64 to 1024 MB (table 5.2), and with several models on one GPU
+(figure 5.3): batches of 32 images arrive at random, each for one of the models; either memory
+is shared in time, and a model's parameters are copied in when it was another's turn before,
+or each model has its part of it for itself.
+
+Nothing is measured: operations take what a roofline says (14 TFLOP/s, 900 GB/s), links have
+12 GB/s each way and 20 GB/s both ways.  For inference the roofline is fitted to the thesis's
+four times with enough memory: 17 TFLOP/s, and 40 microseconds more for every operation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.papers.models import MODELS, Model, memory
+from benchmarks.papers.models.layers import Device
+from benchmarks.papers.models.resnet import resnet152
+from dasktile.schedule import order as orders
+from dasktile.schedule.allocate import lifetimes, pack, time_in_memory
+from dasktile.schedule.crossing import crossing_bound
+from dasktile.schedule.genetic import Evolved, Seed, in_classes, swapadvisor
+from dasktile.schedule.planner import Planned, plan
+from dasktile.schedule.simulate import Link, simulate
+from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, plan_swaps
+from dasktile.schedule.taskgraph import TaskGraph
+
+LINK = Link(12e9, 12e9, 20e9)
+GPU = 16 * 10**9
+
+#: Rules for orders that the tuned search starts from, and swaps within it.
+SEEDS = ("parameters", "darts", "locality", "depth-first", "program")
+AHEAD = Policy(lead=48)
+
+#: Table 5.2: seconds by megabytes and images, None where it cannot run.
+TABLE_5_2: dict[int, tuple[float | None, ...]] = {
+    64: (0.024, None, None, None),
+    128: (0.022, 0.077, None, None),
+    192: (0.018, 0.044, None, None),
+    256: (0.017, 0.043, 0.130, None),
+    320: (0.017, 0.042, 0.073, None),
+    512: (0.017, 0.040, 0.067, 0.238),
+    640: (0.017, 0.040, 0.067, 0.123),
+    1024: (0.017, 0.040, 0.067, 0.121),
+}
+BATCHES = (1, 16, 32, 64)
+#: Images of a request where models share a GPU: not in the thesis.  With so many, requests are
+#: served up to about the rate that it says.
+IMAGES = 32
+INFERENCE = Device(flops=17e12, launch=40e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What came of one network; percent of the ideal throughput.
+
+    Attributes
+    ----------
+    over_bound, over_any
+        Makespan over the time that no plan for its order can beat, and over that of any order.
+    over_least_in, over_least
+        Bytes copied in, and in both directions, over the least for the order.
+    fragments
+        Percent of the bytes in use that addresses cost beside.
+    """
+
+    model: Model
+    graph: TaskGraph
+    on_demand: float
+    literal: float
+    tuned: float
+    default: float
+    addresses: float
+    over_bound: float
+    over_any: float
+    over_least_in: float
+    over_least: float
+    fragments: float
+    method: str
+    tries: int
+
+
+@cache
+def graph_of(name: str) -> TaskGraph:
+    """The training step of a network."""
+    model = next(model for model in MODELS if model.name == name)
+    return model.build(model.batch)
+
+
+def evolved(graph: TaskGraph, tries: int, literal: bool) -> Evolved:
+    """Search with the genetic algorithm, over a number of individuals."""
+    rng = np.random.default_rng(0)
+    population = min(144, max(16, tries // 4))
+    if literal:
+        evaluate = in_classes(graph, LINK)
+        return swapadvisor(
+            graph, GPU, evaluate, rng, literal=True, population=population, evaluations=tries
+        )
+    seeds = []
+    by_bytes = Memory.bytes(graph, GPU)
+    for name in SEEDS:
+        order = orders.get(name)(graph, GPU)
+        swaps = plan_swaps(graph, order, by_bytes, AHEAD)
+        seeds.append(Seed(order, time_in_memory(graph, swaps)))
+    evaluate = in_classes(graph, LINK, AHEAD)
+    return swapadvisor(
+        graph, GPU, evaluate, rng, seeds=seeds, population=population, evaluations=tries
+    )
+
+
+def with_addresses(graph: TaskGraph, best: Planned, limit: int) -> tuple[float, float]:
+    """Seconds with addresses within a limit, and what they cost in memory.
+
+    Plans for less and less memory, with the order of a plan that is given, until all lifetimes
+    can be laid within the limit.
+    """
+    room = limit
+    while room > limit // 2:
+        fits = plan(graph, room, LINK, given={"given": best.order}, rules=(), bounds=False)
+        run = simulate(graph, fits.swaps, Memory.bytes(graph, room), LINK)
+        lives = lifetimes(graph, fits.swaps, run)
+        rounds = max(2, min(64, 10**8 // max(1, len(lives.size)) ** 2))
+        packing = pack(lives.start, lives.end, lives.size, rounds=rounds, capacity=limit)
+        if packing.height <= limit:
+            return run.makespan, packing.fragmentation
+        room -= max(limit // 50, (packing.height - limit) // 2)
+    return math.inf, math.inf
+
+
+def training(model: Model, quick: bool = False) -> Training:
+    """Run one network in all ways."""
+    graph = graph_of(model.name)
+    ideal = float(graph.time.sum())
+    by_bytes = Memory.bytes(graph, GPU)
+    program = orders.get("program")(graph, GPU)
+    lazy = simulate(graph, plan_swaps(graph, program, by_bytes, ON_DEMAND), by_bytes, LINK)
+    # As many simulations as take about as long.
+    tries = max(48, int((1e5 if quick else 5e6) / len(graph)))
+    literal, tuned = (evolved(graph, tries, literal).best.seconds for literal in (True, False))
+    best = plan(graph, GPU, LINK)
+    least = crossing_bound(graph, GPU, LINK.inward, LINK.outward)
+    seconds, fragments = with_addresses(graph, best, GPU)
+    assert best.least is not None
+    return Training(
+        model,
+        graph,
+        *(100 * ideal / one for one in (lazy.makespan, literal, tuned, best.makespan, seconds)),
+        best.makespan / best.bound,
+        best.makespan / least,
+        best.swap_in_bytes / max(best.least_read, 1.0),
+        (best.swap_in_bytes + best.swap_out_bytes) / (best.least.read + best.least.written),
+        100 * fragments,
+        best.method,
+        tries,
+    )
+
+
+def inference_seconds(batch: int, limit: int) -> float:
+    """Seconds of one of many inferences of ResNet-152; ``inf`` if an operation does not fit."""
+    graph = resnet152(batch, training=False, device=INFERENCE)
+    if int(graph.working_sets().max()) > limit:
+        return math.inf
+    return plan(graph, limit, LINK, repeat=True, bounds=False).makespan
+
+
+@cache
+def _service(batch: int, limit: int) -> float:
+    return inference_seconds(batch, limit)
+
+
+def latency(
+    models: int, rate: float, shared: bool, *, batch: int = IMAGES, requests: int = 20_000
+) -> float:
+    """Seconds below which 99 of 100 requests are answered; first come, first served.
+
+    Parameters
+    ----------
+    models
+        How many are on the GPU.
+    rate
+        Images a second that arrive.
+    shared
+        All of the memory is for the model that runs, and its parameters must be copied in if
+        another ran before; else each model has as large a part, which is planned for.
+    batch
+        Images of a request.
+
+    Returns
+    -------
+    float
+        ``inf`` where more arrive than can be answered.
+    """
+    rng = np.random.default_rng(0)
+    arrivals = np.cumsum(rng.exponential(batch / rate, requests))
+    which = rng.integers(0, models, requests)
+    graph = resnet152(batch, training=False, device=INFERENCE)
+    service = np.full(requests, _service(batch, GPU if shared else GPU // models))
+    if shared:
+        parameters = float(graph.size[graph.present & graph.kept].sum())
+        service[1:] += (which[1:] != which[:-1]) * parameters / LINK.inward
+    if float(service.mean()) * rate >= batch:
+        return math.inf
+    done, waits = 0.0, np.empty(requests)
+    for number in range(requests):
+        done = max(done, arrivals[number]) + service[number]
+        waits[number] = done - arrivals[number]
+    return float(np.percentile(waits, 99))
+
+
+def _row(experiment: str, what: str, paper: Any, ours: Any, note: str = "") -> dict[str, Any]:
+    return {
+        "experiment": experiment,
+        "what": what,
+        "paper": paper,
+        "ours": ours,
+        "note": note,
+    }
+
+
+def statics(models: Sequence[Model] = MODELS) -> Iterator[dict[str, Any]]:
+    """Table 5.1."""
+    for model in models:
+        graph = graph_of(model.name)
+        name = f"{model.name}, batch {model.batch}"
+        yield _row("table 5.1", f"{name}: operations", model.operations, len(graph))
+        yield _row(
+            "table 5.1", f"{name}: sizes of tensors", model.sizes, len(np.unique(graph.size))
+        )
+        yield _row(
+            "table 5.1",
+            f"{name}: GB",
+            model.gigabytes,
+            round(float(graph.size.sum()) / 1e9, 1),
+            f"of all tensors; {memory(graph) / 1e9:.1f} at one time, in the order given",
+        )
+
+
+def throughput(ran: Training) -> Iterator[dict[str, Any]]:
+    """Figure 5.1, of one network."""
+    model = ran.model
+    what = f"{model.name}, % of ideal at 16 GB: "
+
+    def row(how: str, paper: str, ours: float, note: str = "") -> dict[str, Any]:
+        return _row("figure 5.1", what + how, paper, round(ours, 1), note)
+
+    yield row("on-demand LRU", model.on_demand, ran.on_demand, "theirs fetches ahead")
+    tried = f"{ran.tries} individuals"
+    yield row("genetic algorithm, as printed", model.of_ideal, ran.literal, tried)
+    yield row("genetic algorithm, tuned", "", ran.tuned, tried)
+    most = min(100.0, ran.default * ran.over_any)
+    yield row("default", "", ran.default, f"{ran.method}; no order is above {most:.1f} %")
+    yield row("default with addresses", "", ran.addresses, f"{ran.fragments:.1f} % in holes")
+    what = f"{model.name}, default: "
+    for which, ours in (
+        ("makespan over bound for its order", ran.over_bound),
+        ("makespan over bound for any order", ran.over_any),
+        ("bytes in over least", ran.over_least_in),
+        ("bytes in and out over least", ran.over_least),
+    ):
+        yield _row("figure 5.1", what + which, "", round(ours, 3))
+
+
+def inference(quick: bool = False) -> Iterator[dict[str, Any]]:
+    """Table 5.2."""
+    for limit, seconds in TABLE_5_2.items():
+        if quick and limit not in (64, 256, 1024):
+            continue
+        for batch, paper in zip(BATCHES, seconds, strict=True):
+            ours = inference_seconds(batch, limit * 10**6)
+            yield _row(
+                "table 5.2",
+                f"{batch} images in {limit} MB, seconds",
+                "N/A" if paper is None else paper,
+                "N/A" if math.isinf(ours) else round(ours, 3),
+            )
+
+
+def sharing(quick: bool = False) -> Iterator[dict[str, Any]]:
+    """Figure 5.3: latency over that of one model alone at the same rate."""
+    requests = 4_000 if quick else 20_000
+    for rate in (100, 200, 300, 350):
+        alone = latency(1, rate, False, requests=requests)
+        for models in (4, 16):
+            for shared in (False, True):
+                ours = latency(models, rate, shared, requests=requests) / alone
+                paper = ""
+                if not shared:
+                    paper = "<= 2"
+                elif (rate, models) == (300, 16):
+                    paper = "8"
+                yield _row(
+                    "figure 5.3",
+                    f"{models} models, {rate} images/s, memory "
+                    f"{'shared in time' if shared else 'divided'}: p99 latency over alone",
+                    paper,
+                    round(ours, 2) if math.isfinite(ours) else "more than it can",
+                    f"alone {1e3 * alone:.0f} ms",
+                )
+
+
+def rows(quick: bool = False, names: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All experiments.
+
+    Parameters
+    ----------
+    quick
+        Search a tenth as long, and leave out some of the memories of table 5.2.
+    names
+        Of networks; all if there is none.
+
+    Returns
+    -------
+    list of dict
+        With the keys experiment, what, paper, ours, note.
+    """
+    models = [model for model in MODELS if not names or model.name in names]
+    found = list(statics(models))
+    for model in models:
+        found.extend(throughput(training(model, quick)))
+    return [*found, *inference(quick), *sharing(quick)]
+
+
+def main() -> None:
+    """Print what is in the thesis and what comes out here."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="search a tenth as long")
+    parser.add_argument("--models", nargs="*", default=[], choices=[one.name for one in MODELS])
+    arguments = parser.parse_args()
+    table = Table("experiment", "what", "paper", "ours", "note")
+    for row in rows(arguments.quick, arguments.models):
+        table.add_row(*(str(row[key]) for key in ("experiment", "what", "paper", "ours", "note")))
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    main()

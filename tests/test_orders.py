@@ -1,0 +1,101 @@
+"""Every rule gives an order that can be run, and does what it is for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from dasktile.schedule import order as orders
+from dasktile.schedule.swaps import Memory, Policy, plan_swaps
+from dasktile.schedule.taskgraph import Builder, TaskGraph, taskgraph
+from tests.graphs import graphs, matmul, recurrent
+
+
+@pytest.mark.parametrize("name", orders.rules())
+@given(graph=graphs())
+@settings(max_examples=25, deadline=None)
+def test_orders_can_be_run(name: str, graph: TaskGraph) -> None:
+    limit = int(graph.working_sets().max(initial=0))
+    order = orders.get(name)(graph, limit)
+    graph.check_order(order)
+    assert (orders.get(name)(graph, limit) == order).all()
+
+
+@pytest.mark.parametrize("name", orders.rules())
+def test_of_nothing_too(name: str) -> None:
+    assert len(orders.get(name)(taskgraph([], [], [], []), 0)) == 0
+
+
+def test_rules_have_names() -> None:
+    with pytest.raises(ValueError, match="unknown rule 'best'; allowed are 'program'"):
+        orders.get("best")
+    with pytest.raises(ValueError, match="'darts' is registered already"):
+        orders.rule("darts")(orders.get("program"))
+
+
+def swapped(graph: TaskGraph, name: str, limit: int) -> int:
+    order = orders.get(name)(graph, limit)
+    plan = plan_swaps(graph, order, Memory.bytes(graph, limit), Policy(lead=0))
+    return plan.swap_in_bytes + plan.swap_out_bytes
+
+
+def peak(graph: TaskGraph, name: str) -> int:
+    """Bytes in use at most where nothing leaves before its last use."""
+    order = orders.get(name)(graph, 2**40)
+    trace = graph.trace(order)
+    change = np.zeros(len(graph) + 1, np.int64)
+    last = np.full(graph.data_count, -1)
+    last[trace.touched.index] = trace.touched.owners()
+    last[graph.kept] = len(graph) - 1
+    np.add.at(change, trace.first, graph.size)
+    np.subtract.at(change, last + 1, graph.size)
+    return int(np.cumsum(change)[:-1].max())
+
+
+@pytest.mark.parametrize("name", ("darts", "parameters"))
+def test_weights_that_are_shared_come_in_few_times(name: str) -> None:
+    graph = recurrent(layers=6, steps=8)
+    # of six layers two and what belongs to them
+    assert swapped(graph, name, 500) * 4 < swapped(graph, "program", 500)
+
+
+def test_a_product_is_made_from_what_is_there() -> None:
+    graph = matmul(6)
+    # a third of the inputs: by rows every block of b comes in for each of them
+    assert swapped(graph, "darts", 240) < swapped(graph, "program", 240)
+
+
+def test_depth_first_finishes_one_result_before_the_next() -> None:
+    build = Builder()
+    for number in range(4):
+        build.datum(("x", number), 10)
+        build.datum(("s", number), 1)
+        build.op(("load", number), 1.0, writes=[("x", number)])
+    for number in range(4):
+        build.op(("sum", number), 1.0, [("x", number)], [("s", number)])
+    graph = build.graph()
+    assert orders.get("program")(graph, 100).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert orders.get("depth-first")(graph, 100).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert peak(graph, "program") == 41
+    assert peak(graph, "depth-first") == 11
+
+
+def test_min_memory_runs_first_what_frees() -> None:
+    build = Builder()
+    build.datum("x", 100, present=True)
+    build.datum("y", 50, present=True)
+    for name, source, size in (("a", "y", 40), ("b", "x", 1)):
+        build.datum(name, size, kept=True)
+        build.op(name, 1.0, [source], [name])
+    assert orders.get("min-memory")(build.graph(), 200).tolist() == [1, 0]
+
+
+def test_locality_stays_with_what_was_touched_last() -> None:
+    graph = matmul(4)
+    order = orders.get("locality")(graph, 100)
+    shared = [
+        len(set(graph.touched[one].tolist()) & set(graph.touched[other].tolist()))
+        for one, other in zip(order[:-1], order[1:], strict=True)
+    ]
+    assert min(shared) >= 1

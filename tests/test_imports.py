@@ -174,6 +174,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "capture.registry",
             "comparison",
             "einsum",
+            "plans",
             "report",
             "runtime.calibration",
             "runtime.install",

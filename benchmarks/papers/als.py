@@ -4,8 +4,8 @@
 
 Spartan (thesis, chapter 3) keeps the ratings twice, and was 40 % slower where it may not.  Here
 every step solves for the factors of users from whole rows of the ratings, then for those of films
-from whole columns; which films a user has seen is not known in advance, so that rows and columns cannot
-be cut.
+from whole columns; which films a user has seen is not known in advance, so that rows and columns
+cannot be cut.
 """
 
 from __future__ import annotations

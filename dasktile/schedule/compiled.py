@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
-try:
-    import numba
-except ImportError:  # an extra: everything is the same without it, and slower
-    numba: Any = None  # type: ignore[no-redef]
-
 #: Whether loops are compiled.
-COMPILED = numba is not None
+COMPILED = find_spec("numba") is not None
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,13 +19,58 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(function: F) -> F:
     """Compile a function of arrays and numbers; what it computes stays the same.
 
-    The code is kept on disk beside the module, so that a process compiles nothing that
-    another one has.
+    It is compiled when one of them is called first: numba takes longer to import than all of
+    this package, and most processes never plan.  The code is kept on disk beside the module,
+    so that a process compiles nothing that another one has.
     """
-    if numba is None:
-        return function
-    fast: Any = numba.njit(cache=True, error_model="numpy")(function)
-    return cast(F, fast)
+    later = _Later(function)
+    _LATER.append(later)
+    return cast(F, later)
+
+
+class _Later:
+    """A function that is compiled, with all others, when it is called first."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.fast: Callable[..., Any] | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self.fast is None:
+            _compile()
+        assert self.fast is not None
+        return self.fast(*arguments)
+
+
+_LATER: list[_Later] = []
+
+
+def _compile() -> None:
+    """Compile what waits for it, and let all of it call each other without a detour."""
+    fast: Callable[[Callable[..., Any]], Any] = _as_it_is
+    with suppress(ImportError):  # an extra: everything is the same without it, and slower
+        import numba
+
+        fast = partial(_fast, numba)
+    for later in _LATER:
+        if later.fast is None:
+            later.fast = fast(later.function)
+    for later in _LATER:
+        names = later.function.__globals__
+        for name, value in list(names.items()):
+            if isinstance(value, _Later) and value.fast is not None:
+                names[name] = value.fast
+
+
+def _as_it_is(function: Callable[..., Any]) -> Any:
+    return function
+
+
+def _fast(numba: Any, function: Callable[..., Any]) -> Any:
+    try:
+        return numba.njit(cache=True, error_model="numpy")(function)
+    except RuntimeError:  # there is nowhere to keep it
+        return numba.njit(error_model="numpy")(function)
 
 
 # Binary heaps of (key, item) inside a stretch of two arrays that starts at `base`.  The

@@ -21,8 +21,12 @@ from dasktile.schedule.compiled import compiled, heap_drop, heap_put
 
 Array = npt.NDArray[Any]
 
-READ, UPDATE, WRITE = 0, 1, 2
-BELADY, LEAST_RECENT = 0, 1
+#: How data are touched.
+READ, UPDATE, WRITE = range(3)
+#: There are too many events.
+FULL = -2
+#: What leaves first: what is needed last, or what was used longest ago.
+BELADY, LEAST_RECENT = range(2)
 
 
 @compiled
@@ -174,6 +178,7 @@ def decide(
     policy: int,
     dirty: float,
     threshold: int,
+    space: int,
 ) -> tuple[Array, ...]:
     """What leaves memory for what, in one pass over an order.
 
@@ -197,11 +202,15 @@ def decide(
         How many times as soon a datum counts as needed that must be written first.
     threshold
         Positions that must lie between the use of a datum and its leaving, if others may leave.
+    space
+        Events of either kind that there is room for.  (Arrays that may be replaced by longer
+        ones make the loops twice as slow.)
 
     Returns
     -------
     ``(failed, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, profile)``;
-    `failed` has one number: the position whose data do not fit, or -1.  `profile` is the room
+    `failed` has one number: the position whose data do not fit, `FULL` if there are more
+    events than `space`, else -1.  `profile` is the room
     taken at every position of every pool.
     """
     n = len(at) - 1
@@ -233,14 +242,14 @@ def decide(
     aside = np.empty(heaps[BASE, 2 * pools], np.int64)
 
     ins = 0
-    in_datum = np.empty(64 + len(data), np.int64)
-    in_trigger = np.empty(64 + len(data), np.int64)
-    in_use = np.empty(64 + len(data), np.int64)
-    in_gap = np.empty(64 + len(data), np.int64)
+    in_datum = np.empty(space, np.int64)
+    in_trigger = np.empty(space, np.int64)
+    in_use = np.empty(space, np.int64)
+    in_gap = np.empty(space, np.int64)
     outs = 0
-    out_datum = np.empty(64 + len(data), np.int64)
-    out_after = np.empty(64 + len(data), np.int64)
-    out_at = np.empty(64 + len(data), np.int64)
+    out_datum = np.empty(space, np.int64)
+    out_after = np.empty(space, np.int64)
+    out_at = np.empty(space, np.int64)
 
     for position in range(n - 1, -1, -1):
         for entry in range(at[position], at[position + 1]):
@@ -288,6 +297,7 @@ def decide(
     # what may leave for what is fetched early, at most
     loose = np.full(pools, np.int64(2) ** 62, np.int64)
     highs = np.zeros(pools, np.int64)
+    full = False
     ahead = 0
     for now in range(n):
         # entries that were not put while their operation ran
@@ -304,7 +314,8 @@ def decide(
             state[HELD, data[entry]] = now
         reaches = max(now, reach[now])
         y = now
-        highs[:] = 0
+        for line in range(pools):
+            highs[line] = 0
         while y <= reaches:
             if now < y < ahead:
                 # all of these were fetched before, but may need room that is not taken yet
@@ -349,6 +360,9 @@ def decide(
                     chosen += 1
                     state[RESIDENT, victim] = False
                     freed += room[victim]
+                if complete and max(ins, outs + chosen) >= space:
+                    full = True
+                    complete = False
                 if not complete:
                     if y > now:
                         loose[line] = freed
@@ -368,12 +382,8 @@ def decide(
                         in_datum[pending[victim]] = -1
                         pending[victim] = -1
                         continue
-                    if outs == len(out_datum):
-                        out_datum = np.concatenate((out_datum, np.empty_like(out_datum)))
-                        out_after = np.concatenate((out_after, np.empty_like(out_after)))
-                        out_at = np.concatenate((out_at, np.empty_like(out_at)))
                     out_datum[outs] = victim
-                    out_after[outs] = state[LAST, victim] if policy == 0 else now - 1
+                    out_after[outs] = state[LAST, victim] if policy == BELADY else now - 1
                     out_at[outs] = now
                     gap[victim] = outs
                     state[STORED, victim] = 1
@@ -381,11 +391,6 @@ def decide(
                 used[line] += room[datum]
                 state[RESIDENT, datum] = True
                 if kind[entry] != WRITE or y > now:
-                    if ins == len(in_datum):
-                        in_datum = np.concatenate((in_datum, np.empty_like(in_datum)))
-                        in_trigger = np.concatenate((in_trigger, np.empty_like(in_trigger)))
-                        in_use = np.concatenate((in_use, np.empty_like(in_use)))
-                        in_gap = np.concatenate((in_gap, np.empty_like(in_gap)))
                     in_datum[ins] = datum
                     in_trigger[ins] = 2 * now + (y > now)
                     in_use[ins] = y
@@ -396,7 +401,9 @@ def decide(
                         _enter(datum, state, keys, items, heaps)
                     ins += 1
             if not complete:
-                if y == now:
+                if full:
+                    failed[0] = FULL
+                elif y == now:
                     failed[0] = now
                 break
             if y == now:
@@ -404,7 +411,7 @@ def decide(
                     datum = data[entry]
                     made[datum] = True
                     state[LAST, datum] = now
-                    if policy == 0:
+                    if policy == BELADY:
                         state[KEY, datum] = following[entry]
                     else:
                         state[KEY, datum] = 2 * n - now
@@ -412,12 +419,12 @@ def decide(
                         state[STORED, datum] = 0
             y += 1
             ahead = max(ahead, y)
-        if failed[0] >= 0:
+        if failed[0] != -1:
             break
         for line in range(pools):
             profile[line, now] = used[line]
     ended = np.zeros(count, np.bool_)
-    if n > 0 and failed[0] < 0:
+    if n > 0 and failed[0] == -1:
         for entry in range(at[n - 1], at[n]):
             if following[entry] < 0:
                 state[RESIDENT, data[entry]] = False
@@ -434,142 +441,3 @@ def decide(
         profile,
         ended,
     )
-
-
-@compiled
-def fill(
-    in_datum: Array,
-    in_trigger: Array,
-    in_gap: Array,
-    out_datum: Array,
-    out_at: Array,
-    profile: Array,
-    room: Array,
-    pool: Array,
-    capacity: Array,
-    last: bool,
-) -> None:
-    """Let data stay that would leave and come back although there is room; shortest gaps first.
-
-    Events that are not needed any more get the datum -1, and `profile` grows.  `last` lets
-    those stay too that leave and do not come back.
-    """
-    n = profile.shape[1]
-    back = np.full(len(out_datum), -1, np.int64)
-    for event in range(len(in_datum)):
-        if in_datum[event] >= 0 and in_gap[event] >= 0:
-            back[in_gap[event]] = event
-    length = np.full(len(out_datum), 2 * n + 2, np.int64)
-    for out in range(len(out_datum)):
-        if back[out] >= 0:
-            length[out] = in_trigger[back[out]] // 2 - out_at[out]
-        elif last:
-            length[out] = n - out_at[out]
-    for out in np.argsort(length, kind="mergesort"):
-        datum = out_datum[out]
-        if datum < 0 or length[out] > n:
-            continue
-        line = pool[datum]
-        fits = True
-        for position in range(out_at[out], out_at[out] + length[out]):
-            if profile[line, position] + room[datum] > capacity[line]:
-                fits = False
-                break
-        if fits:
-            for position in range(out_at[out], out_at[out] + length[out]):
-                profile[line, position] += room[datum]
-            out_datum[out] = -1
-            if back[out] >= 0:
-                in_datum[back[out]] = -1
-
-
-@compiled
-def extend(
-    in_datum: Array,
-    in_trigger: Array,
-    in_use: Array,
-    in_gap: Array,
-    out_datum: Array,
-    out_after: Array,
-    out_at: Array,
-    copies: Array,
-    profile: Array,
-    room: Array,
-    pool: Array,
-    capacity: Array,
-    since: Array,
-) -> None:
-    """Let data come in earlier where there is room for them, at the positions `since` at most.
-
-    What is dropped makes room as soon as it may, not only when its room is taken; what must be
-    copied out is on its way then, and others would wait for it.
-    """
-    n = profile.shape[1]
-    change = np.zeros((profile.shape[0], n + 1), np.int64)
-    for out in range(len(out_datum)):
-        datum = out_datum[out]
-        if datum >= 0 and out_at[out] > out_after[out] + 1 and not copies[out]:
-            change[pool[datum], out_after[out] + 1] -= room[datum]
-            change[pool[datum], out_at[out]] += room[datum]
-    for line in range(profile.shape[0]):
-        more = 0
-        for position in range(n):
-            more += change[line, position]
-            profile[line, position] += more
-    for event in range(len(in_datum)):
-        datum = in_datum[event]
-        if datum < 0:
-            continue
-        line = pool[datum]
-        first = since[in_use[event]]
-        if in_gap[event] >= 0:
-            gap = in_gap[event]
-            first = max(first, out_at[gap] if copies[gap] else out_after[gap] + 1)
-        position = in_trigger[event] // 2
-        moved = False
-        while position > first and profile[line, position - 1] + room[datum] <= capacity[line]:
-            position -= 1
-            profile[line, position] += room[datum]
-            moved = True
-        if moved:
-            in_trigger[event] = 2 * position + (position > 0)
-
-
-@compiled
-def settle(
-    at: Array,
-    data: Array,
-    kind: Array,
-    present: Array,
-    dirty_start: Array,
-    out_datum: Array,
-    out_after: Array,
-) -> Array:
-    """For every event, whether its datum must be copied: the host has none, or an old one."""
-    n = len(at) - 1
-    starts = np.zeros(n + 2, np.int64)
-    for out in range(len(out_datum)):
-        if out_datum[out] >= 0:
-            starts[out_after[out] + 2] += 1
-    for position in range(n + 1):
-        starts[position + 1] += starts[position]
-    events = np.empty(starts[n + 1], np.int64)
-    into = starts.copy()
-    for out in range(len(out_datum)):
-        if out_datum[out] >= 0:
-            events[into[out_after[out] + 1]] = out
-            into[out_after[out] + 1] += 1
-    copies = np.zeros(len(out_datum), np.bool_)
-    stored = np.zeros(len(present), np.bool_)
-    for datum in range(len(present)):
-        stored[datum] = present[datum] and not dirty_start[datum]
-    for position in range(-1, n):
-        if position >= 0:
-            for entry in range(at[position], at[position + 1]):
-                if kind[entry] != READ:
-                    stored[data[entry]] = False
-        for number in range(starts[position + 1], starts[position + 2]):
-            out = events[number]
-            copies[out] = not stored[out_datum[out]]
-            stored[out_datum[out]] = True
-    return copies

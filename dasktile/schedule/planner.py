@@ -53,6 +53,9 @@ class Planned:
     least
         Bytes in both directions together that no plan for this order can be below, as a
         solution of least sum; None where it was not asked for.
+    least_read
+        Bytes in alone that no plan for this order can be below: by linear program too where
+        `least` is, else what is on the host at the start and used.
     method
         How it was found: a rule for the order and operations fetched ahead.
     tried
@@ -68,6 +71,7 @@ class Planned:
     ideal: float
     bound: float
     least: Least | None
+    least_read: float
     method: str
     tried: int
 
@@ -195,6 +199,7 @@ def _judged(search: _Search, swaps: SwapPlan, limit: int, bounds: bool) -> Plann
     if bounds and len(graph) <= BOUND_LIMIT and not search.repeat:
         both = least_swaps(graph, swaps.order, limit)
         total = both.read + both.written
+        read = least_swaps(graph, swaps.order, limit, write_cost=0.0).read
     return Planned(
         swaps.order,
         swaps,
@@ -205,6 +210,7 @@ def _judged(search: _Search, swaps: SwapPlan, limit: int, bounds: bool) -> Plann
         ideal(graph),
         time_bound(graph, swaps.order, limit, link.rates, read, total, started=swaps.started),
         both,
+        read,
         search.method,
         search.tried,
     )

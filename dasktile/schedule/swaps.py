@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dasktile.schedule import kernels
+from dasktile.schedule import gaps, kernels
 from dasktile.schedule.kernels import Array
 from dasktile.schedule.taskgraph import Bools, Ints, TaskGraph
 
@@ -247,23 +247,28 @@ def _planned(
     dirty_start = np.zeros(graph.data_count, np.bool_)
     dirty_start[graph.updates.index] = True
     dirty_start &= started
-    failed, *events, profile, ended = kernels.decide(
-        steps.at,
-        steps.data,
-        steps.kind,
-        steps.following,
-        memory.room,
-        memory.pool,
-        memory.capacity,
-        graph.present,
-        started,
-        dirty_start,
-        np.minimum(positions + policy.lead, n - 1),
-        positions + int(policy.lead * policy.spare),
-        int(policy.least_recent),
-        policy.dirty,
-        policy.threshold,
-    )
+    space = len(steps.data) + 64
+    failed = np.array([kernels.FULL])
+    while failed[0] == kernels.FULL:
+        failed, *events, profile, ended = kernels.decide(
+            steps.at,
+            steps.data,
+            steps.kind,
+            steps.following,
+            memory.room,
+            memory.pool,
+            memory.capacity,
+            graph.present,
+            started,
+            dirty_start,
+            np.minimum(positions + policy.lead, n - 1),
+            positions + int(policy.lead * policy.spare),
+            int(policy.least_recent),
+            policy.dirty,
+            policy.threshold,
+            space,
+        )
+        space *= 2
     if failed[0] >= 0:
         name = graph.op_name(int(steps.order[failed[0]]))
         raise ValueError(f"what {name} touches does not fit into the memory")
@@ -271,7 +276,7 @@ def _planned(
     room, pool, capacity = memory.room, memory.pool, memory.capacity
     if policy.fill:
         left, returns = out_datum.copy(), in_gap[(in_datum >= 0) & (in_gap >= 0)]
-        kernels.fill(
+        gaps.fill(
             in_datum, in_trigger, in_gap, out_datum, out_at, profile, room, pool, capacity,
             not repeat,
         )  # fmt: skip
@@ -287,12 +292,12 @@ def _planned(
         out_after = np.concatenate([out_after, last[leaves]])
         out_at = np.concatenate([out_at, np.full(len(leaves), n, np.int64)])
         ended = ended & stays
-    copies = kernels.settle(
+    copies = gaps.settle(
         steps.at, steps.data, steps.kind, graph.present, dirty_start, out_datum, out_after
     )
     if policy.back:
         since = np.maximum(positions - policy.back, 0)
-        kernels.extend(
+        gaps.extend(
             in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, copies,
             profile, room, pool, capacity, since,
         )  # fmt: skip

@@ -37,12 +37,17 @@ UNEVEN = 1.25
 CONCENTRATED = 2.0
 
 
-#: From so many workers on, three axes have too few ways to divide them: 64 are 4 x 4 x 4,
-#: but not 16 x 2 x 2.  Four are tried too, where so few operations make that quick.
-MANY_WORKERS, FEW_OPERATIONS = 32, 8
+#: Axes of a finer mesh that is tried too, where that is quick: three have few ways to divide many
+#: workers (64 are 4 x 4 x 4, but not 16 x 2 x 2).
+FINER_AXES = 4
 
-#: All candidates of a product of matrices on a mesh of four axes.
-FOUR_AXES_STATES = 640
+#: Programs for which it is tried: of so few operations with all candidates of a node that there
+#: are, from so many workers on; of so many nodes with fewer candidates, up to so many workers.
+FEW_OPERATIONS, ALL_STATES, MANY_WORKERS = 8, 640, 32
+FEW_NODES, LEAN_STATES, FEW_WORKERS = 40, 256, 16
+
+#: Bytes that a plan must move for it to be worth a second search, which takes a second.
+WORTH_FINER = 16e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,33 +113,34 @@ def tile(
         return _plan(program, workers, name, before, before, "method 'none'", placed=placed)
     chosen = get(method) if isinstance(method, str) else method
     largest = max(max(before.price.peak, default=0), settings.usual_task)
-
-    def planner(shape: tuple[int, ...], states: int) -> _Planner:
-        return _Planner(
-            program,
-            Mesh(shape),
-            workers,
-            replace(
-                settings,
-                max_task=min(settings.max_task, largest),
-                max_states=states,
-                copies=None if memory_limit is None else memory_limit * threads,
-            ),
-            memory_limit,
-            threads,
-            anew=True,
-            placed=placed,
-            twice=chosen.twice,
-        )
-
-    anew = planner(chosen.mesh(count), chosen.max_states or settings.max_states)
+    anew = _Planner(
+        program,
+        Mesh(chosen.mesh(count)),
+        workers,
+        replace(
+            settings,
+            max_task=min(settings.max_task, largest),
+            max_states=chosen.max_states or settings.max_states,
+            copies=None if memory_limit is None else memory_limit * threads,
+        ),
+        memory_limit,
+        threads,
+        anew=True,
+        placed=placed,
+        twice=chosen.twice,
+    )
     least = anew.candidate(chosen, TIE)
-    operations = sum(bool(node.edges) for node in program.nodes)
-    if name in ("auto", "exact") and count >= MANY_WORKERS and operations <= FEW_OPERATIONS:
-        finer = planner(mesh_shape(count, 4), FOUR_AXES_STATES)
+    finer = anew.finer(least) if name in ("auto", "exact") else None
+    if finer is not None:
         other = finer.candidate(chosen, TIE)
-        if finer.cost(other.price) < anew.cost(least.price):
-            anew, least = finer, other
+        better = other.price.bytes < least.price.bytes
+        one, two = least.solution, other.solution
+        if finer.mesh != anew.mesh:
+            # what holds for the mesh of fewer axes need not hold for the finer one
+            both = replace(one, bound=min(one.bound, two.bound), exact=one.exact and two.exact)
+        else:
+            both = one
+        least = replace(other if better else least, solution=both)
     candidates = [least]
     if name == "auto":
         fewer = anew.candidate(chosen, settings.task_bytes)
@@ -274,6 +280,8 @@ class _Planner:
         False to keep the input's own chunks.
     twice
         Whether arrays may be there twice.
+    lean
+        Whether to leave out tilings that hardly ever pay, see :class:`Space`.
     """
 
     program: Program
@@ -285,13 +293,36 @@ class _Planner:
     anew: bool = False
     placed: bool = False
     twice: bool = False
+    lean: bool = False
 
     def __post_init__(self) -> None:
         axes = free_axes(self.program, self.workers) if self.anew else own_axes(self.program)
         self.space = Space(
-            self.program, self.mesh, axes, self.settings.max_states, self.memory_limit, self.twice
+            self.program,
+            self.mesh,
+            axes,
+            self.settings.max_states,
+            self.memory_limit,
+            self.twice,
+            self.lean,
         )
         self.costs = Costs(self.space)
+
+    def finer(self, least: _Candidate) -> _Planner | None:
+        """The same for a mesh of more axes, where the program is small enough for that."""
+        if least.price.bytes < WORTH_FINER:
+            return None
+        mesh = Mesh(mesh_shape(self.mesh.workers, FINER_AXES))
+        operations = sum(bool(node.edges) for node in self.program.nodes)
+        if operations <= FEW_OPERATIONS and mesh.workers >= MANY_WORKERS:
+            settings = replace(self.settings, max_states=ALL_STATES)
+            return replace(self, mesh=mesh, settings=settings)
+        if len(self.program.nodes) > FEW_NODES or mesh.workers > FEW_WORKERS:
+            return None
+        if mesh == self.mesh and least.solution.exact:
+            return None
+        settings = replace(self.settings, max_states=LEAN_STATES)
+        return replace(self, mesh=mesh, settings=settings, lean=True)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
         solution = method.choose(self.costs, self.settings, tile_weight)

@@ -147,6 +147,9 @@ class Space:
         Bytes of one array that a single worker may hold copied, or None.
     twice
         Whether arrays may be kept in two tilings at once.
+    lean
+        Whether to leave out tilings that hardly ever pay: sums that end on one worker, and
+        arrays that are kept on some workers only, where they could be divided.
 
     Attributes
     ----------
@@ -160,6 +163,7 @@ class Space:
     max_states: int
     copy_limit: int | None = None
     twice: bool = False
+    lean: bool = False
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     truncated: bool = False
@@ -197,6 +201,8 @@ class Space:
             boxes = _Layout(self.mesh, node.labels, grids)
             work = boxes.work(options)
             chosen = _balanced(work, node.iterations, self.mesh.workers, small)
+            if self.lean and not small:
+                chosen = _scattered(node, options, chosen)
             needs = [self._need(node, edge, boxes, options, shape)
                      for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
             if len(chosen) > self.max_states:
@@ -300,6 +306,12 @@ class Space:
                        tuple(spread for _, spread in picks))
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
             ]  # fmt: skip
+            if self.lean and node.size >= self.mesh.workers:
+                options = [
+                    option for option in options
+                    if all(cut is not None or spread
+                           for cut, spread in zip(option.mesh, option.spread, strict=True))
+                ]  # fmt: skip
             boxes = _Layout(self.mesh, labels, grids)
             if twice:
                 options += _in_two_tilings(options)
@@ -417,6 +429,19 @@ def _balanced(work: Boxes, iterations: int, workers: int, small: bool) -> Ints:
         return everything
     uneven = work.volume().max(axis=1) * workers / iterations
     return everything[uneven <= max(BALANCE, float(uneven.min()) * 1.02)]
+
+
+def _scattered(node: Node, options: Sequence[Option], chosen: Ints) -> Ints:
+    """Candidates whose sums are divided again, if there are any."""
+    divided = [
+        choice
+        for choice in chosen
+        if all(
+            label is None or target is not None or node.labels[label].role is not Role.REDUCE
+            for label, target in zip(options[choice].mesh, options[choice].scatter, strict=True)
+        )
+    ]
+    return np.array(divided, dtype=np.int64) if divided else chosen
 
 
 def array_labels(

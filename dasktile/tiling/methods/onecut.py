@@ -17,11 +17,15 @@ import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Edge, Label, Node, Program, Role
 from dasktile.tiling.problem import Problem
+from dasktile.tiling.solve import solve
 
 Table = npt.NDArray[np.float64]
 
-#: Joint states of the variables between two levels that are kept at most.
-BEAM = 2048
+#: Joint states of the variables between two levels, at the most.
+WIDEST = 20_000
+
+#: Entries of a table where levels are wider than that.
+WIDTH = 1_000_000
 
 #: Stands for a cut along none of the axes in question: one part has everything.
 ELSEWHERE = -1
@@ -199,14 +203,14 @@ def _span(axis: AxisMap, node: Node, size: int) -> int:
     return hi - lo
 
 
-def by_levels(problem: Problem, beam: int = BEAM) -> list[int]:
+def by_levels(problem: Problem, widest: int = WIDEST) -> list[int]:
     """Minimise by dynamic programming over the levels of a breadth-first search.
 
     Section 4.2.2: variables are taken level by level, and the cheapest assignment is
     remembered for every joint state of those that still have neighbours to come, which
     all lie in the last two levels.  Where levels are so wide that there are more than
-    `beam` of these, the cheapest are kept (of equals those found first), and what is
-    found need not be the minimum.
+    `widest` of these, as around an array that many operations read, variables are taken
+    in the order of :func:`dasktile.tiling.solve.solve` instead.
 
     Returns
     -------
@@ -235,9 +239,8 @@ def by_levels(problem: Problem, beam: int = BEAM) -> list[int]:
             rows = np.ascontiguousarray(rows[:, stay])
             best = _cheapest(rows, costs)
             rows, costs, parent, choice = rows[best], costs[best], parent[best], choice[best]
-        if len(rows) > beam:
-            best = np.sort(np.argsort(costs, kind="stable")[:beam])
-            rows, costs, parent, choice = rows[best], costs[best], parent[best], choice[best]
+        if len(rows) > widest:
+            return list(solve(problem, WIDTH).states)
         steps.append((parent, choice))
     states = [0] * len(order)
     row = 0

@@ -13,8 +13,8 @@ of the workers; what a conversion takes is reckoned from what an operation reads
 group, which may be more than the group's part of the array; arrays that are generated or
 read are made in parts, and copies of them cost as all copies do.
 
-Choosing one axis of the mesh after another is not optimal under exact costs: compare with
-``method="exact"``, as :mod:`benchmarks.papers.soybean` does.
+Choosing one axis of the mesh after another is not optimal under exact costs: compare with the
+default, as :mod:`benchmarks.papers.soybean` does.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ TIES = 8
 #: What a cut may do: anything, or with regard to the batch, "data": cut it wherever there
 #: is one, and "model": never cut it, and the same label as before where that can be.
 MODES = ("any", "data", "model")
+
+Rng = np.random.Generator
 
 #: An array, by the name or index of its node, and the axis along which the samples are.
 Batch = tuple[int | str, int]
@@ -155,7 +157,7 @@ def k_cuts(
     mesh: Sequence[int],
     modes: Sequence[str] | None = None,
     batch: Batch | None = None,
-    rng: np.random.Generator | None = None,
+    rng: Rng | None = None,
 ) -> Cuts:
     """Algorithm 1: one cut for each axis of the mesh, slowest link first.
 
@@ -223,7 +225,7 @@ def _allowed(
     return allowed
 
 
-def _untied(problem: Problem, rng: np.random.Generator) -> Problem:
+def _untied(problem: Problem, rng: Rng) -> Problem:
     """The same with less than a byte for every choice, at random."""
     most = 0.5 / len(problem.unary)
     return Problem(
@@ -250,18 +252,15 @@ def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int]
 
 
 def _cheapest(
-    costs: Costs,
-    settings: Settings,
-    tile_weight: float,
-    cuts: Callable[[np.random.Generator | None], Cuts],
+    costs: Costs, settings: Settings, tile_weight: float, cuts: Callable[[Rng | None], Cuts]
 ) -> Solution:
     """The best by exact cost of several ways to break ties, always the same ones."""
     found: list[Solution] = []
-    tried: set[Cuts] = set()
+    tried = set()
     for seed in range(TIES):
         one = cuts(np.random.default_rng(seed) if seed else None)
-        if one not in tried:
-            tried.add(one)
+        if one.forms not in tried:
+            tried.add(one.forms)
             found.append(_as_candidates(costs, settings, tile_weight, one))
     return min(found, key=lambda solution: solution.cost)
 

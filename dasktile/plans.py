@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dask._task_spec import convert_legacy_graph
+from dask._task_spec import Task, TaskRef, convert_legacy_graph
 from dask.array.core import Array
 from dask.base import is_dask_collection, optimize, tokenize
 from dask.core import flatten
@@ -261,9 +261,7 @@ def plan(
     wanted = list(flatten([one.__dask_keys__() for one in collections]))
     low = _low(collections, wanted)
     found = tasks(high, low, wanted)
-    keys: tuple[Any, ...] = found.keys
-    rank = dask_order(low)
-    given = {"dask.order": np.argsort([rank[key] for key in keys], kind="stable")}
+    given = {"dask.order": _usual_order(found)}
     made = _plan(
         _graph_of(found, target), found.keys, given, limit, link, search_seconds, seed, repeat
     )
@@ -276,6 +274,18 @@ def _low(collections: Sequence[Any], wanted: Sequence[Any]) -> dict[Any, Any]:
     for one in optimize(*collections):
         found.update(one.__dask_graph__())
     return without_aliases(convert_legacy_graph(found), wanted)
+
+
+def _usual_order(found: Tasks) -> Any:
+    """The order that Dask would give the tasks, if their keys were numbers.
+
+    It breaks ties by the order of sets, which for names is another in every process.
+    """
+    graph: dict[Any, Any] = {
+        number: Task(number, len, *map(TaskRef, reads)) for number, reads in enumerate(found.reads)
+    }
+    rank = dask_order(graph)
+    return np.argsort([rank[number] for number in range(len(graph))], kind="stable")
 
 
 def _limit(memory_limit: object, target: Machine) -> int:

@@ -74,7 +74,7 @@ def without_aliases(dsk: Mapping[Any, GraphNode], wanted: Iterable[Hashable]) ->
             readers.setdefault(read, set()).add(key)
     found = resolve_aliases(dict(dsk), keys, readers)
     names = {}
-    for key, node in found.items():
+    for key in found:
         target = key
         while isinstance(one := found.get(target), Alias) and target not in keys:
             target = one.target

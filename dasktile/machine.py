@@ -49,6 +49,8 @@ class Machine:
         at which addresses they are.
     calibration
         How fast the cluster is, where it was measured.
+    durations
+        Says how many seconds tasks took so far, by what a person calls them.
     """
 
     workers: int
@@ -60,6 +62,7 @@ class Machine:
         default=None, compare=False
     )
     calibration: Calibration | None = None
+    durations: Callable[[], Mapping[str, float]] | None = field(default=None, compare=False)
 
     @property
     def placed(self) -> bool:
@@ -179,7 +182,26 @@ def _of_client(client: Any) -> Machine | None:
         found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
         return found
 
-    return _with_said(replace(cluster, who_has=who_has), _said(client))
+    def durations() -> Mapping[str, float]:
+        if client.asynchronous:
+            return {}
+        try:
+            found: Mapping[str, float] = client.run_on_scheduler(_averages)
+        except Exception:
+            # a scheduler without dasktile cannot say
+            return {}
+        return found
+
+    return _with_said(replace(cluster, who_has=who_has, durations=durations), _said(client))
+
+
+def _averages(dask_scheduler: Any) -> dict[str, float]:
+    """Seconds that tasks of each name took, on the scheduler."""
+    return {
+        str(name): float(prefix.duration_average)
+        for name, prefix in dask_scheduler.task_prefixes.items()
+        if prefix.duration_average > 0
+    }
 
 
 def _said(client: Any) -> Mapping[str, Any]:

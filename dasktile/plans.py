@@ -311,7 +311,10 @@ def _link(device: object) -> Link:
 
 
 def _graph_of(found: Tasks, target: Machine) -> TaskGraph:
-    """Tasks as operations; each makes one datum, its result."""
+    """Tasks as operations; each makes one datum, its result.
+
+    They take as long as tasks of their name did so far, else what their bytes and products do.
+    """
     settings, seconds = target.settings(), config.positive("plan.task-seconds")
     memory = config.positive("plan.memory-bandwidth")
     if target.calibration is not None:
@@ -324,14 +327,18 @@ def _graph_of(found: Tasks, target: Machine) -> TaskGraph:
     # a view takes nothing, and keeps what it is a view of
     sizes = [size if base[number] == number else 0 for number, size in enumerate(found.sizes)]
     reads = [dict.fromkeys([*reads, *(base[read] for read in reads)]) for reads in found.reads]
-    times = [
-        seconds
-        if base[number] != number
-        else seconds
-        + (found.sizes[number] + sum(found.sizes[read] for read in found.reads[number])) / memory
-        + found.work[number] / settings.work_per_second
-        for number in range(len(found.keys))
-    ]
+    took = target.durations() if target.durations is not None else {}
+
+    def time_of(number: int) -> float:
+        name = found.names[number]
+        if name in took:
+            return took[name]
+        if base[number] != number:
+            return seconds
+        touched = found.sizes[number] + sum(found.sizes[read] for read in found.reads[number])
+        return seconds + touched / memory + found.work[number] / settings.work_per_second
+
+    times = [time_of(number) for number in range(len(found.keys))]
     return taskgraph(
         times,
         sizes,

@@ -189,7 +189,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
 }
 
 #: Parts that may import when a function runs what they do not import at once.
-LATE = {"__main__", "picture", "runtime.dashboard", "runtime.install"}
+LATE = {"__main__", "picture", "runtime.dashboard", "runtime.install", "schedule.compiled"}
 
 
 def module_name(path: Path) -> str:

@@ -26,6 +26,10 @@ POLICIES = (
     Policy(lead=512),
 )
 
+#: What a second of copies costs that are hidden, in seconds: of plans that take as long the one
+#: that copies less is better, where times are other than was thought.
+THRIFT = 0.01
+
 #: Operations beyond which bounds by linear program are left out.
 BOUND_LIMIT = 10_000
 
@@ -76,33 +80,48 @@ class Planned:
     tried: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Found:
+    """A plan, and how it was found."""
+
+    makespan: float
+    cost: float
+    swaps: SwapPlan
+    method: str
+    policy: Policy
+
+
 @dataclass(slots=True)
 class _Search:
-    """The best plan so far."""
+    """The best plans so far: the fastest, and the one of least cost."""
 
     graph: TaskGraph
     memory: Memory
     link: Link
     repeat: bool
-    makespan: float = math.inf
-    swaps: SwapPlan | None = None
-    method: str = ""
-    policy: Policy = ON_DEMAND
+    fastest: _Found | None = None
+    best: _Found | None = None
     tried: int = 0
 
-    def price(self, steps: Walk, policy: Policy) -> tuple[float, SwapPlan]:
-        """Plan, and see how long it takes."""
+    def offer(self, steps: Walk, policy: Policy, method: str) -> _Found:
+        """Plan, see how long it takes, and keep it if it is the best."""
         plan = plan_walk(self.graph, steps, self.memory, policy, self.repeat)
         self.tried += 1
-        return simulate(self.graph, plan, self.memory, self.link, steps).makespan, plan
+        makespan = simulate(self.graph, plan, self.memory, self.link, steps).makespan
+        inward, outward, _, _ = self.link.rates
+        copies = plan.swap_in_bytes / inward + plan.swap_out_bytes / outward
+        found = _Found(makespan, makespan + THRIFT * copies, plan, method, policy)
+        if self.fastest is None or makespan < self.fastest.makespan:
+            self.fastest = found
+        if self.best is None or found.cost < self.best.cost:
+            self.best = found
+        return found
 
-    def offer(self, steps: Walk, policy: Policy, method: str) -> float:
-        """Keep a plan if it is the best."""
-        makespan, plan = self.price(steps, policy)
-        if makespan < self.makespan:
-            self.makespan, self.swaps = makespan, plan
-            self.method, self.policy = method, policy
-        return makespan
+    def chosen(self, slowest: float) -> _Found:
+        """The plan of least cost, if it takes no longer than that; else the fastest."""
+        assert self.fastest is not None
+        assert self.best is not None
+        return self.best if self.best.makespan <= slowest else self.fastest
 
 
 def plan(
@@ -123,8 +142,9 @@ def plan(
     """Find an order and swaps that take little time.
 
     Every rule for an order is tried with every policy; the best is kept, and changed for as
-    long as there is time.  It is never slower than any of the orders given, nor than
-    the program's own, whether those swap by plan or on demand.
+    long as there is time.  Of plans that take about as long, the best copies least.  It is
+    never slower than any of the orders given, nor than the program's own, whether those swap
+    by plan or on demand.
 
     Parameters
     ----------
@@ -172,23 +192,26 @@ def plan(
         candidates.setdefault(name, orders.get(name)(graph, limit))
     candidates.setdefault("program", orders.get("program")(graph, limit))
     seen: set[bytes] = set()
+    slowest = math.inf
     for name, order in candidates.items():
-        if order.tobytes() in seen:
+        known = name == "program" or name in (given or {})
+        if order.tobytes() in seen and not known:
             continue
         seen.add(order.tobytes())
         steps = walk(graph, order, repeat)
-        search.offer(steps, ON_DEMAND, f"{name}, on demand")
-        for policy in policies:
-            search.offer(steps, policy, f"{name}, {policy.lead} ahead")
+        for policy in (ON_DEMAND, *policies):
+            how = "on demand" if policy is ON_DEMAND else f"{policy.lead} ahead"
+            found = search.offer(steps, policy, f"{name}, {how}")
+            if known:
+                slowest = min(slowest, found.makespan)
     if search_seconds > 0 and clock is not None:
         anneal(search, search_seconds, clock, np.random.default_rng(0) if rng is None else rng)
-    assert search.swaps is not None
-    return _judged(search, search.swaps, limit, bounds)
+    return _judged(search, search.chosen(slowest), limit, bounds)
 
 
-def _judged(search: _Search, swaps: SwapPlan, limit: int, bounds: bool) -> Planned:
-    """Say how good the best plan is."""
-    graph, link = search.graph, search.link
+def _judged(search: _Search, found: _Found, limit: int, bounds: bool) -> Planned:
+    """Say how good a plan is."""
+    graph, link, swaps = search.graph, search.link, found.swaps
     run = simulate(graph, swaps, search.memory, link, walk(graph, swaps.order, search.repeat))
     both = None
     touched = np.zeros(graph.data_count, np.bool_)
@@ -211,7 +234,7 @@ def _judged(search: _Search, swaps: SwapPlan, limit: int, bounds: bool) -> Plann
         time_bound(graph, swaps.order, limit, link.rates, read, total, started=swaps.started),
         both,
         read,
-        search.method,
+        found.method,
         search.tried,
     )
 
@@ -223,22 +246,19 @@ def anneal(
 
     What is worse is taken too, the less likely the worse it is and the later.
     """
-    assert search.swaps is not None
     start = clock()
-    policy = search.policy
-    order, makespan = search.swaps.order, search.makespan
-    warm = 0.02 * makespan
-    name = search.method
+    best = search.chosen(math.inf)
+    order, cost = best.swaps.order, best.cost
+    warm = 0.02 * cost
     while (part := (clock() - start) / seconds) < 1.0:
         changed = moved(search.graph, order, rng)
         if changed is None:
             return
-        found = search.offer(
-            walk(search.graph, changed, search.repeat), policy, f"{name}, annealed"
-        )
+        steps = walk(search.graph, changed, search.repeat)
+        found = search.offer(steps, best.policy, f"{best.method}, annealed")
         cold = warm * (1e-3 ** max(part, 0.0))
-        if found <= makespan or rng.random() < math.exp((makespan - found) / cold):
-            order, makespan = changed, found
+        if found.cost <= cost or rng.random() < math.exp((cost - found.cost) / cold):
+            order, cost = changed, found.cost
 
 
 def moved(graph: TaskGraph, order: Ints, rng: np.random.Generator) -> Ints | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dasktile.report import format_bytes
@@ -47,7 +47,8 @@ class Comparison:
     workers
         Processes that send bytes to each other.
     lower_bound
-        Bytes that no tiling in the model moves less than.
+        Bytes that no tiling in the model moves less than; 0 where the exact method was not
+        asked.
     choices
         One for each method.
     """
@@ -92,7 +93,7 @@ class Comparison:
         least = self.lower_bound
         times = "1.00" if choice.bytes <= least else f"{choice.bytes / least:.2f}" if least else "-"
         said = {"none": "the input's own chunks"}.get(choice.method, "")
-        said = "proven optimal" if choice.proven_optimal and choice.bytes <= least else said
+        said = "proven optimal" if choice.proven_optimal else said
         return (choice.method, format_bytes(choice.bytes), times, f"{choice.tasks:,}",
                 format_bytes(choice.peak), said)  # fmt: skip
 
@@ -111,7 +112,17 @@ def comparison(workers: int, plans: Sequence[tuple[str, Plan | str]]) -> Compari
         )
         for name, plan in plans
     ]
-    # methods differ in what they know of: a bound is one only if it holds for all of them
-    bounds = [plan.lower_bound for _, plan in plans if not isinstance(plan, str)]
+    # only the exact method bounds more than what it has chosen
+    bounds = [
+        plan.lower_bound
+        for name, plan in plans
+        if name in ("auto", "exact") and not isinstance(plan, str)
+    ]
     least = min((choice.bytes for choice in found if not choice.refused), default=0)
-    return Comparison(workers, min([*bounds[:1], least], default=0), tuple(found))
+    bound = min(max(bounds, default=0), least)
+    # what is proven of the candidates of one mesh need not hold for those of another
+    found = [
+        replace(choice, proven_optimal=choice.proven_optimal and choice.bytes <= bound)
+        for choice in found
+    ]
+    return Comparison(workers, bound, tuple(found))

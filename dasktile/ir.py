@@ -181,6 +181,8 @@ class Node:
         mesh of the workers that have it.
     reason
         Why the node is left alone, empty if it is not.
+    repeatable
+        True where making the array again is sure to give the same elements.
     copy
         For an array that the plan makes, or keeps, several times: which of them this is.
     """
@@ -201,6 +203,7 @@ class Node:
     resident: bool = False
     homes: tuple[tuple[int, ...], ...] | None = None
     reason: str = ""
+    repeatable: bool = False
     copy: int = 0
 
     @property

@@ -46,6 +46,7 @@ class Builder:
             tuple(shape),
             work=0.0,
             stored=store,
+            repeatable=not pinned,
             resident=pinned,
             reason="already in memory, in these chunks" if pinned else "",
         )

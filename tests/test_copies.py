@@ -12,6 +12,7 @@ import pytest
 from dask.callbacks import Callback
 
 import dasktile
+from dasktile.capture import registry, sources
 from dasktile.ir import AxisMap, Edge, Kind, Label, Program, Role
 from dasktile.tiling import Settings, tile
 from dasktile.tiling.cost import TIE, Costs
@@ -171,8 +172,13 @@ class Most(Callback):
         self.held = max(self.held, now)
 
 
+@pytest.fixture
+def counted_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "REPEATABLE", {*sources.REPEATABLE, "tests"})
+
+
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_does_not_fit_is_read_again(scaled: bool) -> None:
+def test_what_does_not_fit_is_read_again(counted_is_known: None, scaled: bool) -> None:
     store = Counted(np.random.default_rng(0).random((4000, 1000)))
     x = da.from_array(store, chunks=(250, 1000), asarray=False, meta=np.empty((0, 0)))
     x = 2 * x if scaled else x
@@ -188,6 +194,32 @@ def test_what_does_not_fit_is_read_again(scaled: bool) -> None:
     assert read == {None: store.values.nbytes, "3 MB": 2 * store.values.nbytes}
     assert held[None] > store.values.nbytes
     assert held["3 MB"] < 0.2 * store.values.nbytes
+
+
+class Drawn(Counted):
+    """An array that is another whenever it is read."""
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.values = np.random.default_rng().random(self.shape)
+        return super().__getitem__(index)
+
+
+def noisy(block: np.ndarray) -> np.ndarray:
+    return block + np.random.default_rng().random(block.shape)
+
+
+def test_what_may_be_another_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    dasktile.register_kernel(noisy, elementwise=True)
+    drawn = Drawn(np.zeros((4000, 1000)))
+    unknown = da.from_array(drawn, chunks=(250, 1000), asarray=False, meta=np.empty((0, 0)))
+    known = da.from_array(np.zeros((4000, 1000)), chunks=(250, 1000))
+    vectorized = np.vectorize(noisy, otypes=[float])
+    for x in (unknown, known.map_blocks(noisy), known.map_blocks(vectorized, dtype=float)):
+        assert dasktile.explain(x - x.mean(axis=0), memory_limit="3 MB", workers=1).nodes
+        means = (x - x.mean(axis=0)).mean(axis=0)
+        new = dasktile.optimize(means, memory_limit="3 MB", workers=1)
+        assert abs(new.compute(scheduler="sync")).max() < 1e-9
 
 
 def centred(**source: Any) -> tuple[Program, int]:

@@ -66,6 +66,7 @@ class Found:
     stored: Chunks | None = None
     resident: bool = False
     reason: str = ""
+    repeatable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ the layer's index symbols and in the chunks of the arrays it reads.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -199,7 +199,9 @@ def elementwise(view: GraphView, name: str) -> Found | None:
         return None
     if not _suffixes(layer) or not is_pointwise_task(layer.task):
         return None
-    return _mapped(view, layer, info)
+    found = _mapped(view, layer, info)
+    pure = is_pointwise_task(layer.task, known=True)
+    return found if found is None else replace(found, repeatable=pure)
 
 
 def registered(view: GraphView, name: str) -> Found | None:

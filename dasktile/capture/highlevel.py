@@ -116,6 +116,7 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
                 stored=answer.stored,
                 resident=answer.resident,
                 reason=answer.reason,
+                repeatable=answer.repeatable,
             )
         )
         kernels.append(answer.kernel)

@@ -74,7 +74,9 @@ def is_scalar(value: Any) -> bool:
     return isinstance(value, _SCALARS)
 
 
-def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bool:
+def is_pointwise(
+    function: Any, kwargs: Mapping[str, Any], arguments: int, known: bool = False
+) -> bool:
     """True if the function, called so, computes every element from those at its place.
 
     Parameters
@@ -85,12 +87,14 @@ def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bo
         Keyword arguments of the call.
     arguments
         Number of positional arguments.
+    known
+        Only functions that are known here: nobody else's word is taken.
     """
     kwargs = dict(kwargs)
     while True:
         use = lookup(function)
         if use is not None:
-            return use.elementwise
+            return use.elementwise and not known
         if function is core._enforce_dtype:
             kwargs.pop("enforce_dtype", None)
             function = kwargs.pop("enforce_dtype_function")
@@ -119,7 +123,8 @@ def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bo
         )
     if isinstance(function, np.vectorize):
         return (
-            function.signature is None
+            not known
+            and function.signature is None
             and not function.excluded
             and function.otypes is not None
             and all(map(is_scalar, kwargs.values()))
@@ -133,13 +138,13 @@ def is_pointwise(function: Any, kwargs: Mapping[str, Any], arguments: int) -> bo
     return all(is_scalar(value) for name, value in kwargs.items() if name not in arrays)
 
 
-def is_pointwise_task(task: Task) -> bool:
+def is_pointwise_task(task: Task, known: bool = False) -> bool:
     """The same for a task; several of them that dask has fused are looked into."""
     fused = _fused(task)
     if fused is None:
-        return is_pointwise(task.func, task.kwargs, len(task.args))
+        return is_pointwise(task.func, task.kwargs, len(task.args), known)
     for inner in fused.values():
-        if not isinstance(inner, Task) or not is_pointwise_task(inner):
+        if not isinstance(inner, Task) or not is_pointwise_task(inner, known):
             return False
         for value in inner.args:
             if not isinstance(value, TaskRef) and not is_scalar(value):

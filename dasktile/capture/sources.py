@@ -67,6 +67,9 @@ class InMemory:
     array: np.ndarray[Any, Any]
 
 
+#: Packages whose array-likes give the same whenever they are read.
+REPEATABLE = {"h5py", "netCDF4", "numpy", "tensorstore", "xarray", "zarr"}
+
 #: Functions that slice an array-like, as ``getter(array, slices)``.
 _GETTERS = (core.getter, core.getter_nofancy, core.getter_inline, operator.getitem)
 
@@ -112,7 +115,9 @@ def read(view: GraphView, name: str) -> Found | None:
     if isinstance(array, (GraphNode, TaskRef)) or getattr(array, "shape", None) != info.shape:
         return None
     kernel = Read(source, array, function, dict(kwargs))
-    return _source(info, kernel, op="from_array", stored=_stored(array, info))
+    again = type(array).__module__.partition(".")[0] in REPEATABLE
+    stored = _stored(array, info)
+    return _source(info, kernel, op="from_array", stored=stored, repeatable=again)
 
 
 def held(view: GraphView, name: str) -> Found | None:
@@ -217,7 +222,11 @@ def take_eye(offset: int, index: tuple[slice, slice], dtype: np.dtype[Any]) -> A
 
 
 def _source(
-    info: ArrayInfo, kernel: Any, op: str | None = None, stored: Chunks | None = None
+    info: ArrayInfo,
+    kernel: Any,
+    op: str | None = None,
+    stored: Chunks | None = None,
+    repeatable: bool = True,
 ) -> Found:
     return Found(
         op=op or key_split(info.name),
@@ -226,6 +235,7 @@ def _source(
         out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
         kernel=kernel,
         stored=stored,
+        repeatable=repeatable,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from dasktile.tiling.problem import Solution
 from dasktile.tiling.rewrite import Rewritten, Second, rewritten
 from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.space import Space
+from dasktile.tiling.space import Space, choices
 
 #: A plan must be cheaper than the input by this factor to be worth a rewrite.
 WORTH_IT = 0.98
@@ -48,6 +49,12 @@ FEW_NODES, LEAN_STATES, FEW_WORKERS = 40, 256, 16
 
 #: Bytes that a plan must move for it to be worth a second search, which takes a second.
 WORTH_FINER = 16e6
+
+#: Boxes of one node that may be looked at for that.
+MOST_BOXES = 300_000
+
+#: Arrays to be made again that are tried one by one.
+MOST_MADE_AGAIN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +137,23 @@ def tile(
         twice=chosen.twice,
     )
     least = anew.candidate(chosen, TIE)
+    stated = least.solution
     finer = anew.finer(least) if name in ("auto", "exact") else None
     if finer is not None:
         other = finer.candidate(chosen, TIE)
-        better = other.price.bytes < least.price.bytes
-        one, two = least.solution, other.solution
-        if finer.mesh != anew.mesh:
-            # what holds for the mesh of fewer axes need not hold for the finer one
-            both = replace(one, bound=min(one.bound, two.bound), exact=one.exact and two.exact)
-        else:
-            both = one
-        least = replace(other if better else least, solution=both)
+        if other.price.bytes < least.price.bytes:
+            least = other
+            if finer.mesh != anew.mesh:
+                # what holds for the mesh of fewer axes need not hold for this one
+                stated = other.solution
     candidates = [least]
     if name == "auto":
         fewer = anew.candidate(chosen, settings.task_bytes)
         if anew.cost(fewer.price) * FEWEST_BYTES_SLACK < anew.cost(least.price):
             candidates.insert(0, fewer)
-    if chosen.twice:
-        again = _again(anew, candidates[0], chosen)
-        if again is not candidates[0]:
-            candidates.insert(0, again)
+    again = _again(anew, candidates[0], chosen) if chosen.twice else None
+    if again is not None:
+        candidates.insert(0, again)
     verdict = ""
     for after in candidates:
         if anyway:
@@ -159,25 +163,35 @@ def tile(
             break
     else:
         after = before
-    return _plan(program, workers, name, before, after, verdict, least.solution, placed)
+    # of programs in which arrays are made again nothing was proven
+    known = None if after is again else stated
+    return _plan(program, workers, name, before, after, verdict, known, placed)
 
 
-def _again(planner: _Planner, best: _Candidate, method: Method) -> _Candidate:
-    """A plan that makes arrays again instead of holding them, where that is cheaper."""
-    if not best.price.spilled:
-        return best
+def _again(planner: _Planner, held: _Candidate, method: Method) -> _Candidate | None:
+    """A plan that makes arrays again instead of holding them, if that is cheaper."""
+    if not held.price.spilled:
+        return None
+    best = held
     late = long_held(planner.program)
-    changes: list[Second] = []
     # the largest first: what it frees the others may have
-    for index in sorted(late, key=lambda index: (-planner.program.nodes[index].nbytes, index)):
-        second = remade(planner.program, index, late[index])
-        if second is None:
-            continue
-        found = planner.rewritten([*changes, second], method, TIE)
-        if planner.cost(found.price) < planner.cost(best.price) * WORTH_IT:
-            best = found
+    order = sorted(late, key=lambda index: (-planner.program.nodes[index].nbytes, index))
+    found = [remade(planner.program, index, late[index]) for index in order]
+    able = [second for second in found if second is not None]
+    changes: list[Second] = []
+    for second in able[:MOST_MADE_AGAIN]:
+        if not best.price.spilled:
+            break
+        tried = planner.rewritten([*changes, second], method, TIE)
+        if planner.cost(tried.price) < planner.cost(best.price) * WORTH_IT:
+            best = tried
             changes.append(second)
-    return best
+    rest = able[MOST_MADE_AGAIN:]
+    if best.price.spilled and rest:
+        tried = planner.rewritten([*changes, *rest], method, TIE)
+        if planner.cost(tried.price) < planner.cost(best.price) * WORTH_IT:
+            best = tried
+    return None if best is held else best
 
 
 def _plan(
@@ -187,15 +201,16 @@ def _plan(
     before: _Candidate,
     after: _Candidate,
     verdict: str,
-    least: Solution | None = None,
+    known: Solution | None = None,
     placed: bool = False,
 ) -> Plan:
-    bound = after.price.bytes
-    proven = False
-    if least is not None:
-        # the tie-break is worth less than a byte in all, so rounding gives bytes
-        bound = min(after.price.bytes, max(0, math.floor(least.bound + 0.5)))
-        proven = least.exact and after.price.bytes <= bound
+    # the tie-break is worth less than a byte in all, so rounding gives bytes
+    bound = 0 if known is None else max(0, math.floor(known.bound + 0.5))
+    if after.price.bytes < bound:
+        # it is none of the tilings that the bound speaks of
+        known, bound = None, 0
+    exact = known is not None and known.exact
+    proven = after.price.bytes <= bound and (exact or not after.price.bytes)
     kept = after is before and not (placed and _worth_placing(before))
     price, origin = before.price, None
     if after.rewritten is not None:
@@ -313,6 +328,9 @@ class _Planner:
         if least.price.bytes < WORTH_FINER:
             return None
         mesh = Mesh(mesh_shape(self.mesh.workers, FINER_AXES))
+        boxes = max(choices(node) for node in self.program.nodes) ** len(mesh.shape)
+        if boxes * mesh.workers > MOST_BOXES:
+            return None
         operations = sum(bool(node.edges) for node in self.program.nodes)
         if operations <= FEW_OPERATIONS and mesh.workers >= MANY_WORKERS:
             settings = replace(self.settings, max_states=ALL_STATES)
@@ -365,9 +383,10 @@ class _Planner:
             tasks=local.tasks,
             loads=tuple(float(load) for load in self.costs.loads(states)),
             peak=local.peak,
-            spilled=self._spilled(),
+            spilled=self._spilled,
         )
 
+    @cached_property
     def _spilled(self) -> int:
         """Bytes that do not fit while they are held from one pass to the next."""
         if self.memory_limit is None:

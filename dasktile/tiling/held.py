@@ -2,8 +2,9 @@
 
 ``x - x.mean()`` reads x twice, and the second time only when all of it was read once: until then
 it is held, or written and read back where it does not fit.  If x is read from storage, or is
-made of nothing but that, it can as well be made again (rematerialisation, as compilers and
-SwapAdvisor's relatives do for activations).
+made of nothing but that, it can as well be made again (rematerialisation, as compilers do for
+activations), where that is sure to give the same: not of an object or a function that nobody
+knows.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def remade(program: Program, index: int, late: Sequence[int]) -> Second | None:
         at = waiting.pop()
         node = program.nodes[at]
         cheap = node.kind is Kind.SOURCE or (node.kind is Kind.MAP and bool(node.edges))
-        if node.pinned or node.resident or not cheap or len(nodes) >= LONGEST:
+        same = node.repeatable and not node.pinned and not node.resident
+        if not cheap or not same or len(nodes) >= LONGEST:
             return None
         if at not in nodes:
             nodes.add(at)

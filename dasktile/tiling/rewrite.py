@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,7 @@ def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
     origin: list[int] = []
     added: list[bool] = []
     place: dict[int, int] = {}
+    times: Counter[int] = Counter()
     redirected: dict[Reader, int] = {}
 
     def add(node: Node, source: int, new: bool) -> int:
@@ -69,7 +71,7 @@ def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
             for at, edge in enumerate(node.edges)
         )
         place[index] = add(replace(node, edges=edges), index, False)
-        for number, change in enumerate([one for one in changes if one.node == index], 1):
+        for change in [one for one in changes if one.node == index]:
             if change.nodes:
                 again = dict(place)
                 for member in change.nodes:
@@ -77,10 +79,12 @@ def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
                     reads = tuple(
                         replace(one, producer=again[one.producer]) for one in before.edges
                     )
-                    clone = replace(before, edges=reads, copy=before.copy + number)
+                    times[member] += 1
+                    clone = replace(before, edges=reads, copy=before.copy + times[member])
                     again[member] = add(clone, member, True)
             else:
-                add(_copy(node, place[index], number), index, True)
+                times[index] += 1
+                add(_copy(node, place[index], times[index]), index, True)
             redirected.update(dict.fromkeys(change.readers, len(nodes) - 1))
     outputs = tuple(place[index] for index in program.outputs)
     return Rewritten(Program(tuple(nodes), outputs), tuple(origin), tuple(added))

@@ -202,7 +202,9 @@ class Space:
             work = boxes.work(options)
             chosen = _balanced(work, node.iterations, self.mesh.workers, small)
             if self.lean and not small:
-                chosen = _scattered(node, options, chosen)
+                divided = _scattered(node, options, chosen)
+                self.truncated |= len(divided) < len(chosen)
+                chosen = divided
             needs = [self._need(node, edge, boxes, options, shape)
                      for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
             if len(chosen) > self.max_states:
@@ -307,6 +309,7 @@ class Space:
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
             ]  # fmt: skip
             if self.lean and node.size >= self.mesh.workers:
+                self.truncated = True
                 options = [
                     option for option in options
                     if all(cut is not None or spread
@@ -397,8 +400,8 @@ def small_nodes(program: Program, workers: int) -> set[int]:
     return small
 
 
-def _options(node: Node, mesh: Mesh) -> Iterator[Option]:
-    """Every assignment of mesh axes to labels, with where the sums go."""
+def _picks(node: Node) -> list[tuple[int | None, int | None]]:
+    """What one axis of a mesh may cut, with where the sums go."""
     free_axes = [
         axis
         for axis, (seen, size) in enumerate(zip(node.out, node.shape, strict=True))
@@ -406,15 +409,25 @@ def _options(node: Node, mesh: Mesh) -> Iterator[Option]:
     ]
     # sums are scattered along the two longest axes at most: more choices, never fewer bytes
     targets = sorted(free_axes, key=lambda axis: (-node.shape[axis], axis))[:2]
-    choices: list[tuple[int | None, int | None]] = [(None, None)]
+    found: list[tuple[int | None, int | None]] = [(None, None)]
     for position, label in enumerate(node.labels):
         pieces = len(label.cuts) if label.role is Role.PINNED else label.size
         if label.role is Role.WHOLE or pieces < 2:
             continue
-        choices.append((position, None))
+        found.append((position, None))
         if label.role is Role.REDUCE:
-            choices += [(position, target) for target in targets]
-    for picks in itertools.product(choices, repeat=len(mesh.shape)):
+            found += [(position, target) for target in targets]
+    return found
+
+
+def choices(node: Node) -> int:
+    """In how many ways one axis of a mesh may divide a node."""
+    return len(_picks(node))
+
+
+def _options(node: Node, mesh: Mesh) -> Iterator[Option]:
+    """Every assignment of mesh axes to labels, with where the sums go."""
+    for picks in itertools.product(_picks(node), repeat=len(mesh.shape)):
         yield Option(
             tuple(label for label, _ in picks),
             tuple(target for _, target in picks),

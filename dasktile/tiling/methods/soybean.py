@@ -31,9 +31,9 @@ from dasktile.tiling.grid import axis_classes
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.methods.base import Method
 from dasktile.tiling.methods.onecut import OneCut, by_levels
+from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.problem import Problem, Solution
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import solve
 from dasktile.tiling.space import Variable
 
 #: More factors than this are merged: the candidates of a node are a power of it.
@@ -276,17 +276,7 @@ def _as_candidates(costs: Costs, settings: Settings, tile_weight: float, cuts: C
         else _agreeing(variable, cuts.forms[variable.node])
         for variable in costs.space.variables
     ]
-    problem = costs.problem(tile_weight)
-    smaller = Problem(
-        [unary[chosen] for unary, chosen in zip(problem.unary, allowed, strict=True)],
-        {
-            (i, j): table[np.ix_(allowed[i], allowed[j])]
-            for (i, j), table in problem.pairwise.items()
-        },
-    )
-    found = solve(smaller, settings.width_budget).states
-    states = tuple(int(chosen[at]) for chosen, at in zip(allowed, found, strict=True))
-    return Solution(states, problem.cost(states), 0.0, False)
+    return best_of(costs, settings, tile_weight, allowed)
 
 
 def _agreeing(variable: Variable, forms: Sequence[int | None]) -> np.ndarray:

@@ -17,6 +17,7 @@ from dasktile.ir import Kind, Node, Program, Role
 from dasktile.tiling.cost import Costs
 from dasktile.tiling.methods.base import Choose
 from dasktile.tiling.methods.joins import Observed
+from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.methods.tilinggraph import (
     LOST,
     Tile,
@@ -29,7 +30,7 @@ from dasktile.tiling.methods.tilinggraph import (
     whole,
 )
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Problem, Solution, solve
+from dasktile.tiling.solve import Solution
 from dasktile.tiling.space import Option, Variable
 
 __all__ = ["Observed", "mesh", "node_tiles", "observing", "spartan"]
@@ -61,15 +62,7 @@ def observing(observed: Observed) -> Choose:
         tiles = node_tiles(graph, space.program, greedy(graph, budget))
         allowed = [_candidates(graph, space.program, variable, tiles)
                    for variable in space.variables]  # fmt: skip
-        problem = costs.problem(tile_weight)
-        left = Problem(
-            [unary[states] for unary, states in zip(problem.unary, allowed, strict=True)],
-            {(i, j): table[np.ix_(allowed[i], allowed[j])]
-             for (i, j), table in problem.pairwise.items()},
-        )  # fmt: skip
-        found = solve(left, settings.width_budget)
-        states = tuple(int(some[state]) for some, state in zip(allowed, found.states, strict=True))
-        return Solution(states, problem.cost(states), 0.0, False)
+        return best_of(costs, settings, tile_weight, allowed)
 
     return spartan
 

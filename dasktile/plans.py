@@ -5,26 +5,27 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef, convert_legacy_graph
-from dask.array.core import Array
-from dask.base import is_dask_collection, optimize, tokenize
-from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask._task_spec import Task, TaskRef
+from dask.base import is_dask_collection, tokenize
+from dask.highlevelgraph import HighLevelGraph
 from dask.order import order as dask_order
 
 from dasktile import config
-from dasktile.capture.tasks import Tasks, tasks, without_aliases
+from dasktile.capture.tasks import Tasks, tasks
 from dasktile.machine import Machine, machine, memory_bytes
+from dasktile.ordered import Low, ordered
 from dasktile.report import format_bytes, format_seconds
 from dasktile.schedule.planner import Planned
 from dasktile.schedule.planner import plan as find
@@ -32,9 +33,6 @@ from dasktile.schedule.simulate import Link, Run, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, plan_walk, walk
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 from dasktile.timeline import Timeline, draw, lane
-
-#: The annotation that says which task of a plan comes when.
-ORDER = "dasktile-order"
 
 #: Plans that are remembered: the same expression often comes again.
 REMEMBERED = 16
@@ -88,8 +86,8 @@ class SchedulePlan:
     method: str
     before: tuple[int, int, float]
     _collections: tuple[Any, ...] = field(default=(), repr=False)
-    _tasks: Mapping[Any, Any] = field(default_factory=dict, repr=False)
-    _timeline: Timeline | None = field(default=None, repr=False)
+    _low: Low | None = field(default=None, repr=False)
+    _draw: Callable[[], Timeline] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         swaps = self.swap_in_bytes + self.swap_out_bytes
@@ -152,19 +150,15 @@ class SchedulePlan:
         given = collections or self._collections
         if not given:
             raise ValueError("this plan has no collections with it: pass those that it is of")
-        keys = [list(flatten([one.__dask_keys__()])) for one in given]
-        low = self._tasks or _low(given, [key for some in keys for key in some])
+        low = self._low if given is self._collections and self._low else Low.of(given)
         place = {key: at for at, key in enumerate(self.order)}
-        missing = len(place.keys() - low.keys())
-        if missing:
+        missing = len(place.keys() - low.tasks.keys())
+        if missing or not place.keys() >= low.running():
             raise ValueError(
-                f"{missing} of the plan's {len(place)} tasks are not in these collections: a plan"
-                " is of exactly the expressions that it was made for"
+                f"{missing} of the plan's {len(place)} tasks are not in these collections, or these"
+                " have others: a plan is of exactly the expressions that it was made for"
             )
-        graph = HighLevelGraph.from_collections("plan", low)
-        found = tuple(
-            _ordered(one, graph, some, place) for one, some in zip(given, keys, strict=True)
-        )
+        found = tuple(ordered(one, low, place) for one in given)
         return found[0] if len(found) == 1 else found
 
     def visualize(self, filename: str | Path = "plan.svg") -> Path:
@@ -175,9 +169,9 @@ class SchedulePlan:
         filename
             Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib.
         """
-        if self._timeline is None:
+        if self._draw is None:
             raise ValueError("a plan that was loaded has no timeline: make it again to draw it")
-        return draw(self._timeline, filename)
+        return draw(self._draw(), filename)
 
 
 def load_plan(filename: str | Path) -> SchedulePlan:
@@ -188,12 +182,15 @@ def load_plan(filename: str | Path) -> SchedulePlan:
     ValueError
         If the file holds none, or one of another version.
     """
-    found = json.loads(Path(filename).read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or found.pop("version", None) != _VERSION:
-        raise ValueError(f"{str(filename)!r} holds no plan of this version of dasktile")
-    found["order"] = tuple(_key(key) for key in found["order"])
-    found["before"] = tuple(found["before"])
-    return SchedulePlan(**found)
+    said = f"{str(filename)!r} holds no plan of this version of dasktile"
+    try:
+        found = json.loads(Path(filename).read_text(encoding="utf-8"))
+        if found.pop("version") != _VERSION:
+            raise ValueError(said)
+        order = tuple(_key(key) for key in found.pop("order"))
+        return SchedulePlan(order=order, before=tuple(found.pop("before")), **found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(said) from None
 
 
 def plan(
@@ -226,7 +223,14 @@ def plan(
     seed
         Of those changes.
     repeat
-        The tasks run again and again: what is in memory at the end is what was at the start.
+        The operations of a TaskGraph run again and again: what is in memory at the end is what
+        was at the start.
+
+    Returns
+    -------
+    A :class:`SchedulePlan`.  Without a search the same arguments give the same plan; the best
+    that a search finds in its time depends on the machine, and is remembered for the next
+    time that the same is asked.
 
     Raises
     ------
@@ -254,26 +258,19 @@ def plan(
     if not collections or not all(map(is_dask_collection, collections)):
         kinds = ", ".join(type(one).__name__ for one in collections) or "nothing"
         raise TypeError(f"plan takes dask collections, or one TaskGraph; got {kinds}")
+    if repeat:
+        raise ValueError("repeat=True is for a TaskGraph: collections are computed once")
     target = machine(workers)
     limit = _limit(memory_limit, target) * target.workers
     graphs = [one.__dask_graph__() for one in collections]
     high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)))
-    wanted = list(flatten([one.__dask_keys__() for one in collections]))
-    low = _low(collections, wanted)
-    found = tasks(high, low, wanted)
+    low = Low.of(collections)
+    found = tasks(high, low.tasks, low.wanted)
     given = {"dask.order": _usual_order(found)}
     made = _plan(
         _graph_of(found, target), found.keys, given, limit, link, search_seconds, seed, repeat
     )
-    return replace(made, _collections=collections, _tasks=low)
-
-
-def _low(collections: Sequence[Any], wanted: Sequence[Any]) -> dict[Any, Any]:
-    """The tasks that run when collections are computed."""
-    found: dict[Any, Any] = {}
-    for one in optimize(*collections):
-        found.update(one.__dask_graph__())
-    return without_aliases(convert_legacy_graph(found), wanted)
+    return replace(made, _collections=collections, _low=low)
 
 
 def _usual_order(found: Tasks) -> Any:
@@ -350,7 +347,9 @@ def _graph_of(found: Tasks, target: Machine) -> TaskGraph:
     )
 
 
-#: Plans by what they were made of.
+_lock = threading.Lock()
+
+#: Plans by what they were made of, the oldest first.
 _plans: OrderedDict[str, tuple[Planned, Run, tuple[int, int, float]]] = OrderedDict()
 
 
@@ -367,7 +366,8 @@ def _plan(
     parts = (graph.time, graph.size, graph.touched.pointer, graph.touched.index, graph.kinds,
              graph.present, graph.kept)  # fmt: skip
     token = tokenize(parts, given, limit, link.rates, search_seconds, seed, repeat)
-    if token not in _plans:
+    known = _plans.get(token)
+    if known is None:
         with _progress(search_seconds) as clock:
             planned = find(
                 graph, limit, link, given=given, repeat=repeat, search_seconds=search_seconds,
@@ -379,11 +379,12 @@ def _plan(
         steps = walk(graph, start, repeat)
         swaps = plan_walk(graph, steps, memory, ON_DEMAND, repeat)
         seconds = simulate(graph, swaps, memory, link, steps).makespan
-        _plans[token] = planned, run, (swaps.swap_in_bytes, swaps.swap_out_bytes, seconds)
-        while len(_plans) > REMEMBERED:
-            _plans.popitem(last=False)
-    _plans.move_to_end(token)
-    planned, run, before = _plans[token]
+        known = planned, run, (swaps.swap_in_bytes, swaps.swap_out_bytes, seconds)
+        with _lock:
+            _plans[token] = known
+            while len(_plans) > REMEMBERED:
+                _plans.popitem(last=False)
+    planned, run, before = known
     least = planned.least
     return SchedulePlan(
         order=tuple(names[op] for op in planned.order.tolist()),
@@ -397,7 +398,7 @@ def _plan(
         peak=planned.peak,
         method=planned.method,
         before=before,
-        _timeline=_timeline(graph, planned, run, limit),
+        _draw=partial(_timeline, graph, planned, run, limit),
     )
 
 
@@ -472,40 +473,9 @@ def _taken(graph: TaskGraph, planned: Planned, run: Run) -> tuple[tuple[float, i
     return tuple(found)
 
 
-class OrderedArray(Array):
-    """An array whose graph is optimised already, and says in which order it runs."""
-
-    __slots__ = ()
-    __dask_optimize__ = None
-
-
-class Positions(dict[Any, Any]):
-    """A value for every key, to be called as annotations are."""
-
-    def __call__(self, key: Any) -> Any:
-        return self.get(key)
-
-    def __reduce__(self) -> Any:
-        return Positions, (dict(self),)
-
-
-def _ordered(one: Any, graph: HighLevelGraph, keys: Sequence[Any], place: Mapping[Any, int]) -> Any:
-    """A collection whose tasks say when they run."""
-    low = dict(graph.cull(keys))
-    count = max(len(place), 1)
-    positions = Positions({key: place[key] for key in low if key in place})
-    # a fraction, so that graphs of others wait no longer than for any other
-    priorities = Positions({key: -at / count for key, at in positions.items()})
-    rebuild, arguments = one.__dask_postpersist__()
-    layers = one.__dask_layers__() if hasattr(one, "__dask_layers__") else (tokenize(keys),)
-    layer = MaterializedLayer(low, annotations={"priority": priorities, ORDER: positions})
-    new = rebuild(HighLevelGraph({layers[0]: layer}, {layers[0]: set()}), *arguments)
-    if type(new) is Array:
-        return OrderedArray(new.dask, new.name, new.chunks, dtype=new.dtype, meta=new._meta)
-    return new
-
-
 def _plain(key: Any) -> Any:
+    if isinstance(key, np.generic):
+        key = key.item()
     return list(map(_plain, key)) if isinstance(key, tuple) else key
 
 

@@ -205,7 +205,7 @@ class Drawn(Counted):
 
 
 def noisy(block: np.ndarray) -> np.ndarray:
-    return block + np.random.default_rng().random(block.shape)
+    return block + np.random.default_rng().random(np.shape(block))
 
 
 def test_what_may_be_another_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

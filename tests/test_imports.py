@@ -56,8 +56,9 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "picture": ({"ir"}, {"cairosvg"}),
     "report": ({"ir", "picture", "tiling.plan"}, set()),
     "timeline": ({"report"}, set()),
+    "ordered": ({"capture.tasks", "runtime.ordered"}, {"dask"}),
     "plans": (
-        {"capture.tasks", "config", "machine", "report", "schedule", "timeline"},
+        {"capture.tasks", "config", "machine", "ordered", "report", "schedule", "timeline"},
         {"dask", "numpy"},
     ),
     "comparison": ({"report", "tiling.plan"}, set()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,37 @@ def test_delayed_objects_have_orders_too() -> None:
     assert found.apply().compute().sum() == 4000
 
 
+def test_what_was_said_of_tasks_is_kept() -> None:
+    with dask.annotate(resources={"GPU": 1}, priority=3):
+        part = delayed(np.ones)(1000)
+    whole = delayed(np.sum)(part)
+    graph = dasktile.plan(whole, memory_limit="1 MB", workers=1).apply().__dask_graph__()
+    (layer,) = graph.layers.values()
+    said = {name: values(part.key) for name, values in layer.annotations.items()}
+    assert said["resources"] == {"GPU": 1}
+    assert 2 < said["priority"] <= 3
+    assert -1 < layer.annotations["priority"](whole.key) <= 0
+    assert layer.annotations["resources"](whole.key) is None
+
+
+def test_a_plan_is_of_its_own_expressions() -> None:
+    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    np.testing.assert_allclose(plan.apply(product()).compute(), EXPECTED)
+    with pytest.raises(ValueError, match="is of exactly the expressions"):
+        plan.apply(source() + 5)
+    with pytest.raises(ValueError, match="is of exactly the expressions"):
+        plan.apply(product(), source() + 5)
+    with pytest.raises(ValueError, match="repeat=True is for a TaskGraph"):
+        dasktile.plan(product(), memory_limit=20 * TILE, workers=1, repeat=True)
+
+
+def test_ordered_arrays_can_be_sent() -> None:
+    y = dasktile.plan(product(), memory_limit=20 * TILE, workers=1).apply()
+    sent = pickle.loads(pickle.dumps(y))
+    assert type(sent) is type(y) and sent.__dask_optimize__ is None
+    np.testing.assert_allclose(sent.compute(), EXPECTED)
+
+
 def test_tiles_and_orders_go_together() -> None:
     y = dasktile.optimize(product(), workers=1)
     planned = dasktile.plan(y, memory_limit="40 MB", workers=1).apply()
@@ -105,9 +137,10 @@ def test_a_plan_can_be_saved(tmp_path: Path) -> None:
         loaded.apply(source() @ source().T)
     with pytest.raises(ValueError, match="has no timeline"):
         loaded.visualize(tmp_path / "plan.svg")
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds no plan"):
-        dasktile.load_plan(tmp_path / "other.json")
+    for text in ("{}", "[]", "no JSON", '{"version": 1}', '{"version": 1, "order": 3}'):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(ValueError, match="holds no plan"):
+            dasktile.load_plan(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "html"])
@@ -126,7 +159,7 @@ def test_a_plan_can_be_drawn(tmp_path: Path, suffix: str) -> None:
 
 def test_memory_over_time_is_what_the_simulation_says() -> None:
     plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
-    taken = [size for _, size in plan._timeline.memory]
+    taken = [size for _, size in plan._draw().memory]
     assert min(taken) >= 0
     assert max(taken) == plan.peak
 

@@ -79,7 +79,8 @@ def _(recipe: EinSum, *tiles: Any) -> Any:
     kept = len(recipe.output)
     itemsize = max([recipe.dtype.itemsize, *(tile.dtype.itemsize for tile in tiles)])
     steps = slab_steps(shape, max(1, SLAB // itemsize))
-    whole = np.empty(shape[:kept], recipe.dtype)
+    # of the tiles' own kind: on the device that they are on
+    whole = np.empty_like(tiles[0], dtype=recipe.dtype, order="C", shape=shape[:kept], subok=False)
     for outer in _slabs(shape[:kept], steps[:kept]):
         found: Any = None
         for inner in _slabs(shape[kept:], steps[kept:]):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
-#: The annotation that says which task of a plan comes when; see :mod:`dasktile.plans`.
+#: The annotation that says which task of a plan comes when; see :mod:`dasktile.ordered`.
 ORDER = "dasktile-order"
 
 
@@ -30,4 +31,5 @@ def put_in_order(scheduler: Any, keys: Iterable[Any]) -> None:
             continue
         place = task.annotations.get(ORDER)
         if isinstance(place, int) and task.state == "released":
-            task.priority = (0, task.priority[1], place)
+            # without the fraction that is its place
+            task.priority = (math.floor(task.priority[0]), task.priority[1], place)

@@ -288,12 +288,16 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
 
     def make_room(bytes_: int, held: set[int]) -> None:
         """Let leave what was used longest ago."""
-        if used + bytes_ > limit:
-            for datum in list(resident):
-                if datum not in held:
-                    leave(datum)
-                    if used + bytes_ <= limit:
-                        break
+        over = used + bytes_ - limit
+        leaving = []
+        for datum in resident:
+            if over <= 0:
+                break
+            if datum not in held:
+                leaving.append(datum)
+                over -= size[datum]
+        for datum in leaving:
+            leave(datum)
 
     def fetch(data: list[int], held: set[int]) -> None:
         for datum in data:

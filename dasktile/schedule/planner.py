@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dasktile.schedule import order as orders
 from dasktile.schedule.bounds import Least, least_swaps, time_bound
+from dasktile.schedule.compiled import COMPILED
 from dasktile.schedule.simulate import Link, ideal, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, SwapPlan, Walk, plan_walk, walk
 from dasktile.schedule.taskgraph import Ints, TaskGraph
@@ -29,6 +30,9 @@ POLICIES = (
 #: What a second of copies costs that are hidden, in seconds: of plans that take as long the one
 #: that copies less is better, where times are other than was thought.
 THRIFT = 0.01
+
+#: Operations beyond which fewer policies are tried.
+MANY = 20_000
 
 #: Operations beyond which bounds by linear program are left out.
 BOUND_LIMIT = 10_000
@@ -131,7 +135,7 @@ def plan(
     *,
     given: Mapping[str, npt.ArrayLike] | None = None,
     rules: Sequence[str] | None = None,
-    policies: Sequence[Policy] = POLICIES,
+    policies: Sequence[Policy] | None = None,
     repeat: bool = False,
     search_seconds: float = 0.0,
     clock: Callable[[], float] | None = None,
@@ -159,7 +163,8 @@ def plan(
     rules
         Names of rules for an order (:func:`dasktile.schedule.order.rules`); None for all.
     policies
-        What is tried with every order.
+        What is tried with every order; None for :data:`POLICIES`, or fewer of them where trying
+        takes long.
     repeat
         The order is run again and again; see :func:`~dasktile.schedule.swaps.plan_swaps`.
     search_seconds
@@ -182,6 +187,8 @@ def plan(
     """
     if search_seconds > 0 and clock is None:
         raise ValueError("search_seconds needs a clock to be measured by")
+    if policies is None:
+        policies = POLICIES if COMPILED and len(graph) <= MANY else POLICIES[:3]
     if not policies:
         raise ValueError("policies must have at least one")
     link = Link() if link is None else link
@@ -216,9 +223,13 @@ def _judged(search: _Search, found: _Found, limit: int, bounds: bool) -> Planned
     both = None
     touched = np.zeros(graph.data_count, np.bool_)
     touched[graph.touched.index] = True
-    # what is in memory from the time before need not be read
-    touched &= graph.present & ~swaps.started
+    touched &= graph.present
     read = total = float(graph.size[touched].sum())
+    started = None
+    if search.repeat:
+        # as much as fits may be in memory from the time before, whatever that is
+        read = total = max(0.0, read - limit)
+        started = touched
     if bounds and len(graph) <= BOUND_LIMIT and not search.repeat:
         both = least_swaps(graph, swaps.order, limit)
         total = both.read + both.written
@@ -231,7 +242,7 @@ def _judged(search: _Search, found: _Found, limit: int, bounds: bool) -> Planned
         swaps.swap_out_bytes,
         int(run.peak.sum()),
         ideal(graph),
-        time_bound(graph, swaps.order, limit, link.rates, read, total, started=swaps.started),
+        time_bound(graph, swaps.order, limit, link.rates, read, total, started=started),
         both,
         read,
         found.method,

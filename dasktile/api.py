@@ -176,7 +176,11 @@ def compare(
             plans.append((name, _tile(captured, target, name, target.memory_limit, anyway=True)))
         except _REFUSALS as error:
             plans.append((name, str(error)))
-    return comparison(target.workers, plans)
+    kept = ""
+    if any(name == "auto" and not isinstance(plan, str) for name, plan in plans):
+        usual = _tile(captured, target, "auto", target.memory_limit)
+        kept = usual.verdict if usual.tiled is None else ""
+    return comparison(target.workers, plans, kept)
 
 
 def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:

@@ -51,11 +51,15 @@ class Comparison:
         asked.
     choices
         One for each method.
+    kept
+        Why ``optimize`` would leave the input as it is whatever the default chooses; empty where
+        it would not, or nobody asked the default.
     """
 
     workers: int
     lower_bound: int
     choices: tuple[Choice, ...]
+    kept: str = ""
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self.choices)
@@ -85,7 +89,10 @@ class Comparison:
         lines.insert(1, "-" * max(map(len, lines)))
         found = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"
         bound = format_bytes(self.lower_bound)
-        return f"{found}; no tiling moves less than {bound}\n\n" + "\n".join(lines)
+        said = f"{found}; no tiling moves less than {bound}\n\n" + "\n".join(lines)
+        if self.kept:
+            said += f"\n\noptimize would leave the input as it is: {self.kept}"
+        return said
 
     def _row(self, choice: Choice) -> tuple[str, ...]:
         if choice.refused:
@@ -98,7 +105,7 @@ class Comparison:
                 format_bytes(choice.peak), said)  # fmt: skip
 
 
-def comparison(workers: int, plans: Sequence[tuple[str, Plan | str]]) -> Comparison:
+def comparison(workers: int, plans: Sequence[tuple[str, Plan | str]], kept: str = "") -> Comparison:
     """A comparison of plans by method; a text stands for the reason why there is none."""
     found = [
         Choice(name, refused=plan)
@@ -125,4 +132,4 @@ def comparison(workers: int, plans: Sequence[tuple[str, Plan | str]]) -> Compari
         replace(choice, proven_optimal=choice.proven_optimal and choice.bytes <= bound)
         for choice in found
     ]
-    return Comparison(workers, bound, tuple(found))
+    return Comparison(workers, bound, tuple(found), kept)

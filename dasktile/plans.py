@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -96,10 +97,10 @@ class SchedulePlan:
         bound = format_bytes(self.lower_bound)
         return (
             f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)} ({self.method}):"
-            f" swaps {format_bytes(swaps)}{instead} (lower bound for this order {bound}),"
             f" takes {format_seconds(self.makespan)} instead of {format_seconds(old_seconds)}"
             f" (no less than {format_seconds(self.time_bound)},"
-            f" {format_seconds(self.ideal)} with memory without end)"
+            f" {format_seconds(self.ideal)} with memory without end),"
+            f" swaps {format_bytes(swaps)}{instead} (lower bound for this order {bound})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -148,16 +149,19 @@ class SchedulePlan:
             If there are no collections, or not those that the plan is of.
         """
         given = collections or self._collections
+        if not all(map(is_dask_collection, given)):
+            kinds = ", ".join(type(one).__name__ for one in given)
+            raise TypeError(f"apply takes the dask collections that the plan is of; got {kinds}")
         if not given:
             raise ValueError("this plan has no collections with it: pass those that it is of")
         low = self._low if given is self._collections and self._low else Low.of(given)
         place = {key: at for at, key in enumerate(self.order)}
         missing = len(place.keys() - low.tasks.keys())
         if missing or not place.keys() >= low.running():
-            raise ValueError(
-                f"{missing} of the plan's {len(place)} tasks are not in these collections, or these"
-                " have others: a plan is of exactly the expressions that it was made for"
-            )
+            wrong = "these collections have tasks that are not in the plan"
+            if missing:
+                wrong = f"{missing} of the plan's {len(place)} tasks are not in these collections"
+            raise ValueError(f"{wrong}: a plan is of exactly the expressions that it was made for")
         found = tuple(ordered(one, low, place) for one in given)
         return found[0] if len(found) == 1 else found
 
@@ -246,8 +250,14 @@ def plan(
     >>> y = found.apply()
     """
     link = _link(device)
-    if not 0 <= search_seconds < math.inf:
-        raise ValueError(f"search_seconds must be at least 0; got {search_seconds!r}")
+    for name, value in (("search_seconds", search_seconds), ("seed", seed)):
+        kind = Integral if name == "seed" else Real
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise TypeError(
+                f"{name} must be a number; got {value!r} of type {type(value).__name__}"
+            )
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be at least 0; got {value!r}")
     if len(collections) == 1 and isinstance(collections[0], TaskGraph):
         graph = collections[0]
         limit = memory_bytes(memory_limit)

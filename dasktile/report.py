@@ -218,6 +218,8 @@ class Explanation:
 
     def _certificate(self) -> str:
         bound = f"lower bound {format_bytes(self.lower_bound)}"
+        if self.lower_bound > self.bytes_before:
+            bound += " of tilings that use all workers evenly"
         if self.proven_optimal:
             return f"{bound}: proven optimal"
         if 0 < self.lower_bound < self.bytes_after:
@@ -261,7 +263,7 @@ def explanation(
     nodes = tuple(
         NodeReport(
             name=node.name,
-            op=node.op,
+            op=f"{node.op} again" if node.copy and node.op != "copy" else node.op,
             shape=node.shape,
             dtype=node.dtype,
             chunks_before=node.chunks,

@@ -13,6 +13,8 @@ from dask.callbacks import Callback
 
 import dasktile
 from dasktile.capture import registry, sources
+from dasktile.capture.base import ArrayInfo
+from dasktile.capture.highlevel import capture_graph
 from dasktile.ir import AxisMap, Edge, Kind, Label, Program, Role
 from dasktile.tiling import Settings, tile
 from dasktile.tiling.cost import TIE, Costs
@@ -214,12 +216,22 @@ def test_what_may_be_another_is_not_made_again(monkeypatch: pytest.MonkeyPatch) 
     drawn = Drawn(np.zeros((4000, 1000)))
     unknown = da.from_array(drawn, chunks=(250, 1000), asarray=False, meta=np.empty((0, 0)))
     known = da.from_array(np.zeros((4000, 1000)), chunks=(250, 1000))
-    vectorized = np.vectorize(noisy, otypes=[float])
-    for x in (unknown, known.map_blocks(noisy), known.map_blocks(vectorized, dtype=float)):
-        assert dasktile.explain(x - x.mean(axis=0), memory_limit="3 MB", workers=1).nodes
+    for x in (unknown, known.map_blocks(noisy)):
         means = (x - x.mean(axis=0)).mean(axis=0)
         new = dasktile.optimize(means, memory_limit="3 MB", workers=1)
         assert abs(new.compute(scheduler="sync")).max() < 1e-9
+
+
+def test_only_what_is_known_is_repeatable() -> None:
+    known = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
+    vectorized = known.map_blocks(np.vectorize(noisy, otypes=[float]), dtype=float)
+    names = {"known": (known + 1).T, "vectorized": vectorized}
+    nodes = {}
+    for name, array in names.items():
+        info = ArrayInfo(array.name, array.shape, array.dtype, array.chunks)
+        nodes[name] = capture_graph(array.dask, [info]).program.nodes
+    assert [node.repeatable for node in nodes["known"]] == [True, True, False]
+    assert not nodes["vectorized"][-1].repeatable
 
 
 def centred(**source: Any) -> tuple[Program, int]:

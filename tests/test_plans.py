@@ -13,6 +13,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask._task_spec import Task
 from dask.delayed import delayed
 from distributed import Client, LocalCluster, WorkerPlugin, wait
 from distributed.utils_test import gen_cluster
@@ -21,6 +22,7 @@ import dasktile
 from dasktile import plans
 from dasktile.capture.tasks import Tasks, tasks, without_aliases
 from dasktile.machine import Machine, machine
+from dasktile.ordered import renamed
 from dasktile.schedule.taskgraph import Builder
 
 VALUES = np.random.default_rng(0).random((480, 240))
@@ -85,7 +87,7 @@ def test_what_was_said_of_tasks_is_kept() -> None:
         part = delayed(np.ones)(1000)
     whole = delayed(np.sum)(part)
     graph = dasktile.plan(whole, memory_limit="1 MB", workers=1).apply().__dask_graph__()
-    (layer,) = graph.layers.values()
+    layer = graph.layers[part.key]
     said = {name: values(part.key) for name, values in layer.annotations.items()}
     assert said["resources"] == {"GPU": 1}
     assert 2 < said["priority"] <= 3
@@ -102,6 +104,26 @@ def test_a_plan_is_of_its_own_expressions() -> None:
         plan.apply(product(), source() + 5)
     with pytest.raises(ValueError, match="repeat=True is for a TaskGraph"):
         dasktile.plan(product(), memory_limit=20 * TILE, workers=1, repeat=True)
+
+
+def test_objects_of_several_arrays() -> None:
+    xarray = pytest.importorskip("xarray")
+    dataset = xarray.Dataset({"u": (("a", "b"), source()), "v": (("a",), source().sum(axis=1))})
+    found = dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply()
+    np.testing.assert_allclose(found.v.values, VALUES.sum(axis=1))
+    np.testing.assert_allclose(found.compute().u.values, VALUES)
+    with pytest.raises(TypeError, match=r"apply takes the dask collections.*got int"):
+        dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply(5)
+
+
+def test_keys_are_those_of_no_other_tasks() -> None:
+    plain = product()
+    y = dasktile.plan(plain, memory_limit=20 * TILE, workers=1).apply()
+    usual = set(dask.optimize(plain)[0].__dask_graph__())
+    new = {key for key, node in y.__dask_graph__().items() if isinstance(node, Task)}
+    assert usual.isdisjoint(new) and y.name != plain.name
+    same = dasktile.plan(plain, memory_limit=20 * TILE, workers=1).apply()
+    assert same.name == y.name and dict(same.__dask_graph__()).keys() >= new
 
 
 def test_ordered_arrays_can_be_sent() -> None:
@@ -202,6 +224,8 @@ def test_searches_are_reproducible_and_no_worse() -> None:
         ({}, ValueError, "memory_limit must be given"),
         ({"memory_limit": 10**6, "device": "tpu"}, ValueError, "'host' or 'cuda'; got 'tpu'"),
         ({"memory_limit": 10**6, "search_seconds": -1}, ValueError, "search_seconds.*got -1"),
+        ({"memory_limit": 10**6, "search_seconds": "1"}, TypeError, "search_seconds.*type str"),
+        ({"memory_limit": 10**6, "seed": "a"}, TypeError, "seed must be a number; got 'a'"),
         ({"memory_limit": 10**6, "workers": 0}, ValueError, "workers must be.*got 0"),
         ({"memory_limit": TILE}, ValueError, "memory_limit is 28800 bytes, but operation"),
     ],
@@ -316,7 +340,7 @@ def test_a_worker_keeps_to_the_order(enabled: bool) -> None:
         plan = dasktile.plan(symmetric(), memory_limit=6 * TILE, workers=1)
         array = c.persist(plan.apply())
         await wait(array)
-        place = {key: at for at, key in enumerate(plan.order)}
+        place = {renamed(key): at for at, key in enumerate(plan.order)}
         found = [place[key] for key in a.plugins["recorder"].keys if key in place]
         assert sorted(found) == list(range(len(plan.order)))
         # a worker that waits to be told what comes next begins what it has been given already
@@ -335,7 +359,9 @@ def test_plans_stand_in_line_with_graphs_of_others() -> None:
         plan = dasktile.plan(product(), memory_limit=12 * TILE, workers=1)
         array = c.persist(plan.apply())
         await wait(array)
-        priorities = [s.tasks[key].priority for key in plan.order if key in s.tasks]
+        keys = map(renamed, plan.order)
+        priorities = [s.tasks[key].priority for key in keys if key in s.tasks]
+        assert len(priorities) > 32
         assert priorities == sorted(priorities)
         assert {user for user, *_ in priorities} == {0}
 

@@ -30,7 +30,7 @@ NODES = 50
 _STEPS = 1e6
 
 #: What may be between a cost and its bound, of the cost or of the largest, where they meet.
-TOLERANCE = 1e-7
+TOLERANCE = 1e-9
 
 
 def integer(problem: Problem, start: Sequence[int]) -> Solution | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,27 @@ def test_where_all_fits_it_is_ideal_but_for_the_first_read() -> None:
     assert found.swap_in_bytes == int(graph.size[graph.present].sum())
     assert found.makespan == pytest.approx(found.ideal + 0.2)
     assert found.bound == pytest.approx(found.ideal)
+
+
+@pytest.mark.parametrize("build", [lambda: matmul(6), lambda: recurrent(3, 12)])
+@pytest.mark.parametrize("seed", range(3))
+def test_plans_survive_noise(build: Callable[[], TaskGraph], seed: int) -> None:
+    """Times and bandwidths are other than was thought by a third either way."""
+    graph = build()
+    limit = int(graph.working_sets().max()) * 4
+    link = Link(20, 20, 30)
+    memory = Memory.bytes(graph, limit)
+    found = plan(graph, limit, link)
+    rng = np.random.default_rng(seed)
+    other = replace(graph, time=graph.time * rng.uniform(2 / 3, 4 / 3, len(graph)))
+    slower = Link(*(rate * rng.uniform(2 / 3, 4 / 3) for rate in (20, 20, 30)))
+    ran = simulate(other, found.swaps, memory, slower)
+    assert int(ran.peak.sum()) <= limit
+    # not much worse than a plan made by somebody who had known
+    known = plan(other, limit, slower, bounds=False)
+    usual = plan_swaps(other, found.order, memory, ON_DEMAND)
+    assert ran.makespan <= 1.25 * known.makespan
+    assert ran.makespan <= simulate(other, usual, memory, slower).makespan
 
 
 def test_searching_longer_is_not_worse() -> None:

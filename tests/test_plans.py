@@ -19,6 +19,8 @@ from distributed import Client, LocalCluster, WorkerPlugin, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
+from benchmarks import planned
+from benchmarks.spill_workloads import Run, input_of
 from dasktile import plans
 from dasktile.capture.tasks import Tasks, tasks, without_aliases
 from dasktile.machine import Machine, machine
@@ -250,6 +252,28 @@ def test_tasks_take_as_long_as_they_did() -> None:
     named = np.array(["sum" in name for name in found.names])
     assert named.any() and (times[1][named] == 3.0).all()
     np.testing.assert_array_equal(times[0][~named], times[1][~named])
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("matmul", 1.3), ("k_means_graph", 1.3), ("stencil", 1.3), ("gram_graph", 1), ("mlp", 1)],
+)
+def test_plans_take_less_than_the_usual_order_on_demand(name: str, times: float) -> None:
+    """By the simulation, where memory is too small by 2.25."""
+    workload = planned.several()[name]
+    limit = workload.budget("lazy", "heavy")
+    found: list[dasktile.SchedulePlan] = []
+
+    def keep(*arrays: da.Array) -> list[da.Array]:
+        found.append(dasktile.plan(*arrays, memory_limit=limit, workers=1))
+        return list(arrays)
+
+    workload.run(Run(input_of, keep, lambda array: keep(array)))
+    (plan,) = found
+    old_in, old_out, seconds = plan.before
+    assert seconds >= times * plan.makespan
+    assert old_in + old_out >= plan.swap_in_bytes + plan.swap_out_bytes
+    assert plan.peak <= limit
 
 
 # What tasks make ------------------------------------------------------------------------

@@ -213,10 +213,12 @@ class _Shapes:
             value = node()
             return (value.shape, value.dtype.itemsize) if isinstance(value, np.ndarray) else None
         name, *block = key if isinstance(key, tuple) else (key,)
-        layer = None
-        if isinstance(name, str):
-            layer = name if name in self.graph.layers else self._layers.get(_token(name))
+        layer = name if isinstance(name, str) and name in self.graph.layers else None
         info = None if layer is None else self._view.array(layer)
+        if info is None and isinstance(name, str):
+            # a step on the way to an array has the token of its name
+            layer = self._layers.get(_token(name))
+            info = None if layer is None else self._view.array(layer)
         if layer is not None and info is not None and (layer == name or len(block) > 0):
             block = block[len(block) - len(info.chunks) :] if info.chunks else []
             if len(block) == len(info.chunks):

@@ -9,11 +9,11 @@ from dasktile.api import array_optimize, compare, explain, optimize
 from dasktile.capture.registry import register_kernel
 from dasktile.comparison import Comparison
 from dasktile.einsum import einsum
-from dasktile.plans import SchedulePlan, load_plan, plan
 from dasktile.report import Explanation
 from dasktile.tiling import MemoryLimitError
 
 if TYPE_CHECKING:
+    from dasktile.plans import SchedulePlan, load_plan, plan
     from dasktile.runtime.calibration import calibrate
     from dasktile.runtime.install import disable, enable
     from dasktile.runtime.metrics import metrics
@@ -42,21 +42,25 @@ __all__ = [
     "worker_data",
 ]
 
-#: What needs distributed, which takes longer to import than all the rest.
-_OF_CLUSTERS = {
+#: What is imported when it is asked for: distributed takes longer than all the rest, and every
+#: process of a cluster imports this package.
+_LATER = {
+    "SchedulePlan": "dasktile.plans",
     "calibrate": "dasktile.runtime.calibration",
     "disable": "dasktile.runtime.install",
     "enable": "dasktile.runtime.install",
+    "load_plan": "dasktile.plans",
     "metrics": "dasktile.runtime.metrics",
+    "plan": "dasktile.plans",
     "worker_data": "dasktile.runtime.worker_data",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OF_CLUSTERS:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_OF_CLUSTERS[name]), name)
+    return getattr(import_module(_LATER[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OF_CLUSTERS})
+    return sorted({*globals(), *_LATER})

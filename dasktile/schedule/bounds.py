@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from dasktile.schedule.taskgraph import Bools, Floats, Ints, Lists, TaskGraph
 
@@ -259,11 +258,13 @@ def _flow(
     columns = [gaps, gaps[ends], slack, slack[:-1]]
     values = [bytes_ / scale, -bytes_[ends] / scale, np.ones(n), -np.ones(n - 1)]
     width = count + len(names) + n
-    chain = coo_array(
+    # every process of a cluster imports this module, and hardly any needs a solver
+    optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")
+    chain = sparse.coo_array(
         (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
         shape=(n, width),
     ).tocsr()
-    once = coo_array(
+    once = sparse.coo_array(
         (
             -np.ones(2 * len(dirty)),
             (
@@ -276,7 +277,7 @@ def _flow(
     reload = np.where(back, bytes_, 0.0)
     cost = np.concatenate([-reload, write_cost * written, np.zeros(n)]) / scale
     upper = np.concatenate([np.ones(count + len(names)), room / scale])
-    found = linprog(
+    found = optimize.linprog(
         cost,
         A_ub=once if len(dirty) else None,
         b_ub=-np.ones(len(dirty)) if len(dirty) else None,

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from dasktile.tiling.problem import Problem, Solution, Table
 
@@ -81,7 +80,9 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
             states = np.arange(first[variable], first[variable + 1])
             add(row + np.arange(len(states)), states, -1.0)
             row += len(states)
-    matrix = coo_array(
+    # every process of a cluster imports this module, and hardly any needs a solver
+    optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")
+    matrix = sparse.coo_array(
         (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
         shape=(row, len(cost)),
     ).tocsr()
@@ -89,11 +90,11 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
     right[:ones] = 1.0
     integral = np.zeros(len(cost))
     integral[:count] = 1
-    found = milp(
+    found = optimize.milp(
         np.where(allowed, cost, 0.0) / scale,
         integrality=integral,
-        bounds=Bounds(0.0, allowed.astype(float)),
-        constraints=LinearConstraint(matrix, right, right),
+        bounds=optimize.Bounds(0.0, allowed.astype(float)),
+        constraints=optimize.LinearConstraint(matrix, right, right),
         options={"node_limit": NODES, "mip_rel_gap": 0.0},
     )
     chosen = list(start)

@@ -185,7 +185,7 @@ def test_training_in_16_gigabytes_is_near_what_can_be(name: str, of_ideal: float
     assert found.makespan <= 1.06 * found.bound
     # of all orders; copies of NasNet's alone take four times as long as computing
     assert found.makespan <= 1.06 * crossing_bound(graph, swapadvisor.GPU, 12e9, 12e9)
-    assert found.swap_in_bytes <= 1.06 * found.least_read
+    assert found.swap_in_bytes <= 1.05 * found.least_read
     assert found.least is not None
     total = found.swap_in_bytes + found.swap_out_bytes
     assert total <= 1.15 * (found.least.read + found.least.written)

@@ -179,7 +179,8 @@ def test_cut_by_cut_is_not_optimal_under_exact_costs():
 def test_the_example_moves_less_than_the_papers_hybrid():
     program = networks.mlp(400, 300, 5)
     assert _moved(program, 16, "soybean") < paper.example()["hybrid"]
-    assert _moved(program, 16, "auto") < paper.example()["hybrid"]
+    # 20.04 MB is the best that is known for one tiling an array; its three axes move 21.6
+    assert _moved(program, 16, "auto") <= 20.1e6 < paper.example()["hybrid"]
 
 
 def test_convolutions_by_batch_and_dense_layers_by_weights():

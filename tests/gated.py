@@ -20,7 +20,7 @@ from dasktile.runtime.roots import HELD
 from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
 
 #: Seconds that anything here may take.
-LIMIT = 20
+LIMIT = 60
 
 #: So that each of three workers reads eight tiles, and can be given two at once.
 SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}

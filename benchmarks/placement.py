@@ -45,7 +45,7 @@ import dasktile
 from benchmarks.meters import MODES, Cluster, run_cell, same
 from benchmarks.peer import Peer
 from benchmarks.sized import sized, write
-from dasktile.report import format_bytes
+from dasktile.report.explanation import format_bytes
 
 #: What Dask alone does not finish: it makes 267,144 tasks of this one.
 BEYOND_DASK = {("skewed_chain", "crossed")}

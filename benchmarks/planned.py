@@ -28,7 +28,7 @@ from rich.table import Table
 import dasktile
 from benchmarks.spill_meters import Setting, run_once
 from benchmarks.spill_workloads import Run, Spilled, workloads
-from dasktile.report import format_bytes
+from dasktile.report.explanation import format_bytes
 
 ENGINES = ("stock", "dasktile", "planned")
 

@@ -18,7 +18,7 @@ from typing import Any
 import dask.array as da
 
 from dasktile.capture.highlevel import capture
-from dasktile.lower import lower
+from dasktile.lower.writer import lower
 from dasktile.tiling import tile
 
 

@@ -14,7 +14,7 @@ from dask.array.core import normalize_chunks
 from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
-from dasktile.runtime.tiers.emulated import (
+from dasktile.testing.emulated import (
     EmulatedArray,
     EmulatedDevice,
     current,

@@ -27,9 +27,9 @@ import dasktile
 from benchmarks import spill_device
 from benchmarks.spill_workloads import Run, Spilled, input_of
 from benchmarks.traces import graph_comes, recorded, start_recording
-from dasktile.runtime.store import TileStore
 from dasktile.runtime.tiers import Disk
-from dasktile.runtime.tiers.emulated import EmulatedArray
+from dasktile.runtime.worker.store import TileStore
+from dasktile.testing.emulated import EmulatedArray
 
 #: Part of a worker's memory that its results may take.
 TARGET = 0.6

@@ -10,8 +10,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dasktile.runtime.store import TileStore, memory_of
 from dasktile.runtime.tiers import Device
+from dasktile.runtime.worker.store import TileStore, memory_of
 from dasktile.schedule.bounds import Step, least
 
 #: ("made", key, bytes, key of which it is a view or None), ("starts", number of the request,

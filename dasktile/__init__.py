@@ -5,19 +5,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dasktile.algebra.einsum import einsum
 from dasktile.api import array_optimize, compare, explain, optimize
-from dasktile.capture.registry import register_kernel
-from dasktile.comparison import Comparison
-from dasktile.einsum import einsum
-from dasktile.report import Explanation
+from dasktile.capture.user_kernels import register_kernel
+from dasktile.report.comparison import Comparison
+from dasktile.report.explanation import Explanation
 from dasktile.tiling import MemoryLimitError
 
 if TYPE_CHECKING:
-    from dasktile.plans import SchedulePlan, load_plan, plan
-    from dasktile.runtime.calibration import calibrate
+    from dasktile.cluster.calibration import calibrate
+    from dasktile.orders.plan import SchedulePlan, load_plan, plan
     from dasktile.runtime.install import disable, enable
     from dasktile.runtime.metrics import metrics
-    from dasktile.runtime.worker_data import worker_data
+    from dasktile.runtime.worker.data import worker_data
 
 __version__ = "0.1.0"
 
@@ -45,14 +45,14 @@ __all__ = [
 #: What is imported when it is asked for: distributed takes longer than all the rest, and every
 #: process of a cluster imports this package.
 _LATER = {
-    "SchedulePlan": "dasktile.plans",
-    "calibrate": "dasktile.runtime.calibration",
+    "SchedulePlan": "dasktile.orders.plan",
+    "calibrate": "dasktile.cluster.calibration",
     "disable": "dasktile.runtime.install",
     "enable": "dasktile.runtime.install",
-    "load_plan": "dasktile.plans",
+    "load_plan": "dasktile.orders.plan",
     "metrics": "dasktile.runtime.metrics",
-    "plan": "dasktile.plans",
-    "worker_data": "dasktile.runtime.worker_data",
+    "plan": "dasktile.orders.plan",
+    "worker_data": "dasktile.runtime.worker.data",
 }
 
 

@@ -13,19 +13,20 @@ import dask.array.optimization
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 
-from dasktile import config, report, tiling
-from dasktile.boundary import boundary, splice
-from dasktile.capture.again import extended
+from dasktile import config, tiling
 from dasktile.capture.base import ArrayInfo, Captured
+from dasktile.capture.extend import extended
 from dasktile.capture.highlevel import capture_graph
-from dasktile.comparison import Comparison, comparison
+from dasktile.cluster.located import located
+from dasktile.cluster.target import Machine, machine
+from dasktile.collections.boundary import boundary, splice
+from dasktile.collections.output_chunks import storable
+from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
-from dasktile.holders import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
-from dasktile.located import located
-from dasktile.lower import lower
-from dasktile.machine import Machine, machine
-from dasktile.storable import storable
+from dasktile.lower.writer import lower
+from dasktile.report import explanation as report
+from dasktile.report.comparison import Comparison, comparison
 from dasktile.tiling.plan import Plan
 
 logger = logging.getLogger("dasktile")
@@ -117,7 +118,7 @@ def explain(
 
     Returns
     -------
-    An :class:`~dasktile.report.Explanation`; print it.
+    An :class:`~dasktile.report.explanation.Explanation`; print it.
     """
     target = _arguments(method, workers, memory_limit, keep_chunks)
     holders = Holders()
@@ -158,7 +159,7 @@ def compare(
 
     Returns
     -------
-    A :class:`~dasktile.comparison.Comparison`; print it.
+    A :class:`~dasktile.report.comparison.Comparison`; print it.
     """
     names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")
     for name in names:
@@ -229,7 +230,7 @@ class _Asked:
     machine, method
         What to plan for, and how.
     groups
-        As in :class:`~dasktile.holders.Holders`.
+        As in :class:`~dasktile.collections.unpack.Holders`.
     """
 
     graph: HighLevelGraph

@@ -28,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import dasktile
-from dasktile.report import format_bytes
+from dasktile.report.explanation import format_bytes
 
 try:
     import zarr

@@ -9,9 +9,9 @@ from __future__ import annotations
 from distributed import Scheduler, Worker
 
 from dasktile.runtime.install import NAME
-from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
-from dasktile.runtime.worker_data import Spill
-from dasktile.runtime.worker_plugin import TileWorkerPlugin
+from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
+from dasktile.runtime.worker.data import Spill
+from dasktile.runtime.worker.plugin import TileWorkerPlugin
 
 
 async def dask_setup(server: Scheduler | Worker) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 import dasktile
 from dasktile.capture.highlevel import capture, describable
-from dasktile.lower import lower
+from dasktile.lower.writer import lower
 from tests.support import check_graph, random_tiling
 
 #: Settings under which rewriting pays even for the smallest arrays.

@@ -47,4 +47,4 @@ def raise_errors() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def log_again() -> None:
     """What was logged in one test is no reason not to log it in the next."""
-    RateLimiterFilter.reset_timer("dasktile.runtime.store")
+    RateLimiterFilter.reset_timer("dasktile.runtime.worker.store")

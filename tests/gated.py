@@ -16,8 +16,8 @@ from distributed.utils_test import gen_cluster
 
 import dasktile
 from dasktile.runtime.install import NAME
-from dasktile.runtime.roots import HELD
-from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
+from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
+from dasktile.runtime.scheduler.roots import HELD
 
 #: Seconds that anything here may take.
 LIMIT = 60

@@ -17,9 +17,9 @@ from dask.delayed import Delayed
 
 import dasktile
 from dasktile import api, config, tiling
+from dasktile.cluster.target import Machine, _cluster
+from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
-from dasktile.machine import Machine, _cluster
-from dasktile.storable import storable
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((240, 180)), RNG.random((180, 210))

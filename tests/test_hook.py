@@ -12,7 +12,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dasktile
-import dasktile.tiling.decide
+import dasktile.tiling.planner
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((96, 40)), RNG.random((40, 64))
@@ -54,7 +54,7 @@ def rewrites(
 
     # the scheduler, which optimises, is in this process
     monkeypatch.setattr(dasktile.api, "_rewrite", noted)
-    monkeypatch.setattr(dasktile.tiling.decide, "_objection", lambda *_: "")
+    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
     with dask.config.set(
         {
             "array_optimize": dasktile.array_optimize,

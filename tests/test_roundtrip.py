@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dasktile.capture.highlevel import capture
-from dasktile.lower import lower
+from dasktile.lower.writer import lower
 from tests.support import as_array, check_graph, every_way, random_chunks, random_tiling
 
 

@@ -21,7 +21,7 @@ import dasktile
 from dasktile import tiling
 from dasktile.capture.highlevel import capture
 from dasktile.ir import validate
-from dasktile.lower import Lowered, lower
+from dasktile.lower.writer import Lowered, lower
 from tests.expressions import Expression, Value, expressions, grown, outputs
 from tests.support import as_array, check_graph, is_exact, random_tiling
 

@@ -23,7 +23,7 @@ from types import ModuleType
 import dask.array as da
 
 from dasktile.capture.highlevel import capture
-from dasktile.report import format_bytes
+from dasktile.report.explanation import format_bytes
 from dasktile.tiling import methods, tile
 
 #: Samples, options, paths, or rows of a square matrix.

@@ -31,11 +31,11 @@ from benchmarks.meters import Cluster, Measured, same
 from benchmarks.papers import transformers
 from benchmarks.sized import Sized, opened, sized, write
 from dasktile.ir import Program
-from dasktile.report import format_bytes
+from dasktile.report.explanation import format_bytes
 from dasktile.tiling import tile
 from dasktile.tiling.methods import Method
 from dasktile.tiling.methods.forced import along, sqrt_slicing, square
-from dasktile.tiling.methods.partitions import (
+from dasktile.tiling.methods.papers.partitions import (
     aggregation_cost,
     join_cost,
     repartition_cost,

@@ -26,18 +26,18 @@ from rich.table import Table
 from benchmarks.papers import networks
 from dasktile.ir import Program
 from dasktile.tiling import Settings, tile
+from dasktile.tiling.candidates import Space
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.methods import Method, get
-from dasktile.tiling.methods.soybean import (
+from dasktile.tiling.methods.papers.soybean import (
     data_parallel,
     hybrid_parallel,
     k_cuts,
     model_parallel,
     soybean_mesh,
 )
-from dasktile.tiling.space import Space
 
 #: Where the samples are, in all networks.
 BATCH = ("samples", 0)

@@ -26,8 +26,8 @@ from benchmarks.papers.random_programs import Maker, programs
 from benchmarks.papers.sat import NO_COPIES, UNIT, sat_program, satisfiable
 from dasktile.ir import Program
 from dasktile.tiling import Settings, tile
-from dasktile.tiling.methods.tilinggraph import TilingGraph, greedy, tiling_graph
-from dasktile.tiling.solve import solve
+from dasktile.tiling.methods.papers.tiling_graph import TilingGraph, greedy, tiling_graph
+from dasktile.tiling.solve.eliminate import solve
 
 #: The thesis' tilings where duplication is not the question.
 PLAIN = ("row", "column", "block")

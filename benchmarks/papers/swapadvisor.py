@@ -10,7 +10,7 @@ infinite memory by
 - literal: SwapAdvisor's genetic algorithm with its planner, as printed;
 - tuned: the same with selection pressure, good orders to start from, and swaps planned as by
   default;
-- default: :func:`dasktile.schedule.planner.plan`, memory accounted by bytes;
+- default: :func:`dasktile.schedule.search.plan`, memory accounted by bytes;
 - addresses: the same in less memory, so much less that addresses can be found for all that is
   in memory at any time.
 
@@ -47,7 +47,7 @@ from dasktile.schedule import order as orders
 from dasktile.schedule.allocate import lifetimes, pack, time_in_memory
 from dasktile.schedule.crossing import crossing_bound
 from dasktile.schedule.genetic import Evolved, Seed, in_classes, swapadvisor
-from dasktile.schedule.planner import Planned, plan
+from dasktile.schedule.search import Planned, plan
 from dasktile.schedule.simulate import Link, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, plan_swaps
 from dasktile.schedule.taskgraph import TaskGraph

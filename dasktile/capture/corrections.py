@@ -17,7 +17,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
 from dasktile.capture.base import ArrayInfo, GraphView
-from dasktile.capture.foldrules import RULES
+from dasktile.capture.rules.fold_table import RULES
 
 _TOPK = (chunk.topk, chunk.topk_aggregate)
 _ARGTOPK = (chunk.argtopk, chunk.argtopk_aggregate)

@@ -16,7 +16,6 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
-from dasktile.capture import blockwise, contraction, einsums, folds, sources, transforms, views
 from dasktile.capture.base import (
     ArrayInfo,
     Captured,
@@ -29,6 +28,15 @@ from dasktile.capture.base import (
 )
 from dasktile.capture.corrections import correct, mistyped
 from dasktile.capture.reasons import reason_for
+from dasktile.capture.rules import (
+    blockwise,
+    contraction,
+    einsums,
+    folds,
+    sources,
+    transforms,
+    views,
+)
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 
 #: The first that answers decides.  Contractions come before folds, which would take

@@ -12,10 +12,10 @@ from dask.layers import ArrayBlockIdDep, ArrayValuesDep
 from dask.utils import funcname, key_split
 
 from dasktile.capture.base import GraphView
-from dasktile.capture.contraction import is_product
 from dasktile.capture.corrections import called
-from dasktile.capture.registry import lookup
-from dasktile.capture.stencils import overlapping, trimmed
+from dasktile.capture.rules.contraction import is_product
+from dasktile.capture.rules.stencils import overlapping, trimmed
+from dasktile.capture.user_kernels import lookup
 
 
 def reason_for(view: GraphView, name: str) -> str:

@@ -21,7 +21,7 @@ from dask.utils import key_split
 
 from dasktile.capture.base import GraphView, mentioned
 from dasktile.capture.corrections import called, correct
-from dasktile.capture.foldrules import RULES
+from dasktile.capture.rules.fold_table import RULES
 
 #: Functions that multiply matrices.
 _PRODUCTS = frozenset({"matmul", "_matmul", "tensordot", "_tensordot", "dot", "chunk_einsum"})

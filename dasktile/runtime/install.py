@@ -9,9 +9,9 @@ from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
-from dasktile.runtime.clients import client_of
-from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
-from dasktile.runtime.worker_data import Spill, bytes_of, flag, part_of
+from dasktile.cluster.clients import client_of
+from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
+from dasktile.runtime.worker.data import Spill, bytes_of, flag, part_of
 
 #: Under this name both plugins are registered.
 NAME = "dasktile"
@@ -168,7 +168,7 @@ def _finder() -> Any:
     # A function of no module is sent by value, to where the package may be missing.
     def find() -> bool:
         try:
-            import dasktile.runtime.scheduler_plugin  # noqa: F401
+            import dasktile.runtime.scheduler.plugin  # noqa: F401
         except ImportError:
             return False
         return True
@@ -205,8 +205,8 @@ def _worker_plugin(spill: Spill | None) -> WorkerPlugin:
 
         def setup(self, worker: Worker) -> Any:
             try:
-                from dasktile.runtime.worker_data import Spill
-                from dasktile.runtime.worker_plugin import TileWorkerPlugin
+                from dasktile.runtime.worker.data import Spill
+                from dasktile.runtime.worker.plugin import TileWorkerPlugin
             except ImportError:
                 logging.getLogger("distributed.worker").warning(
                     "dasktile is not installed here: tasks of optimised collections cannot run"

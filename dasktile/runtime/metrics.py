@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 from distributed import Client, Scheduler, Worker
 
-from dasktile.report import format_bytes
-from dasktile.runtime.clients import client_of
-from dasktile.runtime.worker_plugin import NAME, TileWorkerPlugin
+from dasktile.cluster.clients import client_of
+from dasktile.report.explanation import format_bytes
+from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 
 #: Rows of a table that are printed.
 _ROWS = 30

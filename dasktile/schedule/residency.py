@@ -8,7 +8,7 @@ or touches a tile, so that the same rules run on a worker, in a test and in a si
 The rules:
 
 - what no running task reads may leave a tier, the tile that is needed last first; see
-  :mod:`dasktile.schedule.victims`;
+  :mod:`dasktile.schedule.eviction`;
 - a tile that a lower tier has already is dropped and never written again;
 - nothing is written of a tile that will be removed in a moment: its room counts as free soon;
 - a task runs when all that it reads is on the tier it was made on, and stays there until the
@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dasktile.schedule.victims import Buffer, Victims
+from dasktile.schedule.eviction import Buffer, Victims
 
 #: When a tile is needed next that no task will read, and that nobody else wants: it is removed
 #: soon.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dasktile.schedule.compiled import compiled, heap_drop, heap_put
-from dasktile.schedule.kernels import Array
+from dasktile.schedule.swap_loops import Array
 from dasktile.schedule.swaps import Memory, SwapPlan, Walk, walk
 from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 
@@ -162,7 +162,7 @@ def run(
     seconds
         Of the operation at every position.
     at, data, kind, following, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at
-        See :mod:`dasktile.schedule.kernels`; copies in are made in their order.
+        See :mod:`dasktile.schedule.swap_loops`; copies in are made in their order.
     size, room, pool, capacity
         Bytes of every datum, the room it takes of which pool, and what every pool has.
     started

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dasktile.schedule import gaps, kernels
-from dasktile.schedule.kernels import Array
+from dasktile.schedule import gap_loops as gaps
+from dasktile.schedule import swap_loops as kernels
+from dasktile.schedule.swap_loops import Array
 from dasktile.schedule.taskgraph import Bools, Ints, TaskGraph
 
 
@@ -159,7 +160,7 @@ class SwapPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """An order as the loops want it; see :func:`dasktile.schedule.kernels.follow`."""
+    """An order as the loops want it; see :func:`dasktile.schedule.swap_loops.follow`."""
 
     order: Ints
     at: Array

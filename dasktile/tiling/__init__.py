@@ -1,9 +1,9 @@
 """Program to tiled program: how every array is cut, and what that moves."""
 
-from dasktile.tiling.decide import MemoryLimitError, tile
 from dasktile.tiling.methods import methods
 from dasktile.tiling.methods.exhaustive import TooManyTilingsError
 from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.planner import MemoryLimitError, tile
 from dasktile.tiling.settings import Settings
 
 __all__ = [

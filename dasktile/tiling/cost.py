@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Edge, Node, Role
+from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
-from dasktile.tiling.solve import Problem
-from dasktile.tiling.space import Boxes, Option, Space, Variable, effort
+from dasktile.tiling.solve.eliminate import Problem
 
 Table = npt.NDArray[np.float64]
 

@@ -44,7 +44,7 @@ class Blocks:
     owned
         (workers, blocks along each axis).
     density
-        As in :class:`~dasktile.tiling.space.Boxes`.
+        As in :class:`~dasktile.tiling.candidates.Boxes`.
     """
 
     edges: tuple[Ints, ...]

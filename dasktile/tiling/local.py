@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Share, Tiling, Where, bounds
+from dasktile.tiling.candidates import Option, Space, array_labels
 from dasktile.tiling.conversion import conversion_tables, conversion_tasks
 from dasktile.tiling.grid import split
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Problem, solve
-from dasktile.tiling.space import Option, Space, array_labels
+from dasktile.tiling.solve.eliminate import Problem, solve
 from dasktile.tiling.tiles import Choice, Parts, Tiles
 
 #: Local cuts offered for one node at the most.

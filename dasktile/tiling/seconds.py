@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dasktile.ir import Kind, Node, Program
+from dasktile.tiling.candidates import BYTE_WORK, effort
 from dasktile.tiling.plan import Plan, Price
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.space import BYTE_WORK, effort
 
 #: ``np.einsum`` on a block does not run as BLAS; dasktile's blocks do.  Measured on
 #: attention and regridding, where stock spends 15 to 30 times as long in its blocks.

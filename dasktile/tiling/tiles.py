@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
+from dasktile.tiling.candidates import Option, Space
 from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.space import Option, Space
 
 #: Into how many parts each label of a node, or each axis of a kept array, is cut.
 Parts = tuple[int, ...]

@@ -19,7 +19,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 import dasktile.api
-import dasktile.tiling.decide
+import dasktile.tiling.planner
 from dasktile.ir import Program
 from tests.dask_suite.exceptions import EXCEPTIONS
 from tests.support import random_tiling
@@ -63,7 +63,7 @@ class Suite:
             patch.setattr(dasktile.api, "boundary", self._noting(dasktile.api.boundary))
             patch.setattr(dasktile.api, "_plan", self._counting(dasktile.api._plan))
             if self.mode != "plain":
-                patch.setattr(dasktile.tiling.decide, "_objection", lambda *_: "")
+                patch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
                 settings["dasktile.workers"] = 4
                 settings["dasktile.cost.task-bytes"] = 1
                 settings["dasktile.tiling.min-tile"] = 1

@@ -17,18 +17,18 @@ from distributed.protocol.compression import get_compression_settings
 from distributed.utils import RateLimiterFilter
 
 from dasktile.config import spill_settings
-from dasktile.runtime import store as store_module
-from dasktile.runtime.store import TileStore
 from dasktile.runtime.tiers import Disk
-from dasktile.runtime.worker_data import Spill
-from dasktile.runtime.worker_plugin import TileWorkerPlugin
+from dasktile.runtime.worker import store as store_module
+from dasktile.runtime.worker.data import Spill
+from dasktile.runtime.worker.plugin import TileWorkerPlugin
+from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.residency import Settings
 
 #: Seconds that anything may take here.
 LIMIT = 30
 
 #: Who says what went wrong, where it is ``distributed.spill`` otherwise.
-LOGGER = "dasktile.runtime.store"
+LOGGER = "dasktile.runtime.worker.store"
 
 _made: list[TileStore] = []
 

@@ -40,11 +40,11 @@ def _of(module: str, factory: str) -> Callable[[], Device]:
     """A factory of a module that need not be installed."""
 
     def make() -> Device:
-        made: Device = getattr(import_module(f"{__name__}.{module}"), factory)()
+        made: Device = getattr(import_module(module), factory)()
         return made
 
     return make
 
 
-register_device("cupy", _of("cuda", "CupyDevice"))
-register_device("emulated", _of("emulated", "current"))
+register_device("cupy", _of("dasktile.runtime.tiers.cuda", "CupyDevice"))
+register_device("emulated", _of("dasktile.testing.emulated", "current"))

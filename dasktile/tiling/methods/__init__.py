@@ -8,14 +8,14 @@ level (:mod:`dasktile.tiling.local`); adding one is adding one file.
 from __future__ import annotations
 
 from dasktile.tiling.methods.base import Choose, Method
-from dasktile.tiling.methods.eindecomp import MAX_STATES as EINDECOMP_STATES
-from dasktile.tiling.methods.eindecomp import eindecomp, eindecomp_exact, places
 from dasktile.tiling.methods.exact import exact
 from dasktile.tiling.methods.exhaustive import exhaustive
-from dasktile.tiling.methods.soybean import MAX_STATES as SOYBEAN_STATES
-from dasktile.tiling.methods.soybean import soybean, soybean_mesh
-from dasktile.tiling.methods.spartan import mesh as spartan_mesh
-from dasktile.tiling.methods.spartan import spartan
+from dasktile.tiling.methods.papers.eindecomp import MAX_STATES as EINDECOMP_STATES
+from dasktile.tiling.methods.papers.eindecomp import eindecomp, eindecomp_exact, places
+from dasktile.tiling.methods.papers.soybean import MAX_STATES as SOYBEAN_STATES
+from dasktile.tiling.methods.papers.soybean import soybean, soybean_mesh
+from dasktile.tiling.methods.papers.spartan import mesh as spartan_mesh
+from dasktile.tiling.methods.papers.spartan import spartan
 
 __all__ = ["Choose", "Method", "get", "methods", "register"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dasktile.tiling.cost import Costs
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Solution
+from dasktile.tiling.solve.eliminate import Solution
 
 #: Costs, settings and the weight of a tile against a byte, to an assignment.
 Choose = Callable[[Costs, Settings, float], Solution]

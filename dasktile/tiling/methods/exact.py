@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from dasktile.tiling.cost import Costs
-from dasktile.tiling.problem import Problem, Solution, Table
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import solve
+from dasktile.tiling.solve.eliminate import solve
+from dasktile.tiling.solve.problem import Problem, Solution, Table
 
 #: Prices that are tried.
 ROUNDS = 20
@@ -26,7 +26,7 @@ MOST_TRIED = 24
 
 
 def exact(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
-    """Fewest bytes between workers; see :func:`dasktile.tiling.solve.solve`."""
+    """Fewest bytes between workers; see :func:`dasktile.tiling.solve.eliminate.solve`."""
     problem = costs.problem(tile_weight)
     found = solve(problem, settings.width_budget, prove=True)
     if settings.copies is None:

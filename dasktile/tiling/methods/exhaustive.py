@@ -7,7 +7,7 @@ import math
 
 from dasktile.tiling.cost import Costs
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import Solution
+from dasktile.tiling.solve.eliminate import Solution
 
 #: Assignments beyond which the search is refused.
 LIMIT = 1_000_000

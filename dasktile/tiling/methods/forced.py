@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Program
+from dasktile.tiling.candidates import Space, Variable
 from dasktile.tiling.cost import Costs
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.methods.base import Method
 from dasktile.tiling.methods.restricted import best_of
-from dasktile.tiling.problem import Solution
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.space import Space, Variable
+from dasktile.tiling.solve.problem import Solution
 
 Ints = npt.NDArray[np.int64]
 

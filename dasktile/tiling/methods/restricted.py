@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.tiling.cost import Costs
-from dasktile.tiling.problem import Problem, Solution
 from dasktile.tiling.settings import Settings
-from dasktile.tiling.solve import solve
+from dasktile.tiling.solve.eliminate import solve
+from dasktile.tiling.solve.problem import Problem, Solution
 
 Ints = npt.NDArray[np.int64]
 
@@ -44,7 +44,7 @@ def restricted(problem: Problem, allowed: Sequence[Ints], width_budget: int) -> 
     allowed
         Indices of those to choose among.
     width_budget
-        As in :func:`dasktile.tiling.solve.solve`.
+        As in :func:`dasktile.tiling.solve.eliminate.solve`.
     """
     smaller = Problem(
         [unary[states] for unary, states in zip(problem.unary, allowed, strict=True)],

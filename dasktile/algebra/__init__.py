@@ -1,0 +1,1 @@
+"""Extended Einstein summation: any join, any associative and commutative reduction."""

@@ -1,0 +1,289 @@
+"""Extended Einstein summation: any join of the elements that match, any reduction of the rest.
+
+``einsum("ij,jk->ik", A, B)`` is the product of matrices: elements of both arrays that agree
+in the labels they share are joined, by a product, and what agrees in the labels of the output
+is reduced, by a sum.  With other functions in their place it is the shortest way by two
+steps, the distance of all rows from each other, or whether there is a path (EinDecomp,
+section 3).
+
+What is written here is an ordinary dask array, in the tensor-relational algebra (section
+4.2): a *repartition* cuts the operands alike along the labels they share, a *join* makes a
+partial result of every set of tiles that match, an *aggregate* of those makes the tiles of the
+result.  :func:`dasktile.optimize` reads all of it as one node and decides anew how it is cut.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import dask.array as da
+import dask.config
+import numpy as np
+from dask.utils import funcname, parse_bytes
+
+from dasktile.algebra.paths import Path, contraction_path, steps
+from dasktile.algebra.semiring import Algebra, algebra_of
+from dasktile.algebra.subscripts import Term, label_sizes, parsed
+from dasktile.capture.rules.einsums import Recipe, reduced_labels
+from dasktile.cluster.target import machine
+from dasktile.ir import bounds
+from dasktile.lower.kernels.einsums import aggregate_blocks, join_blocks, joined
+
+
+def einsum(
+    subscripts: str,
+    *operands: Any,
+    join: Callable[..., Any] = np.multiply,
+    reduce: Callable[..., Any] = np.add,
+    workers: Any = None,
+) -> da.Array:
+    """Extended Einstein summation on dask arrays.
+
+    Parameters
+    ----------
+    subscripts
+        Labels of the operands' axes and, after ``->``, of the result's, as for
+        :func:`numpy.einsum`: an output left out is made of the labels that are there once; an
+        ellipsis stands for axes that broadcast; a label that an operand has twice means
+        its diagonal; axes of size one broadcast.
+    *operands
+        Dask arrays, NumPy arrays, or what can be made one.
+    join
+        What is computed of elements that match: a ufunc, or any function of as many arrays
+        as there are operands that works element by element on arrays that broadcast.  A
+        ufunc of two arguments joins more operands from left to right if it is one of the
+        reductions below.  A single operand may be given a function of one array.
+    reduce
+        What the labels that are not in the output are reduced by.  One of the ufuncs
+        ``add``, ``multiply``, ``maximum``, ``minimum``, ``fmax``, ``fmin``, ``logical_and``,
+        ``logical_or``, ``logical_xor``, ``bitwise_and``, ``bitwise_or``, ``bitwise_xor``,
+        ``logaddexp``, ``logaddexp2``, ``hypot``, ``gcd``, ``lcm``; a function that is known by
+        another name, such as :func:`numpy.max` or :func:`sum`; or any other function of two
+        arrays, element by element, that is associative and commutative: it is applied to
+        pairs in no particular order.
+    workers
+        As of :func:`dasktile.optimize`: for how many processes three operands or more are
+        put in an order.
+
+    Returns
+    -------
+    A lazy dask array.  Its dtype is that of :func:`numpy.einsum` for a sum of products, else
+    that of the ufunc's own ``reduce`` for what the join returns.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the subscript, the operand and the sizes that do not fit.
+
+    Notes
+    -----
+    Sums of products are contracted two operands at a time, in the order that costs least,
+    operations and bytes sent together (:mod:`dasktile.algebra.paths`).  So are joins
+    that distribute over their reduction without any rounding or overflow: and over or,
+    minimum over maximum.  Others join all operands at once; nest calls where it is known that
+    an order of contraction is as good.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> d = da.from_array([[0.0, 3.0, 9.0], [3.0, 0.0, 4.0], [9.0, 4.0, 0.0]], chunks=2)
+    >>> dasktile.einsum("ij,jk->ik", d, d, join=np.add, reduce=np.minimum).compute()
+    array([[0., 3., 7.],
+           [3., 0., 4.],
+           [7., 4., 0.]])
+    """
+    if not isinstance(subscripts, str):
+        raise TypeError(
+            "subscripts must be a string such as 'ij,jk->ik';"
+            f" got {subscripts!r} of type {type(subscripts).__name__}"
+        )
+    for name, function in (("join", join), ("reduce", reduce)):
+        if not callable(function):
+            raise TypeError(f"{name} must be a function; got {function!r}")
+    target = machine(workers) if workers is not None else None
+    arrays = [_array(number, operand) for number, operand in enumerate(operands)]
+    shapes = [array.shape for array in arrays]
+    inputs, output = parsed(subscripts, shapes)
+    sizes = label_sizes(subscripts, shapes, inputs)
+    arrays, inputs = _squeezed(arrays, inputs, sizes)
+    algebra = algebra_of(arrays, join, reduce)
+    if 0 in sizes.values():
+        return _of_nothing(subscripts, arrays, inputs, output, sizes, algebra)
+    if len(arrays) == 1 or not algebra.distributes:
+        return _computed(arrays, inputs, output, algebra)
+    arrays, inputs = _presummed(arrays, inputs, output, algebra)
+    path: Path = (tuple(range(len(arrays))),)
+    if len(arrays) > 2:
+        target = target or machine()
+        itemsize = np.result_type(*(array.dtype for array in arrays)).itemsize
+        path = contraction_path(
+            inputs, output, sizes, itemsize, target.workers, target.threads, target.settings()
+        )
+    held = dict(enumerate(zip(arrays, inputs, strict=True)))
+    for step, (numbers, term) in enumerate(steps(path, inputs, output)):
+        some, terms = zip(*(held.pop(number) for number in numbers), strict=True)
+        held[len(arrays) + step] = _computed(some, terms, term, algebra), term
+    ((result, _),) = held.values()
+    return result
+
+
+# --- the tensor-relational algebra -------------------------------------------------------
+
+
+def repartition(array: da.Array, labels: Term, cuts: Mapping[str, tuple[int, ...]]) -> da.Array:
+    """An array in the tiles that an einsum cuts its labels into (EinDecomp, section 4.2)."""
+    return array.rechunk(tuple(cuts[label] for label in labels))
+
+
+def join(recipe: Recipe, arrays: Sequence[da.Array]) -> da.Array:
+    """The results for all sets of tiles that match (EinDecomp, section 4.2).
+
+    Returns
+    -------
+    An array over all labels, the reduced ones last, of which every tile has size one.
+    """
+    reduced = reduced_labels(recipe)
+    pairs = [part for pair in zip(arrays, recipe.spec, strict=True) for part in pair]
+    return da.blockwise(
+        join_blocks,
+        (*recipe.output, *reduced),
+        *pairs,
+        recipe=recipe,
+        adjust_chunks=dict.fromkeys(reduced, 1),
+        align_arrays=False,
+        token="einsum",
+        dtype=recipe.dtype,
+        meta=np.empty((0,) * (len(recipe.output) + len(reduced)), recipe.dtype),
+    )
+
+
+def aggregate(recipe: Recipe, partials: da.Array) -> da.Array:
+    """The results of a join reduced over the tiles, in a tree (EinDecomp, section 4.2)."""
+    kept, reduced = len(recipe.output), len(reduced_labels(recipe))
+    if not reduced:
+        return partials
+    function = functools.partial(aggregate_blocks, recipe=recipe)
+    return da.reduction(
+        partials,
+        chunk=functools.partial(joined, recipe=recipe),
+        combine=function,
+        aggregate=function,
+        axis=tuple(range(kept, kept + reduced)),
+        name="einsum",
+        dtype=recipe.dtype,
+        meta=np.empty((0,) * kept, recipe.dtype),
+    )
+
+
+def _computed(
+    arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, algebra: Algebra
+) -> da.Array:
+    """One join and its aggregation, of operands without any more to broadcast."""
+    order = dict.fromkeys(itertools.chain(output, *inputs))
+    number = {label: place for place, label in enumerate(order)}
+    spec = tuple(tuple(number[label] for label in term) for term in inputs)
+    recipe = algebra.recipe(arrays, spec, tuple(range(len(output))))
+    cuts = _cuts(arrays, inputs, output, recipe)
+    tiles = [repartition(array, term, cuts) for array, term in zip(arrays, inputs, strict=True)]
+    return aggregate(recipe, join(recipe, tiles))
+
+
+def _cuts(
+    arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, recipe: Recipe
+) -> dict[str, tuple[int, ...]]:
+    """Chunks of every label: wherever an operand is cut, and such that results stay small."""
+    edges: dict[str, set[int]] = {}
+    largest = 1
+    for array, term in zip(arrays, inputs, strict=True):
+        largest = max(largest, array.dtype.itemsize * math.prod(map(max, array.chunks)))
+        for label, sizes in zip(term, array.chunks, strict=True):
+            edges.setdefault(label, set()).update(bounds(sizes))
+    cuts = {label: tuple(np.diff(sorted(found)).tolist()) for label, found in edges.items()}
+    room = max(largest, parse_bytes(dask.config.get("array.chunk-size")))
+    while recipe.dtype.itemsize * math.prod(max(cuts[label]) for label in output) > room:
+        longest = max(output, key=lambda label: max(cuts[label]))
+        most = -(-max(cuts[longest]) // 2)
+        if most == max(cuts[longest]):
+            break
+        halves = ((size,) if size <= most else (size - size // 2, size // 2)
+                  for size in cuts[longest])  # fmt: skip
+        cuts[longest] = tuple(itertools.chain(*halves))
+    return cuts
+
+
+def _presummed(
+    arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, algebra: Algebra
+) -> tuple[list[da.Array], list[Term]]:
+    """Operands reduced over the labels that nobody else has."""
+    found = []
+    for number, (array, term) in enumerate(zip(arrays, inputs, strict=True)):
+        others = {*output, *itertools.chain(*inputs[:number], *inputs[number + 1 :])}
+        rest = tuple(label for label in dict.fromkeys(term) if label in others)
+        if set(rest) != set(term):
+            array, term = _computed([array], [term], rest, algebra), rest
+        found.append((array, term))
+    return [array for array, _ in found], [term for _, term in found]
+
+
+def _of_nothing(
+    subscripts: str,
+    arrays: Sequence[da.Array],
+    inputs: Sequence[Term],
+    output: Term,
+    sizes: Mapping[str, int],
+    algebra: Algebra,
+) -> da.Array:
+    """The result where some label has no elements: empty, or what nothing is reduced to."""
+    order = dict.fromkeys(itertools.chain(output, *inputs))
+    number = {label: place for place, label in enumerate(order)}
+    spec = tuple(tuple(number[label] for label in term) for term in inputs)
+    dtype = algebra.recipe(arrays, spec, tuple(range(len(output)))).dtype
+    shape = tuple(sizes[label] for label in output)
+    if 0 in shape:
+        return da.zeros(shape, dtype=dtype)
+    if not isinstance(algebra.reduce, np.ufunc) or algebra.reduce.identity is None:
+        label = next(label for label, size in sizes.items() if size == 0)
+        raise ValueError(
+            f"einsum {subscripts!r}: label {label!r} has size 0, and reduce"
+            f" {funcname(algebra.reduce)} has no identity"
+        )
+    return da.full(shape, algebra.reduce.reduce(np.empty(0, dtype)), dtype=dtype)
+
+
+# --- operands ------------------------------------------------------------------------------
+
+
+def _array(number: int, operand: Any) -> da.Array:
+    """An operand as a dask array, if it can be cut and joined."""
+    array = operand if isinstance(operand, da.Array) else da.asarray(operand)
+    kind = type(array._meta)
+    if kind is not np.ndarray and not kind.__module__.startswith("cupy"):
+        raise TypeError(
+            f"operand {number} of einsum must be made of numpy.ndarray chunks; they are of type"
+            f" {kind.__module__}.{kind.__qualname__}"
+        )
+    if any(math.isnan(size) for sizes in array.chunks for size in sizes):
+        raise ValueError(
+            f"operand {number} of einsum has unknown chunk sizes {array.chunks}; its"
+            " compute_chunk_sizes() finds them out"
+        )
+    return array
+
+
+def _squeezed(
+    arrays: Sequence[da.Array], inputs: Sequence[Term], sizes: Mapping[str, int]
+) -> tuple[list[da.Array], list[Term]]:
+    """Operands without the axes that broadcast."""
+    found = []
+    for array, term in zip(arrays, inputs, strict=True):
+        keep = [size == sizes[label] for label, size in zip(term, array.shape, strict=True)]
+        if not all(keep):
+            array = array[tuple(slice(None) if stays else 0 for stays in keep)]
+            term = tuple(label for label, stays in zip(term, keep, strict=True) if stays)
+        found.append((array, term))
+    return [array for array, _ in found], [term for _, term in found]

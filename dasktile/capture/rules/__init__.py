@@ -1,0 +1,1 @@
+"""Recognisers, one module for each family of array operations."""

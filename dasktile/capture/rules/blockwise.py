@@ -1,0 +1,331 @@
+"""Operations that dask writes as one Blockwise layer, and are one again for other tiles.
+
+Elementwise functions, transposes, outer products, broadcasts, and functions that users
+have registered.  None of this writes a layer's tasks out: everything needed stands in
+the layer's index symbols and in the chunks of the arrays it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Task, TaskRef
+from dask.blockwise import Blockwise, blockwise_token
+from dask.layers import ArrayChunkShapeDep
+from dask.utils import key_split
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Recogniser, Same
+from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
+from dasktile.capture.user_kernels import lookup
+from dasktile.ir import AxisMap, Chunks, Kind, Label, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A Blockwise layer that can be instantiated again with other numbers of blocks.
+
+    Parameters
+    ----------
+    layer
+        The layer.  A :class:`dask.layers.ArrayChunkShapeDep` among its arguments
+        stands for the shape of the output block, and has to be made again from the new
+        output chunks.  It may be a layer that is not in the graph, but does what
+        several layers of the graph do.
+    labels
+        The node's label for each index symbol of the layer; a symbol that is not there
+        has one block.
+    positions
+        For every edge of the node, the place in ``layer.indices`` of the array it
+        stands for.
+    """
+
+    layer: Blockwise
+    labels: Mapping[str, int]
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """The product of the inputs, summed over the labels that are not in the output.
+
+    Parameters
+    ----------
+    spec
+        For every input, the label of each of its axes; None for an axis of size one
+        that is broadcast.
+    output
+        The label of each output axis.
+    dtype
+        Of the result, and of the partial sums.
+    kwargs
+        Keyword arguments of :func:`numpy.einsum` (`optimize`).
+    """
+
+    spec: tuple[tuple[int | None, ...], ...]
+    output: tuple[int, ...]
+    dtype: np.dtype[Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """The arrays that a Blockwise layer reads, tied to its index symbols.
+
+    Parameters
+    ----------
+    sizes
+        For each symbol its chunks, those of the arrays that are not broadcast along it.
+    arrays
+        The arrays in the order of the layer's arguments.
+    symbols
+        The symbols of each.
+    positions
+        Where in ``layer.indices`` each of them is.
+    """
+
+    sizes: dict[str, tuple[int, ...]]
+    arrays: tuple[ArrayInfo, ...]
+    symbols: tuple[tuple[str, ...], ...]
+    positions: tuple[int, ...]
+
+    def inputs(self, labels: Mapping[str, int]) -> tuple[Input, ...]:
+        """One input for each array.
+
+        Read whole are axes whose symbol is no label, and axes of size one that are broadcast.
+        """
+        found = []
+        for array, symbols in zip(self.arrays, self.symbols, strict=True):
+            axes = []
+            for symbol, size in zip(symbols, array.shape, strict=True):
+                same = symbol in labels and size == sum(self.sizes[symbol])
+                axes.append(AxisMap(labels[symbol] if same else None))
+            found.append(Input(array.name, tuple(axes)))
+        return tuple(found)
+
+
+def operands(view: GraphView, layer: Blockwise, loose: Collection[str] = ()) -> Operands | None:
+    """The arrays a layer reads, or None if their chunks do not fit together.
+
+    They fit if all arrays have the same chunks along a symbol, or size one.  Literals
+    must be scalars, and nothing may depend on the number of the block.
+
+    Parameters
+    ----------
+    view, layer
+        The layer and the graph it is in.
+    loose
+        Symbols along which arrays are read whole, in whatever chunks.
+    """
+    sizes: dict[str, tuple[int, ...]] = {}
+    arrays: list[ArrayInfo] = []
+    names: list[tuple[str, ...]] = []
+    positions: list[int] = []
+    for position, (argument, symbols) in enumerate(layer.indices):
+        if symbols is None:
+            if not is_scalar(argument):
+                return None
+            continue
+        if not isinstance(argument, str) or argument in layer.io_deps:
+            return None
+        array = view.array(argument)
+        if array is None or array.numblocks != tuple(layer.numblocks[argument]):
+            return None
+        for symbol, size, chunks in zip(symbols, array.shape, array.chunks, strict=True):
+            known = sizes.get(symbol)
+            if symbol in loose:
+                chunks = (size,)
+            if known is None or (known == (1,) and size != 1):
+                sizes[symbol] = chunks
+            elif size != 1 and chunks != known:
+                return None
+        arrays.append(array)
+        names.append(symbols)
+        positions.append(position)
+    return Operands(sizes, tuple(arrays), tuple(names), tuple(positions))
+
+
+def free_labels(chunks: Chunks) -> tuple[Label, ...]:
+    """One free label for every axis of an array."""
+    return tuple(Label(sum(cuts), Role.FREE, cuts) for cuts in chunks)
+
+
+def identity(count: int) -> tuple[AxisMap, ...]:
+    """The maps of an array whose axes are the first `count` labels."""
+    return tuple(AxisMap(axis) for axis in range(count))
+
+
+def _mapped(
+    view: GraphView, layer: Blockwise, info: ArrayInfo, whole: Collection[int] = ()
+) -> Found | None:
+    """The layer as a map with one label for each output axis, if its operands fit."""
+    found = operands(view, layer)
+    outer = layer.output_indices
+    if found is None or not found.arrays or set(found.sizes) != set(outer):
+        return None
+    if tuple(found.sizes[symbol] for symbol in outer) != info.chunks:
+        return None
+    labels = {symbol: axis for axis, symbol in enumerate(outer)}
+    if any(len(info.chunks[axis]) > 1 for axis in whole):
+        return None
+    return Found(
+        op=key_split(info.name),
+        kind=Kind.MAP,
+        labels=tuple(
+            Label(sum(cuts), Role.WHOLE if axis in whole else Role.FREE, cuts)
+            for axis, cuts in enumerate(info.chunks)
+        ),
+        out=identity(len(outer)),
+        kernel=Map(layer, labels, found.positions),
+        inputs=found.inputs(labels),
+    )
+
+
+def _suffixes(layer: Blockwise) -> bool:
+    """True if blocks broadcast the way arrays do: by their last axes."""
+    outer = layer.output_indices
+    return all(
+        symbols is None or symbols == outer[len(outer) - len(symbols) :]
+        for _, symbols in layer.indices
+    )
+
+
+def elementwise(view: GraphView, name: str) -> Found | None:
+    """A function that works element by element, of arrays that broadcast."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or layer.new_axes:
+        return None
+    if not _suffixes(layer) or not is_pointwise_task(layer.task):
+        return None
+    found = _mapped(view, layer, info)
+    pure = is_pointwise_task(layer.task, known=True)
+    return found if found is None else replace(found, repeatable=pure)
+
+
+def registered(view: GraphView, name: str) -> Found | None:
+    """A user's function that needs some axes whole."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or layer.new_axes:
+        return None
+    use = lookup(layer.task.func)
+    if use is None or not use.whole_axes or not _suffixes(layer):
+        return None
+    count = len(info.shape)
+    if any(not -count <= axis < count for axis in use.whole_axes):
+        return None
+    return _mapped(view, layer, info, {axis % count for axis in use.whole_axes})
+
+
+def transpose(view: GraphView, name: str) -> Found | Same | None:
+    """A transpose: nothing but the way the input's axes are named."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or layer.task.func is not np.transpose:
+        return None
+    if len(layer.indices) != 1 or set(layer.task.kwargs) - {"axes"}:
+        return None
+    symbols = layer.indices[0][1]
+    axes = layer.task.kwargs.get("axes")
+    if symbols is None or not isinstance(axes, (tuple, list, type(None))):
+        return None
+    order = range(len(symbols))[::-1] if axes is None else axes
+    if tuple(symbols[axis] for axis in order) != layer.output_indices:
+        return None
+    found = _mapped(view, layer, info)
+    in_order = found is not None and symbols == layer.output_indices
+    return Same(found.inputs[0].layer) if found is not None and in_order else found
+
+
+def squeeze(view: GraphView, name: str) -> Found | None:
+    """An array of one element as one without axes."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or layer.task.func is not np.squeeze:
+        return None
+    read = operands(view, layer)
+    if read is None or len(read.arrays) != 1 or len(layer.indices) != 1 or layer.task.kwargs:
+        return None
+    if layer.output_indices or any(size != 1 for size in read.arrays[0].shape):
+        return None
+    kernel = Map(layer, {}, read.positions)
+    return Found("squeeze", Kind.MAP, (), (), kernel, read.inputs({}))
+
+
+def outer(view: GraphView, name: str) -> Found | None:
+    """An outer product: the axes of one array, then those of the other."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or layer.task.kwargs:
+        return None
+    function = layer.task.func
+    owner: Any = getattr(function, "__self__", None)
+    of_ufunc = isinstance(owner, np.ufunc) and function.__name__ == "outer"
+    if not of_ufunc and function is not np.outer:
+        return None
+    if of_ufunc and (owner.signature is not None or owner.nout != 1):
+        return None
+    symbols = [symbols for _, symbols in layer.indices if symbols is not None]
+    if len(symbols) != 2 or len(layer.indices) != 2:
+        return None
+    if symbols[0] + symbols[1] != layer.output_indices:
+        return None
+    if not of_ufunc and len(layer.output_indices) != 2:
+        return None
+    return _mapped(view, layer, info)
+
+
+def broadcast_to(view: GraphView, name: str) -> Found | None:
+    """``da.broadcast_to``: new axes in front, and axes of size one made longer."""
+    layer, info = view.layers[name], view.array(name)
+    if isinstance(layer, Blockwise) or info is None or not _calls(layer, np.broadcast_to):
+        return None
+    below = view.dependencies(name)
+    source = view.array(below[0]) if len(below) == 1 else None
+    if source is None or len(view.tasks(name)) != np.prod(info.numblocks, dtype=int):
+        return None
+    skipped = len(info.shape) - len(source.shape)
+    long = [size == 1 and info.shape[axis + skipped] != 1 for axis, size in enumerate(source.shape)]
+    for key, task in view.tasks(name).items():
+        if not isinstance(task, Task) or task.func is not np.broadcast_to or task.kwargs:
+            return None
+        blocks = key[1 + skipped :]
+        read = (source.name, *(0 if far else at for far, at in zip(long, blocks, strict=True)))
+        if not isinstance(task.args[0], TaskRef) or task.args[0].key != read:
+            return None
+    symbols = tuple(f".{axis}" for axis in range(len(info.shape)))
+    labels = {symbol: axis for axis, symbol in enumerate(symbols)}
+    shape = ArrayChunkShapeDep(info.chunks)
+    tokens = [TaskRef(blockwise_token(place)) for place in range(2)]
+    again = Blockwise(
+        name,
+        symbols,
+        Task(name, np.broadcast_to, *tokens),
+        [(source.name, symbols[skipped:]), (shape, symbols)],
+        {source.name: source.numblocks},
+    )
+    axes = tuple(AxisMap(None if far else axis + skipped) for axis, far in enumerate(long))
+    return Found(
+        op="broadcast_to",
+        kind=Kind.MAP,
+        labels=free_labels(info.chunks),
+        out=identity(len(symbols)),
+        kernel=Map(again, labels, (0,)),
+        inputs=(Input(source.name, axes),),
+    )
+
+
+def _calls(layer: Mapping[Any, Any], function: Any) -> bool:
+    """True if a layer's first task calls the function, without converting any."""
+    task = next(iter(layer.values()), None)
+    if isinstance(task, Task):
+        return task.func is function
+    return isinstance(task, tuple) and bool(task) and task[0] is function
+
+
+RECOGNISERS: tuple[Recogniser, ...] = (
+    elementwise,
+    transpose,
+    squeeze,
+    outer,
+    broadcast_to,
+    registered,
+)

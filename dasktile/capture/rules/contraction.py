@@ -1,0 +1,230 @@
+"""Products summed over axes: ``matmul``, ``tensordot``, ``einsum``.
+
+dask writes them as a Blockwise layer of products in which every summed axis is left
+with size one per block, and a tree of sums over those.  The tree is recognised from its
+root and the whole of it becomes one node.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Task
+from dask.array import chunk, routines
+from dask.array.einsumfuncs import chunk_einsum
+from dask.blockwise import Blockwise
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser
+from dasktile.capture.rules.blockwise import Contract, Operands, operands
+from dasktile.capture.rules.trees import Call, read_level, read_tree, unwrap
+from dasktile.ir import AxisMap, Kind, Label, Role
+
+#: The block functions of products, and what people call the operation.
+_PRODUCTS = (
+    (routines._matmul, "matmul"),
+    (routines._tensordot, "tensordot"),
+    (chunk_einsum, "einsum"),
+)
+
+
+def contraction(view: GraphView, name: str) -> Found | None:
+    """A sum of products, whatever it ends in."""
+    layer, info = view.layers[name], view.array(name)
+    if info is None:
+        return None
+    if isinstance(layer, Blockwise):
+        return _found(view, layer, info) if layer.task.func is chunk_einsum else None
+    product = _squeezed(view, name) or _summed(view, name)
+    return _found(view, product, info) if product is not None else None
+
+
+def _found(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Found | None:
+    summed = _summed_symbols(layer)
+    read = operands(view, layer)
+    if summed is None or read is None:
+        return None
+    kept = tuple(symbol for symbol in layer.output_indices if symbol not in summed)
+    if not set(read.sizes) >= {*kept, *summed}:
+        return None
+    if tuple(read.sizes[symbol] for symbol in kept) != info.chunks:
+        return None
+    if not _exact(layer, read, info):
+        return None
+    # summed labels in the order in which the operands name them
+    order = list(dict.fromkeys(itertools.chain(kept, *read.symbols)))
+    labels = {symbol: number for number, symbol in enumerate(order)}
+    inputs = read.inputs(labels)
+    return Found(
+        op=_product(layer),
+        kind=Kind.CONTRACT,
+        labels=tuple(
+            Label(
+                sum(read.sizes[symbol]),
+                Role.FREE if symbol in kept else Role.REDUCE,
+                read.sizes[symbol],
+            )
+            for symbol in order
+        ),
+        out=tuple(AxisMap(number) for number in range(len(kept))),
+        kernel=Contract(
+            spec=tuple(tuple(axis.label for axis in source.axes) for source in inputs),
+            output=tuple(range(len(kept))),
+            dtype=info.dtype,
+            kwargs=_keywords(layer),
+        ),
+        inputs=inputs,
+        partial=float(info.dtype.itemsize) if summed else 0.0,
+        work=float(len(inputs)),
+    )
+
+
+def _product(layer: Blockwise) -> str:
+    """What the products of a layer belong to, the empty string if it makes none."""
+    for function, operation in _PRODUCTS:
+        if layer.task.func is function:
+            return operation
+    return ""
+
+
+def is_product(layer: Blockwise) -> bool:
+    """True for the products inside a matmul, tensordot or einsum."""
+    return bool(_product(layer))
+
+
+def _exact(layer: Blockwise, read: Operands, info: ArrayInfo) -> bool:
+    """True if the result's values do not depend on the chunks, but for rounding.
+
+    dask multiplies in the operands' type and adds in a wider one: where small integers
+    overflow depends on the chunks.  So do booleans, for which a product is an "or".
+    """
+    common = np.result_type(*(array.dtype for array in read.arrays))
+    wanted = layer.task.kwargs.get("kernel_dtype")
+    return (
+        common == info.dtype
+        and common.kind in "iufc"
+        and (wanted is None or np.dtype(wanted) == common)
+    )
+
+
+def _keywords(layer: Blockwise) -> dict[str, Any]:
+    if layer.task.func is not chunk_einsum:
+        return {}
+    return {"optimize": layer.task.kwargs.get("optimize", False)}
+
+
+def _summed_symbols(layer: Blockwise) -> tuple[str, ...] | None:
+    """Symbols that the product layer leaves to be summed, None if it is none we know."""
+    function, kwargs, outer = layer.task.func, layer.task.kwargs, layer.output_indices
+    symbols = [symbols for _, symbols in layer.indices]
+    if layer.concatenate or layer.new_axes or any(names is None for names in symbols):
+        return None
+    names = [names for names in symbols if names is not None]
+    if function is routines._matmul:
+        if kwargs or len(names) != 2 or len(outer) < 3:
+            return None
+        batch, (row, inner, column) = outer[:-3], outer[-3:]
+        fits = names == [(*batch, row, inner), (*batch, inner, column)]
+        return (inner,) if fits else None
+    if function is routines._tensordot:
+        return _tensordot_symbols(kwargs, names, outer)
+    return _einsum_symbols(kwargs, names, outer)
+
+
+def _tensordot_symbols(
+    kwargs: dict[str, Any], names: list[tuple[str, ...]], outer: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    if set(kwargs) != {"axes", "is_sparse"} or kwargs["is_sparse"] or len(names) != 2:
+        return None
+    left, right = names
+    summed = tuple(left[axis] for axis in kwargs["axes"][0])
+    if summed != tuple(right[axis] for axis in kwargs["axes"][1]):
+        return None
+    if outer != (*left, *(symbol for symbol in right if symbol not in summed)):
+        return None
+    # For negative axes dask's blocks can come out in the wrong shape; what is computed
+    # here is then the tensordot, of the shape that dask announces.
+    return summed if len(set(outer)) == len(outer) else None
+
+
+def _einsum_symbols(
+    kwargs: dict[str, Any], names: list[tuple[str, ...]], outer: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    if set(kwargs) - {"subscripts", "kernel_dtype", "ncontract_inds", "optimize"}:
+        return None
+    sources, _, result = kwargs["subscripts"].partition("->")
+    letters: dict[str, str] = {}
+    for term, symbols in zip(sources.split(","), names, strict=True):
+        for letter, symbol in zip(term, symbols, strict=True):
+            if letters.setdefault(letter, symbol) != symbol:
+                return None
+    count = len(result)
+    if len(set(letters.values())) != len(letters) or len(outer) != len(letters):
+        return None
+    fits = tuple(letters[letter] for letter in result) == outer[:count]
+    return outer[count:] if fits and len(outer) - count == kwargs["ncontract_inds"] else None
+
+
+def _squeezed(view: GraphView, name: str) -> Blockwise | None:
+    """The products of a matmul with one block along the summed axis, squeezed."""
+    below = view.dependencies(name)
+    product = view.layers.get(below[0]) if len(below) == 1 else None
+    if not isinstance(product, Blockwise) or product.task.func is not routines._matmul:
+        return None
+    count = len(product.output_indices)
+    index = (*(slice(None) for _ in range(count - 2)), 0, slice(None))
+    if product.dims[product.output_indices[-2]] != 1:
+        return None
+    for key, task in view.tasks(name).items():
+        if not isinstance(task, Task) or task.func not in (operator.getitem, chunk.getitem):
+            return None
+        if task.args[1] != index or set(task.dependencies) != {(below[0], *key[1:-1], 0, key[-1])}:
+            return None
+    return product
+
+
+def _summed(view: GraphView, name: str) -> Blockwise | None:
+    """The products at the bottom of a tree of sums."""
+    last = read_level(view, name)
+    if last is None or last.keepdims or last.call.args or not _sums(last.call):
+        return None
+    tree = read_tree(view, name, _step_blocks)
+    if tree is None or (tree.between is not None and not _sums(tree.between.call)):
+        return None
+    step = view.layers[tree.step]
+    product = view.layers[view.dependencies(tree.step)[0]]
+    if not isinstance(step, Blockwise) or not isinstance(product, Blockwise):
+        return None
+    if tuple(step.task.kwargs["axis"]) != last.axes:
+        return None
+    summed = _summed_symbols(product)
+    if summed is None or {product.output_indices[axis] for axis in last.axes} != set(summed):
+        return None
+    return product
+
+
+def _step_blocks(view: GraphView, name: str) -> tuple[int, ...] | None:
+    """Numbers of blocks of a layer that sums every block of products along an axis."""
+    step = view.layers.get(name)
+    if not isinstance(step, Blockwise) or len(step.indices) != 1:
+        return None
+    call = unwrap(step.task.func)
+    below = view.dependencies(name)
+    product = view.layers[below[0]] if len(below) == 1 else None
+    if not isinstance(product, Blockwise) or not _product(product):
+        return None
+    if not _sums(call) or set(step.task.kwargs) != {"axis", "keepdims"}:
+        return None
+    if not step.task.kwargs["keepdims"] or step.indices[0] != (below[0], step.output_indices):
+        return None
+    return tuple(step.dims[symbol] for symbol in step.output_indices)
+
+
+def _sums(call: Call) -> bool:
+    plain = not call.args and set(call.keywords) <= {"dtype"}
+    return plain and call.function in (routines._chunk_sum, chunk.sum)
+
+
+RECOGNISERS: tuple[Recogniser, ...] = (contraction,)

@@ -1,0 +1,398 @@
+"""Reductions, and what of them may be cut.
+
+A reduction is taken apart only where its functions are known (:mod:`.foldrules`): then
+any grouping of the elements gives the same value, for floating point the same but for the
+order of the additions.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from dask._task_spec import GraphNode, Task
+from dask.array import reductions, routines
+from dask.array.core import _concatenate2
+from dask.blockwise import Blockwise
+from dask.core import flatten
+from tlz import compose  # type: ignore[import-untyped]
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.rules.fold_table import ARGUMENTS, RULES, Rule, accumulates, agree
+from dasktile.capture.rules.scans import recognise_scan
+from dasktile.capture.rules.trees import (
+    Block,
+    Step,
+    Tree,
+    bind,
+    read_level,
+    read_step,
+    read_tree,
+    reference,
+    unwrap,
+)
+from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A tree reduction.
+
+    Parameters
+    ----------
+    chunk
+        Makes the partial result of one tile; takes a tile of every input.
+    combine, aggregate
+        Take a nested list of neighbouring partials, one level of lists for each of
+        `axes`, and make a partial or the finished tile of them.
+    axes
+        Labels reduced, in ascending order.
+    """
+
+    chunk: Callable[..., Any]
+    combine: Callable[[Any], Any]
+    aggregate: Callable[[Any], Any]
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArgFold:
+    """A reduction to the place of an extremum.
+
+    Parameters
+    ----------
+    chunk
+        Called with a tile, the reduced axes and the place of the tile: its first index
+        along the one reduced axis, or ``(first indices, shape)`` where places are
+        counted in the flattened array.
+    combine, aggregate, axes
+        As of a :class:`Fold`.
+    flat
+        Shape of the array where places are counted in the flattened array, else None.
+    """
+
+    chunk: Callable[..., Any]
+    combine: Callable[[Any], Any]
+    aggregate: Callable[[Any], Any]
+    axes: tuple[int, ...]
+    flat: tuple[int, ...] | None
+
+
+def recognise_fold(view: GraphView, name: str) -> Found | None:
+    """Sums, extrema, means, moments, the `k` largest, counts, histograms."""
+    level = read_level(view, name)
+    if level is None:
+        return None
+    last = level.call.function
+    if last is reductions.arg_agg or last is reductions.nanarg_agg:
+        return _arg_fold(view, name)
+    if last is routines._bincount_agg:
+        return _bincount(view, name)
+    if all(known is not last for _, known in RULES):
+        return None
+    tree = read_tree(view, name, _step_blocks)
+    step = read_step(view, tree.step) if tree else None
+    array = _whole(view, step.inputs) if step else None
+    if tree is None or step is None or array is None or len(step.inputs) != 1:
+        return None
+    if step.axis != tree.last.axes or step.keepdims is not True:
+        return None
+    if _is_histogram(view, step.inputs[0]):
+        return _histogram(view, name, tree, step)
+    rule = RULES.get((step.call.function, last))
+    combine = tree.between.call if tree.between else None
+    if rule is None or not agree(rule, step.call, combine, tree.last.call):
+        return None
+    if array.dtype.kind not in rule.kinds or not accumulates(array.dtype, step.call):
+        return None
+    axes = tree.last.axes
+    fold = Fold(
+        partial(step.call.function, **step.call.keywords, axis=axes, keepdims=True),
+        tree.between.function
+        if tree.between
+        else bind(rule.combine(step.call, tree.last.call), tree.last),
+        tree.last.function,
+        tuple(sorted(axes)),
+    )
+    return _found(view, name, rule, fold, array, tree, step)
+
+
+def _found(
+    view: GraphView, name: str, rule: Rule, fold: Fold, array: ArrayInfo, tree: Tree, step: Step
+) -> Found | None:
+    out = view.array(name)
+    if out is None:
+        return None
+    kept = {"k": abs(step.call.keywords["k"])} if "k" in step.call.keywords else {}
+    size = kept.get("k", 1)
+    if kept and (len(fold.axes) != 1 or size > array.shape[fold.axes[0]]):
+        return None
+    maps, shape = _output(array, fold.axes, tree.last.keepdims, size)
+    if shape != out.shape:
+        return None
+    return Found(
+        rule.name(step.call),
+        Kind.FOLD,
+        _labels(array, fold.axes),
+        maps,
+        fold,
+        (Input(array.name, tuple(AxisMap(axis) for axis in range(len(array.shape)))),),
+        partial=rule.partial(out.dtype, step.call),
+        work=rule.work,
+    )
+
+
+def _output(
+    array: ArrayInfo, axes: tuple[int, ...], keepdims: bool, size: int = 1
+) -> tuple[tuple[AxisMap, ...], tuple[int, ...]]:
+    """Maps and shape of what a reduction of these axes makes."""
+    kept = [axis for axis in range(len(array.shape)) if keepdims or axis not in axes]
+    maps = tuple(AxisMap(None if axis in axes else axis) for axis in kept)
+    return maps, tuple(size if axis in axes else array.shape[axis] for axis in kept)
+
+
+def _labels(array: ArrayInfo, axes: tuple[int, ...]) -> tuple[Label, ...]:
+    return tuple(
+        Label(size, Role.REDUCE if axis in axes else Role.FREE, cuts)
+        for axis, (size, cuts) in enumerate(zip(array.shape, array.chunks, strict=True))
+    )
+
+
+def _whole(view: GraphView, names: tuple[str, ...]) -> ArrayInfo | None:
+    """The first of these arrays, if all are of known, equal, nonempty chunks."""
+    arrays = [view.array(name) for name in names]
+    first = arrays[0]
+    if first is None or not first.shape or any(0 in sizes for sizes in first.chunks):
+        return None
+    if any(array is None or array.chunks != first.chunks for array in arrays):
+        return None
+    return first
+
+
+def _step_blocks(view: GraphView, name: str) -> Block | None:
+    if not isinstance(view.layers.get(name), Blockwise):
+        return None
+    step = read_step(view, name)
+    array = _whole(view, step.inputs) if step else None
+    return step.blocks if step and array and array.numblocks == step.blocks else None
+
+
+# The place of an extremum
+
+
+def _arg_fold(view: GraphView, name: str) -> Found | None:
+    tree = read_tree(view, name, _arg_blocks)
+    if tree is None:
+        return None
+    task = next(iter(view.tasks(tree.step).values()))
+    array = view.array(view.dependencies(tree.step)[0])
+    out = view.array(name)
+    assert isinstance(task, Task) and array is not None
+    first, last, axes = unwrap(task.func), tree.last.call, tree.last.axes
+    rule = ARGUMENTS.get((*first.args, last.function)) if len(first.args) == 2 else None
+    if rule is None or last.args != first.args[1:] or first.keywords or last.keywords:
+        return None
+    combine = tree.between.call if tree.between else None
+    if combine is not None and (
+        combine.function is not reductions.arg_combine
+        or combine.args != last.args
+        or combine.keywords
+    ):
+        return None
+    ndim = len(array.shape)
+    if array.dtype.kind not in "biufc" or not tree.last.joins or task.args[1] != axes:
+        return None
+    flat = len(axes) == ndim
+    if flat and not _first_is_first(array):
+        return None
+    maps, shape = _output(array, axes, tree.last.keepdims)
+    if out is None or shape != out.shape:
+        return None
+    search = rule.search
+    order = (_in_order,) if flat and ndim > 1 else ()
+    joined = partial(_concatenate2, axes=sorted(axes))
+    fold = ArgFold(
+        partial(reductions.arg_chunk, first.args[0], search),
+        compose(partial(reductions.arg_combine, search, axis=axes, keepdims=True), *order, joined),
+        compose(
+            partial(last.function, search, axis=axes, keepdims=tree.last.keepdims),
+            *order,
+            joined,
+        ),
+        tuple(sorted(axes)),
+        array.shape if flat else None,
+    )
+    inputs = (Input(array.name, tuple(AxisMap(axis) for axis in range(ndim))),)
+    return Found(rule.op, Kind.FOLD, _labels(array, axes), maps, fold, inputs,
+                 partial=array.dtype.itemsize + 8.0)  # fmt: skip
+
+
+def _arg_blocks(view: GraphView, name: str) -> Block | None:
+    """Blocks of a layer that finds the extremum of every block, places checked."""
+    layer, sources = view.layers.get(name), view.dependencies(name)
+    if layer is None or isinstance(layer, Blockwise) or layer.annotations or len(sources) != 1:
+        return None
+    first = next(iter(layer.values()), None)
+    if isinstance(first, tuple) and first and callable(first[0]):
+        function = first[0]
+    elif isinstance(first, Task):
+        function = first.func
+    else:
+        return None
+    if unwrap(function).function is not reductions.arg_chunk:
+        return None
+    array = _whole(view, sources)
+    if array is None:
+        return None
+    tasks = view.tasks(name)
+    starts = [bounds(sizes)[:-1] for sizes in array.chunks]
+    blocks = list(itertools.product(*map(range, array.numblocks)))
+    if len(blocks) != len(tasks):
+        return None
+    for block in blocks:
+        task = tasks.get((name, *block))
+        if not isinstance(task, Task) or len(task.args) != 3 or task.func is not function:
+            return None
+        ref, axes, place = task.args
+        if reference(ref) != (array.name, *block) or not isinstance(axes, tuple):
+            return None
+        corner = tuple(start[at] for start, at in zip(starts, block, strict=True))
+        flat = len(axes) == len(array.shape)
+        if place != ((corner, array.shape) if flat else corner[axes[0]]):
+            return None
+    return array.numblocks
+
+
+def _first_is_first(array: ArrayInfo) -> bool:
+    """Whether dask's tree finds the first of equal extrema in the flattened array.
+
+    Within a block it does; of blocks it takes the first, and these follow one another in
+    the flattened array only where a single axis is cut and those before it are of size
+    one.  Elsewhere the answer among equals depends on the chunks.
+    """
+    cut = [axis for axis, count in enumerate(array.numblocks) if count > 1]
+    return not cut or (len(cut) == 1 and all(size == 1 for size in array.shape[: cut[0]]))
+
+
+def _in_order(data: Any) -> Any:
+    """Partials of a flattened array by their places, so that the first of equals wins."""
+    order = data["arg"].ravel().argsort()
+
+    def arranged(values: Any) -> Any:
+        return values.ravel()[order].reshape((-1,) + (1,) * (values.ndim - 1))
+
+    if isinstance(data, dict):
+        return {field: arranged(values) for field, values in data.items()}
+    return arranged(data)
+
+
+# Counts
+
+
+def _bincount(view: GraphView, name: str) -> Found | None:
+    tree = read_tree(view, name, _step_blocks)
+    step = read_step(view, tree.step) if tree else None
+    array = _whole(view, step.inputs) if step else None
+    out = view.array(name)
+    if tree is None or step is None or array is None or out is None or tree.last.joins:
+        return None
+    if tree.last.call.args or set(tree.last.call.keywords) != {"dtype"}:
+        return None
+    call, between = step.call, tree.between
+    if call.function is not np.bincount or call.args or set(call.keywords) != {"minlength"}:
+        return None
+    if between is not None and (
+        between.call.function is not routines._bincount_agg
+        or dict(between.call.keywords) != dict(tree.last.call.keywords)
+    ):
+        return None
+    if step.axis is not None or step.keepdims is not None or array.dtype.kind not in "biu":
+        return None
+    # without a least number of bins, how many there are is known only when it has run
+    if out.shape != (call.keywords["minlength"],) or 0 in out.shape:
+        return None
+    chunk = partial(np.bincount, minlength=call.keywords["minlength"])
+    combine = bind(partial(routines._bincount_agg, **tree.last.call.keywords), tree.last)
+    fold = Fold(chunk, combine, tree.last.function, (0,))
+    inputs = tuple(Input(source, (AxisMap(0),)) for source in step.inputs)
+    return Found("bincount", Kind.FOLD, _labels(array, (0,)), (AxisMap(None),), fold, inputs,
+                 partial=float(out.dtype.itemsize), work=2.0)  # fmt: skip
+
+
+def _is_histogram(view: GraphView, name: str) -> bool:
+    layer = view.layers.get(name)
+    if layer is None or isinstance(layer, Blockwise) or not len(layer):
+        return False
+    task = next(iter(layer.values()))
+    return isinstance(task, Task) and task.func is routines._block_hist
+
+
+def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | None:
+    """A histogram: the blocks' own histograms, in rows, summed by an ordinary sum."""
+    rows, out = step.inputs[0], view.array(name)
+    if tree.last.axes != (0,) or tree.last.keepdims or out is None or len(out.shape) != 1:
+        return None
+    if step.call.function is not np.sum or tree.last.call.function is not np.sum:
+        return None
+    if view.layers[rows].annotations or not accumulates(out.dtype, step.call):
+        return None
+    tasks = view.tasks(rows)
+    head = tasks.get((rows, 0, 0))
+    if not isinstance(head, Task) or len(head.args) not in (2, 3):
+        return None
+    at = (0, 2)[: len(head.args) - 1]
+    keys = [reference(head.args[place]) for place in at]
+    if not all(isinstance(key, tuple) for key in keys):
+        return None
+    sources = tuple(key[0] for key in keys)
+    array = _whole(view, sources)
+    bins = head.args[1]
+    if array is None or array.dtype.kind not in "biuf":
+        return None
+    blocks = list(itertools.product(*map(range, array.numblocks)))
+    if len(blocks) != len(tasks):
+        return None
+    for row, block in enumerate(blocks):
+        task = tasks.get((rows, row, 0))
+        if not isinstance(task, Task) or task.func is not routines._block_hist or task.kwargs:
+            return None
+        if len(task.args) != len(head.args) or task.args[1] is not bins:
+            return None
+        for place, source in zip(at, sources, strict=True):
+            if reference(task.args[place]) != (source, *block):
+                return None
+    if isinstance(bins, GraphNode):
+        if bins.dependencies:
+            return None
+        bins = bins({})
+    axes = tuple(range(len(array.shape)))
+    dtype = np.dtype(tree.last.call.keywords.get("dtype", out.dtype))
+    fold = Fold(
+        partial(histogram_block, bins),
+        partial(add_rows, dtype=dtype, keepdims=True),
+        partial(add_rows, dtype=dtype, keepdims=False),
+        axes,
+    )
+    maps = tuple(AxisMap(axis) for axis in axes)
+    return Found("histogram", Kind.FOLD, _labels(array, axes), (AxisMap(None),), fold,
+                 tuple(Input(source, maps) for source in sources),
+                 partial=float(dtype.itemsize), work=8.0)  # fmt: skip
+
+
+def histogram_block(bins: Any, x: Any, weights: Any = None) -> Any:
+    """The histogram of one tile, as a row."""
+    return routines._block_hist(x, bins, weights)
+
+
+def add_rows(rows: Any, dtype: npt.DTypeLike, keepdims: bool) -> Any:
+    """Add histograms in nested lists."""
+    found: Iterator[Any] = flatten([rows])
+    return np.sum(np.concatenate(list(found)), axis=0, dtype=dtype, keepdims=keepdims)
+
+
+RECOGNISERS = (recognise_fold, recognise_scan)

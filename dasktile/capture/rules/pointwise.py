@@ -1,0 +1,160 @@
+"""Which functions work element by element.
+
+The structure of a layer cannot tell: ``map_blocks(np.sort)`` looks like
+``map_blocks(np.sin)``.  So functions are accepted by identity: NumPy ufuncs, operators,
+and a table of functions known to be elementwise.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import numbers
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from dask._task_spec import GraphNode, Task, TaskRef
+from dask.array import chunk, core, fft, reductions, routines
+
+from dasktile.capture.user_kernels import lookup
+
+_OPERATORS = (
+    "abs add and_ eq floordiv ge gt inv invert le lshift lt mod mul ne neg or_ pos pow"
+    " rshift sub truediv xor"
+)
+
+#: Functions of dask's own modules; missing ones are from other releases of dask.
+_PRIVATE = (
+    (chunk, "astype"),
+    (fft, "_fftfreq_block"),
+    (reductions, "_sqrt"),
+    (routines, "_asarray_isnull"),
+    (routines, "_isnonzero"),
+    (routines, "_select"),
+    (routines, "variadic_choose"),
+)
+
+#: Elementwise functions, each with the names of those keyword arguments that may be
+#: arrays because the function uses them as a whole at every element.
+_TABLE: dict[Any, frozenset[str]] = {
+    **{getattr(operator, name): frozenset() for name in _OPERATORS.split()},
+    **{
+        function: frozenset()
+        for function in (
+            *(np.angle, np.around, np.clip, np.fix, np.i0, np.imag, np.iscomplex),
+            *(np.isclose, np.isneginf, np.isposinf, np.isreal, np.nan_to_num, np.real),
+            *(np.round, np.sinc, np.where),
+        )
+    },
+    np.digitize: frozenset({"bins"}),
+    **{getattr(module, name): frozenset() for module, name in _PRIVATE if hasattr(module, name)},
+}
+
+#: The number of positional arguments with which a function is elementwise: ``np.where(x)``
+#: is not, and neither is ``np.digitize(x, bins)`` if the bins are an array in blocks.
+_POSITIONAL = {np.where: 3, np.digitize: 1}
+
+# wrapped around a function of map_blocks by enforce_ndim=True
+_ENFORCED = getattr(core, "apply_and_enforce", None)
+
+_UFUNC_KEYWORDS = {"dtype", "casting", "order", "subok", "where", "out"}
+
+_SCALARS = (
+    *(numbers.Number, str, bytes, np.generic, np.dtype, type, type(None)),
+    *(datetime.datetime, datetime.date, datetime.timedelta),
+)
+
+
+def is_scalar(value: Any) -> bool:
+    """True for a literal that stands beside every element alike."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0
+    return isinstance(value, _SCALARS)
+
+
+def is_pointwise(
+    function: Any, kwargs: Mapping[str, Any], arguments: int, known: bool = False
+) -> bool:
+    """True if the function, called so, computes every element from those at its place.
+
+    Parameters
+    ----------
+    function
+        What the task calls; wrappers that dask puts around it are looked through.
+    kwargs
+        Keyword arguments of the call.
+    arguments
+        Number of positional arguments.
+    known
+        Only functions that are known here: nobody else's word is taken.
+    """
+    kwargs = dict(kwargs)
+    while True:
+        use = lookup(function)
+        if use is not None:
+            return use.elementwise and not known
+        if function is core._enforce_dtype:
+            kwargs.pop("enforce_dtype", None)
+            function = kwargs.pop("enforce_dtype_function")
+        elif function is core._elemwise_handle_where:
+            function = kwargs.pop("elemwise_where_function")
+            arguments -= 2
+        elif function is _ENFORCED:
+            kwargs.pop("expected_ndim", None)
+            function = kwargs.pop("_func")
+        elif isinstance(function, functools.partial):
+            if not all(is_scalar(value) for value in function.args):
+                return False
+            kwargs = {**function.keywords, **kwargs}
+            arguments += len(function.args)
+            function = function.func
+        else:
+            break
+    if isinstance(function, np.ufunc):
+        objects = all(set(kind) <= set("O->") for kind in function.types)
+        shape = function.signature is None and function.nout == 1 and not objects
+        return (
+            shape
+            and arguments == function.nin
+            and set(kwargs) <= _UFUNC_KEYWORDS
+            and all(map(is_scalar, kwargs.values()))
+        )
+    if isinstance(function, np.vectorize):
+        return (
+            not known
+            and function.signature is None
+            and not function.excluded
+            and function.otypes is not None
+            and all(map(is_scalar, kwargs.values()))
+        )
+    try:
+        arrays = _TABLE.get(function)
+    except TypeError:  # an unhashable callable
+        return False
+    if arrays is None or arguments != _POSITIONAL.get(function, arguments):
+        return False
+    return all(is_scalar(value) for name, value in kwargs.items() if name not in arrays)
+
+
+def is_pointwise_task(task: Task, known: bool = False) -> bool:
+    """The same for a task; several of them that dask has fused are looked into."""
+    fused = _fused(task)
+    if fused is None:
+        return is_pointwise(task.func, task.kwargs, len(task.args), known)
+    for inner in fused.values():
+        if not isinstance(inner, Task) or not is_pointwise_task(inner, known):
+            return False
+        for value in inner.args:
+            if not isinstance(value, TaskRef) and not is_scalar(value):
+                return False
+    return True
+
+
+def _fused(task: Task) -> Mapping[Any, GraphNode] | None:
+    """The inner tasks of a fused one, or None."""
+    if getattr(task.func, "__name__", "") != "_execute_subgraph" or not task.args:
+        return None
+    inner = task.args[0]
+    return inner if isinstance(inner, Mapping) else None

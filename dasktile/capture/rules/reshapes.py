@@ -1,0 +1,242 @@
+"""Reshapes in row-major order, and repeats: views whose axes are not each other's."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias, DataNode, Task, TaskRef
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import MaterializedLayer
+from dask.utils import M, key_split
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
+from dasktile.capture.rules.provenance import Trace
+from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+
+#: A reshape may be tiled so many times more coarsely than the graph does it, if its loop
+#: has at least so many steps; otherwise it is left alone.
+COARSER, FEWEST = 4, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """Every block is a window of the input in another shape."""
+
+    in_shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """Every element `repeats` times along one axis."""
+
+    axis: int
+    repeats: int
+
+
+# --- reshape ---------------------------------------------------------------------------
+
+
+def reshape(view: GraphView, name: str) -> Found | None:
+    """A layer of blockwise reshapes that together reshape the whole array."""
+    layer, new = view.layers[name], view.array(name)
+    if new is None or not isinstance(layer, MaterializedLayer) or not layer.mapping:
+        return None
+    if not _is_reshape(next(iter(layer.mapping.values()))):
+        return None
+    trace = Trace(view, name)
+    old: ArrayInfo | None = None
+    made, seen = _Visits(new), _Visits(new)
+    for place in np.ndindex(*new.numblocks):
+        task = trace.tasks.get((name, *place))
+        if not isinstance(task, Task) or not _is_reshape(task):
+            return None
+        key, shape = _key(task.args[0]), _value(task.args[1])
+        source = trace.source(key)
+        if source is None or (old is not None and source is not old):
+            return None
+        if old is None:
+            old, seen = source, _Visits(source)
+        expected = tuple([sizes[number] for sizes, number in zip(new.chunks, place, strict=True)])
+        if ((shape,) if isinstance(shape, int) else tuple(shape)) != expected:
+            return None
+        if seen.of(key[1:]) != made.of(place):
+            return None
+    if old is None or old.dtype != new.dtype:
+        return None
+    size = math.prod(new.shape)
+    return _reshaped(old, new) if size and math.prod(old.shape) == size else None
+
+
+def _is_reshape(task: Any) -> bool:
+    return (
+        isinstance(task, Task)
+        and task.func in (M.reshape, np.reshape)
+        and len(task.args) == 2
+        and not task.kwargs
+    )
+
+
+def _key(node: Any) -> Key:
+    if isinstance(node, TaskRef):
+        return node.key
+    return node.target if isinstance(node, Alias) else node
+
+
+class _Visits:
+    """The elements of blocks in row-major order, as flat positions in their array.
+
+    Those of one block form a nest of loops, given as the first position and (count,
+    stride) from the innermost loop outwards, with loops that continue one another
+    joined: two blocks hold the same elements in the same order exactly where this is
+    equal.
+    """
+
+    def __init__(self, array: ArrayInfo):
+        #: For every axis, the last first: stride, chunk sizes, position of every chunk.
+        self._axes: list[tuple[int, tuple[int, ...], list[int]]] = []
+        stride = 1
+        for sizes, size in zip(reversed(array.chunks), reversed(array.shape), strict=True):
+            self._axes.append((stride, sizes, [stride * edge for edge in bounds(sizes)]))
+            stride *= size
+
+    def of(self, place: tuple[int, ...]) -> tuple[int, list[tuple[int, int]]]:
+        start = 0
+        until = 0  # the stride at which one more loop continues the last
+        loops: list[tuple[int, int]] = []
+        for (stride, sizes, starts), number in zip(self._axes, reversed(place), strict=True):
+            start += starts[number]
+            count = sizes[number]
+            if count == 1:
+                continue
+            if loops and until == stride:
+                loops[-1] = (loops[-1][0] * count, loops[-1][1])
+            else:
+                loops.append((count, stride))
+            until = stride * count
+        return start, loops
+
+
+def _value(node: Any) -> Any:
+    return node.value if isinstance(node, DataNode) else node
+
+
+def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Found | None:
+    labels: list[Label] = []
+    reads = [AxisMap(None)] * len(old.shape)
+    out = [AxisMap(None)] * len(new.shape)
+    for sources, targets in groups(old.shape, new.shape):
+        outer, inner = old.shape[sources[0]], new.shape[targets[0]]
+        size = 1 if outer % inner and inner % outer else min(outer, inner)
+        width = inner // size
+        cuts = _cuts(new, targets, size, width)
+        if cuts is None:
+            return None
+        if size > 1:
+            out[targets[0]] = AxisMap(len(labels), 0, width, width)
+            reads[sources[0]] = AxisMap(len(labels), 0, outer // size, outer // size)
+            labels.append(Label(size, Role.FREE, cuts))
+    return Found(
+        op=key_split(new.name),
+        kind=Kind.VIEW,
+        labels=tuple(labels),
+        out=tuple(out),
+        kernel=Reshape(old.shape, new.shape),
+        inputs=(Input(old.name, tuple(reads)),),
+    )
+
+
+def _cuts(
+    new: ArrayInfo, targets: tuple[int, ...], size: int, width: int
+) -> tuple[int, ...] | None:
+    """How the graph cuts the loop of a group of output axes.
+
+    Where it cuts more finely than the loop can be cut, the cuts it can be cut at; None
+    where tiles would then be much larger than the graph's or too few to share out.
+    """
+    edges = [edge for edge in bounds(new.chunks[targets[0]]) if edge % width == 0]
+    cuts = tuple((hi - lo) // width for lo, hi in itertools.pairwise(edges))
+    if len(cuts) == len(new.chunks[targets[0]]) and all(
+        len(new.chunks[axis]) == 1 for axis in targets[1:]
+    ):
+        return cuts
+    finest = math.prod(new.shape[axis] for axis in targets) // size
+    largest = math.prod(max(new.chunks[axis]) for axis in targets)
+    return cuts if finest <= COARSER * largest and size >= FEWEST else None
+
+
+def groups(
+    old: tuple[int, ...], new: tuple[int, ...]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Runs of axes of two shapes with equal products, as short as they can be.
+
+    Axes of size one are in none of them.
+    """
+    sources = [axis for axis, size in enumerate(old) if size != 1]
+    targets = [axis for axis, size in enumerate(new) if size != 1]
+    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    while sources and targets:
+        one, other = [sources.pop(0)], [targets.pop(0)]
+        left, right = old[one[0]], new[other[0]]
+        while left != right:
+            if left < right:
+                one.append(sources.pop(0))
+                left *= old[one[-1]]
+            else:
+                other.append(targets.pop(0))
+                right *= new[other[-1]]
+        found.append((tuple(one), tuple(other)))
+    return found
+
+
+# --- repeat ----------------------------------------------------------------------------
+
+
+def repeat(view: GraphView, name: str) -> Found | None:
+    """`numpy.repeat` of every block, with one count for all elements."""
+    layer, new = view.layers[name], view.array(name)
+    if new is None or not isinstance(layer, Blockwise) or layer.io_deps:
+        return None
+    if getattr(layer.task, "func", None) is not np.repeat:
+        return None
+    trace = Trace(view, name)
+    seen: set[tuple[str, int, int]] = set()
+    for place in np.ndindex(*new.numblocks):
+        task = trace.tasks.get((name, *place))
+        if not isinstance(task, Task) or task.func is not np.repeat or len(task.args) != 2:
+            return None
+        key, times = _key(task.args[0]), _value(task.args[1])
+        axis = _value(task.kwargs.get("axis"))
+        if type(times) is not int or type(axis) is not int or set(task.kwargs) != {"axis"}:
+            return None
+        source = trace.source(key)
+        if source is None or tuple(key[1:]) != place:
+            return None
+        seen.add((source.name, times, axis % len(new.shape)))
+    if len(seen) != 1:
+        return None
+    ((source_name, times, axis),) = seen
+    old = view.array(source_name)
+    if old is None or times < 1 or old.dtype != new.dtype or not math.prod(new.shape):
+        return None
+    expected = list(old.chunks)
+    expected[axis] = tuple(times * size for size in old.chunks[axis])
+    if tuple(expected) != new.chunks:
+        return None
+    return Found(
+        op=key_split(name),
+        kind=Kind.VIEW,
+        labels=tuple(
+            Label(size, Role.FREE, cuts) for size, cuts in zip(old.shape, old.chunks, strict=True)
+        ),
+        out=tuple(
+            AxisMap(number, 0, times, times) if number == axis else AxisMap(number)
+            for number in range(len(new.shape))
+        ),
+        kernel=Repeat(axis, times),
+        inputs=(Input(source_name, tuple(AxisMap(n) for n in range(len(old.shape)))),),
+    )

@@ -1,0 +1,241 @@
+"""Running sums and products."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias, Task
+from dask.array import reductions
+from dask.blockwise import Blockwise
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.rules.trees import read_step, reference, unwrap
+from dasktile.ir import AxisMap, Kind, Label, Role
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A running reduction along one label.
+
+    Parameters
+    ----------
+    function
+        Scans one tile.
+    merge
+        ``merge(carry, scanned tile)`` is the finished tile; ``merge(carry, last slice)``
+        is the next carry.
+    axis
+        The label.
+    serial
+        True where tiles are scanned one after the other instead, because the scan of a
+        tile by itself may overflow: then ``merge(carry, tile)`` is the finished tile, whose
+        last slice is the next carry.
+    """
+
+    function: Callable[[Any], Any]
+    merge: Callable[[Any, Any], Any]
+    axis: int
+    serial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The functions that belong to one that scans: what merges, what sums a block up."""
+
+    merges: tuple[Function, ...]
+    total: Function
+
+
+RULES: Mapping[Function, Rule] = {
+    np.cumsum: Rule((reductions._cumsum_merge, operator.add), np.sum),
+    np.cumprod: Rule((reductions._cumprod_merge, operator.mul), np.prod),
+    np.nancumsum: Rule((operator.add,), np.nansum),
+    np.nancumprod: Rule((operator.mul,), np.nanprod),
+}
+
+
+def recognise_scan(view: GraphView, name: str) -> Found | None:
+    """Running sums and products, dask's sequential and its parallel form."""
+    layer = view.layers.get(name)
+    array = view.array(name)
+    if layer is None or array is None or isinstance(layer, Blockwise) or layer.annotations:
+        return None
+    if not array.shape or any(0 in sizes for sizes in array.chunks) or not len(layer):
+        return None
+    sources = view.dependencies(name)
+    if not 1 <= len(sources) <= 2 or not _plausible(layer, name, len(array.shape)):
+        return None
+    scan, source = _sequential(view, array) or _parallel(view, array) or (None, "")
+    if scan is None:
+        return None
+    read = view.array(source)
+    if read is None or read.chunks != array.chunks or read.dtype.kind not in "biufc":
+        return None
+    if array.dtype.kind not in "biufc" or array.dtype == np.float16:
+        return None
+    if array.dtype.kind in "fc":
+        scan = _exact(scan)
+    labels = tuple(
+        Label(size, Role.SCAN if axis == scan.axis else Role.FREE, cuts)
+        for axis, (size, cuts) in enumerate(zip(array.shape, array.chunks, strict=True))
+    )
+    maps = tuple(AxisMap(axis) for axis in range(len(labels)))
+    op = unwrap(scan.function).function.__name__
+    return Found(op, Kind.SCAN, labels, maps, scan, (Input(source, maps),),
+                 partial=float(array.dtype.itemsize), work=2.0)  # fmt: skip
+
+
+def _plausible(layer: Mapping[Any, Any], name: str, ndim: int) -> bool:
+    """A cheap look at the first block before the whole layer is read."""
+    task = layer.get((name,) + (0,) * ndim)
+    if isinstance(task, Alias):
+        return True
+    if isinstance(task, Task):
+        return task.func is reductions._prefixscan_first
+    return isinstance(task, tuple) and (
+        task[:1] == (reductions._prefixscan_first,) or (name, "extra") + (0,) * ndim in layer
+    )
+
+
+def _sequential(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
+    """Every block scanned, then one carry after the other merged in."""
+    name, ndim = array.name, len(array.shape)
+    sources = view.dependencies(name)
+    step = read_step(view, sources[0])
+    if len(sources) != 1 or step is None or len(step.inputs) != 1 or step.call.args:
+        return None
+    rule = RULES.get(step.call.function)
+    axis = step.axis
+    if rule is None or not set(step.call.keywords) <= {"dtype"} or step.keepdims is not None:
+        return None
+    if not isinstance(axis, int) or not 0 <= axis < ndim or step.blocks != array.numblocks:
+        return None
+    tasks = view.tasks(name)
+    last = tuple(slice(-1, None) if at == axis else slice(None) for at in range(ndim))
+    merge: Function | None = None
+    for block in itertools.product(*map(range, array.numblocks)):
+        task, carry = tasks.get((name, *block)), tasks.get((name, "extra", *block))
+        scanned = (sources[0], *block)
+        if block[axis] == 0:
+            if not isinstance(task, Alias) or task.target != scanned:
+                return None
+            continue
+        before = tuple(at - 1 if i == axis else at for i, at in enumerate(block))
+        if type(task) is not Task or type(carry) is not Task:
+            return None
+        merge = merge or task.func
+        if task.func is not merge or carry.func is not merge:
+            return None
+        if [*map(reference, task.args)] != [(name, "extra", *block), scanned]:
+            return None
+        if len(carry.args) != 2 or reference(carry.args[0]) != (name, "extra", *before):
+            return None
+        end = carry.args[1]
+        if not isinstance(end, Task) or end.func is not operator.getitem:
+            return None
+        if reference(end.args[0]) != (sources[0], *before) or end.args[1:] != (last,):
+            return None
+    if len(tasks) != 2 * array_blocks(array):
+        return None
+    merge = merge or rule.merges[0]
+    if not any(merge is known for known in rule.merges):
+        return None
+    function = partial(step.call.function, axis=axis, **step.call.keywords)
+    return Scan(function, merge, axis), step.inputs[0]
+
+
+def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
+    """Blocks summed up, the sums combined in a tree, then scanned and merged at once."""
+    name, ndim = array.name, len(array.shape)
+    tasks = view.tasks(name)
+    head = tasks.get((name,) + (0,) * ndim)
+    if not isinstance(head, Task) or len(head.args) != 4:
+        return None
+    function, first, axis, dtype = head.args
+    key = reference(first)
+    if not isinstance(key, tuple) or not isinstance(axis, int) or not 0 <= axis < ndim:
+        return None
+    rule, source = RULES.get(function), key[0]
+    others = [other for other in view.dependencies(name) if other != source]
+    if rule is None or source not in view.layers:
+        return None
+    if array.numblocks[axis] > 1 and not _sums_blocks(view, others, source, rule, axis):
+        return None
+    merge: Function | None = None
+    for key, task in tasks.items():
+        if type(task) is not Task or key[0] != name:
+            return None
+        block, args = key[1:], list(task.args)
+        if len(block) != ndim:
+            merge = merge or task.func
+            wrong = task.func is not merge
+        else:
+            begins = block[axis] == 0
+            step = reductions._prefixscan_first if begins else reductions._prefixscan_combine
+            if not begins and len(args) == 6:
+                merge = merge or args[1]
+                wrong = args.pop(1) is not merge
+                args.pop(1)
+            else:
+                wrong = not begins
+            wrong = wrong or task.func is not step or args[0] is not function
+            wrong = wrong or reference(args[1]) != (source, *block) or args[2:] != [axis, dtype]
+        if wrong:
+            return None
+    merge = merge or rule.merges[0]
+    if not any(merge is known for known in rule.merges):
+        return None
+    return Scan(partial(function, axis=axis, dtype=dtype), merge, axis), source
+
+
+def _sums_blocks(view: GraphView, names: list[str], source: str, rule: Rule, axis: int) -> bool:
+    step = read_step(view, names[0]) if len(names) == 1 else None
+    return (
+        step is not None
+        and step.call.function is rule.total
+        and step.inputs == (source,)
+        and (step.axis, step.keepdims) == (axis, True)
+        and not step.call.args
+        and set(step.call.keywords) <= {"dtype"}
+    )
+
+
+def _exact(scan: Scan) -> Scan:
+    """Running products from the first element on, whatever the tiles.
+
+    The product of numbers that come after a zero may be infinite, and zero times that is
+    no number; the running product of them all is zero.
+    """
+    call = unwrap(scan.function)
+    if call.function not in (np.cumprod, np.nancumprod):
+        return scan
+    merge = partial(
+        running_product,
+        axis=scan.axis,
+        dtype=call.keywords.get("dtype"),
+        skip=call.function is np.nancumprod,
+    )
+    return Scan(scan.function, merge, scan.axis, serial=True)
+
+
+def running_product(carry: Any, tile: Any, axis: int, dtype: Any, skip: bool) -> Any:
+    """The running product of a tile that starts from `carry`, NaN skipped or not."""
+    if skip:
+        tile = np.where(np.isnan(tile), np.ones((), tile.dtype), tile)
+    found = np.cumprod(np.concatenate([carry, tile], axis=axis), axis=axis, dtype=dtype)
+    return found[(slice(None),) * axis + (slice(1, None),)]
+
+
+def array_blocks(array: ArrayInfo) -> int:
+    count = 1
+    for blocks in array.numblocks:
+        count *= blocks
+    return count

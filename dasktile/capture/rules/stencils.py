@@ -1,0 +1,230 @@
+"""`map_overlap` of functions that were registered with a halo.
+
+dask writes it as four steps: shared edges added to every block (after an optional
+boundary was put around the whole array), the blocks that are only boundary dropped, the
+function applied, the edges trimmed.  They become one node that reads a window wider than
+what it makes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Task
+from dask.array import overlap
+from dask.blockwise import Blockwise
+from dask.utils import key_split
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
+from dasktile.capture.rules.provenance import Block, Trace, Unknown
+from dasktile.capture.user_kernels import KernelUse, lookup
+from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stencil:
+    """A function of a window, of whose result the window's edges are cut off.
+
+    Parameters
+    ----------
+    task
+        The function applied to one block of the input graph; does not depend on which.
+    block
+        The key that stands for the block in `task`.
+    offset
+        For every axis, where the input has the element that output position 0 is at: 0,
+        or the depth of the boundary put around the input.
+    shape
+        Of the input.
+    """
+
+    task: Task
+    block: Key
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+def stencil(view: GraphView, name: str) -> Found | None:
+    """A trimmed, registered function of overlapping blocks."""
+    trim = trimmed(view, name)
+    new = view.array(name)
+    if trim is None or new is None or not all(map(all, new.chunks)):
+        return None
+    depths, padded, applied = trim
+    task, block, use = _registered(view, applied)
+    if task is None or use is None or use.whole_axes:
+        return None
+    ndim = len(new.shape)
+    halo = {axis % ndim: depth for axis, depth in use.halo.items() if -ndim <= axis < ndim}
+    if len(halo) != len(use.halo):
+        return None
+    if any(min(depths[axis]) < depth for axis, depth in halo.items()):
+        return None  # the result depends on where the blocks end
+    read = _expected(new, depths, padded)
+    try:
+        old = _windows(view, block[0], new, read)
+    except Unknown:
+        return None
+    inner = view.array(applied)
+    sizes = tuple(tuple(hi - lo for lo, hi in edges) for edges in read)
+    if old is None or inner is None or inner.chunks != sizes:
+        return None
+    wide = tuple(
+        n + (sum(depth) if around else 0)
+        for n, depth, around in zip(new.shape, depths, padded, strict=True)
+    )
+    if old.shape != wide or inner.dtype != new.dtype:
+        return None
+    return _found(new, old, depths, padded, Stencil(task, block, (), old.shape))
+
+
+def _found(
+    new: ArrayInfo,
+    old: ArrayInfo,
+    depths: tuple[tuple[int, int], ...],
+    padded: tuple[bool, ...],
+    kernel: Stencil,
+) -> Found:
+    offset = tuple(
+        front if around else 0 for (front, _), around in zip(depths, padded, strict=True)
+    )
+    widths = tuple(front + back + 1 for front, back in depths)
+    return Found(
+        op=key_split(kernel.task.key),
+        kind=Kind.MAP,
+        labels=tuple(
+            Label(size, Role.HALO if width > 1 else Role.FREE, cuts)
+            for size, width, cuts in zip(new.shape, widths, new.chunks, strict=True)
+        ),
+        out=tuple(AxisMap(axis) for axis in range(len(new.shape))),
+        kernel=Stencil(kernel.task, kernel.block, offset, old.shape),
+        inputs=(
+            Input(
+                old.name,
+                tuple(
+                    AxisMap(axis, shift - front, 1, width)
+                    for axis, ((front, _), shift, width) in enumerate(
+                        zip(depths, offset, widths, strict=True)
+                    )
+                ),
+            ),
+        ),
+        work=float(math.prod(widths)),
+    )
+
+
+def trimmed(
+    view: GraphView, name: str
+) -> tuple[tuple[tuple[int, int], ...], tuple[bool, ...], str] | None:
+    """(depth before and after, whether there is a boundary) by axis, and the layer trimmed."""
+    layer = view.layers[name]
+    if not isinstance(layer, Blockwise):
+        return None
+    partials: list[Any] = [
+        value
+        for value, index in layer.indices
+        if index is None and isinstance(value, functools.partial) and value.func is overlap._trim
+    ]
+    arrays = [
+        value for value, index in layer.indices if index is not None and value not in layer.io_deps
+    ]
+    if len(partials) != 1 or len(arrays) != 1 or not isinstance(arrays[0], str):
+        return None
+    bound = partials[0]
+    ndim = len(layer.output_indices)
+    if bound.args or set(bound.keywords) != {"axes", "boundary"}:
+        return None
+    axes: Mapping[int, Any] = bound.keywords["axes"]
+    boundary: Mapping[int, Any] = bound.keywords["boundary"]
+    depths = []
+    for axis in range(ndim):
+        depth = axes.get(axis, 0)
+        front, back = depth if isinstance(depth, tuple) else (depth, depth)
+        depths.append((int(front), int(back)))
+    around = tuple(
+        depth != (0, 0) and not _none(boundary.get(axis, "none"))
+        for axis, depth in enumerate(depths)
+    )
+    return tuple(depths), around, arrays[0]
+
+
+def _none(boundary: Any) -> bool:
+    return isinstance(boundary, str) and boundary == "none"
+
+
+def _registered(
+    view: GraphView, name: str
+) -> tuple[Task | None, tuple[Any, ...], KernelUse | None]:
+    """A task of a layer that applies one registered function to one array, block by block."""
+    nothing = (None, (), None)
+    layer = view.layers.get(name)
+    if not isinstance(layer, Blockwise) or layer.io_deps or layer.new_axes:
+        return nothing
+    arrays = [index for _, index in layer.indices if index is not None]
+    if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices):
+        return nothing
+    use = lookup(getattr(layer.task, "func", None))
+    if use is None:
+        return nothing
+    key = (name, *(0 for _ in layer.output_indices))
+    task = dict(layer).get(key)
+    if not isinstance(task, Task) or len(task.dependencies) != 1:
+        return nothing
+    (block,) = task.dependencies
+    return (task, block, use) if isinstance(block, tuple) else nothing
+
+
+def _expected(
+    new: ArrayInfo, depths: tuple[tuple[int, int], ...], padded: tuple[bool, ...]
+) -> list[list[tuple[int, int]]]:
+    """The window of the input that every block of every axis is made from."""
+    found = []
+    for size, sizes, (front, back), around in zip(
+        new.shape, new.chunks, depths, padded, strict=True
+    ):
+        edges = bounds(sizes)
+        pairs = list(itertools.pairwise(edges))
+        if around:
+            found.append([(lo, hi + front + back) for lo, hi in pairs])
+        else:
+            found.append([(max(lo - front, 0), min(hi + back, size)) for lo, hi in pairs])
+    return found
+
+
+def overlapping(view: GraphView, name: str) -> tuple[str, ...]:
+    """The layers that widen blocks by their neighbours' edges, empty if `name` does not.
+
+    Above the one that does it there may be one that drops blocks of a boundary.
+    """
+    if type(view.layers.get(name)).__name__ == "ArrayOverlapLayer":
+        return (name,)
+    below = view.dependencies(name)
+    if len(below) == 1 and type(view.layers.get(below[0])).__name__ == "ArrayOverlapLayer":
+        return (name, below[0])
+    return ()
+
+
+def _windows(
+    view: GraphView, name: str, new: ArrayInfo, read: list[list[tuple[int, int]]]
+) -> ArrayInfo | None:
+    """The array whose blocks, widened by their neighbours' edges, make up layer `name`."""
+    layers = overlapping(view, name)
+    if not layers:
+        return None
+    trace = Trace(view, *layers)
+    sources = set()
+    for place in np.ndindex(*new.numblocks):
+        block = trace.block((name, *place))
+        if not isinstance(block, Block) or block.fixed or len(block.axes) != len(place):
+            return None
+        for axis, (part, number) in enumerate(zip(block.axes, place, strict=True)):
+            if part.source != axis or part.positions != range(*read[axis][number]):
+                return None
+        sources.add(block.name)
+    return view.array(sources.pop()) if len(sources) == 1 else None

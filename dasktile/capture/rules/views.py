@@ -1,0 +1,415 @@
+"""Layers that move elements and compute none: slices, takes, joins, reshapes, rechunks.
+
+What a layer does is not guessed from its name: its tasks are run on positions (see
+:mod:`dasktile.capture.rules.provenance`) and the result is read off.  Positions that advance
+evenly along every axis become an affine map; several such stretches along one axis are a
+concatenation, a stack or a roll; anything else along one axis is a take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+from dask._task_spec import Alias, DataNode, Task
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer, MaterializedLayer
+from dask.utils import key_split
+
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Recogniser, Same
+from dasktile.capture.rules.provenance import (
+    Block,
+    Positions,
+    Trace,
+    Unknown,
+    joined,
+    rule_of,
+    same_positions,
+)
+from dasktile.capture.rules.reshapes import repeat, reshape
+from dasktile.capture.rules.stencils import stencil
+from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+
+#: A layer of more tasks than this is left alone rather than looked through.
+MAX_TASKS = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Every block is one window of the input, its axes in another order.
+
+    Parameters
+    ----------
+    order
+        For every output axis the input axis it shows, or None where the block repeats
+        along it.  An input axis that is not there contributes one position.
+    """
+
+    order: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Output positions ``[lo, hi)`` of a :class:`Join`, and `order` as in a Gather."""
+
+    lo: int
+    hi: int
+    order: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Pieces one after the other along one output axis; one edge for each, in order."""
+
+    axis: int
+    pieces: tuple[Piece, ...]
+    fetches: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """Arbitrary positions of one input axis.
+
+    Parameters
+    ----------
+    order
+        As in a :class:`Gather`.
+    axis
+        The input axis.
+    index
+        The positions, one for every index of the output axis that shows it.
+    cells
+        How the input graph cuts the input axis.
+    """
+
+    order: tuple[int | None, ...]
+    axis: int
+    index: np.ndarray[Any, np.dtype[np.int64]]
+    cells: tuple[int, ...]
+    fetches: ClassVar[bool] = True
+
+
+def rechunk_p2p(view: GraphView, name: str) -> Same | None:
+    """A rechunk that distributed does with its own shuffle service."""
+    layer: Any = view.layers[name]
+    if type(layer).__name__ != "P2PRechunkLayer":
+        return None
+    try:
+        source, chunks, kept = layer.name_input, layer.chunks, np.all(layer.keepmap)
+    except AttributeError:
+        return None
+    return Same(source) if kept and _same(view, name, source, chunks) else None
+
+
+def _same(view: GraphView, name: str, source: str, chunks: Any) -> bool:
+    new, old = view.array(name), view.array(source)
+    if new is None or old is None or new.chunks != tuple(map(tuple, chunks)):
+        return False
+    return new.shape == old.shape and new.dtype == old.dtype
+
+
+def moved(view: GraphView, name: str) -> Found | Same | None:
+    """A layer whose tasks only move elements."""
+    layer, info = view.layers[name], view.array(name)
+    if info is None or not _worth_tracing(layer) or not all(map(all, info.chunks)):
+        return None
+    try:
+        slabs, axis = _slabs(view, Trace(view, name), info)
+        return _read_off(view, info, slabs, axis)
+    except Unknown:
+        return None
+
+
+def _worth_tracing(layer: Layer) -> bool:
+    """Whether the first task that does anything is one that may move elements."""
+    if isinstance(layer, Blockwise):
+        # Reads (with io_deps) are sources; dask writes transposes and their like so.
+        function = getattr(layer.task, "func", None)
+        return not layer.io_deps and rule_of(function) is not None
+    if not isinstance(layer, MaterializedLayer) or len(layer) > MAX_TASKS:
+        return False
+    for value in layer.mapping.values():
+        if isinstance(value, DataNode):
+            if isinstance(value.value, tuple):  # an index array in a box
+                continue
+            return False
+        if isinstance(value, Alias):
+            return True
+        if isinstance(value, Task):
+            return rule_of(value.func) is not None
+        if type(value) is not tuple or not value:
+            return False
+        return rule_of(value[0]) is not None if callable(value[0]) else True
+    return False
+
+
+# --- from blocks to the whole array ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """A part of the output, whole along all axes but one, that shows one array.
+
+    `runs` are the positions along every output axis, `sources` the input axes, `lo` and
+    `hi` the bounds along the one axis, in blocks while slabs are found, then elements.
+    """
+
+    name: str
+    sources: tuple[int | None, ...]
+    fixed: tuple[tuple[int, int], ...]
+    runs: tuple[list[Positions], ...]
+    lo: int
+    hi: int
+
+
+def _signature(block: Block) -> tuple[Any, ...]:
+    return block.name, tuple(axis.source for axis in block.axes), block.fixed
+
+
+def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab], int]:
+    """The output as slabs that follow one another along an axis, and that axis."""
+    blocks: dict[tuple[int, ...], Block] = {}
+    for place in np.ndindex(*info.numblocks):
+        block = trace.block((info.name, *place))
+        expected = tuple(sizes[i] for sizes, i in zip(info.chunks, place, strict=True))
+        if not isinstance(block, Block) or block.shape != expected:
+            raise Unknown("a block of another shape than the array says")
+        blocks[place] = block
+    for source in {block.name for block in blocks.values()}:
+        origin = view.array(source)
+        if origin is None or origin.dtype != info.dtype or not all(map(all, origin.chunks)):
+            raise Unknown("an array of another type, or an empty one")
+
+    first = {place: _signature(block) for place, block in blocks.items()}
+    varying = [
+        axis
+        for axis in range(len(info.shape))
+        if any(
+            first[place] != first[(*place[:axis], 0, *place[axis + 1 :])]
+            for place in blocks
+            if place[axis]
+        )
+    ]
+    if len(varying) > 1:
+        raise Unknown("several arrays, arranged along several axes")
+    axis = varying[0] if varying else 0
+    starts = [0]
+    if varying:
+        line = [
+            first[tuple(i if k == axis else 0 for k in range(len(info.shape)))]
+            for i in range(info.numblocks[axis])
+        ]
+        starts += [i for i in range(1, len(line)) if line[i] != line[i - 1]]
+    edges = bounds(info.chunks[axis]) if info.shape else (0, 1)
+    stops = [*starts[1:], len(edges) - 1]
+    groups: list[list[tuple[tuple[int, ...], Block]]] = [[] for _ in starts]
+    slab_of = [n for n, (a, b) in enumerate(zip(starts, stops, strict=True)) for _ in range(b - a)]
+    for place, block in blocks.items():
+        groups[slab_of[place[axis]] if varying else 0].append((place, block))
+    return [
+        _slab(group, len(info.shape), edges[start], edges[stop])
+        for group, start, stop in zip(groups, starts, stops, strict=True)
+    ], axis
+
+
+def _slab(group: list[tuple[tuple[int, ...], Block]], ndim: int, lo: int, hi: int) -> _Slab:
+    name, sources, fixed = _signature(group[0][1])
+    along: list[dict[int, Positions]] = [{} for _ in range(ndim)]
+    for place, block in group:
+        for seen, number, part in zip(along, place, block.axes, strict=True):
+            known = seen.setdefault(number, part.positions)
+            if known is not part.positions and not same_positions(known, part.positions):
+                raise Unknown("positions along one axis that depend on another")
+    runs = tuple(joined(_evenly(seen[i]) for i in sorted(seen)) for seen in along)
+    return _Slab(name, sources, fixed, runs, lo, hi)
+
+
+def _evenly(index: Positions) -> Positions:
+    """Positions as a range where they are evenly spaced."""
+    if isinstance(index, range) or not len(index):
+        return index
+    start, stop = int(index[0]), int(index[-1])
+    step = int(index[1]) - start if len(index) > 1 else 1
+    if not step or (stop - start) != step * (len(index) - 1) or (np.diff(index) != step).any():
+        return index
+    return range(start, stop + (1 if step > 0 else -1), step)
+
+
+# --- from the whole array to a node ----------------------------------------------------
+
+
+def _read_off(view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: int) -> Found | Same:
+    ragged = [
+        [
+            number
+            for number, (source, runs) in enumerate(zip(slab.sources, slab.runs, strict=True))
+            if source is not None and (len(runs) > 1 or not isinstance(runs[0], range))
+        ]
+        for slab in slabs
+    ]
+    if len(slabs) == 1 and ragged[0]:
+        (slab,), (number, *others) = slabs, ragged[0]
+        if others:
+            raise Unknown("arbitrary positions along several axes")
+        runs = slab.runs[number]
+        # A few long stretches are read as such; many short ones in one go.
+        if len(runs) > len(info.chunks[number]) + 3 or _arrays(runs):
+            return _take(view, info, slab, number)
+        axis = number
+    elif any(number != axis for numbers in ragged for number in numbers):
+        raise Unknown("arbitrary positions along one axis, several arrays along another")
+    pieces = [piece for slab in slabs for piece in _stretches(slab, axis)]
+    if len(pieces) == 1 and _is_identity(view, info, pieces[0]):
+        return Same(pieces[0].name)
+
+    builder = _Builder(view, info, {axis} if len(pieces) > 1 else set())
+    inputs = [builder.input(piece, axis) for piece in pieces]
+    kernel: Gather | Join
+    if len(pieces) == 1:
+        kernel = Gather(pieces[0].sources)
+    else:
+        kernel = Join(axis, tuple(Piece(p.lo, p.hi, p.sources) for p in pieces))
+        inputs = [builder.bounded(*both, axis) for both in zip(inputs, pieces, strict=True)]
+    return builder.found(kernel, inputs)
+
+
+def _arrays(runs: Iterable[Positions]) -> bool:
+    return any(not isinstance(run, range) for run in runs)
+
+
+def _stretches(slab: _Slab, axis: int) -> list[_Slab]:
+    """A slab cut, along one axis, where its positions stop advancing evenly."""
+    if not slab.runs or slab.sources[axis] is None or len(slab.runs[axis]) == 1:
+        if slab.runs and slab.sources[axis] is not None and _arrays(slab.runs[axis]):
+            raise Unknown("arbitrary positions in one of several arrays")
+        return [slab]
+    if _arrays(slab.runs[axis]):
+        raise Unknown("arbitrary positions in one of several arrays")
+    found, lo = [], slab.lo
+    for run in slab.runs[axis]:
+        runs = (*slab.runs[:axis], [run], *slab.runs[axis + 1 :])
+        found.append(_Slab(slab.name, slab.sources, slab.fixed, runs, lo, lo + len(run)))
+        lo += len(run)
+    return found
+
+
+def _is_identity(view: GraphView, info: ArrayInfo, slab: _Slab) -> bool:
+    source = view.array(slab.name)
+    return (
+        source is not None
+        and source.shape == info.shape
+        and slab.sources == tuple(range(len(info.shape)))
+        and all(runs[0] == range(size) for runs, size in zip(slab.runs, info.shape, strict=True))
+    )
+
+
+class _Builder:
+    """Labels for the output axes, and maps of the inputs to them.
+
+    `always` are output axes that have a label even where they are of size one.
+    """
+
+    def __init__(self, view: GraphView, info: ArrayInfo, always: set[int]):
+        self.view = view
+        self.info = info
+        self.labels: list[Label] = []
+        self.out: list[AxisMap] = []
+        for axis, (size, cuts) in enumerate(zip(info.shape, info.chunks, strict=True)):
+            if size == 1 and axis not in always:
+                self.out.append(AxisMap(None))
+            else:
+                self.out.append(AxisMap(len(self.labels)))
+                self.labels.append(Label(size, Role.FREE, cuts))
+        self._point: int | None = None
+
+    def input(self, slab: _Slab, axis: int, special: Mapping[int, AxisMap] | None = None) -> Input:
+        """How a slab that lies at ``[lo, hi)`` of output axis `axis` reads its array."""
+        source = self.view.array(slab.name)
+        assert source is not None
+        maps: list[AxisMap] = []
+        shown = {of: number for number, of in enumerate(slab.sources) if of is not None}
+        fixed = dict(slab.fixed)
+        for number, size in enumerate(source.shape):
+            if special and number in special:
+                maps.append(special[number])
+            elif size == 1:
+                maps.append(AxisMap(None))
+            elif number in fixed:
+                maps.append(self.span(fixed[number], 1))
+            elif self.out[shown[number]].label is None:
+                maps.append(self.span(slab.runs[shown[number]][0][0], 1))
+            else:
+                run = slab.runs[shown[number]][0]
+                assert isinstance(run, range)
+                step = run.step if len(run) > 1 else 1
+                start = run[0] - (step * slab.lo if shown[number] == axis else 0)
+                maps.append(AxisMap(self.out[shown[number]].label, start, step))
+        return Input(slab.name, tuple(maps))
+
+    def bounded(self, read: Input, slab: _Slab, axis: int) -> Input:
+        """The input of one of several slabs, with the iterations that read it.
+
+        These need not be said where the array's own ends bound them: operands of a
+        concatenation have nothing at the other iterations.
+        """
+        source, label = self.view.array(slab.name), self.out[axis].label
+        assert source is not None and label is not None
+        for window, size in zip(read.axes, source.shape, strict=True):
+            if window.label == label:
+                around = [t for t in (slab.lo - 1, slab.hi) if 0 <= t < self.info.shape[axis]]
+                if all(not 0 <= window.start + window.step * t < size for t in around):
+                    return read
+        return replace(read, within=(label, slab.lo, slab.hi))
+
+    def span(self, start: int, width: int) -> AxisMap:
+        """A part of an input axis that every block needs: tied to a loop of one step."""
+        if self._point is None:
+            self._point = len(self.labels)
+            self.labels.append(Label(1, Role.WHOLE, (1,)))
+        return AxisMap(self._point, int(start), 1, int(width))
+
+    def found(self, kernel: Any, inputs: Sequence[Input]) -> Found:
+        return Found(
+            op=key_split(self.info.name),
+            kind=Kind.VIEW,
+            labels=tuple(self.labels),
+            out=tuple(self.out),
+            kernel=kernel,
+            inputs=tuple(inputs),
+        )
+
+
+def _take(view: GraphView, info: ArrayInfo, slab: _Slab, number: int) -> Found:
+    axis, source = slab.sources[number], view.array(slab.name)
+    assert axis is not None and source is not None
+    index = np.concatenate([np.asarray(run, dtype=np.int64) for run in slab.runs[number]])
+    builder = _Builder(view, info, {number})
+    special = {axis: _cover(builder, number, index, source.shape[axis])}
+    runs = tuple([run[0]] if run else run for run in slab.runs)
+    plain = _Slab(slab.name, slab.sources, slab.fixed, runs, 0, 0)
+    inputs = [builder.input(plain, -1, special)]
+    return builder.found(Take(slab.sources, axis, index, source.chunks[axis]), inputs)
+
+
+def _cover(
+    builder: _Builder, number: int, index: np.ndarray[Any, np.dtype[np.int64]], size: int
+) -> AxisMap:
+    """A window that moves along with the output and holds what is taken, if one does."""
+    low, high = int(index.min()), int(index.max())
+    if len(index) > 1:
+        step = round((int(index[-1]) - int(index[0])) / (len(index) - 1))
+        offsets = index - step * np.arange(len(index))
+        width = int(offsets.max() - offsets.min()) + 1
+        if step >= 1 and max(width, step) * 4 <= high - low + 1:
+            # At least as wide as its step, so that the windows leave no gap.
+            return AxisMap(builder.out[number].label, int(offsets.min()), step, max(width, step))
+    if (low, high) == (0, size - 1):
+        return AxisMap(None)
+    return builder.span(low, high - low + 1)
+
+
+RECOGNISERS: tuple[Recogniser, ...] = (rechunk_p2p, reshape, repeat, stencil, moved)
+
+__all__ = ["RECOGNISERS", "Gather", "Join", "Piece", "Take"]

@@ -1,0 +1,1 @@
+"""Dask collections in and out: the arrays they hold, and the chunks of the results."""

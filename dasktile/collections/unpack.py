@@ -1,0 +1,259 @@
+"""Arrays inside what a user passes, and the same object around other arrays.
+
+A dask array holds itself; lists, tuples and dicts hold what is in them; xarray objects
+hold the arrays of their variables.  Of any other dask collection only the keys are known,
+so that the arrays behind them must keep their names and chunks.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dask.array.core import Array
+from dask.base import is_dask_collection
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.capture.base import ArrayInfo
+from dasktile.collections.boundary import boundary, reachable, splice
+from dasktile.ir import Chunks
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """Arrays written again.
+
+    Parameters
+    ----------
+    graph
+        What they are made by.
+    names
+        The new name of every array that was written again, by its old name.
+    chunks
+        Their new chunks, by the old name.
+    """
+
+    graph: HighLevelGraph
+    names: Mapping[str, str]
+    chunks: Mapping[str, Chunks]
+
+    def array(self, old: Array) -> Array:
+        """The array in the place of an old one; the same object where nothing changed."""
+        if old.name not in self.names:
+            return old
+        name = self.names[old.name]
+        return Array(
+            reachable(self.graph, [name]),
+            name,
+            self.chunks[old.name],
+            dtype=old.dtype,
+            meta=old._meta,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An array in an xarray object.
+
+    Parameters
+    ----------
+    name
+        Of the array.
+    dims
+        Its dimensions.
+    encoded
+        For every dimension, the size of the chunks that it is to be stored in; empty where
+        its variable does not say.
+    """
+
+    name: str
+    dims: tuple[Hashable, ...]
+    encoded: tuple[int, ...] = ()
+
+
+#: Makes an object again, around new arrays.
+Rebuild = Callable[[Rewritten], Any]
+
+
+@dataclass
+class Holders:
+    """Everything found in a user's objects.
+
+    Parameters
+    ----------
+    arrays
+        The arrays, each once, in the order in which they were met.
+    graphs
+        The graphs that they come from.
+    fixed
+        Names of those that must keep their names and chunks.
+    unknown
+        Arrays with chunks of unknown size: only what is below them can be tiled.
+    unsupported
+        True where there were array expressions, which are not read.
+    groups
+        Arrays that share named dimensions, and must agree on the chunks along each: those
+        of one xarray object.
+    """
+
+    arrays: dict[str, ArrayInfo] = field(default_factory=dict)
+    graphs: list[HighLevelGraph] = field(default_factory=list)
+    fixed: set[str] = field(default_factory=set)
+    unknown: dict[str, Array] = field(default_factory=dict)
+    unsupported: bool = False
+    groups: list[tuple[Member, ...]] = field(default_factory=list)
+
+    def open(self, value: Any) -> Rebuild:
+        """Take note of the arrays in a value; returns how to make the value again."""
+        if type(value) is Array:
+            return self._array(value)
+        if isinstance(value, Array):
+            # how to make an object of somebody's subclass again is not known
+            return lambda new: value
+        if type(value) in (list, tuple):
+            return self._sequence(value, type(value))
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return self._sequence(value, lambda items: type(value)(*items))
+        if type(value) is dict:
+            return self._sequence(
+                list(value.values()), lambda items: dict(zip(value, items, strict=True)), value
+            )
+        if _is_expression(value):
+            self.unsupported = True
+        elif _is_xarray(value):
+            return self._xarray(value)
+        elif is_dask_collection(value):
+            return self._collection(value)
+        return lambda new: value
+
+    def _array(self, value: Array) -> Rebuild:
+        if any(math.isnan(size) for sizes in value.chunks for size in sizes):
+            self.unknown.setdefault(value.name, value)
+            return self._collection(value)
+        chunks = tuple(tuple(int(size) for size in sizes) for sizes in value.chunks)
+        info = ArrayInfo(value.name, tuple(map(sum, chunks)), value.dtype, chunks)
+        # What the array says outranks what a layer below other arrays says of it.
+        self.arrays[value.name] = info
+        self.graphs.append(value.dask)
+        return lambda new: new.array(value)
+
+    def _sequence(
+        self,
+        items: Sequence[Any],
+        build: Callable[[Iterable[Any]], Any],
+        whole: Any = None,
+    ) -> Rebuild:
+        whole = items if whole is None else whole
+        rebuilds = [self.open(item) for item in items]
+
+        def rebuild(new: Rewritten) -> Any:
+            found = [again(new) for again in rebuilds]
+            if all(one is other for one, other in zip(found, items, strict=True)):
+                return whole
+            return build(found)
+
+        return rebuild
+
+    def _xarray(self, value: Any) -> Rebuild:
+        xarray = sys.modules["xarray"]
+        if isinstance(value, xarray.Variable):
+            again = self.open(value._data if is_dask_collection(value) else None)
+
+            def variable(new: Rewritten) -> Any:
+                data = again(new)
+                return value if data is None or data is value.data else value.copy(data=data)
+
+            return variable
+        if isinstance(value, xarray.DataArray):
+            return self._data_array(value)
+        names = [name for name in value.variables if is_dask_collection(value.variables[name])]
+        self._tie([value.variables[name] for name in names])
+        rebuilds = [self._xarray(value.variables[name]) for name in names]
+
+        def dataset(new: Rewritten) -> Any:
+            changed = _changed(names, rebuilds, value.variables, new)
+            if not changed:
+                return value
+            coords = {name: var for name, var in changed.items() if name in value.coords}
+            data = {name: var for name, var in changed.items() if name not in value.coords}
+            return value.assign_coords(coords).assign(data)
+
+        return dataset
+
+    def _tie(self, variables: Iterable[Any]) -> None:
+        found = [variable for variable in variables if type(variable._data) is Array]
+        if found:
+            self.groups.append(
+                tuple(Member(one._data.name, one.dims, _encoded(one)) for one in found)
+            )
+
+    def _data_array(self, value: Any) -> Rebuild:
+        names = [name for name in value.coords if is_dask_collection(value.coords[name].variable)]
+        variables = {name: value.coords[name].variable for name in names}
+        rebuilds = [self._xarray(variables[name]) for name in names]
+        inner = self._xarray(value.variable)
+        self._tie([value.variable, *variables.values()])
+
+        def data_array(new: Rewritten) -> Any:
+            changed = _changed(names, rebuilds, variables, new)
+            variable = inner(new)
+            if variable is value.variable and not changed:
+                return value
+            return value.copy(deep=False, data=variable.data).assign_coords(changed)
+
+        return data_array
+
+    def _collection(self, value: Any) -> Rebuild:
+        graph = value.__dask_graph__()
+        if not isinstance(graph, HighLevelGraph) or not hasattr(value, "__dask_postpersist__"):
+            return lambda new: value
+        found = boundary(graph, value.__dask_keys__())
+        if found is None:
+            return lambda new: value
+        names = [array.name for array in found.arrays]
+        for array in found.arrays:
+            self.arrays.setdefault(array.name, array)
+        self.fixed.update(names)
+        self.graphs.append(graph)
+
+        def rebuild(new: Rewritten) -> Any:
+            if not new.names.keys() & names:
+                return value
+            top = reachable(new.graph, names)
+            again, arguments = value.__dask_postpersist__()
+            return again(splice(graph, found, top), *arguments)
+
+        return rebuild
+
+
+def _changed(
+    names: Sequence[Any], rebuilds: Sequence[Rebuild], old: Any, new: Rewritten
+) -> dict[Any, Any]:
+    found = {name: again(new) for name, again in zip(names, rebuilds, strict=True)}
+    return {name: variable for name, variable in found.items() if variable is not old[name]}
+
+
+def _encoded(variable: Any) -> tuple[int, ...]:
+    """The chunks that a variable is to be stored in, one size for each of its dimensions."""
+    # tasks write whole shards, where there are any
+    said = variable.encoding.get("shards") or variable.encoding.get("chunks")
+    if not isinstance(said, (list, tuple)) or len(said) != variable.ndim:
+        return ()
+    return tuple(said) if all(isinstance(size, int) and size > 0 for size in said) else ()
+
+
+def _is_expression(value: Any) -> bool:
+    """An array of dask's query planning, or of the package ``dask_array``."""
+    # Asked of the class: delayed objects have every attribute.
+    kind = type(value)
+    return hasattr(kind, "expr") and hasattr(kind, "chunks") and is_dask_collection(value)
+
+
+def _is_xarray(value: Any) -> bool:
+    xarray = sys.modules.get("xarray")
+    return xarray is not None and isinstance(
+        value, (xarray.Dataset, xarray.DataArray, xarray.Variable)
+    )

@@ -1,0 +1,357 @@
+"""The program: one kind of node for every array operation.
+
+A :class:`Node` is a loop nest over a few *labels*.  Its output axes and the axes of
+every array it reads are tied to those labels by :class:`AxisMap`, an affine window, and
+each label plays a :class:`Role` that says what a cut of it would mean.  Elementwise
+operations, contractions, reductions, scans, transforms along an axis, slices, flips,
+concatenation, stencils and reshapes are then the same thing with other roles and maps;
+a transpose or a broadcast is nothing but the way an edge names its labels.
+
+Nothing here knows about arrays, dask or the machine: sizes and names only.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+#: Workers that are told apart; of more, several neighbours are planned for as one.
+MAX_WORKERS = 4096
+
+#: Chunk sizes along every axis of an array, as dask writes them.
+Chunks = tuple[tuple[int, ...], ...]
+
+#: A half-open range of elements along one axis, read with a step: (start, stop, step).
+Window = tuple[int, int, int]
+
+
+class Role(enum.Enum):
+    """What cutting a label means for the operation that loops over it."""
+
+    #: May be cut anywhere; tiles are independent.
+    FREE = "free"
+    #: May be cut anywhere; the partial results are then combined.
+    REDUCE = "reduce"
+    #: The kernel needs the label in one piece (FFT axis, sort axis, core dimension).
+    WHOLE = "whole"
+    #: May be cut; a carry then runs from each piece to the next.
+    SCAN = "scan"
+    #: May be cut; every piece also reads its neighbours' edges (the axis map's width).
+    HALO = "halo"
+    #: Must stay cut as it is (random sources, user functions, data already in place).
+    PINNED = "pinned"
+
+
+class Kind(enum.Enum):
+    """The families of node; each is lowered in its own way."""
+
+    #: Generated or read anywhere, in any tiles: creation, lazy arrays, NumPy arrays.
+    SOURCE = "source"
+    #: One block function per tile: elementwise, transpose, fft, gufunc, broadcast.
+    MAP = "map"
+    #: A product summed over labels: matmul, tensordot, einsum, outer.
+    CONTRACT = "contract"
+    #: A tree reduction.
+    FOLD = "fold"
+    #: A running reduction along one label.
+    SCAN = "scan"
+    #: Elements picked and put elsewhere, none computed.
+    VIEW = "view"
+    #: Left exactly as it was.
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """One loop of a node.
+
+    Parameters
+    ----------
+    size
+        Number of iterations.
+    role
+        What cutting it means.
+    cuts
+        How the input graph itself cuts it: chunk sizes that sum to `size`.
+    """
+
+    size: int
+    role: Role
+    cuts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisMap:
+    """Which elements of an axis one iteration of a label touches.
+
+    Iteration ``t`` touches ``[start + step * t, start + step * t + width)``, clipped to
+    the axis.  The identity is ``AxisMap(label)``; a slice ``x[a::s]`` is
+    ``start=a, step=s``; a flip is ``start=n - 1, step=-1``; operand number ``k`` of a
+    concatenation has ``start=-offset``; a stencil of depth ``d`` has
+    ``start=-d, width=2 * d + 1``; a reshape that merges ``(8, 6)`` into ``48`` maps the
+    label of size 8 to the merged axis with ``step=width=6``.
+
+    ``label=None`` means that every iteration touches the whole axis (which also covers
+    axes of size one that are broadcast).
+    """
+
+    label: int | None
+    start: int = 0
+    step: int = 1
+    width: int = 1
+
+    @property
+    def identity(self) -> bool:
+        return self.label is not None and (self.start, self.step, self.width) == (0, 1, 1)
+
+    def interval(self, lo: int, hi: int, size: int) -> tuple[int, int]:
+        """Elements that iterations ``[lo, hi)`` span on an axis of `size`: (start, stop)."""
+        if self.label is None:
+            return 0, size
+        first = self.start + self.step * lo
+        last = self.start + self.step * (hi - 1)
+        begin, end = min(first, last), max(first, last) + self.width
+        begin = min(max(begin, 0), size)
+        return begin, max(begin, min(end, size))
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One array that a node reads.
+
+    Parameters
+    ----------
+    producer
+        Index of the node that makes the array.
+    axes
+        One map per axis of the producer's array.
+    chunks
+        If given, the array must be handed over in exactly these chunks, because what
+        the node does with them is not known; `axes` then only says what is known.
+    within
+        If given, ``(label, lo, hi)``: only iterations of the label in ``[lo, hi)`` read
+        the array.  Operand number ``k`` of a stack is read within ``(label, k, k + 1)``.
+    """
+
+    producer: int
+    axes: tuple[AxisMap, ...]
+    chunks: Chunks | None = None
+    within: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation of the expression and the array it makes.
+
+    Parameters
+    ----------
+    name
+        Name of the array in the input graph.
+    op
+        What a person calls the operation: ``"matmul"``, ``"sum"``, ``"getitem"``.
+    kind
+        Family, see :class:`Kind`.
+    labels
+        The loop nest.
+    out
+        One map per output axis.  ``label=None`` is an axis in one piece.
+    shape, dtype, itemsize
+        Of the output array; `itemsize` in bytes.
+    chunks
+        Of the output array in the input graph.
+    edges
+        The arrays read, in the order in which the kernel takes them.
+    partial
+        Bytes of one element of a partial result, where a ``REDUCE`` label is cut (the
+        partial of a mean holds a sum and a count); also bytes of one element of a carry
+        where a ``SCAN`` label is.
+    work
+        Floating-point operations per iteration of the whole loop nest.
+    stored
+        For data read from storage: chunk sizes of the store along every axis.  A stored
+        chunk that is cut by the tiling is read once for every part.
+    resident
+        True where the array already lives in the cluster's memory (persisted): it has
+        its chunks, and moving it costs.
+    homes
+        For a resident array, if known: for every block, in C order, the places in the
+        mesh of the workers that have it.
+    reason
+        Why the node is left alone, empty if it is not.
+    repeatable
+        True where making the array again is sure to give the same elements.
+    copy
+        For an array that the plan makes, or keeps, several times: which of them this is.
+    """
+
+    name: str
+    op: str
+    kind: Kind
+    labels: tuple[Label, ...]
+    out: tuple[AxisMap, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    itemsize: int
+    chunks: Chunks
+    edges: tuple[Edge, ...] = ()
+    partial: float = 0.0
+    work: float = 1.0
+    stored: Chunks | None = None
+    resident: bool = False
+    homes: tuple[tuple[int, ...], ...] | None = None
+    reason: str = ""
+    repeatable: bool = False
+    copy: int = 0
+
+    @property
+    def size(self) -> int:
+        """Number of elements of the output array."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the output array."""
+        return self.size * self.itemsize
+
+    @property
+    def iterations(self) -> int:
+        """Size of the whole loop nest."""
+        return math.prod(label.size for label in self.labels)
+
+    @property
+    def pinned(self) -> bool:
+        """True where the node keeps its own chunks."""
+        return self.kind is Kind.OPAQUE or any(label.role is Role.PINNED for label in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Nodes in topological order, and which of them are wanted.
+
+    Parameters
+    ----------
+    nodes
+        Every edge points to a smaller index.
+    outputs
+        Indices of the nodes that the caller asked for, in the caller's order.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    _consumers: tuple[tuple[int, ...], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        readers: list[list[int]] = [[] for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for edge in node.edges:
+                if readers[edge.producer][-1:] != [index]:
+                    readers[edge.producer].append(index)
+        object.__setattr__(self, "_consumers", tuple(map(tuple, readers)))
+
+    def consumers(self, index: int) -> tuple[int, ...]:
+        """Indices of the nodes that read node `index`."""
+        return self._consumers[index]
+
+
+def bounds(cuts: Sequence[int]) -> tuple[int, ...]:
+    """Chunk sizes as boundaries: ``(3, 4)`` is ``(0, 3, 7)``."""
+    total = 0
+    out = [0]
+    for cut in cuts:
+        total += cut
+        out.append(total)
+    return tuple(out)
+
+
+def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Window, ...]:
+    """The part of a producer's axis that every block of a label needs.
+
+    Parameters
+    ----------
+    axis
+        Map from the label to the axis.
+    cuts
+        Chunk sizes of the label (ignored, and may be None, where the axis has none).
+    size
+        Size of the axis.
+
+    Returns
+    -------
+    One (start, stop, step) per block, elements in the order in which the label visits
+    them: for a negative step ``start > stop`` and stop may be -1.
+    """
+    if axis.label is None or cuts is None:
+        return ((0, size, 1),)
+    edges = bounds(cuts)
+    found: list[Window] = []
+    for lo, hi in zip(edges[:-1], edges[1:], strict=True):
+        if abs(axis.step) == axis.width or axis.width > 1 or axis.step == 1:
+            begin, end = axis.interval(lo, hi, size) if hi > lo else (0, 0)
+            if axis.step < 0:
+                found.append((end - 1, begin - 1, -1))
+            else:
+                found.append((begin, end, 1))
+        elif hi == lo:
+            found.append((0, 0, 1))
+        else:
+            first = axis.start + axis.step * lo
+            last = axis.start + axis.step * (hi - 1)
+            found.append((first, last + (1 if axis.step > 0 else -1), axis.step))
+    return tuple(found)
+
+
+def output_chunks(node: Node, cuts: Sequence[Sequence[int]]) -> Chunks:
+    """Chunks of a node's array when its labels are cut by `cuts`, before any scatter."""
+    found: list[tuple[int, ...]] = []
+    for axis, size in zip(node.out, node.shape, strict=True):
+        if axis.label is None:
+            found.append((size,))
+        else:
+            found.append(tuple(axis.width * cut for cut in cuts[axis.label]))
+    return tuple(found)
+
+
+def validate(program: Program) -> None:
+    """Check that a program is well formed.
+
+    Raises
+    ------
+    ValueError
+        Naming the node and what is wrong with it.
+    """
+    for index, node in enumerate(program.nodes):
+        where = f"node {index} ({node.op} {node.name!r})"
+        if len(node.out) != len(node.shape) or len(node.chunks) != len(node.shape):
+            raise ValueError(f"{where}: {len(node.out)} output maps, shape {node.shape}")
+        for position, label in enumerate(node.labels):
+            if sum(label.cuts) != label.size:
+                raise ValueError(
+                    f"{where}: cuts of label {position} sum to {sum(label.cuts)}, not {label.size}"
+                )
+        for axis, size in zip(node.out, node.shape, strict=True):
+            if axis.label is None:
+                continue
+            if (
+                axis.start
+                or axis.step != axis.width
+                or axis.step * node.labels[axis.label].size != size
+            ):
+                raise ValueError(f"{where}: output map {axis} does not cover an axis of {size}")
+        for edge in node.edges:
+            if not 0 <= edge.producer < index:
+                raise ValueError(f"{where}: reads node {edge.producer}, which is not before it")
+            if len(edge.axes) != len(program.nodes[edge.producer].shape):
+                shape = program.nodes[edge.producer].shape
+                raise ValueError(f"{where}: {len(edge.axes)} maps for an array of {shape}")
+            _check_labels(where, edge.axes, len(node.labels))
+    for index in program.outputs:
+        if not 0 <= index < len(program.nodes):
+            raise ValueError(f"output {index} is not a node")
+
+
+def _check_labels(where: str, axes: Iterable[AxisMap], count: int) -> None:
+    for axis in axes:
+        if axis.label is not None and not 0 <= axis.label < count:
+            raise ValueError(f"{where}: label {axis.label} does not exist")

@@ -1,0 +1,1 @@
+"""How the tasks of each family of operations are written, one module a family."""

@@ -1,0 +1,349 @@
+"""Views written again: windows of the inputs, put in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
+from dask.utils import M
+
+from dasktile.capture.rules.reshapes import Repeat, Reshape
+from dasktile.capture.rules.stencils import Stencil
+from dasktile.capture.rules.views import Gather, Join, Take
+from dasktile.ir import AxisMap, Follow, Share, Where, Window, bounds, windows
+from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.names import inner, slices_of
+from dasktile.lower.reshard import join
+
+Key = tuple[Any, ...]
+
+#: Stands for the size of an axis whose windows are known to lie inside it.
+_UNBOUNDED = 1 << 62
+
+
+def _blocks(emission: Emission) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
+    """Every output block, and the block of every label that it belongs to."""
+    out = emission.node.out
+    inside = dict.fromkeys(range(len(emission.node.labels)), 0)
+    for block in product(*(range(len(sizes)) for sizes in emission.tiling.chunks)):
+        at = {axis.label: b for axis, b in zip(out, block, strict=True) if axis.label is not None}
+        yield block, inside | at
+
+
+def _read(name: str, axes: Sequence[AxisMap], at: Mapping[int, int]) -> Key:
+    return (name, *(0 if axis.label is None else at[axis.label] for axis in axes))
+
+
+def _shape(emission: Emission, block: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sizes[b] for sizes, b in zip(emission.tiling.chunks, block, strict=True))
+
+
+# --- one window per block --------------------------------------------------------------
+
+
+@emit.register
+def _gather(kernel: Gather, emission: Emission) -> Emitted:
+    (edge,), (source,) = emission.node.edges, emission.inputs
+    tasks: dict[Key, GraphNode] = {}
+    for block, at in _blocks(emission):
+        key = (emission.name, *block)
+        read = _read(source, edge.axes, at)
+        if emission.node.op == "getitem" and edge.axes and not block:
+            tasks[key] = Task(key, element, TaskRef(read))
+            continue
+        tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), _shape(emission, block))
+    emitted = Emitted()
+    emitted.add(emission.name, tasks, {source})
+    return emitted
+
+
+def _arranged(
+    key: Key, read: Key, order: Sequence[int | None], ndim: int, shape: Sequence[int]
+) -> GraphNode:
+    """A task that puts the axes of a window in their places."""
+    if _in_place(order, ndim):
+        return Alias(key, read)
+    return _task(key, read, order, ndim, shape)
+
+
+def _argument(
+    read: Key, order: Sequence[int | None], ndim: int, shape: Sequence[int]
+) -> TaskRef | Task:
+    """The same, as an argument of another task."""
+    if _in_place(order, ndim):
+        return TaskRef(read)
+    return _task(None, read, order, ndim, shape)
+
+
+def _in_place(order: Sequence[int | None], ndim: int) -> bool:
+    return tuple(order) == tuple(range(ndim))
+
+
+def _task(
+    key: Key | None, read: Key, order: Sequence[int | None], ndim: int, shape: Sequence[int]
+) -> Task:
+    kept = sorted(axis for axis in order if axis is not None)
+    if kept == list(range(ndim)) == list(range(len(order))):
+        return Task(key, np.transpose, TaskRef(read), tuple(order))
+    if ndim == 0:
+        # which may be a plain Python number
+        return Task(key, np.broadcast_to, TaskRef(read), tuple(shape))
+    return Task(key, arrange, TaskRef(read), tuple(order), tuple(shape))
+
+
+def arrange(block: Any, order: tuple[int | None, ...], shape: tuple[int, ...]) -> Any:
+    """Axes of a block in another order, those not in it dropped, repeated along None."""
+    kept = sorted(axis for axis in order if axis is not None)
+    if len(kept) < block.ndim:
+        # The ellipsis keeps an array where all axes are dropped.
+        index = tuple(slice(None) if axis in kept else 0 for axis in range(block.ndim))
+        block = block[(*index, ...)]
+    places = tuple(kept.index(axis) for axis in order if axis is not None)
+    if places != tuple(range(len(places))):
+        block = block.transpose(places)
+    if len(places) < len(order):
+        block = block[tuple(None if axis is None else slice(None) for axis in order)]
+    return block if block.shape == shape else np.broadcast_to(block, shape)
+
+
+def element(block: Any) -> Any:
+    """The only element of a block; to NumPy not the same as an array without axes."""
+    return block[(0,) * block.ndim]
+
+
+@emit.register
+def _reshape(kernel: Reshape, emission: Emission) -> Emitted:
+    (edge,), (source,) = emission.node.edges, emission.inputs
+    tasks: dict[Key, GraphNode] = {}
+    for block, at in _blocks(emission):
+        key = (emission.name, *block)
+        read = TaskRef(_read(source, edge.axes, at))
+        tasks[key] = Task(key, M.reshape, read, _shape(emission, block))
+    emitted = Emitted()
+    emitted.add(emission.name, tasks, {source})
+    return emitted
+
+
+@emit.register
+def _repeat(kernel: Repeat, emission: Emission) -> Emitted:
+    (edge,), (source,) = emission.node.edges, emission.inputs
+    tasks: dict[Key, GraphNode] = {}
+    for block, at in _blocks(emission):
+        key = (emission.name, *block)
+        read = TaskRef(_read(source, edge.axes, at))
+        tasks[key] = Task(key, np.repeat, read, kernel.repeats, axis=kernel.axis)
+    emitted = Emitted()
+    emitted.add(emission.name, tasks, {source})
+    return emitted
+
+
+@emit.register
+def _stencil(kernel: Stencil, emission: Emission) -> Emitted:
+    (edge,), (source,) = emission.node.edges, emission.inputs
+    edges = [bounds(sizes) for sizes in emission.tiling.chunks]
+    tasks: dict[Key, GraphNode] = {}
+    for block, at in _blocks(emission):
+        key = (emission.name, *block)
+        applied = kernel.task.substitute({kernel.block: _read(source, edge.axes, at)}, key=None)
+        index = []
+        for axis, number in enumerate(block):
+            lo, hi = edges[axis][number], edges[axis][number + 1]
+            begin, end = edge.axes[axis].interval(lo, hi, kernel.shape[axis])
+            front = lo + kernel.offset[axis] - begin
+            whole = front == 0 and end - begin == hi - lo
+            index.append(slice(None) if whole else slice(front, front + hi - lo))
+        tasks[key] = Task(key, trimmed, applied, tuple(index))
+    emitted = Emitted()
+    emitted.add(emission.name, tasks, {source})
+    return emitted
+
+
+def trimmed(block: Any, index: tuple[slice, ...]) -> Any:
+    """The part of a block that does not depend on its neighbours."""
+    return block[index]
+
+
+# --- several arrays, one after the other -----------------------------------------------
+
+
+@emit.register
+def _join(kernel: Join, emission: Emission) -> Emitted:
+    node, cuts = emission.node, emission.tiling.cuts
+    label = node.out[kernel.axis].label
+    if label is None:
+        raise ValueError(f"the axis along which {node.name!r} joins arrays has no label")
+    edges = bounds(cuts[label])
+    # For every block along the axis, what it consists of: which piece, which of the
+    # windows fetched of it, how many elements.
+    parts: list[list[tuple[int, int, int]]] = [[] for _ in cuts[label]]
+    fetched: list[str] = []
+    for number, (piece, edge) in enumerate(zip(kernel.pieces, node.edges, strict=True)):
+        shown: list[tuple[int, int]] = []
+        for block, (lo, hi) in enumerate(pairwise(edges)):
+            begin, end = max(lo, piece.lo), min(hi, piece.hi)
+            if begin < end:
+                parts[block].append((number, len(shown), end - begin))
+                shown.append((begin, end))
+        wanted = tuple(
+            tuple(_window(axis, *span) for span in shown)
+            if axis.label == label
+            else _windows(axis, cuts)
+            for axis in edge.axes
+        )
+        blocks = [block for block, (lo, hi) in enumerate(pairwise(edges))
+                  if max(lo, piece.lo) < min(hi, piece.hi)]  # fmt: skip
+        where = _joined_at(emission.work_at, edge.axes, label, blocks)
+        fetched.append(emission.fetch(number, wanted, where))
+
+    tasks: dict[Key, GraphNode] = {}
+    for place, at in _blocks(emission):
+        key = (emission.name, *place)
+        found = parts[at[label]]
+        arguments = []
+        for number, window, length in found:
+            axes, order = node.edges[number].axes, kernel.pieces[number].order
+            read = _read(fetched[number], axes, {**at, label: window})
+            shape = list(_shape(emission, place))
+            shape[kernel.axis] = length
+            if len(found) == 1:
+                tasks[key] = _arranged(key, read, order, len(axes), shape)
+            else:
+                arguments.append(_argument(read, order, len(axes), shape))
+        if arguments:
+            counts = [1] * len(place)
+            counts[kernel.axis] = len(arguments)
+            tasks[key] = Task(key, join, tuple(counts), *arguments)
+    emitted = Emitted()
+    emitted.add(emission.name, tasks, set(fetched))
+    return emitted
+
+
+def _joined_at(work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequence[int]) -> Where:
+    """Where the windows of one of several arrays are needed: of a label, only `blocks`."""
+    if isinstance(work, Follow):
+        return work.seen([axis.label for axis in axes])
+    shares = (Share() if axis.label is None else work[axis.label] for axis in axes)
+    return tuple(
+        share.grouped([[block] for block in blocks]) if axis.label == label else share
+        for axis, share in zip(axes, shares, strict=True)
+    )
+
+
+def _window(axis: AxisMap, lo: int, hi: int) -> Window:
+    """What iterations ``[lo, hi)`` read, one element each."""
+    first, last = axis.start + axis.step * lo, axis.start + axis.step * (hi - 1)
+    return first, last + (1 if axis.step > 0 else -1), axis.step
+
+
+def _windows(axis: AxisMap, cuts: Sequence[Sequence[int]]) -> tuple[Window, ...]:
+    """The windows of an axis that is shown in full or, where it has no label, is of size one."""
+    if axis.label is None:
+        return ((0, 1, 1),)
+    return windows(axis, cuts[axis.label], _UNBOUNDED)
+
+
+# --- arbitrary positions ---------------------------------------------------------------
+
+
+@emit.register
+def _take(kernel: Take, emission: Emission) -> Emitted:
+    node, cuts = emission.node, emission.tiling.cuts
+    (edge,) = node.edges
+    out = kernel.order.index(kernel.axis)
+    edges = bounds(emission.tiling.chunks[out])
+    wanted = [kernel.index[lo:hi] for lo, hi in pairwise(edges)]
+    cells = _cells(wanted, kernel.cells)
+    fetched = emission.fetch(
+        0,
+        tuple(
+            tuple((lo, hi, 1) for lo, hi in cells)
+            if number == kernel.axis
+            else _windows(axis, cuts)
+            for number, axis in enumerate(edge.axes)
+        ),
+        None,
+    )
+    plans = [_plan(index, cells) for index in wanted]
+    index_name, part_name = inner(emission.name, "index"), slices_of(emission.name)
+    tasks: dict[Key, GraphNode] = {}
+    for b, (picks, order) in enumerate(plans):
+        # Boxed and shared: a block's positions are the same along all other axes.
+        for cell, local in picks:
+            tasks[(index_name, b, cell)] = DataNode((index_name, b, cell), (1, local))
+        if len(picks) > 1:
+            tasks[(index_name, b)] = DataNode((index_name, b), (1, order))
+    for place, at in _blocks(emission):
+        key = (emission.name, *place)
+        picks, _ = plans[place[out]]
+        parts = []
+        for cell, local in picks:
+            whole = _read(fetched, edge.axes, at)
+            read: Key = (*whole[: 1 + kernel.axis], cell, *whole[2 + kernel.axis :])
+            own: Key = key if len(picks) == 1 else (part_name, *place, cell)
+            index = TaskRef((index_name, place[out], cell))
+            arguments: tuple[Any, ...] = (TaskRef(read), index, kernel.axis)
+            if not _in_place(kernel.order, len(edge.axes)):
+                shape = list(_shape(emission, place))
+                shape[out] = len(local)
+                arguments += (kernel.order, tuple(shape))
+            tasks[own] = Task(own, take, *arguments)
+            parts.append(TaskRef(own))
+        if len(parts) > 1:
+            order_ref = TaskRef((index_name, place[out]))
+            tasks[key] = Task(key, take_from, order_ref, out, len(place), *parts)
+    emitted = Emitted()
+    emitted.add(emission.name, tasks, {fetched})
+    return emitted
+
+
+def _cells(wanted: Sequence[Any], cuts: Sequence[int]) -> list[tuple[int, int]]:
+    """Windows of the axis from which the blocks take what they want.
+
+    The spans of the blocks where these are short.  Where every block takes from all over
+    the axis, the input's own cuts: only what is taken from each then travels, and no
+    block ever has the whole axis in hand.
+    """
+    spans = [(int(index.min()), int(index.max()) + 1) for index in wanted]
+    size = sum(cuts)
+    if len(cuts) == 1 or sum(hi - lo for lo, hi in spans) <= 2 * size:
+        return list(dict.fromkeys(spans))
+    edges = bounds(cuts)
+    pairs = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
+    used = np.unique(
+        np.searchsorted([hi for _, hi in pairs], np.concatenate(list(wanted)), side="right")
+    )
+    return [pairs[number] for number in used.tolist()]
+
+
+def _plan(index: Any, cells: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, Any]], Any]:
+    """(cell, positions in it) for one block, and where each index lies in their join."""
+    span = (int(index.min()), int(index.max()) + 1)
+    if span in cells:
+        return [(cells.index(span), index - span[0])], None
+    owner = np.searchsorted([hi for _, hi in cells], index, side="right")
+    order = np.argsort(owner, kind="stable")
+    picks = [
+        (int(cell), index[owner == cell] - cells[cell][0]) for cell in np.unique(owner).tolist()
+    ]
+    return picks, np.argsort(order, kind="stable")
+
+
+def take(
+    block: Any,
+    index: tuple[int, Any],
+    axis: int,
+    order: tuple[int | None, ...] | None = None,
+    shape: tuple[int, ...] = (),
+) -> Any:
+    """Positions of one axis of a block, whose axes are then arranged."""
+    taken = block[(slice(None),) * axis + (index[1],)]
+    return taken if order is None else arrange(taken, order, shape)
+
+
+def take_from(order: tuple[int, Any], axis: int, ndim: int, *parts: Any) -> Any:
+    """The join of several blocks along an axis, put in order."""
+    counts = tuple(len(parts) if number == axis else 1 for number in range(ndim))
+    return join(counts, *parts)[(slice(None),) * axis + (order[1],)]

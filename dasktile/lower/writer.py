@@ -1,0 +1,678 @@
+"""Writing a tiled program as a dask graph: the only place where dask graphs are made.
+
+Node by node, in order: what every block of the node needs of every array it reads is a
+window along each axis.  Where these windows are just the blocks that the array was made
+in, the node reads them directly, else a conversion layer comes between, written once for
+all readers that need the same.  Then the writer of the node's kernel writes its tasks.
+Parts of the input graph that nothing changed for are carried over as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import numpy as np
+from dask._task_spec import Alias
+from dask.array.chunk import getitem
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from dasktile.capture.base import Captured, GraphView, Verbatim
+from dasktile.capture.corrections import mistyped
+from dasktile.capture.rules.blockwise import Map
+from dasktile.capture.rules.sources import Create, Read
+from dasktile.ir import (
+    Chunks,
+    Edge,
+    Follow,
+    Kind,
+    Node,
+    Share,
+    TiledProgram,
+    Tiling,
+    Where,
+    windows,
+)
+from dasktile.lower.anchored import anchored
+from dasktile.lower.emit import Emission, emit, owner, placement
+from dasktile.lower.fuse import Limits, coned
+from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
+from dasktile.lower.kernels import contraction as contract
+from dasktile.lower.names import salted
+from dasktile.lower.reshard import (
+    Windows,
+    block_windows,
+    conversion,
+    getitem_any,
+    joins,
+    lengths,
+    normal,
+)
+
+__all__ = ["Lowered", "lower"]
+
+#: Bytes of a tile that is worth a task of its own where making it one with its reader would
+#: send what it is made of.
+WORTH_A_TASK = 2**17
+
+#: For every block, the places in the mesh that need it.
+Copies = dict[tuple[int, ...], tuple[int, ...]]
+
+#: Modules that register the writers of kernels.
+_WRITERS = (blocks, contract, einsums, folds, verbatim, views)
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A dask graph, and where the arrays asked for are in it.
+
+    Parameters
+    ----------
+    graph
+        The graph: no more than all outputs together need.
+    graphs
+        For every output, the part of the graph that it needs.  A dask collection must
+        have no other: Dask takes the layers that nobody reads for the collection's own.
+    names, chunks
+        For every output of the program, the name of its array and its chunks.
+    layers
+        For every node that was written or carried over, the layer that holds its array.
+    """
+
+    graph: HighLevelGraph
+    graphs: tuple[HighLevelGraph, ...]
+    names: tuple[str, ...]
+    chunks: tuple[Chunks, ...]
+    layers: Mapping[int, str]
+
+
+def lower(
+    captured: Captured,
+    tiled: TiledProgram,
+    output_chunks: Sequence[Chunks | None] | None = None,
+    output_names: Sequence[str | None] | None = None,
+    predicted: Sequence[int] = (),
+    cone: int = 0,
+    threads: int = 1,
+) -> Lowered:
+    """Write a program with the tiles that were decided on.
+
+    Parameters
+    ----------
+    captured
+        What the program was captured from.
+    tiled
+        The program and a tiling for each of its nodes.
+    output_chunks
+        For every output, chunks to hand it over in; None for those it is made in.
+    output_names
+        For every output, the name it must have; None for any.
+    predicted
+        For every node, bytes that workers will receive so that it can run.
+    cone
+        Bytes of all results that one task may make on the way to its own; 0 to make no tasks
+        one.
+    threads
+        Tasks that a worker runs at once.
+
+    Returns
+    -------
+    The new graph, and the name and the chunks of every output in it.
+
+    Raises
+    ------
+    ValueError
+        If the arguments do not fit together.
+    """
+    program = captured.program
+    count = len(program.outputs)
+    wanted = tuple(output_chunks) if output_chunks is not None else (None,) * count
+    names = tuple(output_names) if output_names is not None else (None,) * count
+    for argument, given, expected in (
+        ("tiled.tilings", len(tiled.tilings), len(program.nodes)),
+        ("output_chunks", len(wanted), count),
+        ("output_names", len(names), count),
+    ):
+        if given != expected:
+            raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
+    carried, kept = _settle(captured, wanted, names)
+    needed = _needed(captured, carried)
+    writer = _Writer(captured, tiled, _said(captured, carried, needed, predicted))
+    for index in needed:
+        if carried[index]:
+            writer.carry(index)
+        else:
+            writer.write(index)
+    found = [
+        (name, chunks or program.nodes[index].chunks)
+        if stays and name is not None
+        else writer.output(index, chunks, name)
+        for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
+    ]
+    graph = writer.graph([name for name, _ in found], cone, threads)
+    return Lowered(
+        graph,
+        tuple(graph.cull_layers([name]) for name, _ in found),
+        tuple(name for name, _ in found),
+        tuple(chunks for _, chunks in found),
+        {index: name for index, name in writer.made.items() if name in graph.layers},
+    )
+
+
+def _settle(
+    captured: Captured, wanted: Sequence[Chunks | None], names: Sequence[str | None]
+) -> tuple[list[bool], list[bool]]:
+    """Nodes carried over untouched, and outputs that are then in the input graph already.
+
+    An output of a given name that must be written anew takes this name away from the
+    layer that has it in the input graph, and so from all that could have been carried
+    over and reads that layer.
+    """
+    program, view = captured.program, GraphView(captured.graph)
+    there = []
+    for index, chunks, name in zip(program.outputs, wanted, names, strict=True):
+        node = program.nodes[index]
+        if name is None or name not in captured.graph.layers:
+            there.append(False)
+        elif name == node.name:
+            there.append(chunks is None or chunks == node.chunks)
+        else:
+            # a rechunk that is no part of the program
+            array = view.array(name)
+            there.append(array is not None and array.chunks == chunks)
+    kept = there
+    while True:
+        taken = {name for name, stays in zip(names, kept, strict=True) if name and not stays}
+        carried = _unchanged(captured, taken)
+        still = [
+            stays and carried[index] for stays, index in zip(kept, program.outputs, strict=True)
+        ]
+        if still == kept:
+            return carried, kept
+        kept = still
+
+
+def _unchanged(captured: Captured, taken: Iterable[str]) -> list[bool]:
+    """For every node, whether it and all it reads can be carried over."""
+    dependents = captured.graph.dependents
+    tainted = set(taken)
+    stack = sorted(tainted)
+    while stack:
+        for reader in dependents.get(stack.pop(), ()):
+            if reader not in tainted:
+                tainted.add(reader)
+                stack.append(reader)
+    carried: list[bool] = []
+    for node, kernel in zip(captured.program.nodes, captured.kernels, strict=True):
+        carried.append(
+            isinstance(kernel, Verbatim)
+            and all(carried[edge.producer] for edge in node.edges)
+            and tainted.isdisjoint(kernel.layers)
+        )
+    return carried
+
+
+def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
+    """Nodes to write or carry over, in order: what is carried needs nothing written."""
+    program = captured.program
+    needed = set(program.outputs)
+    for index in range(len(program.nodes) - 1, -1, -1):
+        if index in needed and not carried[index]:
+            needed.update(edge.producer for edge in program.nodes[index].edges)
+    return sorted(needed)
+
+
+def _said(
+    captured: Captured, carried: Sequence[bool], needed: Sequence[int], predicted: Sequence[int]
+) -> list[int]:
+    """For every node, the bytes that its name says workers receive.
+
+    Those of a node whose name is lost are said by its reader: of one that is carried over,
+    and of one whose tasks Dask makes one with those of the only node that reads it.
+    """
+    program = captured.program
+    readers: dict[int, list[int]] = {}
+    for index in needed:
+        for producer in dict.fromkeys(edge.producer for edge in program.nodes[index].edges):
+            readers.setdefault(producer, []).append(index)
+    said = list(predicted) or [0] * len(program.nodes)
+    for index in needed:
+        reading = [reader for reader in readers.get(index, ()) if not carried[reader]]
+        if index in program.outputs or not reading:
+            continue
+        only = len(readers[index]) == 1 and len(program.nodes[reading[0]].edges) == 1
+        if only or carried[index] or isinstance(captured.kernels[index], Verbatim):
+            said[reading[0]] += said[index]
+            said[index] = 0
+    return said
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A layer that holds an array, in these chunks; with copies its keys name the place."""
+
+    name: str
+    chunks: Chunks
+    copies: Copies | None = None
+
+
+def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -> bool:
+    """True if those who need blocks of an array have copies of it."""
+    if copied is None or not isinstance(copied[0], tuple) or not isinstance(where, tuple):
+        return False
+    return all(
+        share.by == need.by[: len(share.by)] for share, need in zip(copied[0], where, strict=False)
+    )
+
+
+def _nearest(
+    mesh: tuple[int, ...], where: Where | None, copies: Copies
+) -> Callable[[tuple[int, ...], tuple[int, ...]], int]:
+    """Says which copy of a block another is cut from: the reader's own, else the first."""
+
+    def nearest(block: tuple[int, ...], source: tuple[int, ...]) -> int:
+        places = copies[source]
+        place = owner(mesh, where, None, block) if isinstance(where, tuple) else places[0]
+        return place if place in places else places[0]
+
+    return nearest
+
+
+@dataclass
+class _Writer:
+    """The graph as far as it is written."""
+
+    captured: Captured
+    tiled: TiledProgram
+    predicted: Sequence[int] = ()
+    #: The layer that holds the array of a node, in the chunks of its tiling.
+    made: dict[int, str] = field(default_factory=dict)
+    layers: dict[str, Layer] = field(default_factory=dict)
+    dependencies: dict[str, set[str]] = field(default_factory=dict)
+    #: Layers that hold the array of a node cut by some windows.
+    cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
+    #: The same, where the mesh divides the windows in a certain way.
+    cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
+    #: Arrays as they are kept for several readers.
+    kept: dict[int, _Source] = field(default_factory=dict)
+    #: Layers whose tasks stay tasks of their own.
+    anchored: set[str] = field(default_factory=set)
+
+    def node(self, index: int) -> Node:
+        return self.captured.program.nodes[index]
+
+    def tiling(self, index: int) -> Tiling:
+        return self.tiled.tilings[index]
+
+    def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
+        self.layers[name] = layer if isinstance(layer, Layer) else MaterializedLayer(layer)
+        self.dependencies[name] = reads
+
+    def carry(self, index: int) -> None:
+        """Take a node over as it is."""
+        node = self.node(index)
+        if self.tiling(index).chunks != node.chunks:
+            raise ValueError(f"{node.name!r} must keep its chunks {node.chunks}")
+        self.hold(index, node.name)
+
+    def hold(self, index: int, name: str) -> None:
+        self.made[index] = name
+        self.cut[index, normal(block_windows(self.tiling(index).chunks))] = name
+
+    def source(self, index: int) -> _Source:
+        """The layer that other tiles of a node's array are cut from."""
+        if index not in self.kept:
+            self.kept[index] = self.keep(index)
+        return self.kept[index]
+
+    def keep(self, index: int) -> _Source:
+        """Write a node's array as it is kept for several readers, if in any other way."""
+        chunks, tiling = self.tiled.kept.get(index), self.tiling(index)
+        where = self.tiled.kept_at.get(index)
+        made = self.made[index]
+        if chunks is None or (chunks == tiling.chunks and where in (None, tiling.held_at)):
+            return _Source(made, tiling.chunks)
+        own = normal(block_windows(chunks))
+        if index in self.tiled.copied and joins(own, tiling.chunks) and self.joined(index):
+            copies = self.copies_kept(index, chunks)
+            name = self.copy(index, own, _Source(made, tiling.chunks), copies)
+            return _Source(name, chunks, copies)
+        name = self.convert(index, own, _Source(made, tiling.chunks), where)
+        self.cut[index, own] = name
+        return _Source(name, chunks)
+
+    def joined(self, index: int) -> bool:
+        """False for an array that is made anew wherever it is needed."""
+        return not isinstance(self.captured.kernels[index], Create)
+
+    def copies_kept(self, index: int, chunks: Chunks) -> Copies:
+        """For every block of an array that is kept in copies, who has one."""
+        where, axes = self.tiled.copied[index]
+        mesh = self.tiled.mesh
+        steps = [
+            sum(at * math.prod(mesh[axis + 1 :]) for axis, at in zip(axes, place, strict=True))
+            for place in product(*(range(mesh[axis]) for axis in axes))
+        ]
+        return {
+            block: tuple(owner(mesh, where, None, block) + step for step in steps)
+            for block in product(*(range(len(sizes)) for sizes in chunks))
+        }
+
+    def fetch(self, index: int, wanted: Windows, where: Where | None = None) -> str:
+        """The layer that holds a node's array cut by windows, written if there is none."""
+        wanted = normal(wanted)
+        source = self.source(index)
+        if (index, wanted) in self.cut:
+            return self.cut[index, wanted]
+        if (index, wanted, where) not in self.cut_at:
+            self.cut_at[index, wanted, where] = self.convert(index, wanted, source, where)
+        return self.cut_at[index, wanted, where]
+
+    def convert(
+        self,
+        index: int,
+        wanted: Windows,
+        source: _Source,
+        where: Where | None = None,
+        name: str | None = None,
+        copies: Copies | None = None,
+    ) -> str:
+        """Write a layer that cuts an array anew, for those who need it `where`."""
+        chunks = source.chunks
+        place_of = None
+        if source.copies is not None:
+            place_of = _nearest(self.tiled.mesh, where, source.copies)
+        each = None if copies is None else tuple(sorted(copies.items()))
+        token = salted("", name, source.name, chunks, wanted, where, each).rpartition("-")[2]
+        if (
+            place_of is None
+            and not joins(wanted, chunks)
+            and wanted != normal(block_windows(chunks))
+        ):
+            # every block is cut from one, where that is, or where there is a copy of it
+            where = where if _covers(self.tiled.copied.get(index), where) else None
+        at = placement(self.tiled.mesh, where, where or ())
+        name = name or salted("retile", token, placement=at)
+        kernel = self.captured.kernels[index]
+        if isinstance(kernel, Create):
+            # all elements are alike: made again, nothing is held, cut or sent
+            self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
+        else:
+            cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
+            tasks = conversion(name, token, source.name, chunks, wanted, cut, copies, place_of)
+            self.add(name, MaterializedLayer(tasks), {source.name})
+        self.describe(name, index, lengths(wanted))
+        return name
+
+    def describe(self, name: str, index: int, chunks: Chunks) -> None:
+        """Say of a layer which array it holds, as dask does for its own."""
+        try:
+            dtype = np.dtype(self.node(index).dtype)
+        except TypeError:  # not all dtypes can be had from their names
+            return
+        notes = self.layers[name].collection_annotations or {}
+        self.layers[name].collection_annotations = {
+            **notes,
+            **self.chunk_type(index),
+            "shape": tuple(map(sum, chunks)),
+            "dtype": dtype,
+            "chunksize": tuple(max(sizes, default=0) for sizes in chunks),
+            "chunks": chunks,
+            "type": "dask.array.core.Array",
+        }
+
+    def chunk_type(self, index: int) -> dict[str, str]:
+        """What the graph captured from says of the chunks: masked ones are to stay known."""
+        layer = self.captured.graph.layers.get(self.node(index).name)
+        notes = (layer.collection_annotations or {}) if layer is not None else {}
+        if layer is None or "chunk_type" not in notes or mistyped(layer):
+            return {}
+        return {"chunk_type": notes["chunk_type"]}
+
+    def write(self, index: int) -> None:
+        """Write one node for its tiling."""
+        node, tiling = self.node(index), self.tiling(index)
+        kernel = self.captured.kernels[index]
+        read = tuple(self.source(edge.producer).name for edge in node.edges)
+        name = salted(
+            node.op or node.kind.value,
+            node.name if not node.copy else (node.name, node.copy),
+            tiling.mesh,
+            tiling.cuts,
+            tiling.chunks,
+            self.tiled.mesh,
+            read,
+            placement=placement(
+                self.tiled.mesh,
+                tiling.held_at,
+                tiling.held_at or (),
+                self.predicted[index] if self.predicted else 0,
+            ),
+        )
+        copied: frozenset[int] = frozenset()
+        if getattr(kernel, "fetches", False):
+            inputs = ("",) * len(node.edges)
+        else:
+            found = [self.input(edge, node, tiling) for edge in node.edges]
+            inputs = tuple(layer for layer, _ in found)
+            copied = frozenset(number for number, (_, copies) in enumerate(found) if copies)
+
+        def fetch(edge: int, wanted: Windows, where: Where | None) -> str:
+            decided = where if tiling.work_at is not None else None
+            return self.fetch(node.edges[edge].producer, wanted, decided)
+
+        emission = Emission(
+            node,
+            tiling,
+            name,
+            inputs,
+            fetch,
+            self.captured.graph,
+            self.tiled.mesh,
+            self.leader(tiling),
+            copied,
+        )
+        emitted = emit(kernel, emission)
+        if name not in emitted.layers:
+            raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
+        for layer, tasks in emitted.layers.items():
+            self.add(layer, tasks, emitted.dependencies[layer])
+        self.describe(name, index, tiling.chunks)
+        self.hold(index, name)
+
+    def input(self, edge: Edge, node: Node, tiling: Tiling) -> tuple[str, bool]:
+        """The layer that holds what every block of a node needs along an edge.
+
+        And whether every worker has a copy of its own in it.
+        """
+        where = self.needed_at(edge, tiling)
+        self.anchor(edge, tiling, where)
+        if edge.chunks is not None:
+            handed = self.handed_at(edge, tiling, edge.chunks)
+            return self.fetch(edge.producer, block_windows(edge.chunks), handed), False
+        shape = self.node(edge.producer).shape
+        wanted = normal(
+            tuple(
+                windows(axis, None if axis.label is None else tiling.cuts[axis.label], size)
+                for axis, size in zip(edge.axes, shape, strict=True)
+            )
+        )
+        if node.kind is Kind.CONTRACT and self.tiled.mesh and tiling.work_at is not None:
+            found = self.own_copies(edge, tiling, wanted)
+            if found is not None:
+                return found, True
+        return self.fetch(edge.producer, wanted, where), False
+
+    def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
+        """A layer that has a copy of what is joined for every worker that needs it, if any."""
+        index = edge.producer
+        source, copies = self.source(index), self.copies(edge, tiling)
+        alone = all(len(places) == 1 for places in copies.values())
+        if source.copies is not None:
+            have = source.copies
+            if wanted == normal(block_windows(source.chunks)) and all(
+                set(places) <= set(have[block]) for block, places in copies.items()
+            ):
+                return source.name
+            needed = set().union(*copies.values())
+            if not alone and all(needed <= set(places) for places in have.values()):
+                return self.copy(index, wanted, source, copies)
+        made = source
+        if index in self.tiled.copied:
+            # no need to join it in one place first
+            made = _Source(self.made[index], self.tiling(index).chunks)
+        if not self.joined(index) or not joins(wanted, made.chunks):
+            return None
+        return None if alone else self.copy(index, wanted, made, copies)
+
+    def copies(self, edge: Edge, tiling: Tiling) -> Copies:
+        """Which workers need which blocks along an edge."""
+        found: dict[tuple[int, ...], set[int]] = {}
+        leader = self.leader(tiling)
+        for full in product(*(range(len(sizes)) for sizes in tiling.cuts)):
+            block = tuple(0 if axis.label is None else full[axis.label] for axis in edge.axes)
+            place = owner(self.tiled.mesh, tiling.work_at or (), leader, full)
+            found.setdefault(block, set()).add(place)
+        return {block: tuple(sorted(places)) for block, places in found.items()}
+
+    def copy(self, index: int, wanted: Windows, source: _Source, copies: Copies) -> str:
+        """A layer of blocks that each worker cuts and joins for itself: only pieces travel."""
+        mesh = self.tiled.mesh
+        every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
+        where = (every, *(Share() for _ in wanted))
+        key = (index, wanted, (where, tuple(sorted(copies.items()))))
+        if key not in self.cut_at:
+            self.cut_at[key] = self.convert(index, wanted, source, where, copies=copies)
+        return self.cut_at[key]
+
+    def leader(self, tiling: Tiling) -> Node | None:
+        """The array in memory that a node follows."""
+        return self.node(tiling.work_at.node) if isinstance(tiling.work_at, Follow) else None
+
+    def needed_at(self, edge: Edge, tiling: Tiling) -> Where | None:
+        """Where the blocks of an array are needed, as far as they are those of labels."""
+        work = tiling.work_at
+        if work is None:
+            return None
+        labels = [axis.label for axis in edge.axes]
+        if isinstance(work, Follow):
+            return work.seen(labels)
+        return tuple(Share() if label is None else work[label] for label in labels)
+
+    def anchor(self, edge: Edge, tiling: Tiling, where: Where | None) -> None:
+        """Keep Dask from making an array's tasks one with those of a reader elsewhere."""
+        index = edge.producer
+        held, name = self.tiling(index).held_at, self.made[index]
+        layer = self.layers.get(name)
+        if where is None or held is None or layer is None or name in self.anchored:
+            return
+        read = {axis.label for axis in edge.axes}
+        if isinstance(tiling.work_at, Follow):
+            followed = [dim for dim in tiling.work_at.dims if dim is not None]
+            copied = any(label not in read for label in followed)
+        else:
+            copied = any(
+                label is not None and label not in read and size > 1
+                for label, size in zip(tiling.mesh, self.tiled.mesh, strict=True)
+            )
+        if held == where and not copied:
+            return
+        node = self.node(index)
+        if node.nbytes >= WORTH_A_TASK * math.prod(map(len, self.tiling(index).chunks)):
+            self.anchored.add(name)
+            notes = layer.collection_annotations
+            self.layers[name] = MaterializedLayer(
+                anchored(layer), annotations=layer.annotations, collection_annotations=notes
+            )
+
+    def handed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
+        """Where blocks that are handed over as they are are needed."""
+        work, held = tiling.work_at, tiling.held_at
+        if work is None or held is None or isinstance(work, Follow):
+            return None
+        counts = tuple(map(len, chunks))
+        if all(axis.label is None for axis in edge.axes):
+            # block for block, as far as anybody knows
+            return held if counts == tuple(map(len, tiling.chunks)) else None
+        return tuple(
+            Share()
+            if axis.label is None or len(tiling.cuts[axis.label]) != count
+            else work[axis.label]
+            for axis, count in zip(edge.axes, counts, strict=True)
+        )
+
+    def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:
+        """The layer that holds an output, of the name and in the chunks it must have."""
+        chunks = chunks or self.tiling(index).chunks
+        wanted = normal(block_windows(chunks))
+        if name is None:
+            return self.fetch(index, wanted), chunks
+        if name in self.layers:
+            return name, chunks
+        same = self.cut.get((index, wanted))
+        if same is not None:
+            # readers may have needed the same
+            every = product(*(range(len(sizes)) for sizes in chunks))
+            tasks = {(name, *block): Alias((name, *block), (same, *block)) for block in every}
+            self.add(name, MaterializedLayer(tasks), {same})
+            self.describe(name, index, chunks)
+        else:
+            self.convert(index, wanted, self.source(index), name=name)
+        return name, chunks
+
+    def graph(self, outputs: Sequence[str], cone: int, threads: int) -> HighLevelGraph:
+        """What the outputs need of all that was written, and of the input graph.
+
+        One task may make `cone` bytes on the way to its result.
+        """
+        before = self.captured.graph
+        layers: dict[str, Layer] = {}
+        dependencies: dict[str, set[str]] = {}
+        stack = sorted(outputs, reverse=True)
+        while stack:
+            name = stack.pop()
+            if name in layers:
+                continue
+            if name in self.layers:
+                layers[name] = self.layers[name]
+                dependencies[name] = set(self.dependencies[name])
+            else:
+                layers[name] = before.layers[name]
+                dependencies[name] = {
+                    other for other in before.dependencies[name] if other in before.layers
+                }
+            stack.extend(sorted(dependencies[name]))
+        if cone:
+            written = self.layers.keys() & layers.keys()
+            limits = self.limits(cone, threads)
+            layers, dependencies = coned(layers, dependencies, written, outputs, limits)
+        return HighLevelGraph(layers, dependencies)
+
+    def limits(self, work: int, threads: int) -> Limits:
+        """What may become one task."""
+        light, free, size = set(), set(), {}
+        for index, name in self.made.items():
+            kernel, node = self.captured.kernels[index], self.node(index)
+            size[name.rpartition("-")[2]] = node.nbytes // max(
+                1, math.prod(map(len, self.tiling(index).chunks))
+            )
+            if isinstance(kernel, Read):
+                light.add(name)
+                free.add(kernel.source or f"{name}-array")
+            elif (
+                isinstance(kernel, Map)
+                and len(node.edges) == 1
+                and node.nbytes >= self.node(node.edges[0].producer).nbytes
+            ):
+                light.add(name)
+        for name, layer in self.layers.items():
+            notes = layer.collection_annotations or {}
+            if "chunks" in notes and "dtype" in notes:
+                size.setdefault(
+                    name.rpartition("-")[2],
+                    math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
+                )
+        return Limits(light, free, size, work, threads)

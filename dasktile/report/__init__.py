@@ -1,0 +1,1 @@
+"""What people see of a plan: tables, pictures, timelines."""

@@ -1,0 +1,475 @@
+"""What a plan says to a person: a table, HTML, a picture, numbers for a program."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from dasktile.ir import Chunks
+from dasktile.report import svg as picture
+from dasktile.tiling.plan import Plan
+
+#: Per cent beyond which a bound says nothing of how good a plan is.
+_LOOSE = 100
+
+#: Balance beyond which work counts as unevenly spread.
+_UNEVEN = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One array of the expression.
+
+    Parameters
+    ----------
+    name, op
+        The array's name in the dask graph, and the operation that makes it.
+    shape, dtype
+        Of the array.
+    chunks_before, chunks_after
+        Chunk sizes along every axis, as dask writes them.
+    bytes_before, bytes_after
+        Bytes that workers receive from each other so that the operation can run.
+    read_before, read_after
+        Bytes read from storage.
+    tasks_before, tasks_after
+        Tasks, those that cut and join tiles included.
+    reason
+        Why the array keeps its chunks, empty where it does not.
+    inputs
+        The arrays it is made of, as positions in ``Explanation.nodes``.
+    """
+
+    name: str
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    chunks_before: Chunks
+    chunks_after: Chunks
+    bytes_before: int
+    bytes_after: int
+    read_before: int
+    read_after: int
+    tasks_before: int
+    tasks_after: int
+    reason: str
+    inputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What dasktile would do with an expression, and what it expects of that.
+
+    Parameters
+    ----------
+    workers
+        Processes that send bytes to each other.
+    method
+        The tiling method.
+    bytes_before, bytes_after
+        Bytes moved between workers, with the input's own chunks and with the plan's,
+        both predicted by the same model and well placed.
+    read_before, read_after
+        Bytes read from storage.
+    tasks_before, tasks_after
+        Number of tasks.
+    lower_bound
+        Bytes moved between workers that no tiling in the model can beat.
+    proven_optimal
+        True where the plan was proven to be the cheapest in the model.
+    changed
+        False where the input is best left exactly as it is.
+    verdict
+        One sentence: why the plan is what it is.
+    nodes
+        One row for every array of the expression, inputs first.
+    spilled_before, spilled_after
+        Bytes written and read back because what is held from one pass over an array to the
+        next does not fit in memory; 0 where no limit is known.
+    balance_before, balance_after
+        The busiest worker's operations over the mean; 1 is even.
+    seconds_before, seconds_after
+        How long it takes, roughly: the busiest worker's operations, bytes over the
+        bandwidth of all workers, and what tasks cost, one after another.  Reading from
+        storage is left out.  None where the cluster was not measured
+        (``dasktile.calibrate``).
+    """
+
+    workers: int
+    method: str
+    bytes_before: int
+    bytes_after: int
+    read_before: int
+    read_after: int
+    tasks_before: int
+    tasks_after: int
+    lower_bound: int
+    proven_optimal: bool
+    changed: bool
+    verdict: str
+    nodes: tuple[NodeReport, ...]
+    balance_before: float = 1.0
+    balance_after: float = 1.0
+    seconds_before: float | None = None
+    seconds_after: float | None = None
+    spilled_before: int = 0
+    spilled_after: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
+        found = _plain(asdict(self))
+        assert isinstance(found, dict)
+        return found
+
+    def __str__(self) -> str:
+        alone = _left_alone(self.nodes, self.verdict)
+        parts = [self._summary(), _table(self.nodes), "\n".join(alone)]
+        return "\n\n".join(part for part in parts if part)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Explanation: {_count(len(self.nodes), 'array')}, {_count(self.workers, 'worker')},"
+            f" {format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)} moved,"
+            f" {self.tasks_before:,} -> {self.tasks_after:,} tasks>"
+        )
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<div>{html.escape(line)}</div>" for line in self._summary().split("\n"))
+        header = "".join(f"<th>{html.escape(title)}</th>" for title in _TITLES)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+            for cells in (_cells(index, node) for index, node in enumerate(self.nodes))
+        )
+        alone = "".join(
+            f"<div>{html.escape(line)}</div>" for line in _left_alone(self.nodes, self.verdict)
+        )
+        return (
+            f"<div>{lines}<table><thead><tr>{header}</tr></thead>"
+            f"<tbody>{rows}</tbody></table>{alone}</div>"
+        )
+
+    def visualize(self, filename: str | Path = "dasktile.svg") -> Path:
+        """Draw the expression: its tiles before and after, and the bytes that move.
+
+        Parameters
+        ----------
+        filename
+            Ends in ``.svg``, ``.dot``, ``.png`` or ``.pdf``.  The last two need the
+            package ``cairosvg``.
+
+        Returns
+        -------
+        The file written.
+        """
+        boxes = [
+            picture.Box(
+                title=f"{index}  {node.op}",
+                lines=(
+                    f"{_shape(node.shape)} {node.dtype}",
+                    *_tiles_line(node),
+                    *(("chunks kept",) if node.reason else ()),
+                ),
+                shape=node.shape,
+                before=node.chunks_before,
+                after=node.chunks_after,
+                inputs=node.inputs,
+                edge=_moved_line(node),
+                hint=node.reason,
+                alone=bool(node.reason),
+            )
+            for index, node in enumerate(self.nodes)
+        ]
+        return picture.write(Path(filename), boxes, self._summary().split("\n"))
+
+    def _summary(self) -> str:
+        if not self.nodes:
+            return self.verdict
+        workers = _count(self.workers, "worker")
+        if self.changed:
+            moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
+            tasks = f"{self.tasks_after:,} tasks"
+            if self.tasks_after != self.tasks_before:
+                tasks += f" instead of {self.tasks_before:,}"
+        else:
+            moved = f"left as it is: moves {format_bytes(self.bytes_before)} between workers"
+            tasks = f"{self.tasks_before:,} tasks"
+        lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
+        if self.read_before or self.read_after:
+            lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
+        if self.spilled_before or self.spilled_after:
+            held = " of what is held from one pass to the next and does not fit"
+            lines.append(_instead("spills", self.spilled_before, self.spilled_after, held))
+        if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
+            lines.append(
+                f"the busiest worker does {self.balance_after:.1f} times the mean work"
+                f" instead of {self.balance_before:.1f}"
+            )
+        if self.seconds_before is not None and self.seconds_after is not None:
+            after, before = format_seconds(self.seconds_after), format_seconds(self.seconds_before)
+            instead = f" instead of {before}" if self.changed and after != before else ""
+            lines.append(f"takes very roughly {after}{instead}")
+        if not self.changed and self.verdict:
+            lines.append(self.verdict)
+        return "\n".join(lines)
+
+    def _certificate(self) -> str:
+        bound = f"lower bound {format_bytes(self.lower_bound)}"
+        if self.lower_bound > self.bytes_before:
+            bound += " of tilings that use all workers evenly"
+        if self.proven_optimal:
+            return f"{bound}: proven optimal"
+        if 0 < self.lower_bound < self.bytes_after:
+            above = 100 * (self.bytes_after / self.lower_bound - 1)
+            if above > _LOOSE:
+                return f"{bound}: how near that is, is not known"
+            return f"{bound}: within {max(1, math.ceil(above))} %"
+        return bound
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def explanation(
+    plan: Plan,
+    outputs: Sequence[Chunks | None] = (),
+    unknown: Sequence[_Unknown] = (),
+    seconds: tuple[float, float] | None = None,
+) -> Explanation:
+    """Say what a plan does.
+
+    Parameters
+    ----------
+    plan
+        The decision.
+    outputs
+        For every output of the program, the chunks it is handed over in, where those
+        are not the tiling's.
+    unknown
+        Arrays on top of the program whose chunk sizes are not known.
+    seconds
+        How long the input takes as it is, and by the plan, where that was predicted.
+    """
+    before, after = seconds or (None, None)
+    handed = {
+        index: chunks
+        for index, chunks in zip(plan.program.outputs, outputs, strict=False)
+        if chunks is not None
+    }
+    nodes = tuple(
+        NodeReport(
+            name=node.name,
+            op=f"{node.op} again" if node.copy and node.op != "copy" else node.op,
+            shape=node.shape,
+            dtype=node.dtype,
+            chunks_before=node.chunks,
+            chunks_after=_chunks_after(plan, index, handed),
+            bytes_before=plan.before.moved[index],
+            bytes_after=plan.after.moved[index],
+            read_before=plan.before.read[index],
+            read_after=plan.after.read[index],
+            tasks_before=plan.before.tasks[index],
+            tasks_after=plan.after.tasks[index],
+            reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
+            inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
+        )
+        for index, node in enumerate(plan.program.nodes)
+    )
+    return Explanation(
+        workers=plan.workers,
+        method=plan.method,
+        bytes_before=plan.before.bytes,
+        bytes_after=plan.after.bytes,
+        read_before=sum(plan.before.read),
+        read_after=sum(plan.after.read),
+        tasks_before=sum(plan.before.tasks),
+        tasks_after=sum(plan.after.tasks),
+        lower_bound=plan.lower_bound,
+        proven_optimal=plan.proven_optimal,
+        changed=plan.tiled is not None,
+        verdict=plan.verdict,
+        nodes=(*nodes, *map(_unknown_row, unknown)),
+        balance_before=plan.before.balance,
+        balance_after=plan.after.balance,
+        spilled_before=plan.before.spilled,
+        spilled_after=plan.after.spilled,
+        seconds_before=before,
+        seconds_after=after,
+    )
+
+
+def nothing(
+    workers: int, method: str, unknown: Sequence[_Unknown] = (), verdict: str = ""
+) -> Explanation:
+    """What is said where there is no array that dasktile could tile."""
+    verdict = verdict or ("" if unknown else "no dask arrays to tile")
+    rows = tuple(map(_unknown_row, unknown))
+    return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
+
+
+class _Unknown(Protocol):
+    """What is known of an array whose chunk sizes are not."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def chunks(self) -> tuple[tuple[float, ...], ...]: ...
+
+
+def _unknown_row(array: _Unknown) -> NodeReport:
+    chunks = cast(Chunks, tuple(tuple(sizes) for sizes in array.chunks))
+    return NodeReport(
+        name=array.name,
+        op=array.name.rpartition("-")[0] or array.name,
+        shape=tuple(map(sum, chunks)),
+        dtype=str(array.dtype),
+        chunks_before=chunks,
+        chunks_after=chunks,
+        bytes_before=0,
+        bytes_after=0,
+        read_before=0,
+        read_after=0,
+        tasks_before=0,
+        tasks_after=0,
+        reason="its chunk sizes are unknown until it is computed (see compute_chunk_sizes)",
+        inputs=(),
+    )
+
+
+def _chunks_after(plan: Plan, index: int, handed: dict[int, Chunks]) -> Chunks:
+    if plan.tiled is None:
+        return plan.program.nodes[index].chunks
+    return handed.get(index, plan.tiled.tilings[index].chunks)
+
+
+# Text -------------------------------------------------------------------------------
+
+_TITLES = ("", "operation", "from", "shape", "dtype", "chunks", "tiles", "moved", "then")
+_RIGHT = (0, 7, 8)
+#: Widest operation name, and list of inputs, printed in full.
+_NAME = 24
+_FROM = 16
+
+
+def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
+    same = node.chunks_before == node.chunks_after
+    op = node.op if len(node.op) <= _NAME else node.op[: _NAME - 1] + "…"
+    return (
+        str(index),
+        op,
+        _inputs(node.inputs),
+        _shape(node.shape),
+        node.dtype,
+        _blocks(node.chunks_before),
+        "=" if same else _blocks(node.chunks_after),
+        format_bytes(node.bytes_before),
+        format_bytes(node.bytes_after),
+    )
+
+
+def _inputs(numbers: Sequence[int]) -> str:
+    """Numbers of inputs, runs of them as ``3-7``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    found = " ".join(
+        f"{first}-{last}" if last > first + 1 else " ".join(map(str, range(first, last + 1)))
+        for first, last in runs
+    )
+    return found if len(found) <= _FROM else found[: _FROM - 2].rpartition(" ")[0] + " …"
+
+
+def _table(nodes: Sequence[NodeReport]) -> str:
+    if not nodes:
+        return ""
+    rows = [_TITLES, *(_cells(index, node) for index, node in enumerate(nodes))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def _left_alone(nodes: Sequence[NodeReport], said: str) -> list[str]:
+    """Why arrays keep their chunks, one line for each reason that was not `said` before."""
+    groups: dict[str, list[int]] = {}
+    for index, node in enumerate(nodes):
+        if node.reason and node.reason != said:
+            groups.setdefault(node.reason, []).append(index)
+    if not groups:
+        return []
+    lines = ["chunks kept:"]
+    for reason, members in groups.items():
+        shown = ", ".join(map(str, members[:12])) + (", …" if len(members) > 12 else "")
+        lines.append(f"  {shown}: {reason}")
+    return lines
+
+
+def _instead(verb: str, before: int, after: int, what: str) -> str:
+    if format_bytes(before) == format_bytes(after):
+        return f"{verb} {format_bytes(after)}{what}, as before"
+    return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
+
+
+def format_bytes(count: float) -> str:
+    """Bytes for a person: ``1.2 GiB``, ``12 KiB``, ``0 B``."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 999.5 or unit == "TiB":
+            break
+        size /= 1024
+    digits = 0 if unit == "B" or size >= 99.95 else 1
+    return f"{size:.{digits}f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds for a person, two digits of them: ``12 ms``, ``3.4 s``, ``25 min``."""
+    units = (("ms", 1e-3, 0.995), ("s", 1.0, 99.5), ("min", 60.0, 5970.0), ("h", 3600.0, math.inf))
+    unit, size = next((unit, size) for unit, size, most in units if seconds < most)
+    count = seconds / size
+    return f"{count:.1f} {unit}" if count < 9.95 else f"{float(f'{count:.2g}'):,.0f} {unit}"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
+
+
+def _blocks(chunks: Chunks) -> str:
+    """Chunks as dask shows them, the largest one, and how many there are."""
+    count = math.prod(len(sizes) for sizes in chunks)
+    largest = tuple(max(sizes, default=0) for sizes in chunks)
+    return f"{count} of {_shape(largest)}"
+
+
+def _tiles_line(node: NodeReport) -> tuple[str, ...]:
+    before, after = _blocks(node.chunks_before), _blocks(node.chunks_after)
+    return (before,) if before == after else (before, f"→ {after}")
+
+
+def _moved_line(node: NodeReport) -> str:
+    before, after = format_bytes(node.bytes_before), format_bytes(node.bytes_after)
+    return before if before == after else f"{before} → {after}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return value

@@ -1,0 +1,1 @@
+"""The scheduler plugin: placement, root tasks, priorities, dashboard."""

@@ -1,0 +1,143 @@
+"""Lines about dasktile beside the scheduler's own at ``/metrics``.
+
+That page shows the registry of the process, so a collector there is enough.  Its values come
+from heartbeats and are as old as these.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import Scheduler
+
+from dasktile.runtime.metrics import Planned
+from dasktile.runtime.worker.plugin import Summary
+
+logger = logging.getLogger(__name__)
+
+
+class _Collector:
+    """Counts of all schedulers in this process, since they share one registry."""
+
+    def __init__(self, client_library: Any) -> None:
+        self.library = client_library
+        self.plugins: dict[Scheduler, Planned] = {}
+
+    def collect(self) -> Iterator[Any]:
+        # All of it before the first is handed out: an error must not spoil the page.
+        try:
+            found = self._families()
+        except Exception:
+            for plugin in self.plugins.values():
+                plugin.errors += 1
+                if plugin.errors == 1:
+                    logger.exception("dasktile could not collect metrics for Prometheus")
+            return
+        yield from found
+
+    def _families(self) -> list[Any]:
+        plugins = list(self.plugins.values())
+        received = self._counter(
+            "bytes_received", "Bytes that a worker received from other workers", ["worker"]
+        )
+        spilled = self._counter(
+            "bytes_spilled", "Bytes that a worker copied to a tier below", ["worker", "tier"]
+        )
+        read = self._counter(
+            "bytes_read_back", "Bytes that a worker copied from a tier below", ["worker", "tier"]
+        )
+        for scheduler in list(self.plugins):
+            for address, worker in list(scheduler.workers.items()):
+                summary = Summary.of(worker.metrics)
+                if summary is not None:
+                    received.add_metric([address], summary.received)
+                    for family, name in ((spilled, "spilled"), (read, "read_back")):
+                        for tier, size in summary.store.get(name, {}).items():
+                            family.add_metric([address, tier], size)
+        totals = [
+            (
+                "bytes_predicted",
+                "Bytes that plans say workers receive from each other",
+                sum(sum(list(plugin.predicted.values())) for plugin in plugins),
+            ),
+            (
+                "tasks_placed",
+                "Tasks sent where a plan wants them",
+                sum(plugin.placed for plugin in plugins),
+            ),
+            (
+                "plugin_errors",
+                "Errors inside the plugin of the scheduler",
+                sum(plugin.errors for plugin in plugins),
+            ),
+        ]
+        families = [received, spilled, read]
+        for name, what, total in totals:
+            family = self._counter(name, what, [])
+            family.add_metric([], total)
+            families.append(family)
+        return families
+
+    def _counter(self, name: str, what: str, labels: list[str]) -> Any:
+        # The library adds "_total" to what counters are called.
+        return self.library.core.CounterMetricFamily(f"dasktile_{name}", what, labels=labels)
+
+
+_collector: _Collector | None = None
+
+
+def add_collector(scheduler: Scheduler, plugin: Planned) -> bool:
+    """Add dasktile's lines to what Prometheus reads of a scheduler.  Never raises.
+
+    Parameters
+    ----------
+    scheduler
+        The running scheduler.
+    plugin
+        Its plugin; ``errors`` is raised by one for every error.
+
+    Returns
+    -------
+    False where nothing was added, because there is no ``prometheus_client``.
+    """
+    global _collector
+    try:
+        try:
+            # Here and not above: clients import this module too.
+            library = importlib.import_module("prometheus_client")
+            importlib.import_module("prometheus_client.core")
+        except ImportError:
+            return False
+        if _collector is None:
+            fresh = _Collector(library)
+            library.REGISTRY.register(fresh)
+            _collector = fresh
+        _collector.plugins[scheduler] = plugin
+    except Exception:
+        plugin.errors += 1
+        logger.exception("dasktile could not add its metrics for Prometheus")
+        return False
+    return True
+
+
+def remove_collector(scheduler: Scheduler) -> None:
+    """Take the lines away again.  Never raises, nor minds if there are none.
+
+    Parameters
+    ----------
+    scheduler
+        That was given to `add_collector`.
+    """
+    global _collector
+    try:
+        if _collector is None:
+            return
+        _collector.plugins.pop(scheduler, None)
+        if not _collector.plugins:
+            gone, _collector = _collector, None
+            gone.library.REGISTRY.unregister(gone)
+    except Exception:
+        logger.exception("dasktile could not remove its metrics for Prometheus")

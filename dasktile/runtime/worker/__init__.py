@@ -1,0 +1,1 @@
+"""The worker plugin: the store of results, spilling and prefetching."""

@@ -1,0 +1,1 @@
+"""Devices for tests on machines that have none."""

@@ -1,0 +1,1 @@
+"""The tilers of the papers: SoyBean, Spartan and EinDecomp."""

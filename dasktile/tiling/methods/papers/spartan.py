@@ -1,0 +1,121 @@
+"""Spartan's smart tiling, looked up among the candidates of the exact model.
+
+What :mod:`dasktile.tiling.methods.papers.tiling_graph` decides by its rough profiles says for most
+arrays which candidate to take.  Where several correspond, or none does, the cheapest by the
+exact model is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import Kind, Node, Program, Role
+from dasktile.tiling.candidates import Option, Variable
+from dasktile.tiling.cost import Costs
+from dasktile.tiling.methods.base import Choose
+from dasktile.tiling.methods.papers.joins import Observed
+from dasktile.tiling.methods.papers.tiling_graph import (
+    LOST,
+    Tile,
+    TilingGraph,
+    greedy,
+    label_of,
+    labels_of,
+    tiling_graph,
+    views,
+    whole,
+)
+from dasktile.tiling.methods.restricted import best_of
+from dasktile.tiling.settings import Settings
+from dasktile.tiling.solve.eliminate import Solution
+
+__all__ = ["Observed", "mesh", "node_tiles", "observing", "spartan"]
+
+
+def mesh(workers: int) -> tuple[int, ...]:
+    """The square root of the workers twice, or the two factors nearest to it."""
+    short = max(size for size in range(1, math.isqrt(workers) + 1) if workers % size == 0)
+    return tuple(size for size in (workers // short, short) if size > 1)
+
+
+def spartan(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
+    """Spartan's greedy tiling, in the candidates of the exact model.
+
+    A duplicated array may be copied or kept in other cuts than it was made in, whichever
+    moves fewer bytes; any other is held once.  Where the model has no candidate that
+    corresponds, the cheapest given the rest is taken.
+    """
+    return observing(Observed())(costs, settings, tile_weight)
+
+
+def observing(observed: Observed) -> Choose:
+    """:func:`spartan`, knowing what updates of joins cost in earlier runs."""
+
+    def spartan(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
+        space = costs.space
+        graph = tiling_graph(space.program, len(space.mesh.shape), observed=observed)
+        budget = math.inf if space.copy_limit is None else space.copy_limit
+        tiles = node_tiles(graph, space.program, greedy(graph, budget))
+        allowed = [_candidates(graph, space.program, variable, tiles)
+                   for variable in space.variables]  # fmt: skip
+        return best_of(costs, settings, tile_weight, allowed)
+
+    return spartan
+
+
+def node_tiles(graph: TilingGraph, program: Program, chosen: Sequence[int]) -> tuple[Tile, ...]:
+    """The tile of every node, views included, for a choice in every group."""
+    decided = {
+        node: offer[state]
+        for node, offer, state in zip(graph.groups, graph.tilings, chosen, strict=True)
+    }
+    return tuple(
+        tuple(None if at is None else axes[at] for at in decided[base])
+        for base, axes in views(program)
+    )
+
+
+# -- the candidates of the exact model -------------------------------------------------
+
+
+def _candidates(
+    graph: TilingGraph, program: Program, variable: Variable, tiles: Sequence[Tile]
+) -> npt.NDArray[np.int64]:
+    """Which candidates of a variable correspond to what was decided."""
+    node, tile = program.nodes[variable.node], tiles[variable.node]
+    options = variable.options
+    everything = np.arange(len(options), dtype=np.int64)
+    if variable.keep:
+        fitting = [whole(tile) or not (any(option.spread) or option.also) for option in options]
+    else:
+        wanted = _work(graph, program, variable.node, tiles)
+        alike = [option.follow is None and option.mesh == wanted for option in options]
+        exactly = [
+            fits and _lands(node, option, tile) for fits, option in zip(alike, options, strict=True)
+        ]
+        fitting = exactly if any(exactly) else alike
+    return everything[fitting] if any(fitting) else everything
+
+
+def _work(graph: TilingGraph, program: Program, index: int, tiles: Sequence[Tile]) -> Tile:
+    """The labels that the mesh cuts: joins along theirs, folds where their input is."""
+    node = program.nodes[index]
+    if index in graph.joins:
+        return (graph.joins[index],) * len(tiles[index])
+    if node.kind is Kind.FOLD and not whole(tiles[node.edges[0].producer]):
+        edge = node.edges[0]
+        return tuple(label_of(edge, LOST if at is None else at) for at in tiles[edge.producer])
+    return labels_of(node, tiles[index])
+
+
+def _lands(node: Node, option: Option, tile: Tile) -> bool:
+    """Whether sums end divided as the tile says."""
+    return all(
+        target == axis
+        for label, target, axis in zip(option.mesh, option.scatter, tile, strict=True)
+        if label is not None and node.labels[label].role is Role.REDUCE
+    )

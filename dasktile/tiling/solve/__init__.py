@@ -1,0 +1,1 @@
+"""One state for every variable at the least total cost: exact, with a lower bound."""

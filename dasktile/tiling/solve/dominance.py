@@ -1,0 +1,92 @@
+"""States that no minimum needs, because another of the same variable is never worse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.tiling.solve.problem import Problem, Table
+
+#: Entries of a temporary array while states are compared.
+_BLOCK = 4_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A problem with fewer states.
+
+    Parameters
+    ----------
+    problem
+        Only the states that are left.
+    left
+        For every variable, which states of the original those are.
+    """
+
+    problem: Problem
+    left: tuple[npt.NDArray[np.int64], ...]
+
+    def restored(self, states: Sequence[int]) -> tuple[int, ...]:
+        """An assignment in the states of the original."""
+        return tuple(int(left[state]) for left, state in zip(self.left, states, strict=True))
+
+
+def pruned(problem: Problem) -> Pruned:
+    """Leave out dominated states until there are none.
+
+    A state is dominated where another of its variable costs no more whatever its neighbours
+    do (dead-end elimination, Desmet et al. 1992; Goldstein's criterion).  Of several that cost
+    the same whatever they do, the first is left.  Some minimum of the original is left.
+    """
+    left = [np.arange(len(costs)) for costs in problem.unary]
+    around: list[list[tuple[int, Table]]] = [[] for _ in problem.unary]
+    for (i, j), table in problem.pairwise.items():
+        around[i].append((j, table))
+        around[j].append((i, table.T))
+    waiting = dict.fromkeys(range(len(left)))
+    while waiting:
+        variable = next(iter(waiting))
+        del waiting[variable]
+        stays = _undominated(problem.unary[variable], around[variable], left, left[variable])
+        if len(stays) < len(left[variable]):
+            left[variable] = stays
+            waiting.update(dict.fromkeys(sorted(other for other, _ in around[variable])))
+    unary = [costs[stays] for costs, stays in zip(problem.unary, left, strict=True)]
+    pairwise = {
+        (i, j): table[np.ix_(left[i], left[j])] for (i, j), table in problem.pairwise.items()
+    }
+    return Pruned(Problem(unary, pairwise), tuple(left))
+
+
+def _undominated(
+    unary: Table,
+    around: Sequence[tuple[int, Table]],
+    left: Sequence[npt.NDArray[np.int64]],
+    states: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Those of the states of one variable that no other dominates."""
+    count = len(states)
+    if count < 2:
+        return states
+    own = unary[states]
+    # [a, b]: what a costs beyond b at the most, whatever the neighbours do
+    with np.errstate(invalid="ignore"):
+        worse = own[:, None] - own[None, :]
+        for other, table in around:
+            seen = table[np.ix_(states, left[other])]
+            step = max(1, _BLOCK // max(1, seen.size))
+            for start in range(0, count, step):
+                part = slice(start, start + step)
+                worse[part] += (seen[part, None] - seen[None]).max(axis=2)
+    # both forbidden: neither is better for it
+    worse = np.nan_to_num(worse, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    better = worse <= 0
+    np.fill_diagonal(better, False)
+    # of those that cost the same, the first
+    alike = better & better.T
+    better &= ~alike | (np.arange(count)[:, None] < np.arange(count)[None, :])
+    stays = ~better.any(axis=0)
+    return states[stays]

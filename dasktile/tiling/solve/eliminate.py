@@ -1,0 +1,284 @@
+"""Exact minimisation of a sum of unary and pairwise costs, by variable elimination.
+
+Array programs are graphs of low treewidth: eliminating one variable after another, each
+time replacing it by the table of its best answers to its neighbours, finds the true
+minimum with tables of a few thousand entries.  Where a table would grow beyond the
+budget, dominated states are left out first.  If it still would, the bucket is split
+(mini-buckets, Dechter and Rish 2003): every part is minimised on its own, which gives a
+lower bound instead of the minimum, and the assignment read back is improved by coordinate
+descent.  If that does not meet its bound, an integer program may.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dasktile.tiling.solve.dominance import pruned
+from dasktile.tiling.solve.milp import integer
+from dasktile.tiling.solve.problem import Problem, Solution, Table
+
+__all__ = ["Problem", "Solution", "solve"]
+
+#: Neighbours beyond which the fill of a variable is taken at its worst instead of counted:
+#: an array that hundreds of nodes read goes last anyway.
+MANY = 12
+
+
+#: Forests that take turns in the descent.
+TURNS = 16
+
+
+@dataclass(slots=True)
+class _Factor:
+    """A table over some variables, in ascending order."""
+
+    scope: tuple[int, ...]
+    table: Table
+
+
+def solve(problem: Problem, width_budget: int, prove: bool = False) -> Solution:
+    """Minimise a problem exactly, or with a bound.
+
+    Parameters
+    ----------
+    problem
+        Unary and pairwise costs; infinite entries are forbidden states.
+    width_budget
+        Entries that one table may have.
+    prove
+        Try harder where that is too little, which may take seconds.
+    """
+    found = _eliminated(problem, width_budget)
+    if found.exact or not prove:
+        return found
+    fewer = pruned(problem)
+    if any(len(left) < len(costs) for left, costs in zip(fewer.left, problem.unary, strict=True)):
+        again = _eliminated(fewer.problem, width_budget)
+        found = _better(found, replace(again, states=fewer.restored(again.states)))
+    if found.exact:
+        return found
+    start = [
+        int(np.argmax(left == state)) if state in left else 0
+        for left, state in zip(fewer.left, found.states, strict=True)
+    ]
+    program = integer(fewer.problem, start)
+    if program is None:
+        return found
+    return _better(found, replace(program, states=fewer.restored(program.states)))
+
+
+def _better(one: Solution, other: Solution) -> Solution:
+    """The cheaper of two assignments, with the better of their bounds."""
+    cheaper = other if other.cost < one.cost else one
+    bound = max(one.bound, other.bound)
+    return replace(cheaper, bound=min(bound, cheaper.cost), exact=_meets(cheaper.cost, bound))
+
+
+def _meets(cost: float, bound: float) -> bool:
+    return cost <= bound or math.isclose(cost, bound, rel_tol=1e-12, abs_tol=1e-9)
+
+
+def _eliminated(problem: Problem, width_budget: int) -> Solution:
+    """Minimise by elimination, with buckets split where tables would be too large."""
+    counts = [len(costs) for costs in problem.unary]
+    order = _elimination_order(len(counts), problem.pairwise, counts)
+    buckets: list[list[_Factor]] = [[] for _ in counts]
+    position = {variable: step for step, variable in enumerate(order)}
+    constant = 0.0
+
+    def file(factor: _Factor) -> None:
+        nonlocal constant
+        if factor.scope:
+            buckets[min(factor.scope, key=position.__getitem__)].append(factor)
+        else:
+            constant += float(factor.table)
+
+    for variable, costs in enumerate(problem.unary):
+        file(_Factor((variable,), np.asarray(costs, dtype=np.float64)))
+    for (i, j), table in problem.pairwise.items():
+        file(_Factor((i, j), np.asarray(table, dtype=np.float64)))
+
+    split = False
+    for variable in order:
+        groups = _partition(buckets[variable], counts, width_budget)
+        split = split or len(groups) > 1
+        for group in groups:
+            joined = _join(group, counts)
+            axis = joined.scope.index(variable)
+            rest = tuple(other for other in joined.scope if other != variable)
+            file(_Factor(rest, joined.table.min(axis=axis)))
+
+    states = _read_back(order, buckets, counts)
+    if split:
+        states = _descend(problem, states)
+    cost = problem.cost(states)
+    bound = constant if split else cost
+    exact = not split or _meets(cost, constant)
+    return Solution(tuple(states), cost, min(bound, cost), exact)
+
+
+def _elimination_order(
+    count: int, pairs: Mapping[tuple[int, int], Table], counts: Sequence[int]
+) -> list[int]:
+    """Min-fill with ties by table size, then by index.
+
+    Only variables whose neighbourhood changed are scored again, so that long chains are
+    ordered in time linear in their length.
+    """
+    neighbours: list[set[int]] = [set() for _ in range(count)]
+    for i, j in pairs:
+        neighbours[i].add(j)
+        neighbours[j].add(i)
+
+    def score(variable: int) -> tuple[int, float, int]:
+        around = neighbours[variable]
+        fill = len(around) * (len(around) - 1) // 2
+        if len(around) > MANY:
+            return fill, math.inf, variable
+        fill -= sum(len(neighbours[one] & around) for one in around) // 2
+        size = math.prod(float(counts[other]) for other in around) * counts[variable]
+        return fill, size, variable
+
+    current = [score(variable) for variable in range(count)]
+    heap = list(current)
+    heapq.heapify(heap)
+    done = [False] * count
+    order: list[int] = []
+    while heap:
+        entry = heapq.heappop(heap)
+        variable = entry[2]
+        if done[variable] or entry != current[variable]:
+            continue
+        done[variable] = True
+        order.append(variable)
+        around = neighbours[variable]
+        touched = set(around)
+        filled = False
+        for one in around:
+            filled = filled or not around <= neighbours[one] | {one}
+            neighbours[one] |= around
+            neighbours[one] -= {one, variable}
+        for one in around if filled else ():
+            # fill of a second neighbour changes only where two of its own became adjacent
+            touched |= {other for other in neighbours[one] if len(neighbours[other] & around) > 1}
+        for other in sorted(touched):
+            if not done[other]:
+                current[other] = score(other)
+                heapq.heappush(heap, current[other])
+    return order
+
+
+def _partition(
+    factors: Sequence[_Factor], counts: Sequence[int], budget: int
+) -> list[list[_Factor]]:
+    """Group a bucket's factors so that no joined table exceeds the budget."""
+    groups: list[tuple[set[int], list[_Factor]]] = []
+    for factor in sorted(factors, key=lambda factor: (-len(factor.scope), factor.scope)):
+        for scope, members in groups:
+            union = scope | set(factor.scope)
+            if union == scope or math.prod(counts[variable] for variable in union) <= budget:
+                scope |= set(factor.scope)
+                members.append(factor)
+                break
+        else:
+            groups.append((set(factor.scope), [factor]))
+    return [members for _, members in groups]
+
+
+def _join(factors: Sequence[_Factor], counts: Sequence[int]) -> _Factor:
+    """Sum of tables over the union of their variables."""
+    scope = tuple(sorted({variable for factor in factors for variable in factor.scope}))
+    table = np.zeros([counts[variable] for variable in scope])
+    for factor in factors:
+        shape = [counts[v] if v in factor.scope else 1 for v in scope]
+        table += factor.table.reshape(shape)
+    return _Factor(scope, table)
+
+
+def _read_back(
+    order: Sequence[int], buckets: Sequence[Sequence[_Factor]], counts: Sequence[int]
+) -> list[int]:
+    """Walk the elimination backwards, giving every variable its best state."""
+    states = [-1] * len(counts)
+    for variable in reversed(order):
+        costs = np.zeros(counts[variable])
+        for factor in buckets[variable]:
+            index = tuple(
+                slice(None) if other == variable else states[other] for other in factor.scope
+            )
+            costs += factor.table[index]
+        states[variable] = int(np.argmin(costs))
+    return states
+
+
+def _descend(problem: Problem, states: list[int]) -> list[int]:
+    """Descent over trees: give all variables of an induced forest their best states at once.
+
+    Given the others, a forest is solved exactly with tables of one edge.  Forests that
+    start at different variables take turns until none improves.
+    """
+    cost = problem.cost(states)
+    count = len(states)
+    starts = sorted({turn * count // TURNS for turn in range(TURNS)})
+    forests = [_forest(problem, start) for start in starts]
+    stale = turn = 0
+    while stale < len(forests):
+        inside = forests[turn % len(forests)]
+        found = _conditioned(problem, states, inside)
+        turn += 1
+        stale += 1
+        better = problem.cost(found)
+        if better < cost and not _meets(cost, better):
+            states, cost, stale = found, better, 0
+    return states
+
+
+def _forest(problem: Problem, start: int) -> list[int]:
+    """Variables among which there is no cycle, as many as fit, taken from `start` on."""
+    count = len(problem.unary)
+    around: list[list[int]] = [[] for _ in range(count)]
+    for i, j in problem.pairwise:
+        around[i].append(j)
+        around[j].append(i)
+    tree = list(range(count))
+
+    def root(variable: int) -> int:
+        while tree[variable] != variable:
+            tree[variable] = tree[tree[variable]]
+            variable = tree[variable]
+        return variable
+
+    inside = [False] * count
+    for step in range(count):
+        variable = (start + step) % count
+        roots = [root(other) for other in around[variable] if inside[other]]
+        if len(set(roots)) == len(roots):
+            inside[variable] = True
+            for other in roots:
+                tree[other] = variable
+    return [variable for variable in range(count) if inside[variable]]
+
+
+def _conditioned(problem: Problem, states: Sequence[int], inside: Sequence[int]) -> list[int]:
+    """The best states of some variables, given those of the others."""
+    position = {variable: at for at, variable in enumerate(inside)}
+    unary = [np.array(problem.unary[variable], dtype=np.float64) for variable in inside]
+    pairwise = {}
+    for (i, j), table in problem.pairwise.items():
+        if i in position and j in position:
+            pairwise[position[i], position[j]] = table
+        elif i in position:
+            unary[position[i]] += table[:, states[j]]
+        elif j in position:
+            unary[position[j]] += table[states[i]]
+    largest = max((table.size for table in pairwise.values()), default=1)
+    best = _eliminated(Problem(unary, pairwise), largest).states
+    found = list(states)
+    for variable, state in zip(inside, best, strict=True):
+        found[variable] = state
+    return found

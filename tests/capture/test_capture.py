@@ -1,0 +1,526 @@
+"""What capture makes of dask arrays: kinds, roles and maps, and reasons where it declines."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.capture.base import ArrayInfo, Captured, Verbatim
+from dasktile.capture.highlevel import capture, capture_graph, describable
+from dasktile.capture.rules.blockwise import Contract, Map
+from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
+from dasktile.capture.user_kernels import lookup, register_kernel
+from dasktile.ir import AxisMap, Kind, Label, Node, Role, output_chunks, validate
+
+FREE, REDUCE, WHOLE, PINNED = Role.FREE, Role.REDUCE, Role.WHOLE, Role.PINNED
+
+
+def caught(*arrays: da.Array) -> Captured:
+    """Capture, and check what must hold of every program."""
+    found = capture(arrays)
+    validate(found.program)
+    assert len(found.kernels) == len(found.program.nodes)
+    for node in found.program.nodes:
+        assert node.pinned == bool(node.reason)
+        assert output_chunks(node, [label.cuts for label in node.labels]) == node.chunks
+    return found
+
+
+def last(array: da.Array) -> tuple[Node, object]:
+    found = caught(array)
+    assert found.program.outputs == (len(found.program.nodes) - 1,)
+    return found.program.nodes[-1], found.kernels[-1]
+
+
+def ops(array: da.Array) -> list[str]:
+    return [node.op for node in caught(array).program.nodes]
+
+
+def roles(node: Node) -> list[Role]:
+    return [label.role for label in node.labels]
+
+
+x = da.ones((6, 8), chunks=(2, 4))
+y = da.ones((8, 4), chunks=(4, 2))
+small = da.from_array(np.arange(48).reshape(6, 8), chunks=(3, 4))
+
+
+class TestSources:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            da.ones((5, 6), chunks=(2, 3)),
+            da.zeros(7, chunks=3, dtype="i4"),
+            da.full((4, 4), 2.5, chunks=2),
+            da.empty((4, 4), chunks=2),
+            da.ones_like(x, dtype="f4"),
+            da.ones((), dtype=int),
+        ],
+    )
+    def test_uniform_arrays_can_be_made_in_any_tiles(self, array: da.Array) -> None:
+        node, kernel = last(array)
+        assert node.kind is Kind.SOURCE and isinstance(kernel, Create)
+        assert node.labels == tuple(Label(sum(c), FREE, c) for c in array.chunks)
+        assert not node.edges
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            da.arange(3, 20, 4, chunks=2),
+            da.arange(10, 0, -3, chunks=2),
+            da.arange(9, chunks=4, dtype="f4"),
+            da.arange(100, chunks=30, dtype="u1"),
+        ],
+    )
+    def test_whole_numbers_are_counted_anew(self, array: da.Array) -> None:
+        node, kernel = last(array)
+        assert node.kind is Kind.SOURCE and isinstance(kernel, Read)
+        assert kernel.getter is take_range
+        whole = kernel.getter(kernel.array, (slice(0, array.shape[0]),), **kernel.kwargs)
+        np.testing.assert_array_equal(whole, array.compute(), strict=True)
+        part = kernel.getter(kernel.array, (slice(1, 3),), **kernel.kwargs)
+        np.testing.assert_array_equal(part, array.compute()[1:3], strict=True)
+
+    @pytest.mark.parametrize(
+        "array", [da.arange(0, 3, 0.1, chunks=7), da.linspace(0, 1, 9, chunks=4)]
+    )
+    def test_fractions_keep_their_chunks(self, array: da.Array) -> None:
+        node, _ = last(array)
+        assert node.kind is Kind.OPAQUE and "rounded" in node.reason
+
+    @pytest.mark.parametrize("offset", [-7, -2, 0, 1, 3, 20])
+    def test_identity_matrix(self, offset: int) -> None:
+        array = da.eye(7, chunks=3, M=5, k=offset)
+        node, kernel = last(array)
+        if node.kind is Kind.SOURCE:
+            assert isinstance(kernel, Read) and kernel.getter is take_eye
+            part = kernel.getter(kernel.array, (slice(1, 6), slice(2, 5)), **kernel.kwargs)
+            np.testing.assert_array_equal(part, np.eye(7, 5, offset)[1:6, 2:5], strict=True)
+        else:
+            assert abs(offset) > 5
+
+    def test_numpy_array_is_found_whole(self) -> None:
+        data = np.arange(30.0).reshape(5, 6)
+        node, kernel = last(da.from_array(data, chunks=(2, 4)))
+        assert node.kind is Kind.SOURCE and isinstance(kernel, InMemory)
+        np.testing.assert_array_equal(kernel.array, data)
+
+    def test_numpy_array_in_one_block(self) -> None:
+        node, kernel = last(da.from_array(np.arange(4), chunks=-1))
+        assert isinstance(kernel, InMemory) and kernel.array.shape == node.shape == (4,)
+
+    def test_blocks_of_different_arrays_are_resident(self) -> None:
+        node, kernel = last((x + 1).persist(scheduler="sync"))
+        assert node.kind is Kind.OPAQUE and node.resident
+        assert kernel == Verbatim((node.name,))
+        assert "in memory" in node.reason
+
+    def test_overlapping_views_are_no_array(self) -> None:
+        data = np.arange(8.0)
+        name = "swapped"
+        graph = HighLevelGraph.from_collections(
+            name, {(name, 0): data[4:], (name, 1): data[:4]}, dependencies=()
+        )
+        node, _ = last(da.Array(graph, name, ((4, 4),), dtype=data.dtype))
+        assert node.kind is Kind.OPAQUE
+
+    @pytest.mark.parametrize("inline", [False, True])
+    def test_lazy_reads_know_their_store(self, inline: bool) -> None:
+        class Stored:
+            shape, dtype, ndim, chunks = (10, 6), np.dtype("f8"), 2, (4, 6)
+
+            def __getitem__(self, index: object) -> np.ndarray:
+                return np.ones(self.shape)[index]
+
+        store = Stored()
+        array = da.from_array(store, chunks=(5, 3), inline_array=inline)
+        node, kernel = last(array)
+        assert node.kind is Kind.SOURCE and isinstance(kernel, Read)
+        assert kernel.array is store
+        assert node.stored == ((4, 4, 2), (6,))
+        assert kernel.source == (None if inline else f"original-{array.name}")
+
+    def test_locks_are_kept(self) -> None:
+        _, kernel = last(da.from_array(np.ones((4, 4)), chunks=2, lock=True))
+        assert isinstance(kernel, Read) and kernel.kwargs["lock"]
+
+    def test_random_numbers_keep_their_chunks(self) -> None:
+        node, _ = last(da.random.default_rng(0).random((4, 4), chunks=2))
+        assert node.kind is Kind.OPAQUE and "random" in node.reason
+
+
+class TestElementwise:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            x + 1,
+            2 / x,
+            np.sin(x),
+            x.astype("f4"),
+            da.where(x > 1, x, 0),
+            da.clip(x, 0, 1),
+            da.round(x, 2),
+            da.isclose(x, x),
+            da.add(x, x, where=x > 0),
+            da.digitize(x, np.arange(3)),
+            x.map_blocks(np.sin),
+            da.nan_to_num(x),
+            x + small.sum(),
+        ],
+    )
+    def test_functions_of_one_place(self, array: da.Array) -> None:
+        node, kernel = last(array)
+        assert node.kind is Kind.MAP and isinstance(kernel, Map)
+        assert roles(node) == [FREE, FREE]
+        assert len(kernel.positions) == len(node.edges)
+
+    def test_broadcast_axes_are_read_whole(self) -> None:
+        column, row = x[:, :1], x[0]
+        node, _ = last(x + column + row)
+        inner = caught(x + column).program.nodes[-1]
+        assert inner.edges[1].axes == (AxisMap(0), AxisMap(None))
+        assert node.edges[1].axes == (AxisMap(1),)
+
+    def test_array_read_twice_has_two_edges(self) -> None:
+        node, kernel = last(x * x)
+        assert [edge.producer for edge in node.edges] == [0, 0]
+        assert isinstance(kernel, Map) and kernel.positions == (0, 1)
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            x.map_blocks(lambda block: block - block.mean()),
+            x.map_blocks(np.sort),
+            x.map_blocks(lambda block, block_id: block + block_id[0], dtype=float),
+            x.map_blocks(np.add, np.arange(4)),
+            x.map_blocks(np.add, dask.delayed(2)),
+            da.map_blocks(np.digitize, x, x[0], dtype=int),
+            da.map_blocks(np.vectorize(np.dot, otypes=[float], excluded=[1]), x, x, dtype=float),
+            da.frompyfunc(lambda a: a, 1, 1)(x),
+            da.divmod(small, 2)[0].astype("O"),
+        ],
+    )
+    def test_what_may_depend_on_the_block_keeps_its_chunks(self, array: da.Array) -> None:
+        node, kernel = last(array)
+        assert node.kind is Kind.OPAQUE and isinstance(kernel, Verbatim)
+        assert roles(node) == [PINNED, PINNED]
+        assert node.reason
+        assert all(edge.chunks is not None for edge in node.edges)
+
+    def test_blocks_fused_by_dask(self) -> None:
+        array = (small + 1) * 2 - small
+        graph = dask.blockwise.optimize_blockwise(array.__dask_graph__(), keys=[array.name])
+        assert len(graph.layers) == 2
+        info = ArrayInfo(array.name, array.shape, array.dtype, array.chunks)
+        nodes = capture_graph(graph, [info]).program.nodes
+        assert [node.kind for node in nodes] == [Kind.SOURCE, Kind.MAP]
+
+    def test_transpose_names_axes_in_another_order(self) -> None:
+        node, kernel = last(da.ones((2, 3, 4), chunks=2).transpose(2, 0, 1))
+        assert isinstance(kernel, Map)
+        assert node.edges[0].axes == (AxisMap(1), AxisMap(2), AxisMap(0))
+
+    def test_transpose_that_changes_nothing_is_no_node(self) -> None:
+        assert ops(x.transpose(0, 1) + 1) == ["ones_like", "add"]
+
+    def test_broadcast_to(self) -> None:
+        node, _ = last(da.broadcast_to(x[:, :1], (3, 6, 5), chunks=(2, 2, 2)))
+        assert node.labels == tuple(Label(sum(c), FREE, c) for c in node.chunks)
+        assert node.edges[0].axes == (AxisMap(1), AxisMap(None))
+
+    def test_outer(self) -> None:
+        for array in (da.outer(x[0], y[0]), da.add.outer(x[0], y[0])):
+            node, _ = last(array)
+            assert roles(node) == [FREE, FREE]
+            assert [edge.axes for edge in node.edges] == [(AxisMap(0),), (AxisMap(1),)]
+
+
+class TestContractions:
+    @pytest.mark.parametrize("depth", [8, 4, 1])
+    def test_matmul_whatever_its_sums_look_like(self, depth: int) -> None:
+        # one block along the summed axis, one level of sums, several levels
+        a = da.ones((6, 8), chunks=(2, depth))
+        b = da.ones((8, 4), chunks=(depth, 4))
+        node, kernel = last(a @ b)
+        assert node.op == "matmul" and node.kind is Kind.CONTRACT
+        assert roles(node) == [FREE, FREE, REDUCE]
+        assert isinstance(kernel, Contract)
+        assert (kernel.spec, kernel.output) == (((0, 2), (2, 1)), (0, 1))
+        assert node.labels[2].cuts == (depth,) * (8 // depth)
+        assert (node.partial, node.work) == (8.0, 2.0)
+        assert ops(a @ b).count("matmul") == 1 and len(ops(a @ b)) == 3
+
+    def test_batches_are_broadcast(self) -> None:
+        a, b = da.ones((1, 4, 5), chunks=2), da.ones((3, 5, 2), chunks=2)
+        node, kernel = last(a @ b)
+        assert isinstance(kernel, Contract) and kernel.spec == ((None, 1, 3), (0, 3, 2))
+        assert node.edges[0].axes[0] == AxisMap(None)
+
+    def test_vectors(self) -> None:
+        assert "matmul" in ops(x @ y[:, 0])
+        assert "tensordot" in ops(da.vdot(x, x))
+        assert not any(node.pinned for node in caught(x[0] @ y[:, 0]).program.nodes)
+
+    @pytest.mark.parametrize("axes", [1, ((0, 1), (1, 0))])
+    def test_tensordot(self, axes: object) -> None:
+        other = y if axes == 1 else x.T
+        node, _ = last(da.tensordot(x, other, axes=axes))
+        assert node.op == "tensordot" and roles(node).count(REDUCE) == (1 if axes == 1 else 2)
+
+    def test_tensordot_of_negative_axes(self) -> None:
+        left, right = da.ones((3, 4, 5), chunks=2), da.ones((5, 4, 2), chunks=2)
+        _, kernel = last(da.tensordot(left, right, axes=((-1,), (0,))))
+        assert isinstance(kernel, Contract) and kernel.spec == ((0, 1, 4), (4, 2, 3))
+
+    @pytest.mark.parametrize(
+        ("subscripts", "count", "spec", "output"),
+        [
+            ("ij,jk->ki", 2, ((1, 2), (2, 0)), (0, 1)),
+            ("ij,jk", 2, ((0, 2), (2, 1)), (0, 1)),
+            ("ij->ji", 1, ((1, 0),), (0, 1)),
+            ("ij->", 1, ((0, 1),), ()),
+        ],
+    )
+    def test_einsum(self, subscripts: str, count: int, spec: object, output: object) -> None:
+        node, kernel = last(da.einsum(subscripts, *(x, y)[:count]))
+        assert node.op == "einsum" and isinstance(kernel, Contract)
+        assert (kernel.spec, kernel.output) == (spec, output)
+
+    def test_repeated_label(self) -> None:
+        _, kernel = last(da.einsum("ii->i", da.ones((4, 4), chunks=2)))
+        assert isinstance(kernel, Contract) and kernel.spec == ((0, 0),)
+
+    def test_products_that_overflow_differently_are_left_alone(self) -> None:
+        narrow = small.astype("i2")
+        for array in (da.tensordot(narrow, narrow.T, 1), (small > 3) @ (small.T > 3)):
+            assert caught(array).program.nodes[-1].kind is not Kind.CONTRACT
+
+
+class TestWholeAxes:
+    def test_fft_needs_its_axis_whole(self) -> None:
+        node, _ = last(da.fft.fft(x.rechunk((2, -1))))
+        assert node.op == "fft" and roles(node) == [FREE, WHOLE]
+        assert node.edges[0].axes == (AxisMap(0), AxisMap(1))
+
+    def test_fft_that_changes_the_length(self) -> None:
+        for array in (
+            da.fft.rfft(x.rechunk((2, -1))),
+            da.fft.fft(x.rechunk((2, -1)), n=10),
+        ):
+            node, _ = last(array)
+            assert roles(node) == [FREE]
+            assert node.out == (AxisMap(0), AxisMap(None))
+
+    def test_fft_of_several_axes(self) -> None:
+        node, _ = last(da.fft.fft2(da.ones((3, 4, 5), chunks=(1, -1, -1))))
+        assert roles(node) == [FREE, WHOLE, WHOLE]
+
+    def test_gufunc(self) -> None:
+        array = da.apply_gufunc(
+            np.cross,
+            "(i),(i)->(i)",
+            da.ones((4, 3), chunks=(2, 3)),
+            da.ones(3),
+            output_dtypes=float,
+        )
+        node, kernel = last(array)
+        assert isinstance(kernel, Map) and roles(node) == [FREE, WHOLE]
+        assert [edge.axes for edge in node.edges] == [(AxisMap(0), AxisMap(1)), (AxisMap(1),)]
+        assert node.out == (AxisMap(0), AxisMap(None))
+
+    @pytest.mark.parametrize("vectorize", [False, True])
+    def test_gufunc_without_core_dimensions_is_a_user_function(self, vectorize: bool) -> None:
+        array = da.apply_gufunc(
+            lambda a: a - np.mean(a), "()->()", x, output_dtypes=float, vectorize=vectorize
+        )
+        kinds = [node.kind for node in caught(array).program.nodes]
+        assert (Kind.OPAQUE in kinds) is not vectorize
+        assert last(da.apply_gufunc(np.sin, "()->()", x, output_dtypes=float))[0].kind is Kind.MAP
+
+    def test_gufunc_with_several_outputs_keeps_its_chunks(self) -> None:
+        first, _ = da.apply_gufunc(lambda a: (a, a), "()->(),()", x, output_dtypes=(float, float))
+        assert last(first)[0].kind is Kind.OPAQUE
+
+    def test_apply_along_axis(self) -> None:
+        node, _ = last(da.apply_along_axis(np.sort, 0, x))
+        assert roles(node) == [FREE, WHOLE]
+        assert node.edges[0].axes == (AxisMap(1), AxisMap(0))
+
+
+class TestRegistry:
+    def test_registered_functions_are_trusted(self) -> None:
+        def scale(block: np.ndarray) -> np.ndarray:
+            return block * 2
+
+        def rank(block: np.ndarray) -> np.ndarray:
+            return block.argsort(-1)
+
+        assert last(x.map_blocks(scale))[0].pinned
+        assert register_kernel(scale, elementwise=True) is scale
+        assert roles(last(x.map_blocks(scale))[0]) == [FREE, FREE]
+        register_kernel(rank, whole_axes=-1)
+        assert roles(last(x.rechunk((2, -1)).map_blocks(rank))[0]) == [FREE, WHOLE]
+        # what was cut along its whole axis has a meaning of its own
+        assert last(x.map_blocks(rank))[0].pinned
+
+    def test_halo_is_kept(self) -> None:
+        def smooth(block: np.ndarray) -> np.ndarray:
+            return block
+
+        register_kernel(smooth, halo={0: 2})
+        use = lookup(smooth)
+        assert use is not None and use.halo == {0: 2}
+
+    def test_wrong_arguments(self) -> None:
+        with pytest.raises(TypeError, match="callable"):
+            register_kernel(3, elementwise=True)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="exactly one"):
+            register_kernel(np.sort)
+        with pytest.raises(ValueError, match="exactly one"):
+            register_kernel(np.sort, elementwise=True, whole_axes=0)
+        with pytest.raises(ValueError, match="negative"):
+            register_kernel(np.sort, halo={0: -1})
+        with pytest.raises(ValueError, match=r"whole_axes must be different axes, got \[1, 1\]"):
+            register_kernel(np.sort, whole_axes=[1, 1])
+        for wrong in (1, None, "yes", np.True_):
+            with pytest.raises(TypeError, match="elementwise must be True or False, got "):
+                register_kernel(np.sort, elementwise=wrong)  # type: ignore[arg-type]
+        for axes in ("0", 1.0, None, [0, "1"], True, {0: 1}):
+            with pytest.raises(TypeError, match="whole_axes must be an integer or several"):
+                register_kernel(np.sort, whole_axes=axes)  # type: ignore[arg-type]
+        for halo in (2, [1], {0: 1.5}, {"x": 1}, {0: True}):
+            with pytest.raises(TypeError, match="halo must be a dict of integers"):
+                register_kernel(np.sort, halo=halo)  # type: ignore[arg-type]
+        assert lookup(np.sort) is None
+
+    def test_reasons_say_what_to_do(self) -> None:
+        def smooth(block: np.ndarray) -> np.ndarray:
+            return block + block.mean()
+
+        node, _ = last(x.map_blocks(smooth))
+        assert node.reason == (
+            "user function smooth may depend on its block; dasktile.register_kernel says if not"
+        )
+        wanted = (
+            "its function smooth in map_overlap may depend on its block; "
+            "dasktile.register_kernel(smooth, halo=...) says how far it looks"
+        )
+        for boundary in ("none", "reflect"):
+            program = caught(x.map_overlap(smooth, depth=1, boundary=boundary)).program
+            assert {node.reason for node in program.nodes} == {"", wanted}
+        two = caught(da.map_overlap(lambda a, b: a + b, x, x, depth=1, boundary="none"))
+        assert "register_kernel" not in "".join(node.reason for node in two.program.nodes)
+        register_kernel(smooth, halo={0: 2})
+        found = caught(x.map_overlap(smooth, depth=1, boundary="none"))
+        assert "not for this depth" in found.program.nodes[-1].reason
+        found = caught(x.map_overlap(smooth, depth=2, boundary="none"))
+        assert not any(node.reason for node in found.program.nodes)
+
+
+class TestWalk:
+    def test_rechunks_vanish(self) -> None:
+        found = caught(x.rechunk(3) + y.sum(), x.rechunk((6, 1)))
+        assert [node.op for node in found.program.nodes].count("ones_like") == 2
+        assert found.program.outputs == (2 + 1, 0)
+
+    def test_opaque_nodes_say_which_chunks_they_need(self) -> None:
+        wide = x.rechunk((3, 8))
+        found = caught(wide.map_blocks(lambda block: block))
+        node, kernel = found.program.nodes[-1], found.kernels[-1]
+        assert node.edges[0].chunks == ((3, 3), (8,))
+        assert kernel == Verbatim((node.name,), (wide.name,))
+
+    def test_layers_that_are_no_arrays_go_with_their_reader(self) -> None:
+        offset = dask.delayed(np.float64)(3)
+        array = x.map_blocks(np.add, offset)
+        kernel = last(array)[1]
+        assert isinstance(kernel, Verbatim)
+        assert kernel.layers == (offset.key, array.name)
+
+    def test_unknown_chunks_go_with_their_reader(self) -> None:
+        found = caught(small[small > 5].sum())
+        assert found.program.nodes[-1].kind is Kind.OPAQUE
+        layers = [kernel.layers for kernel in found.kernels if isinstance(kernel, Verbatim)]
+        assert any(len(names) > 1 for names in layers)
+        assert any(node.op == "array" for node in found.program.nodes)
+
+    def test_output_of_unknown_chunks(self) -> None:
+        array = small[small > 5]
+        assert not describable(array) and describable(small)
+        with pytest.raises(ValueError, match="unknown chunk sizes"):
+            capture([array])
+
+    def test_annotated_layers_are_left_alone(self) -> None:
+        with dask.annotate(priority=3):
+            array = x + 1
+        assert last(array)[0].reason == "the layer is annotated"
+
+    def test_optimised_graphs_are_left_alone(self) -> None:
+        (array,) = dask.optimize((small + 1).sum(axis=0))
+        node, kernel = last(array)
+        assert node.kind is Kind.OPAQUE and kernel == Verbatim((array.name,))
+
+    @pytest.mark.parametrize("array", [x[:0] + 1, small.astype("O") + 1])
+    def test_what_cannot_be_cut_freely(self, array: da.Array) -> None:
+        assert last(array)[0].kind is Kind.OPAQUE
+
+    def test_masked_arrays_are_left_alone(self) -> None:
+        assert "MaskedArray" in last(da.ma.masked_greater(x, 1) + 1)[0].reason
+
+    def test_what_dask_describes_wrongly_is_set_right(self) -> None:
+        found = caught(-da.from_array(np.arange(12.0), chunks=4).topk(3))
+        assert [node.shape for node in found.program.nodes] == [(12,), (3,), (3,)]
+        places = caught(da.from_array(np.arange(12.0), chunks=4).argtopk(3) + 1)
+        assert places.program.nodes[-2].dtype == "int64"
+
+    def test_a_recogniser_that_fails_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(view: object, name: str) -> None:
+            raise KeyError("oops")
+
+        monkeypatch.setattr("dasktile.capture.highlevel.RECOGNISERS", (broken,))
+        node, _ = last(x)
+        assert node.kind is Kind.OPAQUE and "KeyError" in node.reason
+
+    def test_deep_graphs(self) -> None:
+        array = x
+        for _ in range(1500):
+            array = array + 1
+        assert len(caught(array).program.nodes) == 1501
+
+    def test_order_does_not_depend_on_names(self) -> None:
+        def build(prefix: str) -> da.Array:
+            parts = [da.from_array(np.ones(4), chunks=2, name=f"{prefix}{k}") for k in "bca"]
+            return da.map_blocks(lambda a, b, c: a, *parts, name=f"{prefix}-out", dtype=float)
+
+        for prefix in ("p", "q"):
+            nodes = caught(build(prefix)).program.nodes
+            assert [node.name for node in nodes] == [
+                f"{prefix}b",
+                f"{prefix}c",
+                f"{prefix}a",
+                f"{prefix}-out",
+            ]
+
+    def test_several_outputs_share_nodes(self) -> None:
+        shared = x + 1
+        found = caught(shared * 2, shared, shared * 2)
+        assert found.program.outputs == (2, 1, 2)
+
+
+def test_programs_do_not_depend_on_names():
+    def shape_of(run: int) -> list[object]:
+        names = [f"{'xyz'[(k + run) % 3]}{run}" for k in range(3)]
+        a, b, c = (da.from_array(np.ones((6, 6)), chunks=2, name=name) for name in names)
+        low = da.linalg.lu(a @ b)[0]
+        y = da.concatenate([low, c, c.T])
+        arrays = [da.stack([y, y * 2, y[::-1]]).map_blocks(lambda block: block), low.sum()]
+        nodes = capture(arrays).program.nodes
+        return [
+            (node.kind, node.shape, node.labels, [(e.producer, e.axes) for e in node.edges])
+            for node in nodes
+        ]
+
+    assert shape_of(0) == shape_of(1) == shape_of(2)

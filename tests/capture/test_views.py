@@ -1,0 +1,629 @@
+"""Layers that only move elements: what is read off them, and what is written again."""
+
+from __future__ import annotations
+
+import cProfile
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.capture import user_kernels as registry
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Same
+from dasktile.capture.highlevel import capture
+from dasktile.capture.rules.reshapes import Repeat, Reshape, groups
+from dasktile.capture.rules.stencils import Stencil
+from dasktile.capture.rules.views import RECOGNISERS, Gather, Join, Take
+from dasktile.ir import (
+    AxisMap,
+    Edge,
+    Kind,
+    Label,
+    Node,
+    Program,
+    Role,
+    TiledProgram,
+    Tiling,
+    bounds,
+    output_chunks,
+    validate,
+    windows,
+)
+from dasktile.lower.emit import Emission, emit
+from dasktile.lower.reshard import conversion, normal
+from dasktile.lower.writer import lower
+
+
+def recognise(array: da.Array) -> Found | Same | None:
+    return recognise_layer(GraphView(array.__dask_graph__()), array.name)
+
+
+def recognise_layer(view: GraphView, name: str) -> Found | Same | None:
+    for recogniser in RECOGNISERS:
+        answer = recogniser(view, name)
+        if answer is not None:
+            return answer
+    return None
+
+
+def random_cuts(rng: random.Random, size: int, most: int = 4) -> tuple[int, ...]:
+    places = rng.sample(range(1, size), min(size - 1, rng.randrange(most)))
+    edges = [0, *sorted(places), size]
+    return tuple(b - a for a, b in itertools.pairwise(edges))
+
+
+def node_of(view: GraphView, name: str, found: Found) -> tuple[Node, list[ArrayInfo]]:
+    """The node of a recognised layer, checked as part of a program of its own."""
+    sources = [view.array(read.layer) for read in found.inputs]
+    assert all(source is not None for source in sources)
+    infos = [source for source in sources if source is not None]
+    new = view.array(name)
+    assert new is not None
+    nodes = [
+        Node(
+            i.name, "", Kind.SOURCE, (), (AxisMap(None),) * len(i.shape), i.shape, "f8", 8, i.chunks
+        )
+        for i in infos
+    ]
+    node = Node(
+        name,
+        found.op,
+        found.kind,
+        found.labels,
+        found.out,
+        new.shape,
+        str(new.dtype),
+        new.dtype.itemsize,
+        new.chunks,
+        tuple(Edge(n, read.axes) for n, read in enumerate(found.inputs)),
+    )
+    validate(Program((*nodes, node), (len(nodes),)))
+    cut = output_chunks(node, [label.cuts for label in node.labels])
+    if isinstance(found.kernel, Reshape):
+        # possibly more coarsely than the graph
+        for mine, theirs in zip(cut, new.chunks, strict=True):
+            assert set(bounds(mine)) <= set(bounds(theirs))
+    else:
+        assert cut == new.chunks
+    return node, infos
+
+
+def written(
+    view: GraphView, name: str, found: Found, rng: random.Random
+) -> tuple[np.ndarray, list[tuple[int, ...]]]:
+    """A recognised layer written for random tiles, and computed."""
+    node, infos = node_of(view, name, found)
+    cuts = tuple(
+        label.cuts if label.role is Role.WHOLE else random_cuts(rng, label.size)
+        for label in node.labels
+    )
+    tiling = Tiling((), (), cuts, output_chunks(node, cuts))
+    tasks = {}
+    for layer in view.graph.layers.values():
+        tasks.update(dict(layer))
+    for extra in infos:
+        assert extra.name in view.graph.layers
+    numbers = itertools.count()
+
+    def fetch(edge: int, wanted: tuple, shares: object = None) -> str:
+        layer = f"fetched-{next(numbers)}"
+        for axis, size in zip(wanted, infos[edge].shape, strict=True):
+            for window in axis:
+                inside = range(*window)
+                assert len(inside), window
+                assert 0 <= inside[0] < size and 0 <= inside[-1] < size, (window, size)
+        source, chunks = infos[edge].name, infos[edge].chunks
+        tasks.update(conversion(layer, layer, source, chunks, normal(wanted)))
+        return layer
+
+    if getattr(found.kernel, "fetches", False):
+        inputs = ("",) * len(infos)
+    else:
+        inputs = tuple(
+            fetch(
+                number,
+                tuple(
+                    windows(axis, None if axis.label is None else cuts[axis.label], size)
+                    for axis, size in zip(edge.axes, info.shape, strict=True)
+                ),
+            )
+            for number, (edge, info) in enumerate(zip(node.edges, infos, strict=True))
+        )
+    emission = Emission(node, tiling, f"{name}-dasktile-0", inputs, fetch, view.graph)
+    emitted = emit(found.kernel, emission)
+    for layer in emitted.layers.values():
+        tasks.update(dict(layer))
+    keys = [(emission.name, *place) for place in np.ndindex(*map(len, tiling.chunks))]
+    blocks = np.empty(tuple(map(len, tiling.chunks)), dtype=object)
+    for key, value in zip(keys, dask.get(tasks, keys), strict=True):
+        expected = tuple(sizes[b] for sizes, b in zip(tiling.chunks, key[1:], strict=True))
+        assert value.shape == expected
+        # what is left of an array without axes is a scalar, in dask as well
+        assert isinstance(value, (np.ndarray, np.generic) if not expected else np.ndarray)
+        blocks[key[1:]] = value
+    result = np.block(blocks.tolist()) if blocks.ndim else blocks[()]
+    return np.asarray(result).reshape(node.shape), [tuple(map(len, cuts))]
+
+
+def check(array: da.Array, expected: np.ndarray, rng: random.Random, least: int = 1) -> None:
+    """Every view layer of an array gives, in any tiles, what dask gives."""
+    view = GraphView(array.__dask_graph__())
+    views = 0
+    for name in view.graph._toposort_layers():
+        answer = recognise_layer(view, name)
+        info = view.array(name)
+        if isinstance(answer, Same):
+            old = view.array(answer.layer)
+            assert old is not None and info is not None and old.shape == info.shape
+            views += 1
+            dask_says = computed(view, name, info)
+            np.testing.assert_array_equal(computed(view, old.name, old), dask_says)
+        elif answer is not None:
+            assert info is not None
+            views += 1
+            result, _ = written(view, name, answer, rng)
+            np.testing.assert_array_equal(result, computed(view, name, info))
+    assert views >= least, [type(layer).__name__ for layer in view.graph.layers.values()]
+    np.testing.assert_array_equal(array.compute(scheduler="sync"), expected)
+
+
+def computed(view: GraphView, name: str, info: ArrayInfo) -> np.ndarray:
+    array = da.Array(view.graph, name, info.chunks, dtype=info.dtype)
+    return np.asarray(array.compute(scheduler="sync", optimize_graph=False))
+
+
+def data(shape: tuple[int, ...]) -> np.ndarray:
+    return np.arange(math.prod(shape), dtype="i8").reshape(shape)
+
+
+def source(rng: random.Random, shape: tuple[int, ...]) -> tuple[np.ndarray, da.Array]:
+    values = data(shape)
+    chunks = tuple(random_cuts(rng, size) for size in shape)
+    return values, da.from_array(values, chunks=chunks)
+
+
+@pytest.fixture(params=range(5))
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.param)
+
+
+SINGLE = {
+    "slice": lambda x: x[2:9, 1:],
+    "steps": lambda x: x[1::3, ::2],
+    "backwards": lambda x: x[::-1, 8:2:-2],
+    "integer": lambda x: x[3],
+    "integers": lambda x: x[3, -1],
+    "new axes": lambda x: x[None, :, None],
+    "all at once": lambda x: x[None, 5, ::-2],
+    "take": lambda x: x[[1, 5, 3, 3, 0, 11, 7]],
+    "take of one": lambda x: x[:, [4, 4, 4]],
+    "take in order": lambda x: x[[0, 1, 2, 5, 6, 7, 10]],
+    "evenly spaced take": lambda x: x[[1, 4, 7, 10]],
+    "mask": lambda x: x[np.array([1, 0, 0, 1, 1, 0, 1, 1, 0, 1, 0, 1], dtype=bool)],
+    "transpose": lambda x: x.T,
+    "roll": lambda x: np.roll(x, 3, axis=0),
+    "roll back": lambda x: np.roll(x, -4, axis=1),
+    "flip": lambda x: np.flip(x, axis=1),
+    "rotate": lambda x: np.rot90(x),
+    "squeeze": lambda x: np.squeeze(x[4:5], axis=0),
+    "expand": lambda x: np.expand_dims(x, 1),
+    "broadcast": lambda x: np.broadcast_to(x, (3, 12, 10)),
+    "broadcast one row": lambda x: np.broadcast_to(x[4:5], (6, 10)),
+    "move": lambda x: np.moveaxis(x, 0, -1),
+    "swap": lambda x: np.swapaxes(x, 0, 1),
+    "repeat": lambda x: np.repeat(x, 3, axis=1),
+    "tile": lambda x: np.tile(x, (2, 3)),
+    "pad with zeros": lambda x: np.pad(x, 2, mode="constant"),
+    "pad with edges": lambda x: np.pad(x, ((1, 2), (3, 0)), mode="edge"),
+    "pad around": lambda x: np.pad(x, 3, mode="wrap"),
+    "pad by reflection": lambda x: np.pad(x, 3, mode="reflect"),
+    "concatenate": lambda x: np.concatenate([x[:5], x[::-1], x[7:]]),
+    "concatenate across": lambda x: np.concatenate([x, x[:, 3:4], x], axis=1),
+    "stack": lambda x: np.stack([x, x[::-1], x], axis=1),
+    "stack the same": lambda x: np.stack([x, x]),
+    "block": lambda x: np.block([[x, x[:, :3]], [x[:4], x[:4, 7:]]]),
+    "delete": lambda x: np.delete(x, 4, axis=0),
+    "insert": lambda x: np.insert(x, 4, 7, axis=0),
+    "ravel": lambda x: x.reshape(-1),
+    "split an axis": lambda x: x.reshape(2, 6, 10),
+    "split both": lambda x: x.reshape(3, 4, 5, 2),
+    "reshape with ones": lambda x: x.reshape(1, 12, 1, 10, 1),
+    "atleast": lambda x: np.atleast_3d(x),
+}
+
+
+@pytest.mark.parametrize("operation", SINGLE)
+def test_views_in_any_tiles_equal_numpy(operation: str, rng: random.Random) -> None:
+    values, array = source(rng, (12, 10))
+    function = SINGLE[operation]
+    with dask.config.set({"array.slicing.split-large-chunks": False}):
+        check(function(array), np.asarray(function(values)), rng)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_indices(seed: int) -> None:
+    rng = random.Random(seed)
+    shape = tuple(rng.randrange(1, 14) for _ in range(rng.randrange(1, 4)))
+    values, array = source(rng, shape)
+    index: list[object] = []
+    taken = False
+    for size in shape:
+        kind = rng.choice(["slice", "slice", "integer", "new", "take"])
+        if kind == "integer":
+            index.append(rng.randrange(-size, size))
+        elif kind == "take" and not taken:
+            taken = True
+            index.append([rng.randrange(size) for _ in range(rng.randrange(1, 8))])
+        else:
+            if kind == "new":
+                index.append(None)
+            step = rng.choice([1, 1, 2, 3, -1, -2])
+            a, b = sorted(rng.sample(range(size + 1), 2)) if size > 1 else (0, 1)
+            index.append(
+                slice(a, b, step) if step > 0 else slice(b - 1, a - 1 if a else None, step)
+            )
+    if taken:
+        # NumPy moves axes where integers and lists are apart; dask does not, and cannot
+        # compute a list together with a new axis
+        index = [i for i in index if i is not None]
+        index = [slice(i, i + 1 or None) if isinstance(i, int) else i for i in index]
+    check(array[tuple(index)], values[tuple(index)], rng, least=0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_reshapes(seed: int) -> None:
+    rng = random.Random(seed)
+    factors = [rng.choice([1, 2, 2, 3, 4]) for _ in range(5)]
+
+    def merged() -> tuple[int, ...]:
+        shape = [1]
+        for factor in factors:
+            if rng.random() < 0.5:
+                shape.append(factor)
+            else:
+                shape[-1] *= factor
+        return tuple(shape)
+
+    old, new = merged(), merged()
+    values, array = source(rng, old)
+    try:
+        reshaped = array.reshape(new)
+    except NotImplementedError:
+        pytest.skip("dask cannot")
+    check(reshaped, values.reshape(new), rng, least=0)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_joins(seed: int) -> None:
+    rng = random.Random(seed)
+    ndim = rng.randrange(1, 4)
+    shape = [rng.randrange(1, 9) for _ in range(ndim)]
+    axis = rng.randrange(ndim)
+    pairs = []
+    for _ in range(rng.randrange(2, 6)):
+        if pairs and rng.random() < 0.2:
+            pairs.append(rng.choice(pairs))
+            continue
+        if seed % 2:
+            shape[axis] = rng.randrange(1, 9)
+        pairs.append(source(rng, tuple(shape)))
+    values, arrays = zip(*pairs, strict=True)
+    check(da.concatenate(arrays, axis=axis), np.concatenate(values, axis=axis), rng)
+    if not seed % 2:
+        check(da.stack(arrays, axis=axis), np.stack(values, axis=axis), rng)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_long_takes(seed: int) -> None:
+    rng = random.Random(seed)
+    values, array = source(rng, (60, 4))
+    index = [rng.randrange(60) for _ in range(rng.randrange(2, 150))]
+    if seed % 3 == 0:
+        index.sort()
+    check(array[index], values[index], rng)
+    mask = np.array([rng.random() < 0.4 for _ in range(60)])
+    mask[7] = True
+    check(array[mask], values[mask], rng)
+    permutation = rng.sample(range(60), 60)
+    check(array.shuffle([permutation[:20], permutation[20:]], axis=0), values[permutation], rng)
+
+
+def test_rechunk_is_the_same_array(rng: random.Random) -> None:
+    _, array = source(rng, (12, 10))
+    again = array.rechunk((5, 3))
+    if again.name != array.name:
+        assert recognise(again) == Same(array.name)
+
+
+def test_what_each_view_becomes() -> None:
+    x = da.from_array(data((12, 10)), chunks=(4, 5))
+    found = recognise(x[1::3, ::-1])
+    assert isinstance(found, Found) and found.kernel == Gather((0, 1))
+    assert found.inputs[0].axes == (AxisMap(0, 1, 3), AxisMap(1, 9, -1))
+    assert [label.cuts for label in found.labels] == [(1, 2, 1), (5, 5)]
+    assert found.op == "getitem" and found.kind is Kind.VIEW
+
+    found = recognise(x[3])
+    assert isinstance(found, Found) and found.kernel == Gather((1,))
+    assert found.inputs[0].axes == (AxisMap(1, 3), AxisMap(0))
+    assert found.labels[1] == Label(1, Role.WHOLE, (1,))
+
+    y = da.from_array(data((8, 10)) + 1, chunks=(4, 5))
+    found = recognise(da.concatenate([x, y]))
+    assert isinstance(found, Found) and isinstance(found.kernel, Join)
+    assert [read.axes[0] for read in found.inputs] == [AxisMap(0), AxisMap(0, -12)]
+
+    found = recognise(da.stack([x, x + 1]))
+    assert isinstance(found, Found) and isinstance(found.kernel, Join)
+    assert [read.axes for read in found.inputs] == [(AxisMap(1), AxisMap(2))] * 2
+    assert [read.within for read in found.inputs] == [(0, 0, 1), (0, 1, 2)]
+
+    found = recognise(x[[5, 1, 4]])
+    assert isinstance(found, Found) and isinstance(found.kernel, Take)
+    assert found.inputs[0].axes == (AxisMap(2, 1, 1, 5), AxisMap(1))
+
+    found = recognise(da.repeat(x[:4], 2, axis=0))
+    assert isinstance(found, Found)
+
+
+def test_pieces_of_a_join_are_read_within_their_range() -> None:
+    x = da.from_array(data((12, 10)), chunks=(4, 5))
+    program = capture([da.stack([x, x + 1, x * 2], axis=1)]).program
+    node = program.nodes[-1]
+    label = node.out[1].label
+    assert [edge.within for edge in node.edges] == [(label, k, k + 1) for k in range(3)]
+
+    def within(array: da.Array) -> list[tuple[int, int, int] | None]:
+        return [edge.within for edge in capture([array]).program.nodes[-1].edges]
+
+    # the array's own ends bound what is read
+    assert within(da.concatenate([x, x + 1])) == [None, None]
+    assert within(da.roll(x, 5, axis=0)) == [None, None]
+    # they do not
+    row = da.ones((1, 10), chunks=(1, 5))
+    assert within(da.concatenate([x, row, row + 1])) == [None, (0, 12, 13), (0, 13, 14)]
+    wide = da.broadcast_to(da.arange(10, chunks=5), (3, 10)) + 0.0
+    assert within(da.concatenate([x, wide])) == [None, None]
+
+
+@pytest.mark.parametrize("join", [da.stack, da.concatenate])
+def test_capture_is_linear_in_the_number_of_arrays(join: Callable[..., da.Array]) -> None:
+    def calls(count: int) -> int:
+        random = da.random.default_rng(0)
+        arrays = [random.random((4, 2), chunks=(2, 2)) for _ in range(count)]
+        profile = cProfile.Profile()
+        joined = join(arrays)
+        profile.runcall(capture, [joined])
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(400) < 5 * calls(100)
+
+
+def test_reshapes_loop_over_the_coarser_axis() -> None:
+    x = da.from_array(data((8, 6)), chunks=(4, 3))
+    found = recognise(x.reshape(48))
+    assert isinstance(found, Found) and found.kernel == Reshape((8, 6), (48,))
+    assert found.inputs[0].axes == (AxisMap(0), AxisMap(None))
+    assert found.out == (AxisMap(0, 0, 6, 6),)
+
+    found = recognise(x.reshape(2, 4, 6))
+    assert isinstance(found, Found)
+    assert found.inputs[0].axes == (AxisMap(0, 0, 4, 4), AxisMap(1))
+    assert found.out == (AxisMap(0), AxisMap(None), AxisMap(1))
+
+
+def test_a_reshape_cut_within_its_loop_is_cut_more_coarsely(rng: random.Random) -> None:
+    values = data((16, 12, 4))
+    x = da.from_array(values, chunks=(1, 6, 4))
+    y = x.reshape(-1)
+    assert y.chunks == ((24,) * 32,)
+    found = recognise(y)
+    assert isinstance(found, Found) and found.labels == (Label(16, Role.FREE, (1,) * 16),)
+    check(y, values.reshape(-1), rng)
+    assert recognise(da.from_array(values, chunks=(1, 1, 4)).reshape(-1)) is None
+    few = da.from_array(data((2, 12, 4)), chunks=(1, 6, 4))
+    assert recognise(few.reshape(-1)) is None
+
+
+def test_groups_of_axes() -> None:
+    assert groups((8, 6), (48,)) == [((0, 1), (0,))]
+    assert groups((4, 1, 6, 5), (2, 2, 30, 1)) == [((0,), (0, 1)), ((2, 3), (2,))]
+    assert groups((1, 1), (1,)) == []
+
+
+def test_blockwise_reshape_is_no_reshape() -> None:
+    x = da.from_array(data((4, 4, 4)), chunks=(2, 2, 2))
+    assert recognise(da.reshape_blockwise(x, (4, 16))) is None
+
+
+def test_repeat_widens_its_axis() -> None:
+    x = da.from_array(data((4, 6)), chunks=(4, 3))
+    view = GraphView(da.repeat(x, 2, axis=0).__dask_graph__())
+    kinds = [recognise_layer(view, name) for name in view.graph.layers]
+    assert any(isinstance(k, Found) and k.kernel == Repeat(0, 2) for k in kinds)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.map_blocks(lambda block: block[::-1]),
+        lambda x: x.map_blocks(np.sort),
+        lambda x: x + 1,
+        lambda x: x.sum(axis=0),
+        lambda x: x.vindex[[0, 1], [2, 3]],
+        lambda x: da.random.random((4, 4), chunks=2),
+        lambda x: da.from_delayed(dask.delayed(np.ones)(3), (3,), float),
+        lambda x: x,
+    ],
+)
+def test_what_is_no_view_is_left_alone(make: object) -> None:
+    x = da.from_array(data((6, 5)), chunks=(4, 3))
+    assert recognise(make(x)) is None  # type: ignore[operator]
+
+
+def test_an_unknown_function_is_never_run() -> None:
+    def spy(block: object) -> object:
+        raise AssertionError("run during capture")
+
+    x = da.from_array(data((6, 5)), chunks=(4, 3))
+    name = "spied"
+    tasks = {(name, *place): (spy, (x.name, *place)) for place in np.ndindex(*x.numblocks)}
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x])
+    assert recognise(da.Array(graph, name, x.chunks, dtype=x.dtype)) is None
+
+
+def test_a_block_that_is_out_of_line_is_no_view() -> None:
+    x = da.from_array(data((6, 6)), chunks=(3, 3))
+    name = "swapped"
+    tasks = {(name, *place): (x.name, *place) for place in np.ndindex(2, 2)}
+    tasks[(name, 0, 1)], tasks[(name, 1, 1)] = (x.name, 1, 1), (x.name, 0, 1)
+    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[x])
+    assert recognise(da.Array(graph, name, x.chunks, dtype=x.dtype)) is None
+
+
+def test_p2p_rechunk_is_the_same_array() -> None:
+    shuffle = pytest.importorskip("distributed.shuffle._rechunk")
+    x = da.from_array(data((6, 6)), chunks=(3, 3))
+    again = shuffle.rechunk_p2p(x, ((2, 4), (6,)), threshold=4, block_size_limit=1, balance=False)
+    layers = {type(layer).__name__ for layer in again.__dask_graph__().layers.values()}
+    assert "P2PRechunkLayer" in layers
+    same = recognise(again)
+    assert isinstance(same, Same)
+    if same.layer != x.name:
+        assert recognise_layer(GraphView(again.__dask_graph__()), same.layer) == Same(x.name)
+
+
+def test_large_layers_are_looked_through_quickly() -> None:
+    x = da.ones((1000, 1000), chunks=(25, 25))
+    y = x.rechunk((40, 40))
+    view = GraphView(y.__dask_graph__())
+    start = time.perf_counter()
+    assert recognise_layer(view, y.name) == Same(x.name)
+    assert time.perf_counter() - start < 5
+
+
+# --- map_overlap -----------------------------------------------------------------------
+
+
+def smooth(block: np.ndarray, weight: int = 1) -> np.ndarray:
+    padded = np.pad(block, ((2, 2), (1, 1)), mode="edge")
+    rows, columns = block.shape
+    return sum(
+        (weight + i) * padded[i : i + rows, j : j + columns] for i in range(5) for j in range(3)
+    )
+
+
+@pytest.fixture
+def registered() -> Iterator[None]:
+    registry.register_kernel(smooth, halo={0: 2, -1: 1})
+    yield
+    registry._registered.pop(id(smooth))
+
+
+@pytest.mark.parametrize("boundary", ["none", "reflect", "periodic", 7, {0: "none", 1: "nearest"}])
+def test_registered_stencils(registered: None, boundary: object, rng: random.Random) -> None:
+    values = data((20, 14))
+    chunks = (rng.choice([(20,), (9, 11), (5, 5, 10)]), rng.choice([(14,), (6, 8), (4, 4, 6)]))
+    x = da.from_array(values, chunks=chunks)
+    y = da.map_overlap(smooth, x, depth={0: 2, 1: 1}, boundary=boundary, weight=3, dtype="i8")
+    found = recognise(y)
+    assert isinstance(found, Found) and isinstance(found.kernel, Stencil)
+    assert [label.role for label in found.labels] == [Role.HALO, Role.HALO]
+    check(y, y.compute(scheduler="sync"), rng)
+    if boundary == "none":
+        np.testing.assert_array_equal(y.compute(scheduler="sync"), smooth(values, 3))
+
+
+def test_asymmetric_depth(registered: None, rng: random.Random) -> None:
+    values, x = source(rng, (20, 14))
+    depth = {0: (2, 3), 1: (4, 1)}
+    y = da.map_overlap(smooth, x, depth=depth, boundary="none", dtype="i8")
+    assert isinstance(recognise(y), Found)
+    check(y, smooth(values), rng)
+
+
+def test_a_depth_below_the_halo_depends_on_the_blocks(registered: None) -> None:
+    x = da.from_array(data((20, 14)), chunks=(10, 7))
+    y = da.map_overlap(smooth, x, depth=1, boundary="none", dtype="i8")
+    assert recognise(y) is None
+
+
+def test_unregistered_stencils_are_left_alone() -> None:
+    x = da.from_array(data((20, 14)), chunks=(10, 7))
+    y = da.map_overlap(smooth, x, depth=2, boundary="none", dtype="i8")
+    assert recognise(y) is None
+
+
+# --- captured, tiled at random, lowered ------------------------------------------------
+
+
+def retiled(array: da.Array, rng: random.Random) -> np.ndarray:
+    captured = capture([array])
+    tilings = []
+    for node in captured.program.nodes:
+        free = not node.pinned
+        cuts = tuple(
+            random_cuts(rng, label.size)
+            if free and label.role in (Role.FREE, Role.HALO)
+            else label.cuts
+            for label in node.labels
+        )
+        chunks = output_chunks(node, cuts) if free else node.chunks
+        tilings.append(Tiling((), (), cuts, chunks))
+    lowered = lower(captured, TiledProgram(captured.program, (), tuple(tilings)))
+    again = da.Array(lowered.graph, lowered.names[0], lowered.chunks[0], dtype=array.dtype)
+    return np.asarray(again.compute(scheduler="sync"))
+
+
+@pytest.mark.parametrize("operation", SINGLE)
+def test_whole_programs_of_views(operation: str, rng: random.Random) -> None:
+    values, array = source(rng, (12, 10))
+    function = SINGLE[operation]
+    expected = np.asarray(function(values * 2)) + 1
+    np.testing.assert_array_equal(retiled(function(array * 2) + 1, rng), expected)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_chains_of_views(seed: int) -> None:
+    rng = random.Random(seed)
+    values, array = source(rng, (8, 12))
+    for _ in range(rng.randrange(2, 7)):
+        name, function = rng.choice(sorted(CHAIN.items()))
+        del name
+        if rng.random() < 0.3:
+            array = array.rechunk(tuple(random_cuts(rng, size) for size in array.shape))
+        values, array = function(values), function(array)
+    np.testing.assert_array_equal(retiled(array, rng), values)
+
+
+CHAIN = {
+    "rows": lambda x: x[1:-1] if x.shape[0] > 4 else x,
+    "even": lambda x: x[:, ::2] if x.shape[1] > 4 else x,
+    "flip": lambda x: np.flip(x, axis=0),
+    "roll": lambda x: np.roll(x, 2, axis=1),
+    "transpose": lambda x: x.T,
+    "double": lambda x: np.concatenate([x, x[::-1] + 1], axis=0) if x.size < 400 else x,
+    "stack": lambda x: np.stack([x, x[:, ::-1]]).reshape(-1, x.shape[1]) if x.size < 400 else x,
+    "take": lambda x: x[[0, -1, 1, 1, 0]] if x.shape[0] > 1 else x,
+    "add": lambda x: x + x[:1],
+    "repeat": lambda x: np.repeat(x, 2, axis=0) if x.size < 400 else x,
+    "flat": lambda x: np.broadcast_to(x.reshape(1, -1), (2, x.size)) if x.size < 200 else x,
+    "sum": lambda x: np.expand_dims(x.sum(axis=0), 0) + x,
+    "pad": lambda x: np.pad(x, 1, mode="edge") if x.size < 400 else x,
+}
+
+
+def test_stencils_in_a_program(registered: None, rng: random.Random) -> None:
+    values, x = source(rng, (20, 14))
+    y = da.map_overlap(smooth, x + 1, depth={0: 2, 1: 1}, boundary="none", dtype="i8")
+    np.testing.assert_array_equal(retiled(y[::-1] * 2, rng), smooth(values + 1)[::-1] * 2)
+    y = da.map_overlap(smooth, x, depth={0: 2, 1: 1}, boundary="periodic", dtype="i8")
+    expected = smooth(np.pad(values, ((2, 2), (1, 1)), mode="wrap"))[2:-2, 1:-1]
+    np.testing.assert_array_equal(retiled(y, rng), expected)

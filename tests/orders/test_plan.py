@@ -1,0 +1,421 @@
+"""Plans of orders and swaps: from collections to collections that run in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import Task
+from dask.delayed import delayed
+from distributed import Client, LocalCluster, WorkerPlugin, wait
+from distributed.utils_test import gen_cluster
+
+import dasktile
+from benchmarks import planned
+from benchmarks.spill_workloads import Run, input_of
+from dasktile.capture.tasks import Tasks, tasks, without_aliases
+from dasktile.cluster.target import Machine, machine
+from dasktile.orders import plan as plans
+from dasktile.orders.apply import renamed
+from dasktile.schedule.taskgraph import Builder
+
+VALUES = np.random.default_rng(0).random((480, 240))
+TILE = 60 * 60 * 8
+
+
+def source(values: np.ndarray = VALUES) -> da.Array:
+    return da.from_array(values, chunks=(60, 60))
+
+
+def product() -> da.Array:
+    x = source() + 1
+    return x @ x.T
+
+
+EXPECTED = (VALUES + 1) @ (VALUES + 1).T
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_remembered() -> None:
+    plans._plans.clear()
+
+
+def test_a_plan_says_what_it_comes_to() -> None:
+    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    assert len(plan.order) == len(set(plan.order)) > 64
+    assert plan.peak <= plan.memory_limit == 20 * TILE
+    moved, (old_in, old_out, seconds) = plan.swap_in_bytes + plan.swap_out_bytes, plan.before
+    assert plan.lower_bound <= moved <= old_in + old_out
+    assert plan.ideal <= plan.makespan <= seconds
+    assert plan.time_bound <= plan.makespan
+    assert json.dumps(plan.to_dict())
+    assert str(plan).startswith(f"{len(plan.order)} tasks in 562 KiB")
+
+
+def test_values_are_the_same_everywhere() -> None:
+    y = dasktile.plan(product(), memory_limit=20 * TILE, workers=1).apply()
+    np.testing.assert_allclose(y.compute(scheduler="sync"), EXPECTED)
+    np.testing.assert_allclose(y.compute(scheduler="threads"), EXPECTED)
+    np.testing.assert_allclose((y + 1).sum(axis=0).compute(), (EXPECTED + 1).sum(axis=0))
+    np.testing.assert_allclose(dask.persist(y)[0].compute(), EXPECTED)
+
+
+def test_several_collections_are_planned_together() -> None:
+    x = source()
+    found = dasktile.plan(x.sum(axis=0), x.mean(), memory_limit=8 * TILE, workers=1)
+    total, mean = found.apply()
+    np.testing.assert_allclose(total.compute(), VALUES.sum(axis=0))
+    np.testing.assert_allclose(mean.compute(), VALUES.mean())
+    np.testing.assert_allclose(dask.compute(total, mean)[1], VALUES.mean())
+
+
+def test_delayed_objects_have_orders_too() -> None:
+    parts = [delayed(np.ones)(1000) for _ in range(4)]
+    whole = delayed(sum)(parts)
+    found = dasktile.plan(whole, memory_limit="1 MB", workers=1)
+    assert found.apply().compute().sum() == 4000
+
+
+def test_what_was_said_of_tasks_is_kept() -> None:
+    with dask.annotate(resources={"GPU": 1}, priority=3):
+        part = delayed(np.ones)(1000)
+    whole = delayed(np.sum)(part)
+    graph = dasktile.plan(whole, memory_limit="1 MB", workers=1).apply().__dask_graph__()
+    layer = graph.layers[part.key]
+    said = {name: values(part.key) for name, values in layer.annotations.items()}
+    assert said["resources"] == {"GPU": 1}
+    assert 2 < said["priority"] <= 3
+    assert -1 < layer.annotations["priority"](whole.key) <= 0
+    assert layer.annotations["resources"](whole.key) is None
+
+
+def test_a_plan_is_of_its_own_expressions() -> None:
+    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    np.testing.assert_allclose(plan.apply(product()).compute(), EXPECTED)
+    with pytest.raises(ValueError, match="is of exactly the expressions"):
+        plan.apply(source() + 5)
+    with pytest.raises(ValueError, match="is of exactly the expressions"):
+        plan.apply(product(), source() + 5)
+    with pytest.raises(ValueError, match="repeat=True is for a TaskGraph"):
+        dasktile.plan(product(), memory_limit=20 * TILE, workers=1, repeat=True)
+
+
+def test_objects_of_several_arrays() -> None:
+    xarray = pytest.importorskip("xarray")
+    dataset = xarray.Dataset({"u": (("a", "b"), source()), "v": (("a",), source().sum(axis=1))})
+    found = dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply()
+    np.testing.assert_allclose(found.v.values, VALUES.sum(axis=1))
+    np.testing.assert_allclose(found.compute().u.values, VALUES)
+    with pytest.raises(TypeError, match=r"apply takes the dask collections.*got int"):
+        dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply(5)
+
+
+def test_keys_are_those_of_no_other_tasks() -> None:
+    plain = product()
+    y = dasktile.plan(plain, memory_limit=20 * TILE, workers=1).apply()
+    usual = set(dask.optimize(plain)[0].__dask_graph__())
+    new = {key for key, node in y.__dask_graph__().items() if isinstance(node, Task)}
+    assert usual.isdisjoint(new) and y.name != plain.name
+    same = dasktile.plan(plain, memory_limit=20 * TILE, workers=1).apply()
+    assert same.name == y.name and dict(same.__dask_graph__()).keys() >= new
+
+
+def test_ordered_arrays_can_be_sent() -> None:
+    y = dasktile.plan(product(), memory_limit=20 * TILE, workers=1).apply()
+    sent = pickle.loads(pickle.dumps(y))
+    assert type(sent) is type(y) and sent.__dask_optimize__ is None
+    np.testing.assert_allclose(sent.compute(), EXPECTED)
+
+
+def test_tiles_and_orders_go_together() -> None:
+    y = dasktile.optimize(product(), workers=1)
+    planned = dasktile.plan(y, memory_limit="40 MB", workers=1).apply()
+    np.testing.assert_allclose(planned.compute(), EXPECTED)
+
+
+def test_the_same_expression_has_the_same_plan_whatever_its_names() -> None:
+    one, other = source(), source(VALUES * 2)
+    first = dasktile.plan(one @ one.T, memory_limit=20 * TILE, workers=1)
+    assert len(plans._plans) == 1
+    second = dasktile.plan(other @ other.T, memory_limit=20 * TILE, workers=1)
+    assert len(plans._plans) == 1 or second.makespan == first.makespan
+    assert second.order != first.order and second.to_dict()["peak"] == first.peak
+
+
+def test_a_plan_can_be_saved(tmp_path: Path) -> None:
+    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    loaded = dasktile.load_plan(plan.save(tmp_path / "plan.json"))
+    assert loaded.to_dict() == plan.to_dict()
+    with pytest.raises(ValueError, match="pass those that it is of"):
+        loaded.apply()
+    np.testing.assert_allclose(loaded.apply(product()).compute(), EXPECTED)
+    with pytest.raises(ValueError, match="are not in these collections"):
+        loaded.apply(source() @ source().T)
+    with pytest.raises(ValueError, match="has no timeline"):
+        loaded.visualize(tmp_path / "plan.svg")
+    for text in ("{}", "[]", "no JSON", '{"version": 1}', '{"version": 1, "order": 3}'):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(ValueError, match="holds no plan"):
+            dasktile.load_plan(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("suffix", ["svg", "png", "html"])
+def test_a_plan_can_be_drawn(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    path = plan.visualize(tmp_path / f"plan.{suffix}")
+    assert path.stat().st_size > 1000
+    text = path.read_bytes()
+    assert plan.visualize(path).read_bytes() == text
+    if suffix == "html":
+        assert b"http://" not in text.split(b"base64,")[0] and b"compute" in text
+    with pytest.raises(ValueError, match=r"must end in .svg.*got 'plan.gif'"):
+        plan.visualize("plan.gif")
+
+
+def test_memory_over_time_is_what_the_simulation_says() -> None:
+    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    taken = [size for _, size in plan._draw().memory]
+    assert min(taken) >= 0
+    assert max(taken) == plan.peak
+
+
+def training() -> Builder:
+    build = Builder()
+    for layer in range(4):
+        build.parameter(f"w{layer}", 100)
+        build.datum(f"a{layer}", 50)
+    for layer in range(4):
+        reads = [f"w{layer}"] + ([f"a{layer - 1}"] if layer else [])
+        build.op(f"forward{layer}", 1.0, reads=reads, writes=[f"a{layer}"])
+    for layer in reversed(range(4)):
+        build.op(f"update{layer}", 1.0, reads=[f"a{layer}"], updates=[f"w{layer}"])
+    return build
+
+
+def test_a_graph_made_by_hand() -> None:
+    graph = training().graph()
+    plan = dasktile.plan(graph, memory_limit=300, device="cuda", repeat=True)
+    assert set(plan.order) == {f"{what}{n}" for what in ("forward", "update") for n in range(4)}
+    with pytest.raises(ValueError, match=r"forward1.* alone"):
+        dasktile.plan(graph, memory_limit=160)
+    with pytest.raises(ValueError, match="memory_limit must be given for a TaskGraph"):
+        dasktile.plan(graph)
+    with pytest.raises(ValueError, match="has no collections"):
+        plan.apply()
+
+
+def test_searches_are_reproducible_and_no_worse() -> None:
+    plain = dasktile.plan(product(), memory_limit=12 * TILE, workers=1)
+    found = dasktile.plan(product(), memory_limit=12 * TILE, workers=1, search_seconds=0.2)
+    assert found.makespan <= plain.makespan
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"memory_limit": "much"}, ValueError, "memory_limit must be.*got 'much'"),
+        ({}, ValueError, "memory_limit must be given"),
+        ({"memory_limit": 10**6, "device": "tpu"}, ValueError, "'host' or 'cuda'; got 'tpu'"),
+        ({"memory_limit": 10**6, "search_seconds": -1}, ValueError, "search_seconds.*got -1"),
+        ({"memory_limit": 10**6, "search_seconds": "1"}, TypeError, "search_seconds.*type str"),
+        ({"memory_limit": 10**6, "seed": "a"}, TypeError, "seed must be a number; got 'a'"),
+        ({"memory_limit": 10**6, "workers": 0}, ValueError, "workers must be.*got 0"),
+        ({"memory_limit": TILE}, ValueError, "memory_limit is 28800 bytes, but operation"),
+    ],
+)
+def test_wrong_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        dasktile.plan(product(), **{"workers": 1, **arguments})
+
+
+def test_what_has_no_tasks() -> None:
+    with pytest.raises(TypeError, match=r"takes dask collections.*got int"):
+        dasktile.plan(1, memory_limit=10**6)
+    with pytest.raises(TypeError, match="got nothing"):
+        dasktile.plan(memory_limit=10**6)
+
+
+def test_tasks_take_as_long_as_they_did() -> None:
+    found = tasks_of(source().sum())
+    took = {name: 3.0 for name in found.names if "sum" in name}
+    plain, slow = Machine(1), Machine(1, durations=lambda: took)
+    times = [plans._graph_of(found, one).time for one in (plain, slow)]
+    named = np.array(["sum" in name for name in found.names])
+    assert named.any() and (times[1][named] == 3.0).all()
+    np.testing.assert_array_equal(times[0][~named], times[1][~named])
+
+
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [("matmul", 1.3), ("k_means_graph", 1.3), ("stencil", 1.3), ("gram_graph", 1), ("mlp", 1)],
+)
+def test_plans_take_less_than_the_usual_order_on_demand(name: str, times: float) -> None:
+    """By the simulation, where memory is too small by 2.25."""
+    workload = planned.several()[name]
+    limit = workload.budget("lazy", "heavy")
+    found: list[dasktile.SchedulePlan] = []
+
+    def keep(*arrays: da.Array) -> list[da.Array]:
+        found.append(dasktile.plan(*arrays, memory_limit=limit, workers=1))
+        return list(arrays)
+
+    workload.run(Run(input_of, keep, lambda array: keep(array)))
+    (plan,) = found
+    old_in, old_out, seconds = plan.before
+    assert seconds >= times * plan.makespan
+    assert old_in + old_out >= plan.swap_in_bytes + plan.swap_out_bytes
+    assert plan.peak <= limit
+
+
+# What tasks make ------------------------------------------------------------------------
+
+
+def tasks_of(array: da.Array) -> Tasks:
+    wanted = list(dask.core.flatten([array.__dask_keys__()]))
+    low = without_aliases(dict(dask.optimize(array)[0].__dask_graph__()), wanted)
+    return tasks(array.__dask_graph__(), low, wanted)
+
+
+def planned_sizes(*arrays: da.Array) -> dict[str, tuple[int, int]]:
+    """Bytes expected and made, by name of task."""
+    wanted = [key for array in arrays for key in dask.core.flatten([array.__dask_keys__()])]
+    low: dict[Any, Any] = {}
+    for one in dask.optimize(*arrays):
+        low.update(one.__dask_graph__())
+    low = without_aliases(low, wanted)
+    graph = dask.highlevelgraph.HighLevelGraph.merge(*(one.__dask_graph__() for one in arrays))
+    found = tasks(graph, low, wanted)
+    made: dict[Any, int] = {}
+
+    class Sizes(dask.callbacks.Callback):
+        def _posttask(self, key: Any, result: Any, *rest: Any) -> None:
+            made[key] = dask.sizeof.sizeof(result)
+
+    with Sizes():
+        dask.get(low, wanted)
+    # what is data already is no task of this scheduler
+    assert set(made) <= set(found.keys)
+    totals: dict[str, tuple[int, int]] = {}
+    for key, size, name in zip(found.keys, found.sizes, found.names, strict=True):
+        if key not in made:
+            continue
+        one, other = totals.get(name, (0, 0))
+        totals[name] = one + size, other + made[key]
+    return totals
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda x: x @ x.T,
+        lambda x: (x - x.mean(axis=0)).T @ x,
+        lambda x: (x * 2).sum(axis=1),
+        lambda x: x.rechunk((480, 20)) + 1,
+        lambda x: dasktile.optimize((x - x.mean(axis=0)).T @ x, workers=4),
+    ],
+)
+def test_sizes_are_known(expression: Any) -> None:
+    totals = planned_sizes(expression(source() + 1))
+    expected, made = map(sum, zip(*totals.values(), strict=True))
+    assert expected == pytest.approx(made, rel=0.05)
+
+
+# On a cluster ---------------------------------------------------------------------------
+
+
+class Recorder(WorkerPlugin):
+    name = "recorder"
+
+    def setup(self, worker: Any) -> None:
+        self.keys: list[Any] = []
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        if finish == "executing":
+            self.keys.append(key)
+
+
+def slowly(block: np.ndarray) -> np.ndarray:
+    time.sleep(0.01)
+    return block
+
+
+def symmetric() -> da.Array:
+    """Tasks that take long enough for a worker to be told what comes next."""
+    x = source(VALUES[:240]).map_blocks(slowly, dtype=float)
+    return (x + x.T).map_blocks(slowly, dtype=float)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_worker_keeps_to_the_order(enabled: bool) -> None:
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs={"memory_limit": 0})
+    async def main(c: Any, s: Any, a: Any) -> None:
+        if enabled:
+            await dasktile.enable(c)
+        await c.register_plugin(Recorder())
+        plan = dasktile.plan(symmetric(), memory_limit=6 * TILE, workers=1)
+        array = c.persist(plan.apply())
+        await wait(array)
+        place = {renamed(key): at for at, key in enumerate(plan.order)}
+        found = [place[key] for key in a.plugins["recorder"].keys if key in place]
+        assert sorted(found) == list(range(len(plan.order)))
+        # a worker that waits to be told what comes next begins what it has been given already
+        late = [abs(at - place) for place, at in enumerate(found)]
+        assert np.median(late) <= 4
+        expected = VALUES[:240] + VALUES[:240].T
+        np.testing.assert_allclose(await c.compute(array), expected)
+
+    main()
+
+
+def test_plans_stand_in_line_with_graphs_of_others() -> None:
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs={"memory_limit": 0})
+    async def main(c: Any, s: Any, a: Any) -> None:
+        await dasktile.enable(c)
+        plan = dasktile.plan(product(), memory_limit=12 * TILE, workers=1)
+        array = c.persist(plan.apply())
+        await wait(array)
+        keys = map(renamed, plan.order)
+        priorities = [s.tasks[key].priority for key in keys if key in s.tasks]
+        assert len(priorities) > 32
+        assert priorities == sorted(priorities)
+        assert {user for user, *_ in priorities} == {0}
+
+    main()
+
+
+def test_a_cluster_says_how_long_tasks_took() -> None:
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        delayed(slowly)(1).compute()
+        assert machine(client).durations()["slowly"] >= 0.01
+        plan = dasktile.plan(
+            delayed(sum)([delayed(slowly)(n) for n in range(5)]),
+            memory_limit="1 MB",
+            workers=client,
+        )
+        assert plan.ideal >= 5 * 0.01
+
+
+def test_a_worker_is_lost_on_the_way() -> None:
+    @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, worker_kwargs={"memory_limit": 0})
+    async def main(c: Any, s: Any, a: Any, b: Any) -> None:
+        await dasktile.enable(c)
+        plan = dasktile.plan(product(), memory_limit=12 * TILE, workers=2)
+        future = c.compute(plan.apply())
+        while not b.data:
+            await asyncio.sleep(0.01)
+        await b.close()
+        np.testing.assert_allclose(await future, EXPECTED)
+
+    main()

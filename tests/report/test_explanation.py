@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+import pickle
+import textwrap
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, TiledProgram, Tiling
+from dasktile.report import explanation as report
+from dasktile.tiling.plan import Plan, Price
+
+SIX = (1000,) * 6
+
+
+def gram(tiled: bool = True) -> Plan:
+    """``y = (noise(x).T @ noise(x))`` with x in column chunks, re-tiled by rows."""
+    i, j, k = AxisMap(0), AxisMap(1), AxisMap(2)
+    x = Node(
+        name="from-zarr-1",
+        op="from-zarr",
+        kind=Kind.SOURCE,
+        labels=(Label(6000, Role.FREE, (6000,)), Label(3000, Role.FREE, (1000,) * 3)),
+        out=(i, j),
+        shape=(6000, 3000),
+        dtype="float64",
+        itemsize=8,
+        chunks=((6000,), (1000,) * 3),
+        stored=((6000,), (1000,) * 3),
+    )
+    noise = Node(
+        name="noise-2",
+        op="map_blocks of a very long function name",
+        kind=Kind.OPAQUE,
+        labels=(),
+        out=(AxisMap(None), AxisMap(None)),
+        shape=(6000, 3000),
+        dtype="float64",
+        itemsize=8,
+        chunks=((6000,), (1000,) * 3),
+        edges=(Edge(0, (AxisMap(None), AxisMap(None)), ((6000,), (1000,) * 3)),),
+        reason="user function in map_blocks",
+    )
+    product = Node(
+        name="sum-3",
+        op="matmul",
+        kind=Kind.CONTRACT,
+        labels=(
+            Label(3000, Role.FREE, (1000,) * 3),
+            Label(3000, Role.FREE, (1000,) * 3),
+            Label(6000, Role.REDUCE, (6000,)),
+        ),
+        out=(i, j),
+        shape=(3000, 3000),
+        dtype="float64",
+        itemsize=8,
+        chunks=((1000,) * 3, (1000,) * 3),
+        edges=(Edge(1, (k, i)), Edge(1, (k, j))),
+        partial=8,
+        work=2,
+    )
+    program = Program((x, noise, product), (2,))
+    tilings = (
+        Tiling((1,), (None,), ((6000,), (1000,) * 3), x.chunks),
+        Tiling((None,), (None,), (), noise.chunks),
+        Tiling((2,), (0,), ((3000,), (3000,), SIX), ((3000,), (3000,))),
+    )
+    after = Price((0, 0, 72_000_000), (144_000_000,) * 1 + (0, 0), (3, 3, 9), (1.0,) * 4, (0, 0, 0))
+    before = Price((0, 0, 1_300_000_000), (432_000_000, 0, 0), (3, 3, 1200), (1.0,) * 4, (0, 0, 0))
+    return Plan(
+        program=program,
+        workers=4,
+        method="exact",
+        before=before,
+        after=after if tiled else before,
+        tiled=TiledProgram(program, (4,), tilings) if tiled else None,
+        lower_bound=70_000_000,
+        proven_optimal=False,
+        reasons=("", noise.reason, ""),
+        verdict="retiled" if tiled else "the input's own chunks cost no more",
+    )
+
+
+def test_table_reads_well() -> None:
+    assert str(report.explanation(gram())) == textwrap.dedent(
+        """\
+        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8 MiB: within 3 %); 15 tasks instead of 1,206
+        reads 137 MiB instead of 412 MiB from storage
+
+           operation                 from  shape         dtype    chunks             tiles                moved      then
+        -----------------------------------------------------------------------------------------------------------------
+        0  from-zarr                       (6000, 3000)  float64  3 of (6000, 1000)  =                      0 B       0 B
+        1  map_blocks of a very lo…  0     (6000, 3000)  float64  3 of (6000, 1000)  =                      0 B       0 B
+        2  matmul                    1     (3000, 3000)  float64  9 of (1000, 1000)  1 of (3000, 3000)  1.2 GiB  68.7 MiB
+
+        chunks kept:
+          1: user function in map_blocks"""  # noqa: E501
+    )
+
+
+def test_says_when_nothing_is_gained() -> None:
+    first, _, why = str(report.explanation(gram(tiled=False))).splitlines()[:3]
+    assert why == "the input's own chunks cost no more"
+    assert first.startswith("4 workers, left as it is: moves 1.2 GiB between workers")
+    assert first.endswith("; 1,206 tasks")
+
+
+def test_nothing_to_tile() -> None:
+    assert str(report.nothing(1, "auto")) == "no dask arrays to tile"
+
+
+def test_outputs_are_shown_in_the_chunks_they_are_handed_over_in() -> None:
+    plan = gram()
+    original = plan.program.nodes[2].chunks
+    assert report.explanation(plan, [original]).nodes[2].chunks_after == original
+    assert report.explanation(plan, [None]).nodes[2].chunks_after == ((3000,), (3000,))
+
+
+def test_numbers_add_up() -> None:
+    found = report.explanation(gram())
+    assert found.bytes_before == sum(node.bytes_before for node in found.nodes)
+    assert found.bytes_after == sum(node.bytes_after for node in found.nodes)
+    assert found.tasks_after == sum(node.tasks_after for node in found.nodes) == 15
+    assert found.read_after == 144_000_000
+
+
+def test_dict_survives_json() -> None:
+    found = report.explanation(gram()).to_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert found["nodes"][1]["reason"] == "user function in map_blocks"
+    assert found["nodes"][2]["chunks_after"] == [[3000], [3000]]
+
+
+def test_explanations_are_values() -> None:
+    found = report.explanation(gram())
+    assert pickle.loads(pickle.dumps(found)) == found
+    assert "3 arrays, 4 workers, " in repr(found)
+    one = report.explanation(replace(gram(), workers=1))
+    assert "1 worker, " in repr(one)
+
+
+def test_html_is_well_formed() -> None:
+    root = ET.fromstring(report.explanation(gram())._repr_html_())
+    assert len(root.findall(".//tbody/tr")) == 3
+
+
+@pytest.mark.parametrize("tiled", [True, False])
+def test_svg_shows_every_array_and_its_bytes(tmp_path: Path, tiled: bool) -> None:
+    path = report.explanation(gram(tiled)).visualize(tmp_path / "x.svg")
+    text = "".join(ET.parse(path).getroot().itertext())
+    for piece in ("from-zarr", "matmul", "(6000, 3000) float64", "user function in map_blocks"):
+        assert piece in text
+    assert ("1.2 GiB → 68.7 MiB" in text) == tiled
+
+
+def test_dot_needs_no_package(tmp_path: Path) -> None:
+    text = report.explanation(gram()).visualize(tmp_path / "x.dot").read_text()
+    assert text.startswith("digraph") and "n1 -> n2" in text
+
+
+def test_unknown_picture_format(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"must end in \.svg.*got .*x\.bmp"):
+        report.explanation(gram()).visualize(tmp_path / "x.bmp")
+
+
+def test_png_without_cairosvg_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
+    with pytest.raises(ImportError, match="cairosvg"):
+        report.explanation(gram()).visualize(tmp_path / "x.png")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 KiB"),
+        (1024, "1.0 KiB"),
+        (12.3 * 2**20, "12.3 MiB"),
+        (1000 * 2**20, "1.0 GiB"),
+        (5 * 2**60, "5242880 TiB"),
+    ],
+)
+def test_bytes_for_people(count: float, text: str) -> None:
+    assert report.format_bytes(count) == text

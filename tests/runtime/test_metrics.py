@@ -1,0 +1,493 @@
+"""What is counted on a cluster, and where it can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, SchedulerPlugin, wait
+
+import dasktile
+from dasktile.runtime.install import disable, enable
+from dasktile.runtime.metrics import Layer, Metrics, WorkerCounts, metrics, owners, short_name
+from dasktile.runtime.scheduler.dashboard import add_page, layer_bars, remove_page
+from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
+from dasktile.runtime.worker.plugin import NAME, OTHER, Summary, TileWorkerPlugin, layer_of
+
+#: Seconds that anything here may take.
+LIMIT = 20
+
+SIZE = 8000
+HASH = "0123456789abcdef" * 2
+
+
+class Stub(SchedulerPlugin):
+    """What the plugin of the scheduler shows of itself."""
+
+    name = NAME
+
+    def __init__(self) -> None:
+        self.predicted: dict[str, int] = {"total-dasktile-1": SIZE}
+        self.errors = 0
+        self.placed = 7
+
+
+class Cluster:
+    """Two workers in this process, a client, and what is installed there."""
+
+    def __init__(self, cluster: LocalCluster, client: Client) -> None:
+        self.client = client
+        self.scheduler = cluster.scheduler
+        self.plugin = Stub()
+        self.on_loop(lambda: self.scheduler.add_plugin(self.plugin))
+        client.register_plugin(TileWorkerPlugin())
+        self.first, self.second = sorted(self.scheduler.workers)
+
+    def on_loop(self, function: Callable[[], Any]) -> Any:
+        async def there() -> Any:
+            return function()
+
+        return self.client.sync(there)
+
+    def get(self, path: str) -> str:
+        url = f"http://127.0.0.1:{self.scheduler.http_server.port}{path}"
+        with urllib.request.urlopen(url, timeout=LIMIT) as answer:
+            assert answer.status == 200
+            return str(answer.read().decode())
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[LocalCluster]:
+    # Or the scheduler drops copies, sooner or later.
+    keep_copies = {"distributed.scheduler.active-memory-manager.start": False}
+    with (
+        dask.config.set(keep_copies),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+    ):
+        yield cluster
+
+
+@pytest.fixture
+def cluster(workers: LocalCluster) -> Iterator[Cluster]:
+    # A client of its own takes with it what a failed test still refers to.
+    with Client(workers) as client:
+        until(lambda: not any(client.run(tasks_known).values()))
+        found = Cluster(workers, client)
+        yield found
+        found.on_loop(lambda: found.scheduler.plugins.pop(NAME))
+
+
+def tasks_known(dask_worker: Any) -> int:
+    return len(dask_worker.state.tasks)
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < deadline, "took too long"
+        time.sleep(0.02)
+
+
+def place(client: Client, name: str, worker: str) -> Any:
+    """An array of `SIZE` bytes that a worker holds."""
+    [future] = client.map(
+        np.ones, [SIZE // 8], key=[(name, 0)], workers=[worker], allow_other_workers=False
+    )
+    wait(future, timeout=LIMIT)
+    return future
+
+
+def total(client: Client, name: str, parts: list[Any], worker: str) -> Any:
+    """Their sum, worked out on a worker."""
+    return client.submit(sum, parts, key=(name, 0), workers=[worker], allow_other_workers=False)
+
+
+def test_counts_what_is_sent(cluster: Cluster) -> None:
+    a = place(cluster.client, "a", cluster.first)
+    b = place(cluster.client, "b", cluster.second)
+    assert metrics(cluster.client).bytes_received == 0
+    c = total(cluster.client, "total-dasktile-1", [a, b], cluster.first)
+    np.testing.assert_array_equal(c.result(timeout=LIMIT), 2)
+    found = metrics(cluster.client)
+    assert found.received == {cluster.first: SIZE, cluster.second: 0}
+    assert found.bytes_received == found.bytes_predicted == SIZE
+    assert (found.tasks, found.placed, found.errors) == (3, 7, 0)
+    # Two of them hold a copy of b.
+    assert found.layers == {
+        "total-dasktile-1": Layer(SIZE, SIZE, 1, SIZE),
+        "a": Layer(0, 0, 1, SIZE),
+        "b": Layer(0, 0, 2, 2 * SIZE),
+    }
+    assert found.workers[cluster.second] == WorkerCounts(0, 1, 1, SIZE)
+    assert not found.missing
+
+
+def test_bytes_belong_to_the_layer_that_waits(cluster: Cluster) -> None:
+    a = place(cluster.client, "a", cluster.first)
+    waiting = [
+        cluster.client.submit(np.negative, a, key=(name, 0), workers=[cluster.second])
+        for name in ("y", "x")
+    ]
+    wait(waiting, timeout=LIMIT)
+    # Both read one copy.  Which of them the second worker hears of first is not said.
+    layers = metrics(cluster.client, reset=True).layers
+    assert sorted((layers["x"].received, layers["y"].received)) == [0, SIZE]
+    # A copy that no task waits for is its own.
+    b = place(cluster.client, "b", cluster.first)
+    cluster.on_loop(
+        lambda: cluster.scheduler.request_acquire_replicas(
+            cluster.second, [b.key], stimulus_id="test"
+        )
+    )
+    until(lambda: metrics(cluster.client).bytes_received)
+    assert metrics(cluster.client).layers["b"].received == SIZE
+
+
+def test_first_of_the_layers_that_wait() -> None:
+    def task(key: object, state: str = "waiting", **more: Any) -> Any:
+        fields = {"waiters": [], "dependents": [], **more}
+        return SimpleNamespace(key=key, state=state, get_nbytes=lambda: 5, **fields)
+
+    done, late, soon = task(("a", 0), "memory"), task(("c", 0)), task(("b", 1, 2))
+    received = [
+        task(("own", 0), waiters=[done, late, soon]),
+        task(("own", 1), waiters=[done], dependents=[late]),
+        task(("own", 2), waiters=[done], dependents=[done]),
+        task("name-1"),
+    ]
+    tasks = {state.key: state for state in received}
+    plugin = TileWorkerPlugin()
+    worker: Any = SimpleNamespace(metrics={}, state=SimpleNamespace(tasks=tasks))
+    plugin.setup(worker)
+    for key in tasks:
+        plugin.transition(key, "flight", "memory")
+    assert plugin.received == {"b": 5, "c": 5, "own": 5, "name": 5}
+    assert plugin.errors == 0
+    plugin.transition("not there", "flight", "memory")
+    assert plugin.errors == 1
+
+
+def test_reset(cluster: Cluster) -> None:
+    a = place(cluster.client, "a", cluster.first)
+    y = cluster.client.submit(np.sum, a, key="y", workers=[cluster.second])
+    assert y.result(timeout=LIMIT) == SIZE // 8
+    assert metrics(cluster.client, reset=True).bytes_received == SIZE
+    found = metrics(cluster.client)
+    assert (found.bytes_received, found.bytes_predicted, found.tasks, found.placed) == (0, 0, 0, 0)
+    assert found.layers["a"] == Layer(0, 0, 2, 2 * SIZE)
+
+
+def test_says_so_where_nothing_is_enabled(cluster: Cluster) -> None:
+    cluster.on_loop(lambda: cluster.scheduler.plugins.pop(NAME))
+    try:
+        with pytest.raises(RuntimeError, match=r"dasktile\.enable\(client\)"):
+            metrics(cluster.client)
+    finally:
+        cluster.on_loop(lambda: cluster.scheduler.add_plugin(cluster.plugin))
+
+
+def test_asynchronous_client(cluster: Cluster) -> None:
+    async def main() -> Metrics:
+        async with Client(cluster.scheduler.address, asynchronous=True, set_as_default=False) as c:
+            found = await metrics(c)
+            assert isinstance(found, Metrics)
+            return found
+
+    found = asyncio.run(asyncio.wait_for(main(), LIMIT))
+    assert set(found.workers) == {cluster.first, cluster.second}
+
+
+def test_counts_what_a_plan_predicts(workers: LocalCluster) -> None:
+    x = np.random.default_rng(0).random((400, 400))
+    a = da.from_array(x, chunks=(100, 400))
+    with Client(workers) as client:
+        enable(client)
+        try:
+            z = dasktile.optimize((a + 1) @ (a - 1), workers=2).persist()
+            wait(z, timeout=LIMIT)
+            found = metrics(client)
+        finally:
+            disable(client)
+        with pytest.raises(RuntimeError, match=r"dasktile\.enable\(client\)"):
+            metrics(client)
+    assert (found.missing, found.errors) == ({}, 0)
+    assert found.placed > 0
+    assert found.bytes_predicted > 0
+    assert found.bytes_received > 0
+    predicted = [layer for layer in found.layers.values() if layer.predicted]
+    assert sum(layer.received for layer in predicted) <= found.bytes_received
+
+
+def test_workers_in_processes() -> None:
+    code = f"""
+import numpy as np
+from distributed import Client, LocalCluster
+from dasktile.runtime.metrics import metrics
+from dasktile.runtime.worker.plugin import TileWorkerPlugin
+from tests.runtime.test_metrics import Stub, place, total
+
+if __name__ == "__main__":
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, memory_limit="1 GiB", dashboard_address=None
+    ) as cluster, Client(cluster) as client:
+        client.register_plugin(Stub())
+        client.register_plugin(TileWorkerPlugin())
+        first, second = sorted(client.run(lambda: None))
+        a = place(client, "a", first)
+        total(client, "total-dasktile-1", [a], second).result(timeout={LIMIT})
+        found = metrics(client)
+        assert found.received == {{first: 0, second: {SIZE}}}, found
+        client.unregister_worker_plugin("dasktile")
+        found = metrics(client)
+        assert found.missing == {{first: "without the plugin", second: "without the plugin"}}, found
+        assert not client.run(lambda dask_worker: "dasktile" in dask_worker.metrics)[first]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=2 * LIMIT)
+
+
+def test_as_text_and_numbers() -> None:
+    name = f"matmul-dasktile-2x2-{HASH}"
+    found = Metrics(
+        {"tcp://<1>": WorkerCounts(1024, 3, 2, 4096), "tcp://2": WorkerCounts()},
+        {name: Layer(1024, 2048, 2, 4096)},
+        placed=2,
+        errors=1,
+        missing={"tcp://3": "without the plugin"},
+    )
+    assert str(found).splitlines() == [
+        "2 workers received 1.0 KiB from each other, predicted 2.0 KiB; 3 tasks, 2 placed",
+        "errors inside dasktile: 1, see the logs",
+        "not counted: 1 of 3 workers, without the plugin",
+        "",
+        "layer                       predicted  received  tiles     held",
+        "---------------------------------------------------------------",
+        "matmul-dasktile-2x2-012345    2.0 KiB   1.0 KiB      2  4.0 KiB",
+        "",
+        "worker     tasks  received  tiles     held",
+        "------------------------------------------",
+        "tcp://<1>      3   1.0 KiB      2  4.0 KiB",
+        "tcp://2        0       0 B      0      0 B",
+    ]
+    assert "tcp://&lt;1&gt;" in found._repr_html_()
+    assert json.loads(json.dumps(found.to_dict()))["layers"][name]["predicted"] == 2048
+    many = Metrics({}, {f"layer{number}": Layer(number) for number in range(40)})
+    assert str(many).endswith("and 10 more")
+
+
+def test_names_of_layers() -> None:
+    assert layer_of(("x-1", 0, 0)) == "x-1"
+    assert layer_of("('x-1', 0)") == "x-1"
+    assert layer_of((5, 0)) == "5"
+    assert short_name(f"x-{HASH}") == "x-012345"
+    assert short_name("x-y") == "x-y"
+
+
+def test_steps_belong_to_their_layer() -> None:
+    owner = owners([f"matmul-dasktile-2x2_b9-{HASH}", f"add-{HASH}"])
+    assert owner(f"matmul-partial-dasktile-2x2-{HASH}") == f"matmul-dasktile-2x2_b9-{HASH}"
+    assert owner(f"matmul-partial-dasktile-{HASH}") == f"matmul-dasktile-2x2_b9-{HASH}"
+    assert owner(f"add-{HASH}") == f"add-{HASH}"
+    assert owner(f"retile-dasktile-{HASH[::-1]}") == f"retile-dasktile-{HASH[::-1]}"
+    assert owner("x") == "x"
+
+
+def test_leaves_a_worker_as_it_was() -> None:
+    worker: Any = SimpleNamespace(metrics={"other": 1}, data={}, state=None)
+    plugin = pickle.loads(pickle.dumps(TileWorkerPlugin()))
+    plugin.setup(worker)
+    assert plugin.summary(worker) == {}
+    assert plugin.errors == 1
+    plugin.teardown(worker)
+    assert worker.metrics == {"other": 1}
+
+
+def test_steps_that_are_not_counted_cost_nothing() -> None:
+    plugin = TileWorkerPlugin()
+    calls = []
+    sys.setprofile(lambda frame, event, what: calls.append(event))
+    try:
+        plugin.transition("x", "waiting", "ready")
+    finally:
+        sys.setprofile(None)
+    # the call itself and its end, and that of taking the profile away: nothing is looked up
+    assert calls == ["call", "return", "c_call"]
+
+
+def test_layers_are_bounded() -> None:
+    plugin = TileWorkerPlugin()
+    tasks = {
+        (f"a{number}", 0): SimpleNamespace(waiters=(), dependents=(), get_nbytes=lambda: 1)
+        for number in range(3000)
+    }
+    worker: Any = SimpleNamespace(metrics={}, data={}, state=SimpleNamespace(tasks=tasks, nbytes=0))
+    plugin.setup(worker)
+    for key in tasks:
+        plugin.transition(key, "flight", "memory")
+    assert plugin.errors == 0
+    assert sum(plugin.received.values()) == 3000
+    assert plugin.received[OTHER] > 1000
+    assert len(plugin.received) <= 1000
+    told = plugin.summary(worker)
+    assert (told["received"], len(told["layers"])) == (3000, 32)
+
+
+def test_heartbeats_carry_the_counts(cluster: Cluster) -> None:
+    a = place(cluster.client, "a", cluster.first)
+    y = cluster.client.submit(np.sum, a, key=("y", 0), workers=[cluster.second])
+    wait(y, timeout=LIMIT)
+    state = cluster.scheduler.workers[cluster.second]
+
+    def told() -> Summary:
+        return Summary.of(state.metrics) or Summary()
+
+    until(lambda: told().tasks == 1 and told().tiles == 2 and "y" in told().layers)
+    assert (told().received, told().tasks, told().layers) == (SIZE, 1, {"y": SIZE})
+    assert told().held > SIZE
+    assert Summary.of({}) is None
+    assert Summary.of({NAME: {"received": 3, "newer": 1}}) == Summary(3)
+
+
+# Dashboard --------------------------------------------------------------------------
+
+
+def test_page(cluster: Cluster) -> None:
+    pytest.importorskip("bokeh")
+    from bokeh.client import pull_session
+    from bokeh.models import Plot
+
+    scheduler, plugin = cluster.scheduler, cluster.plugin
+    before = list(scheduler.http_application.applications)
+    a = place(cluster.client, "a", cluster.first)
+    y = cluster.client.submit(np.sum, a, key=("y", 0), workers=[cluster.second])
+    wait(y, timeout=LIMIT)
+    for _ in range(2):  # the second replaces the first
+        assert cluster.on_loop(lambda: add_page(scheduler, plugin))
+    try:
+        assert len(scheduler.http_application.applications) == len(before) + 1
+        assert "data-root-id" in cluster.get("/dasktile")
+        # What a browser shows comes by a websocket.
+        session = pull_session(url=f"http://127.0.0.1:{scheduler.http_server.port}/dasktile")
+        try:
+            assert session.document.title == "Dask: dasktile"
+            titles = [chart.title.text for chart in session.document.select({"type": Plot})]
+            assert any("by layer" in title for title in titles)
+        finally:
+            session.close()
+        assert cluster.get("/status").count('href="dasktile"') == 1
+    finally:
+        cluster.on_loop(lambda: remove_page(scheduler))
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        cluster.get("/dasktile")
+    assert 'href="dasktile"' not in cluster.get("/status")
+    assert scheduler.http_application.applications == before
+    assert plugin.errors == 0
+
+
+def test_what_the_page_shows(cluster: Cluster) -> None:
+    pytest.importorskip("bokeh")
+    from bokeh.document import Document
+
+    from dasktile.runtime.scheduler.dashboard import _Charts
+
+    a = place(cluster.client, "a", cluster.first)
+    y = total(cluster.client, f"total-dasktile-{HASH}", [a], cluster.second)
+    wait(y, timeout=LIMIT)
+    state = cluster.scheduler.workers[cluster.second]
+
+    def told() -> Summary:
+        return Summary.of(state.metrics) or Summary()
+
+    until(lambda: y.key[0] in told().layers and told().tiles == 2)
+    cluster.plugin.predicted = {f"total-dasktile-{HASH}": 2 * SIZE}
+
+    def look() -> _Charts:
+        charts = _Charts(cluster.scheduler, cluster.plugin)
+        add_page(cluster.scheduler, cluster.plugin)
+        charts.update()
+        remove_page(cluster.scheduler)
+        cluster.plugin.predicted = {}
+        charts.update()  # changes nothing any more
+        Document().add_root(charts.root)
+        return charts
+
+    charts = cluster.on_loop(look)
+    assert cluster.plugin.errors == 0
+    assert charts.layer_source.data == {
+        "name": ["total-dasktile-012345"],
+        "predicted": [2 * SIZE],
+        "received": [SIZE],
+        "label": [""],
+    }
+    workers = charts.worker_source.data
+    assert workers["name"] == [cluster.second, cluster.first]
+    assert workers["received"] == [SIZE, 0]
+    assert workers["label"][0] == "tiles: 2"
+    assert charts.layers.y_range.factors == ["total-dasktile-012345"]
+
+
+def test_bars_are_bounded() -> None:
+    bars = layer_bars({f"x{number}": number for number in range(99)}, [Summary(layers={"x1": 500})])
+    assert len(bars) == 40
+    assert list(bars.items())[:2] == [("x1", (1, 500)), ("x98", (98, 0))]
+
+
+def test_no_dashboard_no_page() -> None:
+    scheduler: Any = SimpleNamespace(http_application=SimpleNamespace(applications=[]))
+    plugin = Stub()
+    assert not add_page(scheduler, plugin)
+    remove_page(scheduler)
+    assert plugin.errors == 0
+    assert not add_page(None, plugin)  # type: ignore[arg-type]
+    assert plugin.errors == 1
+
+
+# Prometheus -------------------------------------------------------------------------
+
+
+def test_prometheus(cluster: Cluster) -> None:
+    pytest.importorskip("prometheus_client")
+    scheduler, plugin = cluster.scheduler, cluster.plugin
+    a = place(cluster.client, "a", cluster.first)
+    y = cluster.client.submit(np.sum, a, key=("y", 0), workers=[cluster.second])
+    wait(y, timeout=LIMIT)
+    state = scheduler.workers[cluster.second]
+    until(lambda: "y" in (Summary.of(state.metrics) or Summary()).layers)
+    for _ in range(2):
+        assert add_collector(scheduler, plugin)
+    try:
+        lines = cluster.get("/metrics").splitlines()
+        assert f'dasktile_bytes_received_total{{worker="{cluster.second}"}} {SIZE}.0' in lines
+        assert f"dasktile_bytes_predicted_total {SIZE}.0" in lines
+        assert "dasktile_tasks_placed_total 7.0" in lines
+        assert "dasktile_plugin_errors_total 0.0" in lines
+        plugin.predicted = None  # type: ignore[assignment]
+        text = cluster.get("/metrics")
+        assert "dasktile_bytes" not in text
+        assert "dask_scheduler_workers" in text
+        assert plugin.errors == 1
+    finally:
+        remove_collector(scheduler)
+        remove_collector(scheduler)
+    assert "dasktile_bytes" not in cluster.get("/metrics")
+
+
+def test_without_prometheus_client(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert not add_collector(cluster.scheduler, cluster.plugin)
+    remove_collector(cluster.scheduler)
+    assert cluster.plugin.errors == 0

@@ -1,0 +1,654 @@
+"""What a tier takes it gives back, whatever it is, and nothing is left of it afterwards."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask.sizeof import sizeof
+from distributed.protocol import deserialize, serialize
+
+from dasktile.runtime.tiers import (
+    DEVICES,
+    Disk,
+    Held,
+    Host,
+    Packed,
+    Tier,
+    device,
+    disk,
+    register_device,
+)
+from dasktile.runtime.tiers.host import UNIT, Pool
+from dasktile.testing import emulated
+from dasktile.testing.emulated import (
+    DeviceFullError,
+    EmulatedArray,
+    EmulatedDevice,
+    current,
+    to_device,
+    use,
+)
+
+LIMIT = 30
+CAPACITY = 1 << 26
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedDevice:
+    """The device of this process, for one test."""
+    monkeypatch.setattr(emulated, "_current", [])
+    return use(EmulatedDevice(CAPACITY))
+
+
+# All tiers
+
+
+class Below(Tier):
+    """A disk below a device's host tier, as one tier."""
+
+    name = "below"
+
+    def __init__(self, host: Tier, disk: Disk) -> None:
+        self.host = host
+        self.disk = disk
+
+    def store(self, value: Any) -> Held:
+        packed = self.host.store(value)
+        try:
+            return self.disk.store(packed.content)
+        finally:
+            self.host.free(packed)
+
+    def load(self, held: Held) -> Any:
+        packed = self.disk.load(held)
+        assert type(packed) is Packed
+        return self.host.load(Held(packed, held.size))
+
+    def free(self, held: Held) -> None:
+        self.disk.free(held)
+
+    def close(self) -> None:
+        self.disk.close()
+        self.host.close()
+
+
+class Subject:
+    """A tier, and how to get arrays to the tier above and back."""
+
+    def __init__(self, kind: str, directory: Path, gpu: EmulatedDevice) -> None:
+        self.disk = Disk(str(directory)) if "disk" in kind else None
+        self.host: Host | None = None
+        self.up: Callable[[Any], Any] = lambda value: value
+        if kind in ("host", "disk under host"):
+            self.up = gpu.asarray
+            made = gpu.host()
+        elif kind == "cupy":
+            cupy = pytest.importorskip("cupy")
+            try:
+                cupy.cuda.runtime.getDeviceCount()
+            except cupy.cuda.runtime.CUDARuntimeError:
+                pytest.skip("there is no CUDA device")
+            self.up = partial(cupy.array, order="K")
+            made = device("cupy").host()
+        if kind != "disk":
+            assert isinstance(made, Host)
+            self.host = made
+        tiers = [one for one in (self.host, self.disk) if one is not None]
+        self.tier = Below(*tiers) if len(tiers) == 2 else tiers[0]
+        self.rounded = UNIT if kind == "cupy" else 1000
+
+    def kept(self) -> int:
+        """How many values are kept."""
+        files = len(os.listdir(self.disk.directory)) if self.disk else 0
+        return files + (len(self.host._kept) if self.host else 0)
+
+
+def down(value: Any) -> Any:
+    return value.get() if hasattr(value, "get") else value
+
+
+@pytest.fixture(
+    params=["disk", "host", "disk under host", pytest.param("cupy", marks=pytest.mark.gpu)]
+)
+def subject(
+    request: pytest.FixtureRequest, tmp_path: Path, gpu: EmulatedDevice
+) -> Iterator[Subject]:
+    made = Subject(request.param, tmp_path, gpu)
+    yield made
+    made.tier.close()
+    assert not list(tmp_path.iterdir())
+    assert not made.host or not made.host._kept
+
+
+BASE = np.arange(24000.0).reshape(20, 30, 40)
+RECORDS = np.zeros(50, [("a", "i4"), ("b", "f8", (3,))])
+READ_ONLY = np.arange(7)
+READ_ONLY.flags.writeable = False
+
+ARRAYS = {
+    "C order": BASE,
+    "Fortran order": np.asfortranarray(BASE),
+    "no dimensions": np.array(3.5),
+    "one element": np.ones((1, 1, 1)),
+    "empty": np.empty((0, 3)),
+    "empty inside": np.empty((4, 0, 3), "i2"),
+    "large": np.arange(3_000_000),
+    "bool": BASE > 7,
+    "complex": BASE[0] * 1j,
+    "other byte order": BASE.astype(">i4"),
+}
+#: Views of one array, made where the array is.
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "transposed": lambda x: x.T,
+    "permuted": lambda x: x.transpose(1, 2, 0),
+    "with gaps": lambda x: x[::2, 3:7, ::3],
+    "backwards": lambda x: x[::-1, :, ::-2],
+    "one index": lambda x: x[:, 3],
+    "new axis": lambda x: x[:, None, 5:],
+    "nothing": lambda x: x[:0],
+}
+#: What no device has arrays for.
+OTHERS = {
+    "records": RECORDS,
+    "times": np.arange(5).astype("M8[ns]"),
+    "objects": np.array(["x" * 100, None, {"a": 1}] * 10, dtype=object),
+    "text": np.array(["one", "three"]),
+    "read only": READ_ONLY,
+    "masked": np.ma.masked_greater(np.arange(10.0), 4),
+    "a dict": {"a": 1, ("b", 2): "c" * 1000},
+}
+
+
+def check(found: Any, expected: np.ndarray) -> None:
+    found = down(found)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_come_back(subject: Subject, name: str) -> None:
+    array = ARRAYS[name]
+    if subject.rounded == UNIT and not array.dtype.isnative:
+        pytest.skip("CuPy has no other byte order")
+    held = subject.tier.store(subject.up(array))
+    assert array.nbytes <= held.size <= array.nbytes + subject.rounded
+    assert subject.kept() == 1
+    for _ in range(2):
+        found = subject.tier.load(held)
+        check(found, array)
+        assert found.flags.c_contiguous == array.flags.c_contiguous
+        assert found.flags.f_contiguous == array.flags.f_contiguous
+        found[...] = 1
+    subject.tier.free(held)
+    assert subject.kept() == 0
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_come_back(subject: Subject, name: str) -> None:
+    expected = VIEWS[name](BASE)
+    held = subject.tier.store(VIEWS[name](subject.up(BASE)))
+    assert expected.nbytes <= held.size <= expected.nbytes + subject.rounded
+    found = subject.tier.load(held)
+    check(found, expected)
+    found[...] = 1
+    subject.tier.free(held)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_values_come_back(subject: Subject, name: str) -> None:
+    value = OTHERS[name]
+    held = subject.tier.store({"here": value, "there": [subject.up(BASE)]})
+    assert held.size > BASE.nbytes
+    found = subject.tier.load(held)
+    check(found["there"][0], BASE)
+    found = found["here"]
+    assert type(found) is type(value)
+    if isinstance(value, np.ndarray):
+        assert found.dtype == value.dtype
+        assert str(found.tolist()) == str(value.tolist())
+        assert found.flags.writeable or not value.flags.writeable
+        assert not np.shares_memory(found, value)
+    else:
+        assert found == value
+    subject.tier.free(held)
+
+
+def test_what_is_kept_is_nobody_elses(subject: Subject) -> None:
+    mine = np.arange(1000.0)
+    held = subject.tier.store([subject.up(mine), mine])
+    single = subject.tier.store(subject.up(mine))
+    mine[:] = -1
+    gc.collect()
+    for _ in range(2):
+        for found in (*subject.tier.load(held), subject.tier.load(single)):
+            check(found, np.arange(1000.0))
+            found[:] = 7
+
+
+def test_what_is_freed_is_gone(subject: Subject) -> None:
+    held = subject.tier.store(subject.up(BASE))
+    other = subject.tier.store(subject.up(BASE))
+    subject.tier.free(held)
+    subject.tier.free(held)
+    with pytest.raises((OSError, ValueError)):
+        subject.tier.load(held)
+    subject.tier.free(held)
+    check(subject.tier.load(other), BASE)
+    assert subject.kept() == 1
+
+
+class Stubborn:
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error("cannot be pickled")
+
+
+@pytest.mark.parametrize("error", (TypeError, ValueError, OSError))
+def test_what_cannot_be_kept_leaves_nothing(subject: Subject, error: type[Exception]) -> None:
+    with pytest.raises(Exception, match=r".") as raised:
+        subject.tier.store([subject.up(BASE), Stubborn(error)])
+    # that would say that there is no room
+    assert not isinstance(raised.value, OSError)
+    assert subject.kept() == 0
+
+
+def test_no_room_leaves_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    if subject.disk:
+        write = disk._write
+
+        def full(file: Any, frame: memoryview) -> None:
+            write(file, frame[:5])
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(disk, "_write", full)
+    else:
+
+        def no_memory(value: Any) -> Any:
+            raise MemoryError
+
+        monkeypatch.setattr(subject.tier, "pack", no_memory)
+    with pytest.raises(OSError) as raised:
+        subject.tier.store(subject.up(BASE))
+    assert raised.value.errno in (errno.ENOSPC, errno.ENOMEM)
+    assert subject.kept() == 0
+    monkeypatch.undo()
+
+
+def test_closing_removes_everything(subject: Subject) -> None:
+    held = [subject.tier.store(subject.up(BASE)) for _ in range(3)]
+    assert subject.kept() == 3
+    subject.tier.close()
+    for one in held:
+        with pytest.raises((OSError, ValueError)):
+            subject.tier.load(one)
+        subject.tier.free(one)
+    assert not subject.disk or not os.path.exists(subject.disk.directory)
+    subject.tier.close()
+
+
+def test_four_threads(subject: Subject) -> None:
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        try:
+            kept: list[tuple[np.ndarray, Held]] = []
+            for _ in range(60):
+                value = rng.random(rng.integers(1, 5000))
+                kept.append((value, subject.tier.store(subject.up(value))))
+                if len(kept) > 5:
+                    value, held = kept.pop(rng.integers(5))
+                    check(subject.tier.load(held), value)
+                    subject.tier.free(held)
+            for value, held in kept:
+                check(subject.tier.load(held), value)
+                subject.tier.free(held)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+    assert not errors
+    assert subject.kept() == 0
+
+
+# Disks
+
+
+def test_a_directory_is_private_and_goes_with_its_disk(tmp_path: Path) -> None:
+    one = Disk(str(tmp_path / "made"))
+    assert os.stat(one.directory).st_mode & 0o777 == 0o700
+    one.store(BASE)
+    [name] = os.listdir(one.directory)
+    assert len(name) < 20
+    del one
+    assert not list((tmp_path / "made").iterdir())
+
+
+@pytest.mark.parametrize("size", (0, 100))
+def test_a_file_that_is_cut(tmp_path: Path, size: int) -> None:
+    one = Disk(str(tmp_path))
+    held = one.store(BASE)
+    os.truncate(held.content, size)
+    with pytest.raises(OSError, match="are missing"):
+        one.load(held)
+
+
+def test_compression(tmp_path: Path) -> None:
+    one = Disk(str(tmp_path), "zlib")
+    held = one.store(np.zeros(100_000))
+    assert held.size == os.path.getsize(held.content) < 100_000
+    check(one.load(held), np.zeros(100_000))
+
+
+# Memory of the host
+
+
+def test_packed_values_travel() -> None:
+    packed = Packed({"a": (1, "b")}, [b"abc", bytearray(), memoryview(b"xy")])
+    assert sizeof(packed) == packed.nbytes == 5
+    for found in (deserialize(*serialize(packed)), pickle.loads(pickle.dumps(packed))):
+        assert found.header == packed.header
+        assert [bytes(frame) for frame in found.frames] == [b"abc", b"", b"xy"]
+
+
+def test_no_room_on_the_device(gpu: EmulatedDevice) -> None:
+    host = gpu.host()
+    held = host.store(gpu.asarray(BASE))
+    gpu.capacity = gpu.used + BASE.nbytes - 1
+    with pytest.raises(MemoryError):
+        host.load(held)
+    gpu.capacity += 1
+    check(host.load(held), BASE)
+
+
+def test_blocks_are_used_again() -> None:
+    made = []
+
+    def allocate(size: int) -> Any:
+        if size > 8 * UNIT:
+            raise MemoryError
+        made.append(size)
+        return np.empty(size, np.uint8)
+
+    pool = Pool(allocate, spare=4 * UNIT)
+    block = pool.take(UNIT - 5)
+    assert block.nbytes == UNIT
+    pool.give(block)
+    assert pool.free == UNIT
+    assert pool.take(UNIT) is block
+    assert pool.free == 0
+    pool.give(pool.take(3 * UNIT))
+    pool.give(block)
+    assert pool.free == 4 * UNIT
+    pool.give(pool.take(2 * UNIT))
+    assert pool.free == 2 * UNIT
+    pool.give(pool.take(5 * UNIT))
+    assert pool.free == 0
+    with pytest.raises(MemoryError):
+        pool.take(9 * UNIT)
+    assert made == [size * UNIT for size in (1, 3, 2, 5)]
+
+
+# Devices
+
+
+def test_devices_by_name(gpu: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device("emulated") is gpu
+    with pytest.raises(ValueError, match="name must be one of cupy, emulated, not 'tpu'"):
+        device("tpu")
+    with pytest.raises(ValueError, match="'cupy' already"):
+        register_device("cupy", current)
+    monkeypatch.delitem(DEVICES, "emulated")
+    register_device("emulated", current)
+
+
+def test_devices_are_imported_when_they_are_made() -> None:
+    code = (
+        "import sys, dasktile.runtime.tiers as tiers; "
+        "made = {f'{tiers.__name__}.{name}' for name in ('cuda', 'emulated')}; "
+        "assert not made & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_capacity(gpu: EmulatedDevice) -> None:
+    gpu.capacity = 1000
+    x = gpu.asarray(np.ones(100))
+    with pytest.raises(DeviceFullError, match="no room for 240 bytes on the device: 800 of 1000"):
+        gpu.asarray(np.ones(30))
+    with pytest.raises(MemoryError):
+        x + 1
+    assert gpu.used == gpu.peak == 800
+    y = gpu.asarray(np.ones(25))
+    assert (gpu.used, gpu.peak) == (1000, 1000)
+    del x, y
+    assert (gpu.used, gpu.peak, gpu.total()) == (0, 1000, 1000)
+
+
+def test_who_is_asked_for_room(gpu: EmulatedDevice) -> None:
+    gpu.capacity = 1000
+    kept = [gpu.asarray(np.ones(50)) for _ in range(2)]
+    asked: list[tuple[int, int]] = []
+
+    def make_room(size: int) -> bool:
+        asked.append((size, threading.get_ident()))
+        if kept:
+            kept.pop()
+            return True
+        return False
+
+    gpu.on_full(make_room)
+    x = gpu.asarray(np.ones(80))
+    assert asked == [(640, threading.get_ident())] * len(asked)
+    assert len(kept) == 2 - len(asked) < 2
+    with pytest.raises(DeviceFullError):
+        x * 2
+    assert not kept
+    gpu.on_full(None)
+    with pytest.raises(DeviceFullError):
+        x * 2
+    count = len(asked)
+    with pytest.raises(DeviceFullError):
+        gpu.asarray(np.ones(1000))
+    assert len(asked) == count
+
+
+def test_what_is_freed_is_poisoned(gpu: EmulatedDevice) -> None:
+    x = gpu.asarray(np.ones(10))
+    whole = gpu.asarray(np.arange(10))
+    behind, numbers = x._data, whole._data
+    del x
+    assert np.isnan(behind).all()
+    part = whole[3:5].reshape(2, 1).T
+    del whole
+    assert gpu.used == 80
+    check(part, np.array([[3, 4]]))
+    del part
+    assert gpu.used == 0
+    assert (numbers == -1).all()
+
+
+def test_views_share_memory(gpu: EmulatedDevice) -> None:
+    x = gpu.asarray(BASE)
+    memory = gpu.memory_of(x)
+    assert memory is not None
+    assert memory[1] == BASE.nbytes
+    for view in VIEWS.values():
+        if view(BASE).size:
+            assert gpu.memory_of(view(x)) == memory
+    for other in (x + 0, x.copy(), gpu.asarray(BASE), x[[1, 2]], x[:0]):
+        assert gpu.memory_of(other) != memory
+    assert gpu.memory_of(BASE) is None
+    assert gpu.holds(x)
+    assert gpu.holds({"a": [1, (x,)]})
+    assert not gpu.holds([BASE, "a"])
+    assert sizeof(x[0]) == BASE[0].nbytes
+
+
+def test_copies_are_counted_and_take_time() -> None:
+    slept: list[float] = []
+    gpu = EmulatedDevice(CAPACITY, 1e6, 0.5, clock=lambda: 0.0, sleep=slept.append)
+    x = gpu.asarray(np.ones(1000))
+    assert slept == [0.508]
+    y = x + x
+    y[:100].get()
+    assert slept == [0.508, 0.5008]
+    assert (gpu.copied_up, gpu.copied_down) == (8000, 800)
+
+
+def test_directions_overlap_and_copies_in_one_do_not() -> None:
+    both = threading.Barrier(2)
+    gpu = EmulatedDevice(CAPACITY, sleep=lambda seconds: both.wait(LIMIT), latency=1.0)
+    x = emulated.EmulatedArray(np.ones(5), emulated._Allocation(gpu, np.ones(5), 0))
+    up = threading.Thread(target=gpu.asarray, args=(BASE,))
+    up.start()
+    x.get()
+    up.join(LIMIT)
+
+    inside: list[int] = []
+    most = []
+
+    def alone(seconds: float) -> None:
+        inside.append(1)
+        threading.Event().wait(0.01)
+        most.append(len(inside))
+        inside.pop()
+
+    gpu = EmulatedDevice(CAPACITY, sleep=alone, latency=1.0)
+    threads = [threading.Thread(target=gpu.asarray, args=(BASE,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+    assert most == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "mix",
+    (
+        np.asarray,
+        lambda x: np.ones(3) + x,
+        lambda x: x * np.ones(3),
+        lambda x: np.concatenate([x, np.ones(3)]),
+        lambda x: np.ones(3).__setitem__(slice(None), x),
+        lambda x: x.__setitem__(slice(None), np.ones(3)),
+        lambda x: x.device.asarray(np.array([None])),
+        lambda x: x.astype(object),
+    ),
+)
+def test_nothing_is_copied_by_accident(gpu: EmulatedDevice, mix: Callable[[Any], Any]) -> None:
+    x = gpu.asarray(np.zeros(3))
+    with pytest.raises((TypeError, ValueError)):
+        mix(x)
+    assert gpu.copied_down == 0
+
+
+def test_arrays_as_numpys(gpu: EmulatedDevice) -> None:
+    x = gpu.asarray(BASE)
+    total = x.sum()
+    assert isinstance(total, EmulatedArray)
+    assert (float(total), int(total), bool(total)) == (BASE.sum(), BASE.sum(), True)
+    assert x[0, 0, :2].tolist() == [0, 1]
+    assert len(x) == len(list(x)) == 20
+    assert (x.dtype, x.strides, x.itemsize, x.size) == ("f8", BASE.strides, 8, BASE.size)
+    y = x.copy()
+    y += 1
+    y[0] = 5
+    y[1] = x[2]
+    check(y[:2], np.stack([np.full((30, 40), 5.0), BASE[2]]))
+    check(np.where(x > 5, x, 0), np.where(BASE > 5, BASE, 0))
+    check(np.asarray([1, 2], like=x), np.array([1, 2]))
+    check(x.T.real, BASE.T)
+    check(x.imag, BASE.imag)
+    with pytest.raises(AttributeError, match="no attribute 'tofile'"):
+        x.tofile("x")
+    with pytest.raises(TypeError):
+        x + "a"
+
+
+def test_arrays_travel(gpu: EmulatedDevice) -> None:
+    x = gpu.asarray(BASE).T
+    other = use(EmulatedDevice(CAPACITY))
+    for found in (deserialize(*serialize(x)), pickle.loads(pickle.dumps(x))):
+        check(found, BASE.T)
+        assert found.device is other
+        assert found.flags.f_contiguous
+    assert pickle.loads(pickle.dumps(gpu)) is other
+    with pytest.raises(ValueError, match="use"):
+        gpu.host()
+
+
+EXPRESSIONS: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: x.sum(),
+    "sum of rows": lambda x: x.sum(axis=1, keepdims=True),
+    "mean": lambda x: x.mean(),
+    "mean of columns": lambda x: x.mean(axis=0),
+    "standard deviation": lambda x: x.std(axis=0),
+    "numbers there": lambda x: da.nanmean(x, axis=1),
+    "place of the greatest": lambda x: x.argmax(axis=0),
+    "running sum": lambda x: x.cumsum(axis=0),
+    "standardised": lambda x: (x - x.mean(axis=0)) / x.std(axis=0),
+    "product": lambda x: x @ x.T,
+    "gram": lambda x: x.T @ (x + 1),
+    "tensordot": lambda x: da.tensordot(x, x, axes=([0], [0])),
+    "einsum": lambda x: da.einsum("ij,kj->ik", x, x),
+    "slice": lambda x: x[3:50:2, ::-1],
+    "indices": lambda x: x[[5, 1, 33]],
+    "mask": lambda x: x[x[:, 0] > 0.5],
+    "stack": lambda x: da.stack([x, x + 1]),
+    "concatenate": lambda x: da.concatenate([x, 2 * x], axis=1),
+    "other type": lambda x: (10 * x).astype("i4"),
+    "functions": lambda x: np.exp(-x) + np.maximum(x, 0.5),
+    "where": lambda x: da.where(x > 0.5, x, 0),
+    "rechunk": lambda x: x.rechunk((31, 40)),
+    "reshape": lambda x: x.rechunk((60, 40)).reshape(30, 80),
+    "new axis": lambda x: x[:, None, :] * x[:, :, None],
+    "norm": lambda x: da.linalg.norm(x),
+    "overlap": lambda x: x.map_overlap(lambda block: block * 2, depth=1, boundary="reflect"),
+    "qr": lambda x: abs(da.linalg.qr(x.rechunk((20, 40)))[1]),
+    "singular values": lambda x: da.linalg.svd(x.rechunk((20, 40)))[1],
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+@pytest.mark.parametrize("made", ("from_array", "map_blocks"))
+def test_dask_computes_on_the_device(gpu: EmulatedDevice, name: str, made: str) -> None:
+    array = np.random.default_rng(1).random((60, 40))
+    chunks = (20, 17)
+    if made == "from_array":
+        x = da.from_array(gpu.asarray(array), chunks=chunks, asarray=False)
+    else:
+        x = da.from_array(array, chunks=chunks).map_blocks(to_device, dtype=array.dtype)
+    expression = EXPRESSIONS[name]
+    down_before = gpu.copied_down
+    found = expression(x).compute(scheduler="threads")
+    assert isinstance(found, EmulatedArray)
+    if name not in ("mask", "qr", "singular values"):
+        assert gpu.copied_down == down_before
+    expected = expression(da.from_array(array, chunks=chunks)).compute()
+    assert found.dtype == expected.dtype
+    np.testing.assert_allclose(found.get(), expected, atol=1e-12)
+    del x, found
+    gc.collect()
+    assert gpu.used == 0

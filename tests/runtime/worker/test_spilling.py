@@ -1,0 +1,269 @@
+"""Workers with a store: the same results, fetched before tasks and peers read them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import (
+    Client,
+    Event,
+    LocalCluster,
+    Worker,
+    wait,
+    worker_client,
+)
+
+import dasktile
+from dasktile.runtime.worker.spilling import Spilling
+from dasktile.runtime.worker.store import TileStore
+
+LIMIT = 60
+SIZE = 200_000
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Only results count, not what the test's process takes."""
+    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
+    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
+    with dask.config.set(settings):
+        yield
+
+
+def stores(cluster: LocalCluster) -> list[TileStore]:
+    found = [worker.data for worker in cluster.workers.values()]
+    assert all(isinstance(store, TileStore) for store in found)
+    return found
+
+
+def watched(store: Any) -> list[str]:
+    """Names of the threads that have waited for a value to be read back."""
+    names: list[str] = []
+    fetched = store._fetched
+
+    def fetch(key: Any) -> Any:
+        names.append(threading.current_thread().name)
+        return fetched(key)
+
+    store._fetched = fetch
+    return names
+
+
+@contextmanager
+def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True) -> Iterator[Any]:
+    """A cluster in this process whose workers may hold so many tiles, and its client."""
+    limit = tiles * SIZE
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=f"{limit} B",
+            data=dasktile.worker_data(limit) if stored else None,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        if stored:
+            dasktile.enable(client)
+        yield cluster, client
+
+
+def spilling_of(worker: Worker) -> Spilling:
+    plugin: Any = worker.plugins["dasktile"]
+    found = plugin.plugin.spilling
+    assert isinstance(found, Spilling)
+    return found
+
+
+@pytest.mark.parametrize("threads", (1, 2, 3))
+def test_results_larger_than_memory(quiet: None, threads: int) -> None:
+    with spilling(20, threads=threads, workers=2) as (cluster, client):
+        waited = [watched(store) for store in stores(cluster)]
+        rng = np.random.default_rng(0)
+        X = rng.random((40 * 25, 1000))
+        x = client.persist(da.from_array(X, chunks=(25, 1000)))
+        wait(x, timeout=LIMIT)
+        assert all(store.spilled_total.memory > 0 for store in stores(cluster))
+        np.testing.assert_allclose((x - x.mean(axis=0)).sum().compute(), 0, atol=1e-6)
+        np.testing.assert_allclose((x.T @ x).compute(), X.T @ X)
+        np.testing.assert_array_equal(x.compute(), X)
+        assert not any(waited)
+        for worker in cluster.workers.values():
+            assert spilling_of(worker).errors == 0
+        del x
+        deadline(lambda: not any(map(len, stores(cluster))))
+
+
+def deadline(condition: Any) -> None:
+    done = threading.Event()
+    for _ in range(LIMIT * 50):
+        if condition():
+            return
+        done.wait(0.02)
+    raise AssertionError("not in time")
+
+
+def ways(worker: Worker) -> list[Any]:
+    """What of a worker is replaced."""
+    handlers = [worker.handlers[name] for name in ("get_data", "update_data")]
+    return [worker.data, worker.state.data, worker.execute, worker.gather_dep, *handlers]
+
+
+def test_put_in_and_taken_out(quiet: None) -> None:
+    with spilling(20, threads=2, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        before = ways(worker)
+        X = np.random.default_rng(0).random((40 * 25, 1000))
+        x = client.persist(da.from_array(X, chunks=(25, 1000)))
+        wait(x, timeout=LIMIT)
+        dasktile.enable(client)
+        [store] = stores(cluster)
+        assert len(store) == 40
+        assert not before[0]
+        np.testing.assert_array_equal((x + 1).compute(), X + 1)
+        dasktile.disable(client)
+        assert ways(worker) == before
+        assert len(worker.data) == 40
+        assert not len(store)
+        np.testing.assert_array_equal((x + 1).compute(), X + 1)
+
+
+def test_errors_reach_whoever_asks(quiet: None) -> None:
+    with spilling(2, threads=2) as (cluster, client):
+        [store] = stores(cluster)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(3), pure=False)
+        wait(tiles, timeout=LIMIT)
+        store._engine.wait_all(LIMIT)
+        for held in store.slow.values():
+            store._tiers[0].free(held)
+        results = client.map(np.sum, tiles)
+        wait(results, timeout=LIMIT)
+        states = sorted(result.status for result in results)
+        assert states == ["error", "error", "finished"]
+        assert client.submit(lambda: 5).result(LIMIT) == 5
+
+
+def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
+    def inner(x: np.ndarray) -> float:
+        return float(x.sum())
+
+    def outer(x: np.ndarray, tiles: list[Any]) -> float:
+        with worker_client() as client:
+            sums = client.map(inner, tiles, pure=False)
+            return sum(client.gather(sums)) + float(x[0]) + client.gather(tiles[-1])[0]
+
+    with spilling(3) as (_, client):
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
+        wait(tiles, timeout=LIMIT)
+        found = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
+        assert found == 15 * (SIZE // 8) + 5
+
+
+class _Hidden(list[Any]):
+    """A list that Dask does not look into."""
+
+
+def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
+    def slow(number: int, started: str) -> int:
+        Event(started).wait(LIMIT)
+        return number
+
+    with spilling(20) as (cluster, client):
+        [worker] = cluster.workers.values()
+        uses = spilling_of(worker).uses
+        tiles = client.map(lambda number: np.full(10_000, number), range(4), pure=False)
+        wait(tiles, timeout=LIMIT)
+        keys = [tile.key for tile in tiles]
+        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        # nobody knew of these when the tiles were made
+        first = client.submit(slow, 1, "go", priority=1)
+        sums = client.map(lambda tile, _: float(tile.sum()), tiles, [first] * 4)
+        deadline(lambda: all(abs(uses.of(key)) < math.inf for key in keys))
+        Event("go", client=client).set()
+        assert client.gather(sums) == [10_000 * number for number in range(4)]
+        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        # what the client does not want any more, and no task reads, is about to be removed
+        tile = client.submit(np.full, 10_000, 7.0)
+        reader = client.submit(slow, tile, "later")
+        tile.release()
+        deadline(lambda: uses.of(tile.key) is not None)
+        Event("later", client=client).set()
+        wait(reader, timeout=LIMIT)
+        deadline(lambda: tile.key not in worker.data)
+
+
+def test_workers_that_join_get_the_store(quiet: None) -> None:
+    with spilling(20, stored=False) as (cluster, client):
+        dasktile.enable(client)
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=LIMIT)
+        deadline(lambda: all(isinstance(w.data, TileStore) for w in cluster.workers.values()))
+        dasktile.disable(client)
+        assert not any(isinstance(w.data, TileStore) for w in cluster.workers.values())
+
+
+def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
+    with spilling(20, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        tiles = client.map(lambda number: np.full(10_000, number), range(30), pure=False)
+        wait(tiles, timeout=LIMIT)
+        gate = client.submit(lambda: Event("on").wait(LIMIT), priority=1)
+        sums = client.map(lambda tile, _: float(tile.sum()), tiles, [gate] * 30)
+        dasktile.enable(client)
+        store = worker.data
+        uses = spilling_of(worker).uses
+        # of tasks that were there before
+        deadline(lambda: all(abs(uses.of(tile.key)) < math.inf for tile in tiles))
+        dasktile.enable(client)
+        assert worker.data is store
+        Event("on", client=client).set()
+        assert client.gather(sums) == [10_000 * number for number in range(30)]
+        dasktile.enable(client, prefetch=False)
+        assert worker.data is not store
+        assert len(worker.data) == len(tiles) + len(sums) + 1
+
+
+class Bad:
+    """What can be kept, but not written."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __sizeof__(self) -> int:
+        return 15_000_000
+
+
+def test_results_that_cannot_be_given_back_stay(quiet: None) -> None:
+    with spilling(50, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        dasktile.enable(client)
+        store = worker.data
+        bad = client.submit(Bad)
+        tiles = client.map(lambda number: np.full(10_000, number), range(8), pure=False)
+        wait([bad, *tiles], timeout=LIMIT)
+        dasktile.disable(client)
+        assert worker.data is store
+        assert len(store) == 9
+        assert client.submit(np.sum, tiles[3]).result(LIMIT) == 30_000
+
+
+def test_a_mapping_of_the_user_stays() -> None:
+    with (
+        LocalCluster(
+            n_workers=1, processes=False, dashboard_address=None, memory_limit="1 GB", data=dict
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        dasktile.enable(client)
+        [worker] = cluster.workers.values()
+        assert type(worker.data) is dict
+        assert client.submit(sum, [1, 2]).result(LIMIT) == 3

@@ -1,0 +1,473 @@
+"""Workers that spill get the right results, whatever fails below or around them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, Future, LocalCluster, Worker, wait
+from distributed.utils import RateLimiterFilter
+
+import dasktile
+from dasktile.runtime.tiers import Held
+from dasktile.runtime.worker import store as store_module
+from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.testing import emulated
+from dasktile.testing.emulated import DeviceFullError, EmulatedDevice, to_device, use
+
+LIMIT = 60
+
+#: Seconds within which an error reaches the client, where nothing is to be waited for.
+PROMPT = 15
+
+SIZE = 200_000
+TILES = 10
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Only results count, not what the test's process takes."""
+    memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
+    settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
+    RateLimiterFilter.reset_timer(store_module.logger)
+    with dask.config.set({**settings, "distributed.worker.memory.monitor-interval": "20ms"}):
+        yield
+
+
+@contextmanager
+def spilling(
+    tiles: float = 5,
+    workers: int = 1,
+    threads: int = 1,
+    processes: bool = False,
+    device: float | None = None,
+    **options: Any,
+) -> Iterator[tuple[LocalCluster, Client]]:
+    """A cluster whose workers keep so many tiles in memory, and its client."""
+    limit = int(tiles * SIZE / 0.6) + 2000
+    room = None if device is None else int(device * SIZE) + 2000
+    with (
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=threads,
+            processes=processes,
+            dashboard_address=None,
+            memory_limit=limit,
+            data=dasktile.worker_data(limit, room, device="emulated"),
+            **options,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        dasktile.enable(client)
+        yield cluster, client
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not true():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+def tile(number: int) -> np.ndarray:
+    return np.full(SIZE // 8, float(number))
+
+
+def total(*tiles: Any) -> float:
+    return float(sum(each.sum() for each in tiles))
+
+
+def sums(numbers: range) -> list[float]:
+    return [number * SIZE / 8 for number in numbers]
+
+
+def made(client: Client, make: Callable[[int], Any] = tile, **options: Any) -> list[Future]:
+    tiles = client.map(make, range(TILES), pure=False, **options)
+    wait(tiles, timeout=LIMIT)
+    return tiles
+
+
+def is_right(client: Client, tiles: list[Future]) -> None:
+    found = client.gather(client.map(total, tiles, pure=False))
+    assert found == sums(range(TILES))
+
+
+def store_of(cluster: LocalCluster) -> TileStore:
+    [worker] = cluster.workers.values()
+    assert isinstance(worker.data, TileStore)
+    return worker.data
+
+
+def files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("dasktile-*/*") if path.is_file()]
+
+
+# Workers that go
+
+
+def test_a_worker_is_killed(tmp_path: Path) -> None:
+    local = str(tmp_path)
+    with spilling(2, workers=2, processes=True, local_directory=local) as (_, client):
+        tiles = made(client)
+        until(lambda: len(files(tmp_path)) >= 2)
+        before = client.run(directory)
+        gone = next(iter(before))
+        [process] = client.run(os.getpid, workers=[gone]).values()
+        os.kill(process, signal.SIGKILL)
+        until(lambda: gone not in client.scheduler_info()["workers"])
+        is_right(client, tiles)
+        until(lambda: not os.path.exists(before[gone]))
+        until(lambda: len(client.scheduler_info()["workers"]) == 2)
+        # the new one spills too
+        assert all(path != before[gone] for path in client.run(directory).values())
+    assert not list(tmp_path.rglob("dasktile-*"))
+
+
+def directory(dask_worker: Worker) -> str:
+    store: Any = dask_worker.data
+    return store._tiers[-1].directory
+
+
+def test_a_restart(tmp_path: Path) -> None:
+    with spilling(2, workers=2, processes=True, local_directory=str(tmp_path)) as (_, client):
+        made(client)
+        until(lambda: len(files(tmp_path)) >= 2)
+        before = client.run(directory)
+        client.restart(timeout=LIMIT)
+        after = client.run(directory)
+        assert not set(before.values()) & set(after.values())
+        assert not any(map(os.path.exists, before.values()))
+        tiles = made(client)
+        is_right(client, tiles)
+    assert not list(tmp_path.rglob("dasktile-*"))
+
+
+def test_a_worker_retires() -> None:
+    with spilling(2.5, workers=2) as (cluster, client):
+        counted = made(client, counts)
+        tiles = client.map(tile, range(TILES), pure=False)
+        wait(tiles, timeout=LIMIT)
+        gone = next(worker for worker in cluster.workers.values() if worker.data.slow)
+        path = directory(gone)
+        client.retire_workers([gone.address])
+        until(lambda: len(client.scheduler_info()["workers"]) == 1)
+        is_right(client, tiles)
+        # sent, not made again
+        assert sorted(client.gather(client.map(first, counted))) == list(range(TILES))
+        assert list(range(TILES)) == MADE
+        until(lambda: not os.path.exists(path))
+    MADE.clear()
+
+
+#: What was made by :func:`counts`, in order.
+MADE: list[int] = []
+
+
+def counts(number: int) -> np.ndarray:
+    MADE.append(number)
+    MADE.sort()
+    return tile(number)
+
+
+def first(value: np.ndarray) -> int:
+    return int(value[0])
+
+
+def test_taken_out_and_put_in_while_tiles_are_spilled() -> None:
+    with spilling(2.5, threads=2) as (cluster, client):
+        tiles = made(client)
+        store = store_of(cluster)
+        for _ in range(2):
+            sums = client.map(total, tiles, pure=False)
+            dasktile.disable(client)
+            dasktile.enable(client)
+            assert client.gather(sums) == [number * SIZE / 8 for number in range(TILES)]
+        assert store_of(cluster) is store
+        until(lambda: store.slow)
+        assert store._residency._requests == {}
+        is_right(client, tiles)
+
+
+def test_taken_out_of_workers_that_had_none(tmp_path: Path) -> None:
+    with (
+        LocalCluster(
+            n_workers=1,
+            threads_per_worker=2,
+            processes=False,
+            dashboard_address=None,
+            memory_limit=int(3 * SIZE / 0.6),
+            local_directory=str(tmp_path),
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        [worker] = cluster.workers.values()
+        before = worker.data
+        tiles = made(client)
+        for _ in range(2):
+            sums = client.map(total, tiles, pure=False)
+            dasktile.enable(client)
+            until(lambda: files(tmp_path))
+            dasktile.disable(client)
+            assert worker.data is before
+            assert not files(tmp_path)
+            assert client.gather(sums) == [number * SIZE / 8 for number in range(TILES)]
+
+
+# Disks
+
+
+def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
+    with spilling(2.5) as (cluster, client), caplog.at_level(logging.WARNING):
+        store = store_of(cluster)
+        disk = Limited(store, 2 * SIZE + 2000)
+        tiles = made(client)
+        until(lambda: disk.refused)
+        is_right(client, tiles)
+        assert len(store.fast) >= TILES - 2
+        assert caplog.text.count("Spill to disk failed; keeping data in memory") == 1
+        assert "No space left on device" in caplog.text
+        disk.left = TILES * 2 * SIZE
+        until(lambda: len(store.fast) <= 3)
+        is_right(client, tiles)
+
+
+class Limited:
+    """Gives a store's disk so many bytes."""
+
+    def __init__(self, store: TileStore, left: int) -> None:
+        self.left = left
+        self.refused = 0
+        disk: Any = store._tiers[-1]
+        self._store = disk.store
+        disk.store = self.store
+
+    def store(self, value: Any) -> Held:
+        held = self._store(value)
+        if held.size > self.left:
+            self.refused += 1
+            os.remove(held.content)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.left -= held.size
+        return held
+
+
+def test_no_more_than_may_be_spilled(caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        dask.config.set({"distributed.worker.memory.max-spill": 2 * SIZE + 2000}),
+        spilling(2.5) as (cluster, client),
+        caplog.at_level(logging.WARNING),
+    ):
+        store = store_of(cluster)
+        tiles = made(client)
+        is_right(client, tiles)
+        assert store.spilled_total.disk <= 2 * SIZE + 2000
+        assert len(store.slow) == 2
+        assert caplog.text.count("Spill to disk reached its limit; keeping data in memory") == 1
+        spilled = set(store.slow)
+        for future in tiles[:-3]:
+            future.cancel()
+        del future
+        more = client.map(tile, range(3), pure=False)
+        wait(more, timeout=LIMIT)
+        assert client.gather(client.map(total, more)) == sums(range(3))
+        until(lambda: set(store.slow) - spilled)
+
+
+def test_a_file_that_is_gone() -> None:
+    """The task fails and says why; nothing is made again by itself."""
+    with spilling(2.5, threads=2) as (cluster, client):
+        tiles = made(client)
+        store = store_of(cluster)
+        store._engine.wait_all(LIMIT)
+        lost = set(store.slow) - set(store.fast)
+        for held in store.slow.values():
+            os.remove(held.content)
+        results = client.map(total, tiles, pure=False)
+        wait(results, timeout=LIMIT)
+        for one, result in zip(tiles, results, strict=True):
+            if one.key in lost:
+                with pytest.raises(LostTileError, match="could not be read back: FileNotFound"):
+                    result.result()
+            else:
+                assert result.status == "finished"
+        # who asks for it again, after it was made again, has it
+        [again] = client.map(tile, [0], pure=False)
+        assert client.submit(total, again).result(LIMIT) == 0
+
+
+def test_a_peer_asks_for_what_is_gone() -> None:
+    """To the scheduler it is as a result that is lost: it is made again."""
+    with spilling(2.5, workers=2) as (cluster, client):
+        one, two = cluster.workers.values()
+        tiles = made(client, workers=[one.address], allow_other_workers=True)
+        one.data._engine.wait_all(LIMIT)
+        for held in one.data.slow.values():
+            os.remove(held.content)
+        results = client.map(total, tiles, pure=False, workers=[two.address])
+        assert client.gather(results) == sums(range(TILES))
+
+
+def test_a_client_asks_for_what_is_gone() -> None:
+    with spilling(2.5) as (cluster, client):
+        tiles = made(client)
+        store = store_of(cluster)
+        store._engine.wait_all(LIMIT)
+        for held in store.slow.values():
+            os.remove(held.content)
+        found = client.gather(tiles)
+        assert [total(one) for one in found] == sums(range(TILES))
+
+
+# Values
+
+
+def test_what_cannot_be_pickled(caplog: pytest.LogCaptureFixture) -> None:
+    with spilling(2.5) as (cluster, client), caplog.at_level(logging.ERROR):
+        store = store_of(cluster)
+        stubborn = client.map(with_lock, range(4), pure=False)
+        generated = client.submit(generator, pure=False)
+        wait([*stubborn, generated], timeout=LIMIT)
+        tiles = made(client)
+        for _ in range(2):
+            is_right(client, tiles)
+        assert client.gather(client.map(locked, stubborn)) == sums(range(4))
+        assert client.submit(list, generated).result(LIMIT) == [0, 1, 2]
+        assert {one.key for one in stubborn} <= set(store.fast)
+        for one in stubborn:
+            assert caplog.text.count(f"Failed to serialize {one.key!r}") <= 1
+        assert f"Failed to serialize {stubborn[0].key!r}" in caplog.text
+
+
+def with_lock(number: int) -> Any:
+    return [tile(number), threading.Lock()]
+
+
+def locked(value: Any) -> float:
+    array, lock = value
+    with lock:
+        return total(array)
+
+
+def generator() -> Any:
+    return (number for number in range(3))
+
+
+def add_one(value: np.ndarray) -> float:
+    """Changes what it is given."""
+    value += 1
+    return total(value)
+
+
+@pytest.mark.parametrize("keep_clean", (False, True))
+def test_tasks_that_change_what_they_are_given(keep_clean: bool) -> None:
+    """With the setting off they find what the one before has left, as without spilling."""
+    found = []
+    with (
+        dask.config.set({"dasktile.spill.keep-clean": keep_clean}),
+        spilling(2.5) as (_, client),
+    ):
+        tiles = made(client)
+        for _ in range(3):
+            found.append(client.gather(client.map(add_one, tiles, pure=False)))
+    expected = [sums(range(step, TILES + step)) for step in (1, 2, 3)]
+    # with it on, files are taken to be what they were made of
+    assert (found == expected) != keep_clean
+
+
+# Devices
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], EmulatedDevice]:
+    """Gives the process a device with room for so many tiles."""
+    monkeypatch.setattr(emulated, "_current", [])
+    return lambda tiles: use(EmulatedDevice(int(tiles * SIZE)))
+
+
+def on_device(number: int) -> Any:
+    return to_device(tile(number))
+
+
+def on_device_total(*tiles: Any) -> float:
+    return float(sum(float(each.sum()) for each in tiles))
+
+
+def doubled(value: Any) -> float:
+    """Needs as much room as it is given, for as long as it runs."""
+    return float((value * 2).sum())
+
+
+def test_a_device_smaller_than_what_is_made(
+    device: Callable[[float], EmulatedDevice],
+) -> None:
+    gpu = device(4.5)
+    with spilling(20, threads=2, device=3) as (cluster, client):
+        tiles = made(client, on_device)
+        found = client.gather(client.map(on_device_total, tiles, pure=False))
+        assert found == sums(range(TILES))
+        assert gpu.peak <= gpu.capacity
+        assert store_of(cluster).report()["spilled"]["host"] >= 5 * SIZE
+        tiles.clear()
+    until(lambda: gpu.used == 0)
+
+
+def test_tasks_that_need_room_themselves(device: Callable[[float], EmulatedDevice]) -> None:
+    gpu = device(4.5)
+    # tiles may take all of the device, so that there is room only when some leave
+    with spilling(20, device=4.5) as (_, client):
+        tiles = made(client, on_device)
+        found = client.gather(client.map(doubled, tiles, pure=False))
+        assert found == [2 * one for one in sums(range(TILES))]
+        assert gpu.peak <= gpu.capacity
+
+
+def test_tasks_that_do_not_fit_beside_each_other(
+    device: Callable[[float], EmulatedDevice],
+) -> None:
+    gpu = device(4.5)
+    with spilling(20, threads=3, device=4) as (_, client):
+        tiles = made(client, on_device)
+        trios = [tiles[start : start + 3] for start in range(TILES - 2)]
+        results = [client.submit(on_device_total, *trio, pure=False) for trio in trios]
+        assert client.gather(results) == sums(range(3, 3 * TILES - 3, 3))
+        assert gpu.peak <= gpu.capacity
+
+
+def test_inputs_larger_than_the_device(device: Callable[[float], EmulatedDevice]) -> None:
+    device(4.5)
+    with spilling(20, threads=2, device=4) as (_, client):
+        tiles = made(client, on_device)
+        result = client.submit(on_device_total, *tiles)
+        start = time.monotonic()
+        with pytest.raises(LostTileError, match="no room for 200000 bytes on the device"):
+            result.result(LIMIT)
+        assert time.monotonic() - start < PROMPT
+        # of the others nothing is lost
+        found = client.gather(client.map(on_device_total, tiles, pure=False))
+        assert found == sums(range(TILES))
+
+
+def test_a_task_larger_than_the_device(device: Callable[[float], EmulatedDevice]) -> None:
+    device(4.5)
+    with spilling(20, threads=2, device=4) as (_, client):
+        tiles = made(client, on_device)
+        result = client.submit(too_much, tiles[0])
+        with pytest.raises(DeviceFullError, match="no room for"):
+            result.result(PROMPT)
+        found = client.gather(client.map(on_device_total, tiles, pure=False))
+        assert found == sums(range(TILES))
+
+
+def too_much(value: Any) -> Any:
+    return [value + number for number in range(6)]

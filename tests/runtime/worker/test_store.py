@@ -1,0 +1,487 @@
+"""Results leave memory and come back, and none is lost, stale or leaked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dasktile.runtime.tiers import Disk, Held
+from dasktile.runtime.worker.store import LostTileError, TileStore
+from dasktile.schedule.residency import Settings
+
+LIMIT = 30
+SIZE = 80_000
+
+
+def tile(number: int) -> np.ndarray:
+    return np.full(SIZE // 8, float(number))
+
+
+class Made:
+    """A store with room for some tiles, and its disk."""
+
+    def __init__(self, directory: Path, tiles: float, disk: int | None = None, **options: Any):
+        self.disk = Disk(str(directory))
+        self.store = TileStore([self.disk], Settings((int(tiles * SIZE), disk), **options))
+
+    def fill(self, keys: str) -> None:
+        """A tile for every key, of its number."""
+        for number, key in enumerate(keys):
+            self.store[key] = tile(number)
+        self.settle()
+
+    def settle(self) -> None:
+        self.store._engine.wait_all(LIMIT)
+
+    def files(self) -> int:
+        return len(os.listdir(self.disk.directory))
+
+    def fast(self) -> str:
+        return "".join(sorted(map(str, self.store.fast)))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Made]]:
+    made: list[Made] = []
+
+    def make(tiles: float, disk: int | None = None, **options: Any) -> Made:
+        made.append(Made(tmp_path, tiles, disk, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.store.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mapping(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    store = one.store
+    one.fill("abcd")
+    assert list(store) == list("abcd")
+    assert len(store) == 4
+    assert "a" in store
+    assert "x" not in store
+    assert one.fast() == "cd"
+    assert one.files() == 2
+    for number, key in enumerate("abcd"):
+        np.testing.assert_array_equal(store[key], tile(number))
+    with pytest.raises(KeyError):
+        store["x"]
+    with pytest.raises(KeyError):
+        del store["x"]
+    with pytest.raises(NotImplementedError, match="use del"):
+        store.pop("a")
+    store["a"] = tile(9)
+    assert store["a"][0] == 9
+    assert len(store) == 4
+    for key in "abcd":
+        del store[key]
+    one.settle()
+    assert (len(store), one.files(), store.spilled_total) == (0, 0, (0, 0))
+
+
+def test_totals(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    store = one.store
+    one.fill("abc")
+    memory, disk = store.spilled_total
+    assert memory == SIZE + 128 or memory >= SIZE
+    assert SIZE <= disk < SIZE + 1000
+    assert set(store.slow) == {"a"}
+    assert set(store.fast) == {"b", "c"}
+    store["a"]
+    one.settle()
+    # one of the others went, and the copy of a is kept
+    memory, disk = store.spilled_total
+    assert SIZE <= memory < 2 * SIZE
+    assert disk >= 2 * SIZE
+    assert store.cumulative_metrics["disk-write", "count"] == 2
+    assert store.cumulative_metrics["disk-read", "count"] == 1
+    assert store.cumulative_metrics["disk-read", "bytes"] >= SIZE
+
+
+def test_arrays_come_back_as_they_were(make: Callable[..., Made]) -> None:
+    one = make(0.1)
+    values = {
+        "fortran": np.asfortranarray(np.arange(20000.0).reshape(100, 200)),
+        ("tuple", 1): np.arange(5000, dtype=">i4"),
+        3: np.array(["x" * 100, None] * 100, dtype=object),
+        "x" * 3000: np.ma.masked_greater(np.arange(5000), 7),
+        "/../a\0b": {"a": [np.ones(1000), "text" * 500]},
+    }
+    for key, value in values.items():
+        one.store[key] = value
+    one.settle()
+    assert one.files() >= len(values) - 1
+    found = one.store["fortran"]
+    assert found.flags.f_contiguous
+    assert found.flags.writeable
+    np.testing.assert_array_equal(found, values["fortran"])
+    assert one.store["tuple", 1].dtype == ">i4"
+    assert one.store[3].tolist() == values[3].tolist()
+    assert one.store["x" * 3000].mask.sum() == 4992
+    assert one.store["/../a\0b"]["a"][1] == "text" * 500
+
+
+def test_small_values_stay(make: Callable[..., Made]) -> None:
+    one = make(1)
+    for number in range(300):
+        one.store[number] = number
+    one.store["a"] = tile(1)
+    one.store["b"] = tile(2)
+    one.settle()
+    assert len(one.store) == 302
+    assert one.store[7] == 7
+    assert one.files() == 1
+    del one.store[7]
+    assert 7 not in one.store
+
+
+def test_views_count_once(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    base = tile(1)
+    one.store["a"] = base
+    one.store["t"] = base.reshape(100, -1).T
+    one.store["part"] = base[:5000]
+    one.store["other"] = tile(2)
+    one.settle()
+    assert one.files() == 0
+    del base
+    one.store["more"] = tile(3)
+    one.settle()
+    assert one.fast() == "moreother"
+    np.testing.assert_array_equal(one.store["t"], tile(1).reshape(100, -1).T)
+
+
+def test_eviction_by_hand(make: Callable[..., Made]) -> None:
+    one = make(5)
+    for number, key in enumerate("abc"):
+        one.store[key] = tile(number)
+    assert one.store.evict() == SIZE
+    assert one.fast() == "bc"
+    assert one.store.evict() == SIZE
+    assert one.store.evict() == SIZE
+    assert one.store.evict() == -1
+    assert not one.store.fast
+    np.testing.assert_array_equal(one.store["b"], tile(1))
+    assert one.fast() == "b"
+
+
+class Stubborn:
+    def __sizeof__(self) -> int:
+        return SIZE
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+def test_what_cannot_be_serialized_stays(
+    make: Callable[..., Made], caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make(1.5)
+    stubborn = Stubborn()
+    one.store["stubborn"] = stubborn
+    for number in range(4):
+        one.store[number] = tile(number)
+        one.settle()
+    assert one.store["stubborn"] is stubborn
+    assert one.files() == 4
+    assert caplog.text.count("Failed to serialize 'stubborn'") == 1
+
+
+def test_a_full_disk(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = make(1.5)
+    full = True
+    store = one.disk.store
+
+    def maybe(value: Any) -> Held:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return store(value)
+
+    monkeypatch.setattr(one.disk, "store", maybe)
+    for number, key in enumerate("abcd"):
+        one.store[key] = tile(number)
+        one.settle()
+    assert one.fast() == "abcd"
+    assert caplog.text.count("Spill to disk failed; keeping data in memory") == 1
+    assert one.store.evict() == -1
+    full = False
+    assert one.store.evict() > 0
+    one.settle()
+    assert len(one.store.fast) == 1
+    for number, key in enumerate("abcd"):
+        np.testing.assert_array_equal(one.store[key], tile(number))
+
+
+def test_a_limit_of_the_disk(make: Callable[..., Made]) -> None:
+    one = make(1.5, disk=2 * SIZE + 2000)
+    for number, key in enumerate("abcdef"):
+        one.store[key] = tile(number)
+        one.settle()
+    assert one.files() == 2
+    assert len(one.store.fast) == 4
+    for number, key in enumerate("abcdef"):
+        np.testing.assert_array_equal(one.store[key], tile(number))
+
+
+def test_a_file_that_is_gone(make: Callable[..., Made], caplog: pytest.LogCaptureFixture) -> None:
+    one = make(1.5)
+    one.fill("ab")
+    for name in os.listdir(one.disk.directory):
+        os.remove(os.path.join(one.disk.directory, name))
+    for _ in range(2):
+        with pytest.raises(LostTileError, match="'a' could not be read back: FileNotFound"):
+            one.store["a"]
+    assert "a" in one.store
+    assert "'a' could not be read back" in caplog.text
+    del one.store["a"]
+    one.store["a"] = tile(5)
+    assert one.store["a"][0] == 5
+
+
+def test_what_could_not_be_read_can_later(
+    make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make(1.5)
+    one.fill("ab")
+    load = one.disk.load
+    monkeypatch.setattr(one.disk, "load", lambda held: 1 / 0)
+    there = threading.Event()
+    name = one.store.request(["a"], there.set)
+    assert there.wait(LIMIT)
+    assert "a" not in one.store.fast
+    one.store.release(name)
+    with pytest.raises(LostTileError, match="ZeroDivisionError"):
+        one.store["a"]
+    monkeypatch.setattr(one.disk, "load", load)
+    np.testing.assert_array_equal(one.store["a"], tile(0))
+
+
+def test_who_waits_inside_of_others_is_served(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    one.fill("abcd")
+    there = threading.Event()
+    first = one.store.request(["a", "b"], there.set)
+    assert there.wait(LIMIT)
+    second = one.store.request(["c", "d"], there.set)
+    assert one.store["d"][0] == 3
+    one.store.urge(second)
+    one.settle()
+    assert set(one.store.fast) == set("abcd")
+    one.store.release(first)
+    one.store.release(second)
+
+
+def test_nobody_waits_for_a_store_that_is_closed(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+    one.fill("abc")
+    one.store.request(["c"], lambda: None)
+    there = threading.Event()
+    one.store.request(["a", "b"], there.set)
+    one.store.close()
+    assert there.wait(LIMIT)
+    with pytest.raises(LostTileError, match=r"shutdown|closed"):
+        one.store["a"]
+    one.store.close()
+
+
+class Broken(Stubborn):
+    def __reduce__(self) -> Any:
+        raise OSError("no such file")
+
+
+def test_an_object_whose_own_file_is_gone_is_no_full_disk(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+    one.store["broken"] = Broken()
+    for number in range(3):
+        one.store[number] = tile(number)
+        one.settle()
+    assert one.files() == 3
+
+
+def test_values_go_in_whole_or_not_at_all(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+
+    def broken(key: Any) -> float:
+        return 1 / 0
+
+    one.store.next_use = broken
+    with pytest.raises(ZeroDivisionError):
+        one.store["a"] = tile(1)
+    assert "a" not in one.store
+    assert not len(one.store)
+
+
+def test_a_file_that_is_cut(make: Callable[..., Made]) -> None:
+    one = make(1.5)
+    one.fill("ab")
+    [name] = os.listdir(one.disk.directory)
+    os.truncate(os.path.join(one.disk.directory, name), 1000)
+    with pytest.raises(LostTileError):
+        one.store["a"]
+
+
+def test_values_asked_for_stay(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    one.fill("abcd")
+    there = threading.Event()
+    name = one.store.request(["a", "b"], there.set)
+    assert there.wait(LIMIT)
+    assert {"a", "b"} <= set(one.store.fast)
+    one.store["e"] = tile(4)
+    one.settle()
+    assert {"a", "b"} <= set(one.store.fast)
+    one.store.release(name)
+    one.store["f"] = tile(5)
+    one.settle()
+    assert not {"a", "b"} <= set(one.store.fast)
+    with pytest.raises(KeyError):
+        one.store.request(["x"], there.set)
+
+
+def test_the_directory_is_private_and_removed(tmp_path: Path) -> None:
+    disk = Disk(str(tmp_path / "made"))
+    assert os.stat(disk.directory).st_mode & 0o777 == 0o700
+    disk.store(tile(1))
+    del disk
+    assert not list((tmp_path / "made").iterdir())
+
+
+def test_settings_fit_the_tiers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a capacity for memory and each of 1 tiers, not 3"):
+        TileStore([Disk(str(tmp_path))], Settings((1, 1, None)))
+
+
+@pytest.mark.parametrize("keep_clean", (True, False))
+def test_threads(make: Callable[..., Made], keep_clean: bool) -> None:
+    """Four threads write, read, ask and delete; nobody ever sees an old or torn value."""
+    one = make(6, keep_clean=keep_clean)
+    store = one.store
+    errors: list[BaseException] = []
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        mine: dict[Any, float] = {}
+        try:
+            for number in range(250):
+                choice = rng.random()
+                if choice < 0.35 or not mine:
+                    key = (seed, rng.randrange(12))
+                    mine[key] = seed * 1000 + number
+                    store[key] = tile(seed * 1000 + number)
+                elif choice < 0.7:
+                    key = rng.choice(list(mine))
+                    value = store[key]
+                    assert value[0] == value[-1] == mine[key]
+                elif choice < 0.85:
+                    keys = rng.sample(list(mine), min(3, len(mine)))
+                    there = threading.Event()
+                    name = store.request(keys, there.set)
+                    assert there.wait(LIMIT)
+                    for key in keys:
+                        assert store.fast[key][0] == mine[key]
+                    store.release(name)
+                else:
+                    key = rng.choice(list(mine))
+                    del mine[key]
+                    del store[key]
+            for key, value in mine.items():
+                assert store[key][0] == value
+                del store[key]
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+        assert not thread.is_alive()
+    assert not errors
+    one.settle()
+    assert (len(store), one.files(), store.spilled_total) == (0, 0, (0, 0))
+    assert store._residency.used == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "view",
+    (
+        lambda x: x.T,
+        lambda x: x[::-1],
+        lambda x: x[:, ::-1].T,
+        lambda x: x.reshape(20, -1),
+        lambda x: x.view("i8"),
+        lambda x: x.view("M8[ns]"),
+    ),
+)
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("first", (True, False))
+def test_views_are_written_once(
+    make: Callable[..., Made], view: Callable[[Any], Any], order: str, first: bool
+) -> None:
+    one = make(2.5)
+    store = one.store
+    x = np.asarray(np.random.default_rng(0).random((100, 100)), order=order)  # type: ignore
+    wanted = x.copy(order="K")
+    y = view(x)
+    if not np.shares_memory(x, y):
+        pytest.skip("no view")
+    values = {"x": x, "y": y}
+    for key in values if first else ["y", "x"]:
+        store[key] = values[key]
+    del x, y, values
+    for key in "abc":
+        store[key] = np.full(10_000, 1.0)
+    one.settle()
+    assert not {"x", "y"} & set(store.fast)
+    assert store.cumulative_metrics["disk-write", "count"] == 2
+    assert store.spilled_total.memory >= 3 * 80_000
+    again = store["y"]
+    np.testing.assert_array_equal(again, view(wanted))
+    assert again.strides == view(wanted).strides
+    assert again.flags.writeable
+    assert np.shares_memory(again, store["x"])
+    np.testing.assert_array_equal(store["x"], wanted)
+    assert store.cumulative_metrics["disk-read", "count"] == 1
+    # what is made a view of now is one with it too
+    store["z"] = store["x"].T
+    del store["x"], store["y"], again
+    one.settle()
+    np.testing.assert_array_equal(store["z"], wanted.T)
+    for key in list(store):
+        del store[key]
+    one.settle()
+    assert (len(store), one.files(), store.spilled_total) == (0, 0, (0, 0))
+
+
+def test_views_are_needed_when_the_first_is(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    store = one.store
+    uses: dict[str, float | None] = {"x": 9, "y": 1, "a": 5, "b": 6, "c": 7, "d": 2}
+    store.next_use = uses.get
+    x = np.ones((100, 100))
+    store["x"], store["y"] = x, x.T
+    for key in "abc":
+        store[key] = np.full(10_000, 1.0)
+    one.settle()
+    assert {"x", "y"} <= set(store.fast)
+    store.expect({"y": 9})
+    store["d"] = np.full(10_000, 1.0)
+    one.settle()
+    assert not {"x", "y"} & set(store.fast)
+    store.expect({"y": None})
+    del store["y"]
+    np.testing.assert_array_equal(store["x"], x)

@@ -1,0 +1,187 @@
+"""The best of many plans is none of the worse ones, and says how far it is from the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dasktile.schedule import order as orders
+from dasktile.schedule.search import POLICIES, Planned, moved, plan
+from dasktile.schedule.simulate import Link, simulate
+from dasktile.schedule.swaps import ON_DEMAND, Memory, check, plan_swaps
+from dasktile.schedule.taskgraph import Builder, TaskGraph, taskgraph
+from tests.graphs import figure_41, graphs, matmul, recurrent
+
+UNIT = Link(1, 1, None)
+
+
+def ticks(count: int) -> Callable[[], float]:
+    """A clock by which a second has `count` looks at it."""
+    now = 0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1
+        return now / count
+
+    return clock
+
+
+def alike(one: Planned, other: Planned) -> bool:
+    return (
+        one.makespan == other.makespan
+        and one.method == other.method
+        and one.order.tolist() == other.order.tolist()
+        and one.swaps.in_trigger.tolist() == other.swaps.in_trigger.tolist()
+    )
+
+
+def price(graph: TaskGraph, order: np.ndarray, limit: int, link: Link) -> float:
+    """Seconds on demand, and by the best of the policies."""
+    memory = Memory.bytes(graph, limit)
+    return min(
+        simulate(graph, plan_swaps(graph, order, memory, policy), memory, link).makespan
+        for policy in (ON_DEMAND, *POLICIES)
+    )
+
+
+@given(graph=graphs(), more=st.integers(0, 20), repeat=st.booleans(), seed=st.integers(0, 99))
+@settings(max_examples=25, deadline=None)
+def test_plans_are_right_and_never_worse_than_what_is_given(
+    graph: TaskGraph, more: int, repeat: bool, seed: int
+) -> None:
+    limit = int(graph.working_sets().max()) + more
+    link = Link(2, 1, 2)
+    given_order = anyhow(graph, seed)
+    found = plan(graph, limit, link, given={"dask": given_order}, repeat=repeat)
+    check(graph, found.swaps, Memory.bytes(graph, limit), repeat)
+    assert found.peak <= limit
+    assert found.bound <= found.makespan * (1 + 1e-6) + 1e-6
+    assert found.ideal <= found.makespan
+    if not repeat:
+        for order in (given_order, orders.get("program")(graph, limit)):
+            assert found.makespan <= price(graph, order, limit, link)
+        assert found.least is not None
+        least = found.least.read + found.least.written
+        assert found.swap_in_bytes + found.swap_out_bytes >= least * (1 - 1e-6) - 1e-6
+    assert alike(found, plan(graph, limit, link, given={"dask": given_order}, repeat=repeat))
+
+
+def anyhow(graph: TaskGraph, seed: int) -> np.ndarray:
+    """Any order that the operations may run in."""
+    order = orders.get("program")(graph, 0)
+    rng = np.random.default_rng(seed)
+    for _ in range(3 * len(graph)):
+        changed = moved(graph, order, rng)
+        order = order if changed is None else changed
+    return graph.check_order(order)
+
+
+def test_figure_41() -> None:
+    found = plan(figure_41(), 10, UNIT)
+    assert (found.makespan, found.ideal) == (6, 6)
+    assert found.bound == 6
+
+
+def test_a_better_order_is_found() -> None:
+    graph = recurrent(layers=6, steps=8)
+    found = plan(graph, 900, Link(12, 12, 20))
+    program = plan(graph, 900, Link(12, 12, 20), rules=["program"])
+    assert found.makespan < 0.8 * program.makespan
+    assert found.swap_in_bytes < 0.5 * program.swap_in_bytes
+    assert found.tried > program.tried
+
+
+def test_where_all_fits_it_is_ideal_but_for_the_first_read() -> None:
+    graph = matmul(4)
+    found = plan(graph, 10**6, Link(100, 100, None))
+    assert found.swap_out_bytes == 0
+    assert found.swap_in_bytes == int(graph.size[graph.present].sum())
+    assert found.makespan == pytest.approx(found.ideal + 0.2)
+    assert found.bound == pytest.approx(found.ideal)
+
+
+@pytest.mark.parametrize("build", [lambda: matmul(6), lambda: recurrent(3, 12)])
+@pytest.mark.parametrize("seed", range(3))
+def test_plans_survive_noise(build: Callable[[], TaskGraph], seed: int) -> None:
+    """Times and bandwidths are other than was thought by a third either way."""
+    graph = build()
+    limit = int(graph.working_sets().max()) * 4
+    link = Link(20, 20, 30)
+    memory = Memory.bytes(graph, limit)
+    found = plan(graph, limit, link)
+    rng = np.random.default_rng(seed)
+    other = replace(graph, time=graph.time * rng.uniform(2 / 3, 4 / 3, len(graph)))
+    slower = Link(*(rate * rng.uniform(2 / 3, 4 / 3) for rate in (20, 20, 30)))
+    ran = simulate(other, found.swaps, memory, slower)
+    assert int(ran.peak.sum()) <= limit
+    # not much worse than a plan made by somebody who had known
+    known = plan(other, limit, slower, bounds=False)
+    usual = plan_swaps(other, found.order, memory, ON_DEMAND)
+    assert ran.makespan <= 1.25 * known.makespan
+    assert ran.makespan <= simulate(other, usual, memory, slower).makespan
+
+
+def test_searching_longer_is_not_worse() -> None:
+    graph = matmul(4)
+    link = Link(10, 10, 15)
+    at_once = plan(graph, 100, link)
+    longer = plan(graph, 100, link, search_seconds=1, clock=ticks(200))
+    assert longer.makespan <= at_once.makespan
+    assert 150 < longer.tried - at_once.tried <= 200
+    check(graph, longer.swaps, Memory.bytes(graph, 100))
+    again = plan(graph, 100, link, search_seconds=1, clock=ticks(200))
+    assert alike(longer, again)
+    other = plan(graph, 100, link, search_seconds=1, clock=ticks(200), rng=np.random.default_rng(1))
+    assert other.makespan <= at_once.makespan
+
+
+def test_names_decide_nothing() -> None:
+    def build(name: Callable[[object], object]) -> TaskGraph:
+        graph = recurrent(3, 3)
+        assert graph.data_names is not None
+        builder = Builder()
+        for datum, old in enumerate(graph.data_names):
+            builder.datum(
+                name(old),
+                int(graph.size[datum]),
+                present=bool(graph.present[datum]),
+                kept=bool(graph.kept[datum]),
+            )
+        names = [name(old) for old in graph.data_names]
+        for op in range(len(graph)):
+            builder.op(
+                op,
+                float(graph.time[op]),
+                [names[datum] for datum in graph.reads[op]],
+                [names[datum] for datum in graph.writes[op]],
+                [names[datum] for datum in graph.updates[op]],
+            )
+        return builder.graph()
+
+    one, other = (plan(build(name), 500, UNIT) for name in (lambda old: old, hash))
+    assert alike(one, other)
+
+
+def test_what_is_not_allowed_is_said() -> None:
+    graph = figure_41()
+    with pytest.raises(ValueError, match="memory_limit is 3 bytes, but operation 'Conv2' alone"):
+        plan(graph, 3)
+    with pytest.raises(ValueError, match="before operation 'Data', which must run first"):
+        plan(graph, 10, given={"mine": [1, 0, 2, 3, 4, 5]})
+    with pytest.raises(ValueError, match="unknown rule 'fast'"):
+        plan(graph, 10, rules=["fast"])
+    with pytest.raises(ValueError, match="search_seconds needs a clock"):
+        plan(graph, 10, search_seconds=1)
+    with pytest.raises(ValueError, match="policies must have at least one"):
+        plan(graph, 10, policies=())
+
+
+def test_an_empty_graph() -> None:
+    found = plan(taskgraph([], [], [], []), 0)
+    assert (found.makespan, found.swap_in_bytes, found.tried) == (0, 0, 7)

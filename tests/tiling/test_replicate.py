@@ -1,0 +1,269 @@
+"""Arrays that are there twice: in two tilings at once, or made again instead of held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+
+import dasktile
+from dasktile.capture import user_kernels as registry
+from dasktile.capture.base import ArrayInfo
+from dasktile.capture.highlevel import capture_graph
+from dasktile.capture.rules import sources
+from dasktile.ir import AxisMap, Edge, Kind, Label, Program, Role
+from dasktile.tiling import Settings, tile
+from dasktile.tiling.candidates import Space
+from dasktile.tiling.cost import TIE, Costs
+from dasktile.tiling.grid import free_axes
+from dasktile.tiling.mesh import Mesh, mesh_shape
+from dasktile.tiling.methods import Method
+from dasktile.tiling.methods.exact import exact
+from dasktile.tiling.rematerialize import long_held, most_held, remade, spilled
+from dasktile.tiling.rewrite import Second, rewritten
+from tests.programs import Builder
+
+ONCE = Method(exact)
+
+
+@pytest.fixture(autouse=True)
+def tasks_cost_little() -> Iterator[None]:
+    with dask.config.set({"dasktile.cost.task-bytes": 100}):
+        yield
+
+
+class Alternating(Builder):
+    """Builds programs that solve along the rows of a matrix, then along its columns."""
+
+    def solved(self, matrix: int, factor: int, axis: int) -> int:
+        """One row of the result for every row (axis 0) or column (axis 1), which it needs whole."""
+        size, whole = self.nodes[matrix].shape[axis], self.nodes[matrix].shape[1 - axis]
+        rank = self.nodes[factor].shape[1]
+        labels = (
+            Label(size, Role.FREE, self.nodes[matrix].chunks[axis]),
+            Label(whole, Role.WHOLE, (whole,)),
+            Label(rank, Role.WHOLE, (rank,)),
+        )
+        reads = (AxisMap(0), AxisMap(1)) if axis == 0 else (AxisMap(1), AxisMap(0))
+        edges = (Edge(matrix, reads), Edge(factor, (AxisMap(1), AxisMap(2))))
+        return self._add("solve", Kind.MAP, labels, (AxisMap(0), AxisMap(2)), (size, rank),
+                         edges=edges, work=float(whole * rank))  # fmt: skip
+
+
+def als(users: int = 4000, items: int = 3000, rank: int = 10, rounds: int = 3) -> Program:
+    """Alternating least squares: factors of users from rows, of items from columns."""
+    build = Alternating()
+    ratings = build.source((users, items), (users // 4, items // 4))
+    factor = build.source((items, rank), (items // 4, rank))
+    for _ in range(rounds):
+        factor = build.solved(ratings, factor, 0)
+        factor = build.solved(ratings, factor, 1)
+    return build.program(factor)
+
+
+@pytest.mark.parametrize("workers", [4, 16])
+def test_alternating_least_squares_moves_less_with_a_second_tiling(workers: int) -> None:
+    program = als()
+    once = tile(program, workers=workers, method=ONCE, anyway=True)
+    twice = tile(program, workers=workers)
+    assert twice.proven_optimal
+    assert twice.after.bytes <= 0.6 * once.after.bytes
+    assert [node.op for node in twice.program.nodes].count("copy") == 1
+
+
+def test_copies_keep_to_the_memory_there_is() -> None:
+    program = als()
+    share = program.nodes[0].nbytes // 4
+    free = tile(program, workers=4, memory_limit=8 * share)
+    tight = tile(program, workers=4, memory_limit=share + share // 4)
+    assert any(node.op == "copy" for node in free.program.nodes)
+    assert not any(node.op == "copy" for node in tight.program.nodes)
+    assert tight.after.bytes > free.after.bytes
+    assert tight.lower_bound <= tight.after.bytes
+
+
+def several(count: int) -> Program:
+    """So many matrices, each needed by rows and by columns again and again."""
+    build = Alternating()
+    outputs = []
+    for _ in range(count):
+        matrix = build.source((400, 400), (100, 100))
+        factor = build.source((400, 5), (100, 5))
+        for _ in range(2):
+            factor = build.solved(matrix, factor, 0)
+            factor = build.solved(matrix, factor, 1)
+        outputs.append(factor)
+    return build.program(*outputs)
+
+
+@pytest.mark.parametrize("room", [0, 1, 2, 3])
+def test_the_copies_that_fit_are_made(room: int) -> None:
+    program = several(3)
+    # what a worker holds of a second tiling beyond its share: three quarters of that again
+    extra = 400 * 400 * 8 // 4 * 3 // 4
+    found = tile(program, workers=4, memory_limit=400 * 400 * 8, settings=Settings())
+    assert [node.op for node in found.program.nodes].count("copy") == 3
+    assert exact_within(program, room * extra) == room
+
+
+def exact_within(program: Program, room: int) -> int:
+    """Second tilings that the exact method chooses with so much room for them."""
+    space = Space(program, Mesh(mesh_shape(4)), free_axes(program, 4), 128, None, True)
+    costs = Costs(space)
+    found = exact(costs, Settings(copies=room), TIE)
+    copies = costs.copies()
+    taken = sum(sizes[state] for sizes, state in zip(copies, found.states, strict=True))
+    assert taken <= room
+    assert found.bound <= found.cost
+    return sum(
+        variable.options[state].also is not None
+        for variable, state in zip(space.variables, found.states, strict=True)
+    )
+
+
+def transforms() -> tuple[list[da.Array], np.ndarray]:
+    values = np.random.default_rng(0).random((400, 320))
+    x = da.from_array(values, chunks=(100, 80))
+    x = x + x.sum()
+    columns, rows = x.rechunk({0: -1}), x.rechunk({1: -1})
+    out = [function(columns, axis=0) for function in (da.fft.fft, da.fft.ifft, da.fft.rfft)]
+    out += [function(rows, axis=1) for function in (da.fft.fft, da.fft.ifft, da.fft.rfft)]
+    return out, values
+
+
+@pytest.mark.parametrize("workers", [4, 6])
+def test_values_are_the_same(workers: int) -> None:
+    out, _ = transforms()
+    found = dasktile.explain(*out, workers=workers)
+    assert found.proven_optimal
+    assert found.bytes_after <= 0.5 * found.bytes_before
+    assert "copy" in {node.op for node in found.nodes}
+    new = dasktile.optimize(*out, workers=workers)
+    for one, other in zip(dask.compute(*out), dask.compute(*new), strict=True):
+        np.testing.assert_allclose(other, one)
+
+
+# Made again ---------------------------------------------------------------------------
+
+
+class Counted:
+    """An array that counts the bytes that are read of it."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values, self.read = values, 0
+        self.shape, self.dtype, self.ndim = values.shape, values.dtype, values.ndim
+        self.chunks = (250, values.shape[1])
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.read += self.values[index].nbytes
+        return self.values[index]
+
+
+class Most(Callback):
+    """The most bytes of results that are there at once."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker: Any) -> None:
+        now = sum(getattr(value, "nbytes", 0) for value in state["cache"].values())
+        self.held = max(self.held, now)
+
+
+@pytest.fixture
+def counted_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "REPEATABLE", {*sources.REPEATABLE, "tests"})
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_what_does_not_fit_is_read_again(counted_is_known: None, scaled: bool) -> None:
+    store = Counted(np.random.default_rng(0).random((4000, 1000)))
+    x = da.from_array(store, chunks=(250, 1000), asarray=False, meta=np.empty((0, 0)))
+    x = 2 * x if scaled else x
+    y = (x - x.mean(axis=0)).sum(axis=1)
+    expected = (store.values - store.values.mean(axis=0)).sum(axis=1) * (2 if scaled else 1)
+    held, read = {}, {}
+    for limit in (None, "3 MB"):
+        new = dasktile.optimize(y, workers=1, memory_limit=limit)
+        store.read = 0
+        with Most() as most:
+            np.testing.assert_allclose(new.compute(scheduler="sync"), expected, atol=1e-9)
+        held[limit], read[limit] = most.held, store.read
+    assert read == {None: store.values.nbytes, "3 MB": 2 * store.values.nbytes}
+    assert held[None] > store.values.nbytes
+    assert held["3 MB"] < 0.2 * store.values.nbytes
+
+
+class Drawn(Counted):
+    """An array that is another whenever it is read."""
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        self.values = np.random.default_rng().random(self.shape)
+        return super().__getitem__(index)
+
+
+def noisy(block: np.ndarray) -> np.ndarray:
+    return block + np.random.default_rng().random(np.shape(block))
+
+
+def test_what_may_be_another_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_registered", dict(registry._registered))
+    dasktile.register_kernel(noisy, elementwise=True)
+    drawn = Drawn(np.zeros((4000, 1000)))
+    unknown = da.from_array(drawn, chunks=(250, 1000), asarray=False, meta=np.empty((0, 0)))
+    known = da.from_array(np.zeros((4000, 1000)), chunks=(250, 1000))
+    for x in (unknown, known.map_blocks(noisy)):
+        means = (x - x.mean(axis=0)).mean(axis=0)
+        new = dasktile.optimize(means, memory_limit="3 MB", workers=1)
+        assert abs(new.compute(scheduler="sync")).max() < 1e-9
+
+
+def test_only_what_is_known_is_repeatable() -> None:
+    known = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
+    vectorized = known.map_blocks(np.vectorize(noisy, otypes=[float]), dtype=float)
+    names = {"known": (known + 1).T, "vectorized": vectorized}
+    nodes = {}
+    for name, array in names.items():
+        info = ArrayInfo(array.name, array.shape, array.dtype, array.chunks)
+        nodes[name] = capture_graph(array.dask, [info]).program.nodes
+    assert [node.repeatable for node in nodes["known"]] == [True, True, False]
+    assert not nodes["vectorized"][-1].repeatable
+
+
+def centred(**source: Any) -> tuple[Program, int]:
+    build = Builder()
+    x = build.source((4000, 1000), (250, 1000), **source)
+    mean = build.fold(x, [0])
+    return build.program(build.elementwise(x, mean)), x
+
+
+def test_what_is_held_from_one_pass_to_the_next() -> None:
+    program, x = centred()
+    assert long_held(program) == {x: (2,)}
+    assert most_held(program) == program.nodes[x].nbytes == 32_000_000
+    assert spilled(program, 10_000_000) == 44_000_000
+    assert spilled(program, 32_000_000) == 0
+    second = remade(program, x, (2,))
+    assert second == Second(x, ((2, 0),), (x,))
+    again = rewritten(program, [second])
+    assert [node.op for node in again.program.nodes] == ["source", "source", "sum", "add"]
+    assert again.origin == (0, 0, 1, 2) and again.added == (False, True, False, False)
+    assert most_held(again.program) == 0
+
+
+def test_what_streams_is_not_held() -> None:
+    build = Builder()
+    x = build.source((4000, 1000), (250, 1000))
+    double = build.elementwise(x)
+    assert long_held(build.program(build.elementwise(x, double))) == {}
+
+
+def test_what_is_in_memory_is_not_made_again() -> None:
+    program, x = centred(pinned=True)
+    assert remade(program, x, (2,)) is None
+    assert tile(program, workers=2, memory_limit=3_000_000).origin is None

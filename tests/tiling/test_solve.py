@@ -1,0 +1,89 @@
+"""The solver: dominance, elimination, the integer program, and what they claim."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dasktile.tiling.solve.dominance import pruned
+from dasktile.tiling.solve.eliminate import solve
+from dasktile.tiling.solve.milp import integer
+from dasktile.tiling.solve.problem import Problem
+
+#: Entries of a table: too few for most of the problems here.
+NARROW = 200
+
+
+def dense(seed: int, count: int = 9, share: float = 0.5, forbidden: float = 0.0) -> Problem:
+    """A problem of high treewidth."""
+    rng = np.random.default_rng(seed)
+    states = rng.integers(2, 6, count)
+    unary = [rng.integers(0, 100, size).astype(float) for size in states]
+    pairwise = {}
+    for i, j in itertools.combinations(range(count), 2):
+        if rng.random() < share:
+            table = rng.integers(0, 100, (states[i], states[j])).astype(float)
+            table[rng.random(table.shape) < forbidden] = np.inf
+            pairwise[i, j] = table * 1e6
+    return Problem([costs * 1e6 for costs in unary], pairwise)
+
+
+def least(problem: Problem) -> float:
+    found = solve(problem, 10**8)
+    assert found.exact
+    return found.cost
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_wide_problems_are_proven(seed: int) -> None:
+    problem = dense(seed)
+    found = solve(problem, NARROW, prove=True)
+    assert found.exact
+    assert found.cost == problem.cost(found.states) == found.bound == least(problem)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_without_a_proof_there_is_a_bound(seed: int) -> None:
+    problem = dense(seed)
+    found = solve(problem, NARROW)
+    assert found.bound <= least(problem) <= found.cost == problem.cost(found.states)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_some_minimum_is_left_when_dominated_states_are_not(seed: int) -> None:
+    problem = dense(seed, count=6, share=0.4, forbidden=0.2)
+    fewer = pruned(problem)
+    assert all(len(left) for left in fewer.left)
+    assert least(fewer.problem) == least(problem)
+    states = fewer.restored(solve(fewer.problem, 10**8).states)
+    assert problem.cost(states) == least(problem)
+
+
+def test_of_states_that_cost_the_same_one_is_left() -> None:
+    problem = Problem([np.zeros(4), np.array([1.0, 0.0, 1.0])], {(0, 1): np.zeros((4, 3))})
+    assert [left.tolist() for left in pruned(problem).left] == [[0], [1]]
+
+
+def test_forbidden_states_are_left_out() -> None:
+    problem = Problem([np.array([np.inf, 2.0]), np.zeros(1)], {(0, 1): np.array([[0.0], [5.0]])})
+    assert pruned(problem).left[0].tolist() == [1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_integer_program_keeps_to_what_is_allowed(seed: int) -> None:
+    problem = dense(seed, count=6, forbidden=0.3)
+    start = solve(problem, 10**8).states
+    found = integer(problem, start)
+    assert found is not None and found.exact
+    assert np.isfinite(found.cost) and found.cost == least(problem)
+
+
+def test_programs_too_large_are_not_written() -> None:
+    large = Problem([np.zeros(300), np.zeros(300)], {(0, 1): np.zeros((300, 300))})
+    assert integer(large, (0, 0)) is None
+
+
+def test_the_same_problem_has_the_same_solution() -> None:
+    assert solve(dense(3), NARROW, prove=True) == solve(dense(3), NARROW, prove=True)

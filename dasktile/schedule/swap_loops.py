@@ -12,7 +12,7 @@ taken.  All of these are arrays, by number of the event.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,81 @@ FULL = -2
 BELADY, LEAST_RECENT = range(2)
 
 
+# What is given.  Named tuples can be passed to compiled functions; loops inside unpack them
+# first, because reading an array out of one takes as long as several steps of a loop.
+
+
+class Steps(NamedTuple):
+    """The data that an order touches, position by position.
+
+    Attributes
+    ----------
+    at
+        Where the entries of each position start in the other arrays, and where the last ends.
+    data, kind
+        The datum that is touched, and how.
+    following
+        The position that touches it next: -1 where a datum is dropped then, and where it is
+        kept but not touched again ``2 n + 1``, or the position of the next repetition that
+        touches it first.
+    """
+
+    at: Array
+    data: Array
+    kind: Array
+    following: Array
+
+
+class Pools(NamedTuple):
+    """What every datum takes of which pool, and what every pool has."""
+
+    room: Array
+    pool: Array
+    capacity: Array
+
+
+class Start(NamedTuple):
+    """Data on the host at the start, those in memory, and those of them with no host copy."""
+
+    present: Array
+    started: Array
+    dirty: Array
+
+
+class Horizon(NamedTuple):
+    """How far ahead of every position data are fetched.
+
+    Attributes
+    ----------
+    reach
+        For every position the last one whose reads may be fetched while it runs.
+    spare
+        For every position the last one such that what is needed up to it is not pushed out by
+        what is fetched early.
+    """
+
+    reach: Array
+    spare: Array
+
+
+class Rules(NamedTuple):
+    """Which data leave first.
+
+    Attributes
+    ----------
+    policy
+        What is needed last leaves first (`BELADY`), or what was used longest ago.
+    dirty
+        How many times as soon a datum counts as needed that must be written first.
+    threshold
+        Positions that must lie between the use of a datum and its leaving, if others may leave.
+    """
+
+    policy: int
+    dirty: float
+    threshold: int
+
+
 @compiled
 def follow(
     order: Array,
@@ -38,13 +113,8 @@ def follow(
     kept: Array,
     repeat: bool,
     count: int,
-) -> tuple[Array, Array, Array, Array]:
-    """The data that an order touches, how, and the position that touches each next.
-
-    Returns pointers by position, data, kinds, and next positions: -1 where a datum is dropped
-    then, and where it is kept but not touched again ``2 n + 1``, or the position of the next
-    repetition that touches it first.
-    """
+) -> Steps:
+    """The data that an order touches, how, and the position that touches each next."""
     n = len(order)
     at = np.zeros(n + 1, np.int64)
     for position in range(n):
@@ -74,7 +144,7 @@ def follow(
         for entry in range(at[position], at[position + 1]):
             following[entry] = soonest[data[entry]]
             soonest[data[entry]] = position
-    return at, data, kind, following
+    return Steps(at, data, kind, following)
 
 
 #: Rows of the state of all data: whether it is in memory, whether the host has it, when it is
@@ -162,84 +232,151 @@ def _choose(
 
 
 @compiled
+def _tables(steps: Steps, pools: Pools, start: Start) -> tuple[Array, Array, Array, Array]:
+    """The state of all data before the first operation, and heaps: keys, items and lengths."""
+    at, data, _, _ = steps
+    room, pool, capacity = pools
+    present, started, dirty = start
+    n = len(at) - 1
+    count = len(room)
+    lines = len(capacity)
+    state = np.full((7, count), -1, np.int64)
+    state[RESIDENT] = 0
+    state[POOL] = pool
+    state[ROOM] = room
+    for position in range(n - 1, -1, -1):
+        for entry in range(at[position], at[position + 1]):
+            state[KEY, data[entry]] = position
+    # a heap for each pool of what the host has not, and of what it has
+    entries = np.full(lines, 64, np.int64)
+    for entry in range(len(data)):
+        entries[pool[data[entry]]] += 3
+    for datum in range(count):
+        entries[pool[datum]] += 3
+    heaps = np.zeros((2, 2 * lines + 1), np.int64)
+    for line in range(2 * lines):
+        heaps[BASE, line + 1] = heaps[BASE, line] + entries[line // 2]
+    keys = np.empty(heaps[BASE, 2 * lines], np.int64)
+    items = np.empty(heaps[BASE, 2 * lines], np.int64)
+    for datum in range(count):
+        state[STORED, datum] = present[datum] and not dirty[datum]
+        if started[datum]:
+            if state[KEY, datum] < 0:
+                state[KEY, datum] = 2 * n + 1
+            state[RESIDENT, datum] = True
+            _enter(datum, state, keys, items, heaps)
+    return state, keys, items, heaps
+
+
+@compiled
+def _return(
+    taken: Array, chosen: int, state: Array, keys: Array, items: Array, heaps: Array
+) -> None:
+    """Leave in memory the first of those that were taken off their heaps."""
+    for number in range(chosen):
+        state[RESIDENT, taken[number]] = True
+        _enter(taken[number], state, keys, items, heaps)
+
+
+@compiled
+def _growth(steps: Steps, pools: Pools) -> Array:
+    """Room of every pool that operations take by what they make, less what is dropped before."""
+    at, data, kind, following = steps
+    room, pool, capacity = pools
+    n = len(at) - 1
+    lines = len(capacity)
+    grows = np.zeros((lines, n + 1), np.int64)
+    for position in range(n):
+        for entry in range(at[position], at[position + 1]):
+            datum = data[entry]
+            if kind[entry] == WRITE:
+                grows[pool[datum], position] += room[datum]
+            if following[entry] < 0:
+                grows[pool[datum], position + 1] -= room[datum]
+        for line in range(lines):
+            if position + 1 < n:
+                grows[line, position + 1] += grows[line, position]
+    return grows
+
+
+@compiled
+def _peaks(grows: Array, reach: Array) -> Array:
+    """The highest of ``2 ** level`` positions from each, by level, pool and position."""
+    lines, n = grows.shape[0], grows.shape[1] - 1
+    widest = 0
+    for position in range(n):
+        widest = max(widest, min(reach[position], n - 1) - position)
+    levels = 1
+    while 2**levels <= widest:
+        levels += 1
+    peaks = np.empty((levels, lines, n + 1), np.int64)
+    peaks[0] = grows
+    for level in range(1, levels):
+        half = 2 ** (level - 1)
+        for line in range(lines):
+            for position in range(n - 2 * half + 1):
+                peaks[level, line, position] = max(
+                    peaks[level - 1, line, position], peaks[level - 1, line, position + half]
+                )
+    return peaks
+
+
+@compiled
+def _raise(now: int, until: int, grows: Array, peaks: Array, high: Array) -> None:
+    """Count the room that the operations after `now` and before `until` take at most."""
+    level = 0
+    while 2 ** (level + 1) <= until - 1 - now:
+        level += 1
+    for line in range(len(high)):
+        most = max(peaks[level, line, now + 1], peaks[level, line, until - 2**level])
+        high[line] = max(high[line], most - grows[line, now])
+
+
+@compiled
 def decide(
-    at: Array,
-    data: Array,
-    kind: Array,
-    following: Array,
-    room: Array,
-    pool: Array,
-    capacity: Array,
-    present: Array,
-    started: Array,
-    dirty_start: Array,
-    reach: Array,
-    spare: Array,
-    policy: int,
-    dirty: float,
-    threshold: int,
-    space: int,
+    steps: Steps, pools: Pools, start: Start, horizon: Horizon, rules: Rules, space: int
 ) -> tuple[Array, ...]:
     """What leaves memory for what, in one pass over an order.
 
     Parameters
     ----------
-    at, data, kind, following
+    steps
         As :func:`follow` returns them.
-    room, pool, capacity
-        What every datum takes of which pool, and what every pool has.
-    present, started, dirty_start
-        Data on the host at the start, those in memory, and those of them that the host has
-        no copy of.
-    reach
-        For every position the last one whose reads may be fetched while it runs.
-    spare
-        For every position the last one such that what is needed up to it is not pushed out by
-        what is fetched early.
-    policy
-        What is needed last leaves first (`BELADY`), or what was used longest ago.
-    dirty
-        How many times as soon a datum counts as needed that must be written first.
-    threshold
-        Positions that must lie between the use of a datum and its leaving, if others may leave.
+    pools, start, horizon, rules
+        The memory, what is in it at the start, and what the plan may do.
     space
         Events of either kind that there is room for.  (Arrays that may be replaced by longer
         ones make the loops twice as slow.)
 
     Returns
     -------
-    ``(failed, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, profile)``;
-    `failed` has one number: the position whose data do not fit, `FULL` if there are more
-    events than `space`, else -1.  `profile` is the room
-    taken at every position of every pool.
+    ``(failed, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, profile,
+    ended)``; `failed` has one number: the position whose data do not fit, `FULL` if there are more
+    events than `space`, else -1.  `profile` is the room taken at every position of every pool,
+    `ended` the data in memory at the end.
     """
+    at, data, kind, following = steps
+    room, pool, capacity = pools
+    reach, spare = horizon
+    policy, dirty, threshold = rules
     n = len(at) - 1
     count = len(room)
-    pools = len(capacity)
-    used = np.zeros(pools, np.int64)
-    profile = np.zeros((pools, n), np.int64)
-    state = np.full((7, count), -1, np.int64)
-    state[RESIDENT] = 0
-    state[POOL] = pool
-    state[ROOM] = room
-    made = np.zeros(count, np.bool_)
+    lines = len(capacity)
+    state, keys, items, heaps = _tables(steps, pools, start)
+    aside = np.empty(len(keys), np.int64)
+    taken = np.empty(count + 1, np.int64)
+    made = start.present.copy()
+    # the event that fetched a datum early, if it was not used since, and that led it out last
     pending = np.full(count, -1, np.int64)
     gap = np.full(count, -1, np.int64)
-    taken = np.empty(count + 1, np.int64)
-    failed = np.full(1, -1, np.int64)
-
-    # a heap for each pool of what the host has not, and of what it has
-    entries = np.full(pools, 64, np.int64)
-    for entry in range(len(data)):
-        entries[pool[data[entry]]] += 3
+    used = np.zeros(lines, np.int64)
     for datum in range(count):
-        entries[pool[datum]] += 3
-    heaps = np.zeros((2, 2 * pools + 1), np.int64)
-    for line in range(2 * pools):
-        heaps[BASE, line + 1] = heaps[BASE, line] + entries[line // 2]
-    keys = np.empty(heaps[BASE, 2 * pools], np.int64)
-    items = np.empty(heaps[BASE, 2 * pools], np.int64)
-    aside = np.empty(heaps[BASE, 2 * pools], np.int64)
+        if state[RESIDENT, datum]:
+            used[pool[datum]] += room[datum]
+    profile = np.zeros((lines, n), np.int64)
+    grows = _growth(steps, pools)
+    peaks = _peaks(grows, reach)
+    failed = np.full(1, -1, np.int64)
 
     ins = 0
     in_datum = np.empty(space, np.int64)
@@ -251,52 +388,9 @@ def decide(
     out_after = np.empty(space, np.int64)
     out_at = np.empty(space, np.int64)
 
-    for position in range(n - 1, -1, -1):
-        for entry in range(at[position], at[position + 1]):
-            state[KEY, data[entry]] = position
-    for datum in range(count):
-        made[datum] = present[datum]
-        state[STORED, datum] = present[datum] and not dirty_start[datum]
-        if started[datum]:
-            if state[KEY, datum] < 0:
-                state[KEY, datum] = 2 * n + 1
-            state[RESIDENT, datum] = True
-            used[pool[datum]] += room[datum]
-            _enter(datum, state, keys, items, heaps)
-
-    # room that operations take by what they make, less what is dropped before
-    grows = np.zeros((pools, n + 1), np.int64)
-    for position in range(n):
-        for entry in range(at[position], at[position + 1]):
-            datum = data[entry]
-            if kind[entry] == WRITE:
-                grows[pool[datum], position] += room[datum]
-            if following[entry] < 0:
-                grows[pool[datum], position + 1] -= room[datum]
-        for line in range(pools):
-            if position + 1 < n:
-                grows[line, position + 1] += grows[line, position]
-
-    # the highest of 2^level positions from each
-    widest = 0
-    for position in range(n):
-        widest = max(widest, min(reach[position], n - 1) - position)
-    levels = 1
-    while 2**levels <= widest:
-        levels += 1
-    peaks = np.empty((levels, pools, n + 1), np.int64)
-    peaks[0] = grows
-    for level in range(1, levels):
-        half = 2 ** (level - 1)
-        for line in range(pools):
-            for position in range(n - 2 * half + 1):
-                peaks[level, line, position] = max(
-                    peaks[level - 1, line, position], peaks[level - 1, line, position + half]
-                )
-
     # what may leave for what is fetched early, at most
-    loose = np.full(pools, np.int64(2) ** 62, np.int64)
-    highs = np.zeros(pools, np.int64)
+    loose = np.full(lines, np.int64(2) ** 62, np.int64)
+    highs = np.zeros(lines, np.int64)
     full = False
     ahead = 0
     for now in range(n):
@@ -312,46 +406,44 @@ def decide(
                     _enter(datum, state, keys, items, heaps)
         for entry in range(at[now], at[now + 1]):
             state[HELD, data[entry]] = now
-        reaches = max(now, reach[now])
-        y = now
-        for line in range(pools):
+        last = max(now, reach[now])
+        position = now
+        for line in range(lines):
             highs[line] = 0
-        while y <= reaches:
-            if now < y < ahead:
+        while position <= last:
+            if now < position < ahead:
                 # all of these were fetched before, but may need room that is not taken yet
-                y = min(ahead, reaches + 1)
-                level = 0
-                while 2 ** (level + 1) <= y - 1 - now:
-                    level += 1
-                for line in range(pools):
-                    more = max(peaks[level, line, now + 1], peaks[level, line, y - 2**level])
-                    highs[line] = max(highs[line], more - grows[line, now])
+                position = min(ahead, last + 1)
+                _raise(now, position, grows, peaks, highs)
                 continue
-            if y > now:
-                for line in range(pools):
-                    highs[line] = max(highs[line], grows[line, y] - grows[line, now])
+            if position > now:
+                for line in range(lines):
+                    highs[line] = max(highs[line], grows[line, position] - grows[line, now])
             complete = True
-            for entry in range(at[y], at[y + 1]):
+            for entry in range(at[position], at[position + 1]):
                 datum = data[entry]
                 line = pool[datum]
                 if state[RESIDENT, datum]:
-                    if y == now:
+                    if position == now:
                         pending[datum] = -1
                     continue
-                if y > now and (kind[entry] == WRITE or not made[datum]):
+                if position > now and (kind[entry] == WRITE or not made[datum]):
                     continue
                 highest = highs[line]
-                if y > now and used[line] - loose[line] + room[datum] + highest > capacity[line]:
+                if (
+                    position > now
+                    and used[line] - loose[line] + room[datum] + highest > capacity[line]
+                ):
                     complete = False
                     break
-                beyond = max(y, spare[now]) if y > now else -1
+                beyond = max(position, spare[now]) if position > now else -1
                 chosen = 0
                 freed = 0
                 while used[line] - freed + room[datum] + highest > capacity[line]:
                     victim = _choose(
                         now, beyond, line, threshold, dirty, state, keys, items, heaps, aside
                     )
-                    if victim < 0 and threshold > 0 and y == now:
+                    if victim < 0 and threshold > 0 and position == now:
                         victim = _choose(now, -1, line, 0, dirty, state, keys, items, heaps, aside)
                     if victim < 0:
                         complete = False
@@ -364,12 +456,9 @@ def decide(
                     full = True
                     complete = False
                 if not complete:
-                    if y > now:
+                    if position > now:
                         loose[line] = freed
-                    for number in range(chosen):
-                        victim = taken[number]
-                        state[RESIDENT, victim] = True
-                        _enter(victim, state, keys, items, heaps)
+                    _return(taken, chosen, state, keys, items, heaps)
                     break
                 loose[line] -= freed
                 for number in range(chosen):
@@ -390,12 +479,12 @@ def decide(
                     outs += 1
                 used[line] += room[datum]
                 state[RESIDENT, datum] = True
-                if kind[entry] != WRITE or y > now:
+                if kind[entry] != WRITE or position > now:
                     in_datum[ins] = datum
-                    in_trigger[ins] = 2 * now + (y > now)
-                    in_use[ins] = y
+                    in_trigger[ins] = 2 * now + (position > now)
+                    in_use[ins] = position
                     in_gap[ins] = gap[datum]
-                    if y > now:
+                    if position > now:
                         pending[datum] = ins
                         loose[line] += room[datum]
                         _enter(datum, state, keys, items, heaps)
@@ -403,25 +492,22 @@ def decide(
             if not complete:
                 if full:
                     failed[0] = FULL
-                elif y == now:
+                elif position == now:
                     failed[0] = now
                 break
-            if y == now:
+            if position == now:
                 for entry in range(at[now], at[now + 1]):
                     datum = data[entry]
                     made[datum] = True
                     state[LAST, datum] = now
-                    if policy == BELADY:
-                        state[KEY, datum] = following[entry]
-                    else:
-                        state[KEY, datum] = 2 * n - now
+                    state[KEY, datum] = following[entry] if policy == BELADY else 2 * n - now
                     if kind[entry] != READ:
                         state[STORED, datum] = 0
-            y += 1
-            ahead = max(ahead, y)
+            position += 1
+            ahead = max(ahead, position)
         if failed[0] != -1:
             break
-        for line in range(pools):
+        for line in range(lines):
             profile[line, now] = used[line]
     ended = np.zeros(count, np.bool_)
     if n > 0 and failed[0] == -1:

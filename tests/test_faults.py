@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -402,11 +403,15 @@ def wait_until_held(client: Client) -> None:
     client.run_on_scheduler(held)
 
 
-def wait_until_gone(client: Client, address: str) -> None:
-    async def gone(dask_scheduler: Scheduler) -> None:
-        await until(lambda: address not in dask_scheduler.workers)
+def wait_until(client: Client, true: Callable[[Scheduler], bool]) -> None:
+    async def wait_for_it(dask_scheduler: Scheduler) -> None:
+        await until(lambda: true(dask_scheduler))
 
-    client.run_on_scheduler(gone)
+    client.run_on_scheduler(wait_for_it)
+
+
+def wait_until_gone(client: Client, address: str) -> None:
+    wait_until(client, lambda scheduler: address not in scheduler.workers)
 
 
 @pytest.mark.parametrize("victims", [1, 3])
@@ -436,10 +441,16 @@ def test_the_worker_of_a_persisted_input_is_killed(client: Client, tmp_path: Pat
 def test_processes_are_restarted(client: Client, tmp_path: Path) -> None:
     future = client.compute(planned(tmp_path / "gate"))
     wait_until_held(client)
-    client.restart(timeout=LIMIT)
+    with ThreadPoolExecutor(1) as pool:
+        restarting = pool.submit(client.restart, timeout=LIMIT)
+        wait_until(client, lambda scheduler: not scheduler.tasks)
+        # or threads would go on until the nannies kill their processes
+        (tmp_path / "gate").touch()
+        restarting.result()
     assert future.cancelled()
     again = client.compute(planned(tmp_path / "gate"))
     wait_until_held(client)
     (tmp_path / "gate").touch()
     np.testing.assert_allclose(again.result(timeout=LIMIT), EXPECTED)
     assert not dasktile.metrics(client).missing
+    (tmp_path / "gate").unlink()

@@ -19,8 +19,9 @@ from dasktile.runtime.install import NAME
 from dasktile.runtime.roots import HELD
 from dasktile.runtime.scheduler_plugin import TileSchedulerPlugin
 
-#: Seconds that anything here may take.
-LIMIT = 60
+#: Seconds after which something hangs.  To start a process may take a minute where others wait
+#: for the same processors.
+LIMIT = 300
 
 #: So that each of three workers reads eight tiles, and can be given two at once.
 SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}

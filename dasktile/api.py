@@ -27,7 +27,7 @@ from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.writer import lower
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
-from dasktile.tiling.plan import Plan
+from dasktile.tiling.plan import TilingPlan
 
 logger = logging.getLogger("dasktile")
 
@@ -171,10 +171,10 @@ def compare(
         return comparison(target.workers, [])
     asked = _Asked.of(holders, False, target, "exact")
     captured = located(capture_graph(asked.graph, asked.arrays), target)
-    plans: list[tuple[str, Plan | str]] = []
+    plans: list[tuple[str, TilingPlan | str]] = []
     for name in names:
         try:
-            plans.append((name, _tile(captured, target, name, target.memory_limit, anyway=True)))
+            plans.append((name, _tile(captured, target, name, target.memory_limit, force=True)))
         except _REFUSALS as error:
             plans.append((name, str(error)))
     kept = ""
@@ -254,7 +254,7 @@ class _Asked:
             tuple(holders.groups),
         )
 
-    def handed_over(self, plan: Plan) -> list[Chunks | None]:
+    def handed_over(self, plan: TilingPlan) -> list[Chunks | None]:
         """For every array, the chunks that it must have in the end; None for its tiles'."""
         found = [array.chunks if array.name in self.kept else None for array in self.arrays]
         if plan.tiled is not None:
@@ -337,14 +337,14 @@ def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
     return report.explanation(plan, asked.handed_over(plan), unknown, seconds)
 
 
-def _plan(asked: _Asked) -> tuple[Captured, Plan]:
+def _plan(asked: _Asked) -> tuple[Captured, TilingPlan]:
     target = asked.machine
     captured = located(capture_graph(asked.graph, asked.arrays), target)
 
     try:
         found = _tile(captured, target, asked.method, target.memory_limit)
     except tiling.MemoryLimitError:
-        if target.asked:
+        if target.limit_given:
             raise
         # nobody asked for this limit: tiles as small as can be are not what is wanted
         found = _tile(captured, target, asked.method, None)
@@ -354,8 +354,8 @@ def _plan(asked: _Asked) -> tuple[Captured, Plan]:
 
 
 def _tile(
-    captured: Captured, target: Machine, method: str, limit: int | None, anyway: bool = False
-) -> Plan:
+    captured: Captured, target: Machine, method: str, limit: int | None, force: bool = False
+) -> TilingPlan:
     return tiling.tile(
         captured.program,
         workers=target.workers,
@@ -364,7 +364,7 @@ def _tile(
         method=method,
         settings=target.settings(),
         placed=target.placed,
-        anyway=anyway,
+        force=force,
     )
 
 

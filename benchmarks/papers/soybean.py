@@ -181,7 +181,7 @@ def moved(program: Program, devices: int) -> dict[str, int]:
         name: sum(costs.moved(method.choose(costs, settings, TIE).states))
         for name, method in METHODS.items()
     }
-    plan = tile(program, workers=devices, anyway=True)
+    plan = tile(program, workers=devices, force=True)
     return {**found, "default": plan.after.bytes, "bound": plan.lower_bound}
 
 

@@ -203,7 +203,7 @@ def _cuts(
         largest = max(largest, array.dtype.itemsize * math.prod(map(max, array.chunks)))
         for label, sizes in zip(term, array.chunks, strict=True):
             edges.setdefault(label, set()).update(bounds(sizes))
-    cuts = {label: tuple(np.diff(sorted(found)).tolist()) for label, found in edges.items()}
+    cuts = {label: tuple(np.diff(sorted(positions)).tolist()) for label, positions in edges.items()}
     room = max(largest, parse_bytes(dask.config.get("array.chunk-size")))
     while recipe.dtype.itemsize * math.prod(max(cuts[label]) for label in output) > room:
         longest = max(output, key=lambda label: max(cuts[label]))
@@ -220,14 +220,14 @@ def _presummed(
     arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, algebra: Algebra
 ) -> tuple[list[da.Array], list[Term]]:
     """Operands reduced over the labels that nobody else has."""
-    found = []
+    operands = []
     for number, (array, term) in enumerate(zip(arrays, inputs, strict=True)):
         others = {*output, *itertools.chain(*inputs[:number], *inputs[number + 1 :])}
         rest = tuple(label for label in dict.fromkeys(term) if label in others)
         if set(rest) != set(term):
             array, term = _computed([array], [term], rest, algebra), rest
-        found.append((array, term))
-    return [array for array, _ in found], [term for _, term in found]
+        operands.append((array, term))
+    return [array for array, _ in operands], [term for _, term in operands]
 
 
 def _of_nothing(
@@ -279,11 +279,11 @@ def _squeezed(
     arrays: Sequence[da.Array], inputs: Sequence[Term], sizes: Mapping[str, int]
 ) -> tuple[list[da.Array], list[Term]]:
     """Operands without the axes that broadcast."""
-    found = []
+    operands = []
     for array, term in zip(arrays, inputs, strict=True):
         keep = [size == sizes[label] for label, size in zip(term, array.shape, strict=True)]
         if not all(keep):
             array = array[tuple(slice(None) if stays else 0 for stays in keep)]
             term = tuple(label for label, stays in zip(term, keep, strict=True) if stays)
-        found.append((array, term))
-    return [array for array, _ in found], [term for _, term in found]
+        operands.append((array, term))
+    return [array for array, _ in operands], [term for _, term in operands]

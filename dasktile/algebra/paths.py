@@ -124,19 +124,19 @@ def candidates(inputs: Sequence[Term], output: Term, sizes: Mapping[str, int]) -
     All of them for three operands, else those that opt_einsum finds.
     """
     # numbers: the order of a set of strings is another in every process
-    number = {label: at for at, label in enumerate(dict.fromkeys(itertools.chain(*inputs)))}
+    number = {label: index for index, label in enumerate(dict.fromkeys(itertools.chain(*inputs)))}
     terms = [frozenset(number[label] for label in term) for term in inputs]
     result = frozenset(number[label] for label in output)
     size = {number[label]: sizes[label] for label in number}
-    found = [
+    paths_from_opt_einsum = [
         opt_einsum.paths.DynamicProgramming(minimize=what)(terms, result, size)
         for what in (MINIMIZE if len(inputs) <= _PROGRAMMED else ())
     ]
-    found.append(opt_einsum.paths.auto(terms, result, size))
+    paths_from_opt_einsum.append(opt_einsum.paths.auto(terms, result, size))
     if len(inputs) == 3:
-        found += [((0, 1), (0, 1)), ((0, 2), (0, 1)), ((1, 2), (0, 1))]
+        paths_from_opt_einsum += [((0, 1), (0, 1)), ((0, 2), (0, 1)), ((1, 2), (0, 1))]
     distinct: dict[frozenset[frozenset[int]], Path] = {}
-    for path in (_numbered(path, len(inputs)) for path in found):
+    for path in (_numbered(path, len(inputs)) for path in paths_from_opt_einsum):
         distinct.setdefault(_tree(path, len(inputs)), path)
     paths = tuple(distinct.values())
     least = min(paths, key=lambda path: _operations(path, inputs, output, sizes))
@@ -171,14 +171,14 @@ def price(
 def steps(path: Path, inputs: Sequence[Term], output: Term) -> list[tuple[tuple[int, ...], Term]]:
     """What is contracted one after the other, and the labels of what comes of it."""
     terms = dict(enumerate(inputs))
-    found: list[tuple[tuple[int, ...], Term]] = []
+    contractions: list[tuple[tuple[int, ...], Term]] = []
     for numbers in path:
         named = dict.fromkeys(itertools.chain(*(terms.pop(number) for number in numbers)))
         needed = {*output, *itertools.chain(*terms.values())}
         term = tuple(label for label in named if label in needed) if terms else tuple(output)
-        terms[len(inputs) + len(found)] = term
-        found.append((numbers, term))
-    return found
+        terms[len(inputs) + len(contractions)] = term
+        contractions.append((numbers, term))
+    return contractions
 
 
 def as_program(
@@ -249,17 +249,17 @@ def _numbered(path: Iterable[Sequence[int]], count: int) -> Path:
 
     Steps of one operand are left out: it is summed where it is multiplied.
     """
-    found: list[tuple[int, ...]] = []
+    numbered: list[tuple[int, ...]] = []
     held = list(range(count))
     for places in path:
         chosen = sorted(held[place] for place in places)
         held = [number for place, number in enumerate(held) if place not in places]
         if len(chosen) > 1:
-            held.append(count + len(found))
-            found.append(tuple(chosen))
+            held.append(count + len(numbered))
+            numbered.append(tuple(chosen))
         else:
             held += chosen
-    return tuple(found)
+    return tuple(numbered)
 
 
 def _tree(path: Path, count: int) -> frozenset[frozenset[int]]:

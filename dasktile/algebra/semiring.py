@@ -177,23 +177,27 @@ def _joined_dtype(
 def reduced_dtype(reduce: Callable[..., Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype of what a reduction makes of values of another."""
     ones = _ones((2,), dtype)
-    said = f"reduce {funcname(reduce)} must work on pairs of arrays of {dtype}, element by element"
+    requirement = (
+        f"reduce {funcname(reduce)} must work on pairs of arrays of {dtype}, element by element"
+    )
     with _quiet():
         try:
             if isinstance(reduce, np.ufunc):
                 return np.asarray(reduce.reduce(ones)).dtype
-            found = np.asanyarray(reduce(ones, ones))
-            again = np.asanyarray(reduce(found, found))
+            result = np.asanyarray(reduce(ones, ones))
+            second_result = np.asanyarray(reduce(result, result))
         except Exception as error:
-            raise TypeError(f"{said}; it raised {type(error).__name__}: {error}") from error
-    if found.shape != ones.shape:
-        raise ValueError(f"{said}; of two of shape {ones.shape} it made one of {found.shape}")
-    if again.dtype != found.dtype or not np.can_cast(dtype, found.dtype, "safe"):
-        raise TypeError(
-            f"{said}, and make what it takes; of {dtype} it made {found.dtype}, and of that"
-            f" {again.dtype}"
+            raise TypeError(f"{requirement}; it raised {type(error).__name__}: {error}") from error
+    if result.shape != ones.shape:
+        raise ValueError(
+            f"{requirement}; of two of shape {ones.shape} it made one of {result.shape}"
         )
-    return found.dtype
+    if second_result.dtype != result.dtype or not np.can_cast(dtype, result.dtype, "safe"):
+        raise TypeError(
+            f"{requirement}, and make what it takes; of {dtype} it made {result.dtype}, and of that"
+            f" {second_result.dtype}"
+        )
+    return result.dtype
 
 
 def _ones(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

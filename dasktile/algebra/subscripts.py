@@ -25,8 +25,10 @@ def parsed(subscripts: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Ter
     texts = left.split(",")
     if len(texts) != len(shapes):
         raise wrong(f"subscripts for {len(texts)} operands, but {len(shapes)} operands are given")
-    inputs = [_term(wrong, at, text, shape) for at, (text, shape) in enumerate(zip(texts, shapes,
-              strict=True))]  # fmt: skip
+    inputs = [
+        _term(wrong, number, text, shape)
+        for number, (text, shape) in enumerate(zip(texts, shapes, strict=True))
+    ]
     named = [label for term in inputs for label in term]
     longest = max((int(label[3:]) for label in named if label[3:]), default=0)
     dots = tuple(f"...{place}" for place in range(longest, 0, -1))
@@ -61,8 +63,8 @@ def _expanded(
 ) -> Term:
     if "," in text or text.count("...") > 1:
         raise wrong(f"{text!r} of {whose} may have one ellipsis and no comma")
-    before, found, after = text.partition("...")
-    return (*before, *(dots if found else ()), *after)
+    before, ellipsis, after = text.partition("...")
+    return (*before, *(dots if ellipsis else ()), *after)
 
 
 def label_sizes(

@@ -99,18 +99,18 @@ async def _calibrate(client: Client, refresh: bool) -> Calibration:
         raise ValueError(f"client={client!r}: its cluster has no workers yet")
     try:
         async with asyncio.timeout(LIMIT):
-            found = await _measured(client, threads)
+            calibration = await _measured(client, threads)
     except TimeoutError:
         raise TimeoutError(
             f"the cluster did not get to calibration within {LIMIT:.0f} s; is it busy?"
         ) from None
-    await _keep(client, found)
-    return found
+    await _keep(client, calibration)
+    return calibration
 
 
-async def _keep(client: Client, found: Calibration) -> None:
+async def _keep(client: Client, calibration: Calibration) -> None:
     """Leave the result on the scheduler."""
-    said = found.to_dict()
+    numbers = calibration.to_dict()
     outer, inner = KEY
     name = KEEPER
 
@@ -118,7 +118,7 @@ async def _keep(client: Client, found: Calibration) -> None:
     def keep(dask_scheduler: Scheduler) -> None:
         class Keeper(SchedulerPlugin):
             def restart(self, scheduler: Scheduler) -> None:
-                scheduler.task_metadata.setdefault(outer, {})[inner] = dict(said)
+                scheduler.task_metadata.setdefault(outer, {})[inner] = dict(numbers)
 
         dask_scheduler.plugins.pop(name, None)
         keeper = Keeper()
@@ -278,8 +278,8 @@ async def _to_and_fro(client: Client, pairs: Sequence[tuple[str, str]], nbytes: 
 
     layers: dict[str, _Layer] = {}
     ends = []
-    for one, other in pairs:
-        for here, there in ((one, other), (other, one)):
+    for first_worker, second_worker in pairs:
+        for here, there in ((first_worker, second_worker), (second_worker, first_worker)):
             first, second, third = _name(), _name(), _name()
             layers[first] = _Layer(here, {first: Task(first, begin, nbytes)})
             layers[second] = _Layer(

@@ -28,29 +28,34 @@ def located(captured: Captured, machine: Machine) -> Captured:
     blocks: dict[Any, Any] = {}
     for index in resident:
         blocks.update(captured.graph.layers[nodes[index].name])
-    found = machine.who_has(blocks)
+    holders = machine.who_has(blocks)
     mesh = mesh_shape(min(machine.workers, MAX_WORKERS))
     places = math.prod(mesh)
-    at = {
+    position = {
         address: number * places // len(machine.order)
         for number, address in enumerate(machine.order)
     }
     new = list(nodes)
     for index in resident:
-        homes = tuple(_homes(nodes[index], found, at, mesh))
+        homes = tuple(_homes(nodes[index], holders, position, mesh))
         if any(homes):  # else it comes with the graph
             new[index] = replace(nodes[index], homes=homes)
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
 
 
 def _homes(
-    node: Node, found: Mapping[Any, Sequence[str]], at: Mapping[str, int], mesh: tuple[int, ...]
+    node: Node,
+    holders: Mapping[Any, Sequence[str]],
+    positions: Mapping[str, int],
+    mesh: tuple[int, ...],
 ) -> Iterable[tuple[int, ...]]:
     """For every block, the place in the mesh; none for one that is nowhere yet."""
     planned = decode(node.name)
     for index in itertools.product(*(range(len(sizes)) for sizes in node.chunks)):
-        addresses = found.get((node.name, *index), ())
-        places = tuple(sorted({at[address] for address in addresses if address in at}))
+        addresses = holders.get((node.name, *index), ())
+        places = tuple(
+            sorted({positions[address] for address in addresses if address in positions})
+        )
         if len(places) > 1:
             # the rest are copies, which the cluster may drop before they are read
             places = (primary(index, places),)

@@ -17,8 +17,8 @@ from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
 from dasktile import config
-from dasktile.tiling.plan import Plan
-from dasktile.tiling.seconds import Calibration, predicted
+from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.seconds import Calibration, predict_seconds
 from dasktile.tiling.settings import Settings
 
 #: The share of a worker's memory that its running tasks may fill; distributed starts to
@@ -38,7 +38,7 @@ class Machine:
         Tasks that each of them runs at once.
     memory_limit
         Bytes that one task may hold, its inputs and its result; None for no limit.
-    asked
+    limit_given
         True where the caller or the configuration named that limit, so that a plan must
         keep to it; a limit taken from the workers is only aimed at.
     order
@@ -56,7 +56,7 @@ class Machine:
     workers: int
     threads: int = 1
     memory_limit: int | None = None
-    asked: bool = False
+    limit_given: bool = False
     order: tuple[str, ...] = ()
     who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = field(
         default=None, compare=False
@@ -73,12 +73,14 @@ class Machine:
         """Constants of the cost model: what was measured, unless the user says otherwise."""
         return config.tiling_settings(self.calibration)
 
-    def seconds(self, plan: Plan) -> tuple[float, float] | None:
+    def seconds(self, plan: TilingPlan) -> tuple[float, float] | None:
         """Roughly what the input's chunks and a plan take; None where nothing was measured."""
         if self.calibration is None:
             return None
-        found = self.calibration
-        return predicted(plan, self.settings(), found.task_seconds, self.threads, found.memory)
+        measured = self.calibration
+        return predict_seconds(
+            plan, self.settings(), measured.task_seconds, self.threads, measured.memory
+        )
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
@@ -111,7 +113,7 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
         cluster = _current() or _local()
     if limit is None:
         limit = _bytes("setting dasktile.memory-limit", config.setting("memory-limit"))
-    return cluster if limit is None else replace(cluster, memory_limit=limit, asked=True)
+    return cluster if limit is None else replace(cluster, memory_limit=limit, limit_given=True)
 
 
 def memory_bytes(memory_limit: object) -> int | None:
@@ -140,16 +142,16 @@ def _bytes(name: str, value: object) -> int | None:
     allowed = 'must be a positive number of bytes, a string such as "2 GB", or None'
     if isinstance(value, str):
         try:
-            found = float(parse_bytes(value))
+            number = float(parse_bytes(value))
         except ValueError:
             raise ValueError(f"{name} {allowed}; got {value!r}") from None
     elif isinstance(value, Real) and not isinstance(value, bool):
-        found = float(value)
+        number = float(value)
     else:
         raise TypeError(f"{name} {allowed}; got {value!r} of type {type(value).__name__}")
-    if not 1 <= found < float("inf"):
+    if not 1 <= number < float("inf"):
         raise ValueError(f"{name} {allowed}; got {value!r}")
-    return int(found)
+    return int(number)
 
 
 def _is_client(value: object) -> bool:
@@ -179,18 +181,18 @@ def _of_client(client: Any) -> Machine | None:
         return None
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
-        return found
+        result: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
+        return result
 
     def durations() -> Mapping[str, float]:
         if client.asynchronous:
             return {}
         try:
-            found: Mapping[str, float] = client.run_on_scheduler(_averages)
+            result: Mapping[str, float] = client.run_on_scheduler(_averages)
         except Exception:
             # a scheduler without dasktile cannot say
             return {}
-        return found
+        return result
 
     return _with_said(replace(cluster, who_has=who_has, durations=durations), _said(client))
 
@@ -208,21 +210,21 @@ def _said(client: Any) -> Mapping[str, Any]:
     """What the scheduler keeps for clients: of its plugin, and of a calibration."""
     if client.asynchronous:
         return {}
-    found = client.get_metadata(["dasktile"], default=None)
-    return found if isinstance(found, Mapping) else {}
+    metadata = client.get_metadata(["dasktile"], default=None)
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _with_said(cluster: Machine, said: Mapping[str, Any]) -> Machine:
+def _with_said(cluster: Machine, metadata: Mapping[str, Any]) -> Machine:
     return replace(
         cluster,
-        order=_order(said, cluster.workers),
-        calibration=Calibration.from_dict(said.get("calibration")),
+        order=_order(metadata, cluster.workers),
+        calibration=Calibration.from_dict(metadata.get("calibration")),
     )
 
 
-def _order(said: Mapping[str, Any], workers: int) -> tuple[str, ...]:
+def _order(metadata: Mapping[str, Any], workers: int) -> tuple[str, ...]:
     # workers of one process are planned for as one, but are not placed as one
-    order = tuple(said.get("workers") or ())
+    order = tuple(metadata.get("workers") or ())
     return order if len(order) == workers else ()
 
 
@@ -244,14 +246,16 @@ def _own_scheduler(distributed: Any) -> Machine | None:
     )
     if cluster is None:
         return None
-    said = running[0].task_metadata.get("dasktile", {})
+    metadata = running[0].task_metadata.get("dasktile", {})
     tasks = running[0].tasks
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        found = {key: tasks[key].who_has for key in blocks if key in tasks}
-        return {key: [worker.address for worker in tuple(has or ())] for key, has in found.items()}
+        holders = {key: tasks[key].who_has for key in blocks if key in tasks}
+        return {
+            key: [worker.address for worker in tuple(has or ())] for key, has in holders.items()
+        }
 
-    return _with_said(replace(cluster, who_has=who_has), said)
+    return _with_said(replace(cluster, who_has=who_has), metadata)
 
 
 def _local() -> Machine:
@@ -261,8 +265,8 @@ def _local() -> Machine:
 
 
 def _identity(client: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = client.scheduler_info()
-    return found
+    info: Mapping[str, Any] = client.scheduler_info()
+    return info
 
 
 def _cluster(identity: Mapping[str, Any]) -> Machine | None:

@@ -285,32 +285,32 @@ def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Windo
     if axis.label is None or cuts is None:
         return ((0, size, 1),)
     edges = bounds(cuts)
-    found: list[Window] = []
+    ranges: list[Window] = []
     for lo, hi in zip(edges[:-1], edges[1:], strict=True):
         if abs(axis.step) == axis.width or axis.width > 1 or axis.step == 1:
             begin, end = axis.interval(lo, hi, size) if hi > lo else (0, 0)
             if axis.step < 0:
-                found.append((end - 1, begin - 1, -1))
+                ranges.append((end - 1, begin - 1, -1))
             else:
-                found.append((begin, end, 1))
+                ranges.append((begin, end, 1))
         elif hi == lo:
-            found.append((0, 0, 1))
+            ranges.append((0, 0, 1))
         else:
             first = axis.start + axis.step * lo
             last = axis.start + axis.step * (hi - 1)
-            found.append((first, last + (1 if axis.step > 0 else -1), axis.step))
-    return tuple(found)
+            ranges.append((first, last + (1 if axis.step > 0 else -1), axis.step))
+    return tuple(ranges)
 
 
 def output_chunks(node: Node, cuts: Sequence[Sequence[int]]) -> Chunks:
     """Chunks of a node's array when its labels are cut by `cuts`, before any scatter."""
-    found: list[tuple[int, ...]] = []
+    chunks: list[tuple[int, ...]] = []
     for axis, size in zip(node.out, node.shape, strict=True):
         if axis.label is None:
-            found.append((size,))
+            chunks.append((size,))
         else:
-            found.append(tuple(axis.width * cut for cut in cuts[axis.label]))
-    return tuple(found)
+            chunks.append(tuple(axis.width * cut for cut in cuts[axis.label]))
+    return tuple(chunks)
 
 
 def validate(program: Program) -> None:

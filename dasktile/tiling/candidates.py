@@ -62,7 +62,7 @@ class Option:
     scatter
         For every mesh axis that cuts a ``REDUCE`` label, the output axis along which
         the sum is divided again, or None where it ends on one worker.
-    spread
+    replicated
         For every mesh axis without a label, True where each worker along it has a copy
         and False where only the first has it.
     follow
@@ -74,9 +74,9 @@ class Option:
 
     mesh: tuple[int | None, ...]
     scatter: tuple[int | None, ...]
-    spread: tuple[bool, ...]
+    replicated: tuple[bool, ...]
     follow: Follow | None = None
-    also: tuple[int | None, ...] | None = None
+    second_mesh: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +94,8 @@ class Boxes:
 
     def volume(self) -> npt.NDArray[np.float64]:
         """Elements, (candidates, workers)."""
-        found: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
-        return found * self.active * self.density
+        elements: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
+        return elements * self.active * self.density
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Variable:
     held: Boxes
     needs: tuple[Boxes | None, ...]
     followed: tuple[Followed, ...] = ()
-    also: Boxes | None = None
+    held_second: Boxes | None = None
 
 
 @dataclass
@@ -162,7 +162,7 @@ class Space:
     axes: Axes
     max_states: int
     copy_limit: int | None = None
-    twice: bool = False
+    allow_replicas: bool = False
     lean: bool = False
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
@@ -224,7 +224,7 @@ class Space:
             False,
             boxed[0] + following,
             *boxed[1:],
-            followed=tuple(found for _, found in follows),
+            followed=tuple(blocks for _, blocks in follows),
         )
 
     def _following(self, follow: Follow) -> Option:
@@ -233,7 +233,7 @@ class Space:
 
     def _follows(self, index: int, node: Node) -> list[tuple[Follow, Followed]]:
         """Arrays that a node may follow, and what that comes to."""
-        found = []
+        follows = []
         shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]
         for follow in candidates(
             self.program, self.axes.members, self.leaders, index, self.axes.free
@@ -245,10 +245,10 @@ class Space:
                 # the input's own chunks are where they are, however uneven that is
                 most = UNEVEN if self.axes.free else math.inf
                 self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers, most)
-            then = self._followed[key]
-            if then is not None:
-                found.append((follow, then))
-        return found
+            blocks = self._followed[key]
+            if blocks is not None:
+                follows.append((follow, blocks))
+        return follows
 
     def _located(self, index: int, node: Node) -> Variable:
         """An array that is where it is."""
@@ -298,42 +298,45 @@ class Space:
         own = self.axes.kept[index]
         labels, grids, out = array_labels(node, own)
         # with two readers, the second tiling is as cheaply made for the second of them
-        twice = self.twice and len(self.program.consumers(index)) >= SEVERAL
-        key = ("keep", labels, grids, node.itemsize, twice)
+        paired = self.allow_replicas and len(self.program.consumers(index)) >= SEVERAL
+        key = ("keep", labels, grids, node.itemsize, paired)
         if key not in self._cache:
             choices: list[tuple[int | None, bool]] = [(None, False), (None, True)]
             choices += [(axis, False) for axis, label in enumerate(labels) if label.size > 1]
             options = [
                 Option(tuple(label for label, _ in picks), (None,) * len(picks),
-                       tuple(spread for _, spread in picks))
+                       tuple(replicated for _, replicated in picks))
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
             ]  # fmt: skip
             if self.lean and node.size >= self.mesh.workers:
                 self.truncated = True
                 options = [
                     option for option in options
-                    if all(cut is not None or spread
-                           for cut, spread in zip(option.mesh, option.spread, strict=True))
+                    if all(cut is not None or copied
+                           for cut, copied in zip(option.mesh, option.replicated, strict=True))
                 ]  # fmt: skip
             boxes = _Layout(self.mesh, labels, grids)
-            if twice:
+            if paired:
                 options += _in_two_tilings(options)
             held = boxes.held(options, out, node.shape)
-            also = boxes.second(options, out, node.shape) if twice else None
+            second = boxes.second(options, out, node.shape) if paired else None
             if self.copy_limit is not None:
                 most = held.volume()
-                if also is not None:
-                    most = most + also.volume()
+                if second is not None:
+                    most = most + second.volume()
                 copies = np.array(
-                    [any(option.spread) or option.also is not None for option in options],
+                    [
+                        any(option.replicated) or option.second_mesh is not None
+                        for option in options
+                    ],
                     dtype=bool,
                 )
                 within = most.max(axis=1) * node.itemsize <= self.copy_limit
                 chosen = np.flatnonzero(~copies | within)
                 options = [options[choice] for choice in chosen]
                 held = _take(held, chosen)
-                also = None if also is None else _take(also, chosen)
-            needs = (held,) if also is None else (held, also)
+                second = None if second is None else _take(second, chosen)
+            needs = (held,) if second is None else (held, second)
             self._cache[key] = (tuple(options), held, held, needs)
         boxed = self._cache[key]
         follows = list(kept(self.program, self.axes.members, self.leaders, index))
@@ -343,7 +346,7 @@ class Space:
             boxed[0] + tuple(map(self._following, follows)),
             *boxed[1:],
             followed=tuple(self._copy(node, follow) for follow in follows),
-            also=boxed[3][1] if len(boxed[3]) > 1 else None,
+            held_second=boxed[3][1] if len(boxed[3]) > 1 else None,
         )
 
     def _copy(self, node: Node, follow: Follow) -> Followed:
@@ -409,15 +412,15 @@ def _picks(node: Node) -> list[tuple[int | None, int | None]]:
     ]
     # sums are scattered along the two longest axes at most: more choices, never fewer bytes
     targets = sorted(free_axes, key=lambda axis: (-node.shape[axis], axis))[:2]
-    found: list[tuple[int | None, int | None]] = [(None, None)]
+    picks: list[tuple[int | None, int | None]] = [(None, None)]
     for position, label in enumerate(node.labels):
         pieces = len(label.cuts) if label.role is Role.PINNED else label.size
         if label.role is Role.WHOLE or pieces < 2:
             continue
-        found.append((position, None))
+        picks.append((position, None))
         if label.role is Role.REDUCE:
-            found += [(position, target) for target in targets]
-    return found
+            picks += [(position, target) for target in targets]
+    return picks
 
 
 def choices(node: Node) -> int:
@@ -461,7 +464,7 @@ def array_labels(
     node: Node, grids: Sequence[Grid]
 ) -> tuple[tuple[Label, ...], tuple[Grid, ...], tuple[AxisMap, ...]]:
     """An array's axes as labels of their own, cut where the node that makes it may be."""
-    labels, found = [], []
+    labels, array_grids = [], []
     for axis, size in zip(node.out, node.shape, strict=True):
         grid = None if axis.label is None else grids[axis.label]
         if isinstance(grid, int):
@@ -469,9 +472,9 @@ def array_labels(
         elif grid is not None:
             grid = type(grid)(position * axis.width for position in grid)
         labels.append(Label(size, Role.FREE, (size,)))
-        found.append(grid)
+        array_grids.append(grid)
     out = tuple(AxisMap(position) for position in range(len(labels)))
-    return tuple(labels), tuple(found), out
+    return tuple(labels), tuple(array_grids), out
 
 
 def _in_two_tilings(options: Sequence[Option]) -> list[Option]:
@@ -481,7 +484,10 @@ def _in_two_tilings(options: Sequence[Option]) -> list[Option]:
     if len(whole) > MOST_PAIRED:
         # each along one axis only
         whole = [option for option in whole if len(set(option.mesh)) == 1]
-    return [replace(one, also=other.mesh) for one, other in itertools.combinations(whole, 2)]
+    return [
+        replace(first, second_mesh=second.mesh)
+        for first, second in itertools.combinations(whole, 2)
+    ]
 
 
 def _surface(
@@ -590,7 +596,9 @@ class _Layout:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
                 cut_by = _cut_by(option.mesh, axis.label) + tuple(
-                    at for at, target in enumerate(option.scatter) if target == column
+                    axis_of_mesh
+                    for axis_of_mesh, target in enumerate(option.scatter)
+                    if target == column
                 )
                 begin, end = self.range(axis.label, cut_by)
                 lo[row, :, column], hi[row, :, column] = begin * axis.width, end * axis.width
@@ -601,17 +609,17 @@ class _Layout:
     ) -> Boxes:
         """What of an array each worker has in its second tiling, nothing where there is none."""
         nothing = (None,) * len(self.mesh.shape)
-        found = self.held(
-            [replace(option, mesh=option.also or nothing) for option in options], out, shape
+        boxes = self.held(
+            [replace(option, mesh=option.second_mesh or nothing) for option in options], out, shape
         )
-        has = np.array([option.also is not None for option in options], dtype=bool)
-        return replace(found, active=found.active & has[:, None])
+        has = np.array([option.second_mesh is not None for option in options], dtype=bool)
+        return replace(boxes, active=boxes.active & has[:, None])
 
     def _running(self, option: Option) -> Bools:
         idle = tuple(
             axis
-            for axis, (label, spread) in enumerate(zip(option.mesh, option.spread, strict=True))
-            if label is None and not spread
+            for axis, (label, copied) in enumerate(zip(option.mesh, option.replicated, strict=True))
+            if label is None and not copied
         )
         return self.mesh.first(idle)
 

@@ -37,9 +37,9 @@ def conversion_tables(
             for row in dict.fromkeys(rows)
             for column in dict.fromkeys(columns)
         }
-        found = np.array([[known[row, column] for column in columns] for row in rows])
-        counts *= np.moveaxis(found[:, :, :4], 2, 0)
-        exact &= found[:, :, 4] > 0
+        pieces_by_pair = np.array([[known[row, column] for column in columns] for row in rows])
+        counts *= np.moveaxis(pieces_by_pair[:, :, :4], 2, 0)
+        exact &= pieces_by_pair[:, :, 4] > 0
     wanted, pieces, whole, single = counts
     tasks = np.where(exact, 0.0, pieces - whole + wanted - single)
     joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(wanted, 1))
@@ -72,13 +72,15 @@ def conversion_tasks(
     shape, made
         Shape and chunks of the producer's array.
     """
-    found = [
+    by_axis = [
         _axis_pieces(*_reads(edge, position, cuts), size, made[position])
         for position, size in enumerate(shape)
     ]
-    if all(exact for *_, exact in found):
+    if all(exact for *_, exact in by_axis):
         return None
-    wanted, pieces, whole, single = (math.prod(axis[at] for axis in found) for at in range(4))
+    wanted, pieces, whole, single = (
+        math.prod(axis[position] for axis in by_axis) for position in range(4)
+    )
     return float(pieces - whole + wanted - single)
 
 
@@ -88,18 +90,18 @@ def _axis_pieces(
 ) -> tuple[int, int, int, int, bool]:
     """Along one axis: windows, pieces, whole blocks, windows of one piece, exactness."""
     edges = np.asarray(bounds(made))
-    found = windows(axis, cuts, size)
-    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in found])
-    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in found])
+    ranges = windows(axis, cuts, size)
+    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in ranges])
+    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in ranges])
     filled = hi > lo
     first = np.searchsorted(edges, lo, side="right") - 1
     last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
     pieces = np.where(filled, last - first + 1, 0)
-    plain = np.array([step == 1 for _, _, step in found])
+    plain = np.array([step == 1 for _, _, step in ranges])
     begins = np.searchsorted(edges, lo, side="left")
     ends = np.searchsorted(edges, hi, side="right") - 1
     whole = np.where(filled & plain, np.maximum(ends - begins, 0), 0)
-    exact = len(found) == len(made) and bool(
+    exact = len(ranges) == len(made) and bool(
         np.all(plain) and np.all(lo == edges[:-1]) and np.all(hi == edges[1:])
     )
     return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),

@@ -75,17 +75,23 @@ class Costs:
                          node.size, node.partial, node.labels, node.out)  # fmt: skip
                 if shape not in alike:
                     boxes = options[: len(options) - len(variable.followed)]
-                    met = [self._met(variable, node, option) for option in boxes]
-                    met += [found.met * node.partial for found in variable.followed]
+                    partials = [self._met(variable, node, option) for option in boxes]
+                    partials += [
+                        option_blocks.met * node.partial for option_blocks in variable.followed
+                    ]
                     tiles = [self._tiles(variable, node, option) for option in boxes]
-                    tiles += [float(found.work.owned.sum()) for found in variable.followed]
-                    alike[shape] = np.array(met), np.array(tiles)
+                    tiles += [
+                        float(option_blocks.work.owned.sum()) for option_blocks in variable.followed
+                    ]
+                    alike[shape] = np.array(partials), np.array(tiles)
                 self.own.append(alike[shape][0])
                 self.tiles.append(alike[shape][1])
                 reads = {}
-                for at, (edge, need) in enumerate(zip(node.edges, variable.needs, strict=True)):
+                for position, (edge, need) in enumerate(
+                    zip(node.edges, variable.needs, strict=True)
+                ):
                     if need is not None:
-                        reads.setdefault(self.space.source(edge.producer), []).append(at)
+                        reads.setdefault(self.space.source(edge.producer), []).append(position)
                         continue
                     # which blocks are read is not known, so neither is what that moves;
                     # but the array must be handed over in its chunks, somehow
@@ -95,17 +101,22 @@ class Costs:
             for source, edges in reads.items():
                 producer = self.space.variables[source]
                 itemsize = self.space.program.nodes[producer.node].itemsize
-                needs = [need for at in edges if (need := variable.needs[at]) is not None]
+                needs = [
+                    need for position in edges if (need := variable.needs[position]) is not None
+                ]
                 if variable.keep:
                     edges = [0]  # what follows an array has no second tiling
-                blocks = [[found.needs[at] for at in edges] for found in variable.followed]
-                held = [found.held for found in producer.followed]
-                key = (tuple(map(id, needs)), id(producer.held), id(producer.also), itemsize,
+                blocks = [
+                    [option_blocks.needs[position] for position in edges]
+                    for option_blocks in variable.followed
+                ]
+                held = [option_blocks.held for option_blocks in producer.followed]
+                key = (tuple(map(id, needs)), id(producer.held), id(producer.held_second), itemsize,
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
-                    found_table = table(producer.held, held, needs, blocks, producer.also)
-                    tables[key] = found_table * itemsize
+                    elements = table(producer.held, held, needs, blocks, producer.held_second)
+                    tables[key] = elements * itemsize
                 self.between[source, index] = tables[key]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
@@ -119,33 +130,35 @@ class Costs:
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:
         """Bytes moved for every node under an assignment."""
-        found = [0.0] * len(self.space.program.nodes)
+        by_node = [0.0] * len(self.space.program.nodes)
         for index, variable in enumerate(self.space.variables):
-            found[variable.node] += float(self.own[index][states[index]])
+            by_node[variable.node] += float(self.own[index][states[index]])
         for (source, index), table in self.between.items():
             node = self.space.variables[index].node
-            found[node] += float(table[states[source], states[index]])
-        return tuple(math.ceil(moved - 1e-6) for moved in found)
+            by_node[node] += float(table[states[source], states[index]])
+        return tuple(math.ceil(moved - 1e-6) for moved in by_node)
 
     def copies(self) -> list[Table]:
         """For every variable, bytes that a worker holds beyond its share of one copy."""
-        found = []
+        extras = []
         workers = self.space.mesh.workers
         for variable in self.space.variables:
             extra = np.zeros(len(variable.options))
             if variable.keep:
                 node = self.space.program.nodes[variable.node]
                 volume = variable.held.volume()
-                if variable.also is not None:
-                    both = _common(variable.held, variable.also)
-                    volume = volume + variable.also.volume() - both.volume()
+                if variable.held_second is not None:
+                    both = _common(variable.held, variable.held_second)
+                    volume = volume + variable.held_second.volume() - both.volume()
                 boxes = variable.options[: len(volume)]
-                several = [any(option.spread) or option.also is not None for option in boxes]
+                several = [
+                    any(option.replicated) or option.second_mesh is not None for option in boxes
+                ]
                 share = node.size / workers
                 more = np.maximum(volume.max(axis=1, initial=0.0) - share, 0.0) * node.itemsize
                 extra[: len(volume)] = np.where(several, more, 0.0)
-            found.append(extra)
-        return found
+            extras.append(extra)
+        return extras
 
     def loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
         """Operations of every worker under an assignment."""
@@ -168,7 +181,7 @@ class Costs:
         producer = self.space.variables[source]
         itemsize = self.space.program.nodes[producer.node].itemsize
         handed = self.space.handed(edge.chunks or ())
-        ways = table(producer.held, [found.held for found in producer.followed], [handed], [])
+        ways = table(producer.held, [option.held for option in producer.followed], [handed], [])
         least: Table = ways.min(axis=1) * itemsize
         return least
 
@@ -207,7 +220,7 @@ def table(
     held_blocks: Sequence[Blocks],
     needs: Sequence[Boxes],
     needed_blocks: Sequence[Sequence[Blocks]],
-    also: Boxes | None = None,
+    second: Boxes | None = None,
 ) -> Table:
     """Elements that workers must receive, for candidates of boxes and those that follow.
 
@@ -221,40 +234,40 @@ def table(
         What each worker holds besides, in a second tiling.
     """
     rows, columns = len(held.lo), len(needs[0].lo)
-    found = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
+    elements = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
     if rows and columns:
-        found[:rows, :columns] = transfer(held, needs, also)
+        elements[:rows, :columns] = transfer(held, needs, second)
     if columns:
         for row, blocks in enumerate(held_blocks, rows):
-            found[row, :columns] = transfer(blocks, needs)[0]
+            elements[row, :columns] = transfer(blocks, needs)[0]
     for column, reads in enumerate(needed_blocks, columns):
         for need in _united(reads):
             volume = float(need.volume().sum())
             if rows:
                 have = need.in_boxes(held.lo, held.hi, held.active)
-                if also is not None:
-                    have = np.maximum(have, need.in_boxes(also.lo, also.hi, also.active))
-                found[:rows, column] += volume - have * need.density
+                if second is not None:
+                    have = np.maximum(have, need.in_boxes(second.lo, second.hi, second.active))
+                elements[:rows, column] += volume - have * need.density
             for row, blocks in enumerate(held_blocks, rows):
-                found[row, column] += volume - blocks.common(need) * need.density
-    return np.maximum(found, 0.0)
+                elements[row, column] += volume - blocks.common(need) * need.density
+    return np.maximum(elements, 0.0)
 
 
 def _united(reads: Sequence[Blocks]) -> list[Blocks]:
     """Reads on one grid put together; others are counted one by one, which is no less."""
-    found: list[Blocks] = []
+    unions: list[Blocks] = []
     for read in reads:
-        for at, other in enumerate(found):
+        for index, other in enumerate(unions):
             both = other.union(read)
             if both is not None:
-                found[at] = both
+                unions[index] = both
                 break
         else:
-            found.append(read)
-    return found
+            unions.append(read)
+    return unions
 
 
-def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = None) -> Table:
+def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], second: Boxes | None = None) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
     Parameters
@@ -266,8 +279,8 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = 
     also
         What it holds besides, in a second tiling; a reader reads one of the two.
     """
-    if also is not None and isinstance(held, Boxes):
-        return np.minimum(transfer(held, needs), transfer(also, needs))
+    if second is not None and isinstance(held, Boxes):
+        return np.minimum(transfer(held, needs), transfer(second, needs))
     if len(needs) > EXACT_UNION:
         return transfer(held, [_hull(needs)])
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
@@ -282,10 +295,10 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = 
     return np.maximum(total, 0.0)
 
 
-def _common(one: Boxes, other: Boxes) -> Boxes:
-    lo = np.maximum(one.lo, other.lo)
-    hi = np.maximum(np.minimum(one.hi, other.hi), lo)
-    return Boxes(lo, hi, one.active & other.active, min(one.density, other.density))
+def _common(left: Boxes, right: Boxes) -> Boxes:
+    lo = np.maximum(left.lo, right.lo)
+    hi = np.maximum(np.minimum(left.hi, right.hi), lo)
+    return Boxes(lo, hi, left.active & right.active, min(left.density, right.density))
 
 
 def _hull(needs: Sequence[Boxes]) -> Boxes:
@@ -310,7 +323,7 @@ def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
         return held.in_boxes(need.lo, need.hi, need.active)[None, :] * need.density
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
-    found = np.empty((rows, columns))
+    elements = np.empty((rows, columns))
     step = max(1, BLOCK // max(1, columns * workers))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
@@ -319,5 +332,5 @@ def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
             lo = np.maximum(held.lo[part, None, :, axis], need.lo[None, :, :, axis])
             hi = np.minimum(held.hi[part, None, :, axis], need.hi[None, :, :, axis])
             both *= np.maximum(hi - lo, 0)
-        found[part] = both.sum(axis=2)
-    return found * need.density
+        elements[part] = both.sum(axis=2)
+    return elements * need.density

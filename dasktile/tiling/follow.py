@@ -53,14 +53,14 @@ class Blocks:
 
     def volume(self) -> Floats:
         """Elements of each worker."""
-        found = self.owned.astype(np.float64)
+        elements = self.owned.astype(np.float64)
         for edges in reversed(self.edges):
-            found = found @ np.diff(edges).astype(np.float64)
-        return found * self.density
+            elements = elements @ np.diff(edges).astype(np.float64)
+        return elements * self.density
 
     def in_boxes(self, lo: Ints, hi: Ints, active: Bools) -> Floats:
         """Elements that workers have of their boxes, (candidates,) for (candidates, workers)."""
-        found = np.zeros(len(lo))
+        elements = np.zeros(len(lo))
         for worker, owned in enumerate(self.owned):
             if not owned.any():
                 continue
@@ -72,29 +72,30 @@ class Blocks:
                     0,
                 )
                 left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
-            found += left * active[:, worker]
-        return found
+            elements += left * active[:, worker]
+        return elements
 
     def common(self, other: Blocks) -> float:
         """Elements that the same worker has in both."""
         matrices = []
-        for mine, its in zip(self.edges, other.edges, strict=True):
-            lo = np.maximum(mine[:-1, None], its[None, :-1])
-            hi = np.minimum(mine[1:, None], its[None, 1:])
+        for own, others in zip(self.edges, other.edges, strict=True):
+            lo = np.maximum(own[:-1, None], others[None, :-1])
+            hi = np.minimum(own[1:, None], others[None, 1:])
             matrices.append(np.maximum(hi - lo, 0).astype(np.float64))
         total = 0.0
-        for one, two in zip(self.owned, other.owned, strict=True):
-            left = one.astype(np.float64)
+        for mine, theirs in zip(self.owned, other.owned, strict=True):
+            left = mine.astype(np.float64)
             for matrix in matrices:
                 # the first axis of mine becomes the last, an axis of the other's
                 left = np.moveaxis(np.tensordot(matrix, left, axes=(0, 0)), 0, -1)
-            total += float((left * two).sum())
+            total += float((left * theirs).sum())
         return total
 
     def union(self, other: Blocks) -> Blocks | None:
         """What a worker has in either; None where the grids differ."""
         if len(self.edges) != len(other.edges) or any(
-            not np.array_equal(mine, its) for mine, its in zip(self.edges, other.edges, strict=True)
+            not np.array_equal(own, others)
+            for own, others in zip(self.edges, other.edges, strict=True)
         ):
             return None
         return Blocks(self.edges, self.owned | other.owned, max(self.density, other.density))
@@ -133,12 +134,12 @@ def resident(node: Node, workers: int) -> Followed:
 
 def leaders(program: Program) -> list[int]:
     """Nodes that may be followed, the largest first."""
-    found = [
+    indices = [
         index
         for index, node in enumerate(program.nodes)
         if node.homes is not None and all(node.homes) and len(node.homes) > 1
     ]
-    return sorted(found, key=lambda index: (-program.nodes[index].nbytes, index))
+    return sorted(indices, key=lambda index: (-program.nodes[index].nbytes, index))
 
 
 def candidates(
@@ -146,7 +147,7 @@ def candidates(
     members: Sequence[Sequence[int]],
     leading: Sequence[int],
     index: int,
-    anew: bool,
+    retile: bool,
 ) -> Iterator[Follow]:
     """Ways in which a node may follow an array.
 
@@ -173,7 +174,7 @@ def candidates(
                 label
                 for label, klass in enumerate(members[index])
                 if klass == members[leader][axis]
-                and _cuttable(node, label, array.chunks[axis], anew)
+                and _cuttable(node, label, array.chunks[axis], retile)
             ]
             for axis in axes
         ]
@@ -216,12 +217,12 @@ def kept(
             return
 
 
-def _cuttable(node: Node, label: int, sizes: tuple[int, ...], anew: bool) -> bool:
+def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool) -> bool:
     """True where a label may be cut like an axis in memory, and is read element by element."""
-    found = node.labels[label]
-    if found.size != sum(sizes) or found.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
+    loop = node.labels[label]
+    if loop.size != sum(sizes) or loop.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
         return False
-    if (found.role is Role.PINNED or not anew) and found.cuts != sizes:
+    if (loop.role is Role.PINNED or not retile) and loop.cuts != sizes:
         return False
     for maps in (node.out, *(edge.axes for edge in node.edges)):
         along = [axis for axis in maps if axis.label == label]
@@ -255,21 +256,21 @@ def followed(
         maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
     ) -> Blocks:
         """Blocks of an array whose axes these are; `have` is over the labels `seen`."""
-        found: list[Ints] = []
+        block_edges: list[Ints] = []
         for axis, size in zip(maps, shape, strict=True):
             if axis.label in edges:
-                found.append(edges[axis.label])
+                block_edges.append(edges[axis.label])
             elif axis.label is None:
-                found.append(np.array([0, size]))
+                block_edges.append(np.array([0, size]))
             else:
-                found.append(np.array(axis.interval(0, node.labels[axis.label].size, size)))
+                block_edges.append(np.array(axis.interval(0, node.labels[axis.label].size, size)))
         places = [axis.label for axis in maps if axis.label in edges]
         arranged = np.moveaxis(
             have, [1 + seen.index(label) for label in places], range(1, 1 + len(places))
         )
-        counts = (len(bound) - 1 for bound in found)
+        counts = (len(bound) - 1 for bound in block_edges)
         density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in maps)
-        return Blocks(tuple(found), arranged.reshape(workers, *counts), density)
+        return Blocks(tuple(block_edges), arranged.reshape(workers, *counts), density)
 
     maps = tuple(AxisMap(label) for label in range(len(node.labels)))
     work = blocks(maps, tuple(label.size for label in node.labels), owned, order)
@@ -280,21 +281,21 @@ def followed(
     for edge, shape in zip(node.edges, shapes, strict=True):
         read = {axis.label for axis in edge.axes}
         seen = [label for label in order if label in read]
-        gone = tuple(1 + at for at, label in enumerate(order) if label not in read)
+        gone = tuple(1 + position for position, label in enumerate(order) if label not in read)
         needs.append(blocks(edge.axes, shape, np.asarray(owned.any(axis=gone)), seen))
     shown = {axis.label for axis in node.out}
-    gone = tuple(1 + at for at, label in enumerate(order) if label not in shown)
+    gone = tuple(1 + position for position, label in enumerate(order) if label not in shown)
     seen = [label for label in order if label in shown]
     first = owned
     for axis in reversed(gone):
         first = np.asarray(first.take(0, axis=axis))
     held = blocks(node.out, node.shape, first, seen)
-    met = 0.0
+    partials = 0.0
     if gone:
         # whoever has a part sends it to where the sum ends
         parts = np.logical_and(owned.any(axis=gone), ~first)
-        met = float(blocks(node.out, node.shape, parts, seen).volume().sum())
-    return Followed(work, held, tuple(needs), met)
+        partials = float(blocks(node.out, node.shape, parts, seen).volume().sum())
+    return Followed(work, held, tuple(needs), partials)
 
 
 def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:

@@ -89,12 +89,12 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
 
 def _divided(cells: Sequence[int], count: int) -> tuple[int, ...]:
     """Boundaries of cells, each cut into `count` near-even parts."""
-    found = [
+    inner = [
         lo + part * (hi - lo) // count
         for lo, hi in itertools.pairwise(cells)
         for part in range(count)
     ]
-    return (*found, cells[-1])
+    return (*inner, cells[-1])
 
 
 def unit(size: int, workers: int) -> int | None:
@@ -120,8 +120,8 @@ def unit(size: int, workers: int) -> int | None:
 def sizes(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Chunk sizes of :func:`split`, empty parts left out."""
     edges = split(size, parts, grid)
-    found = tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True) if hi > lo)
-    return found or (size,)
+    lengths = tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True) if hi > lo)
+    return lengths or (size,)
 
 
 def own_axes(program: Program) -> Axes:
@@ -165,15 +165,15 @@ def free_axes(program: Program, workers: int) -> Axes:
 
 def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:
     """Labels of a node that are only ever cut at certain boundaries."""
-    found = []
+    grids = []
     for position, label in enumerate(node.labels):
         if label.role is Role.PINNED or node.kind is Kind.OPAQUE:
-            found.append((position, bounds(label.cuts)))
+            grids.append((position, bounds(label.cuts)))
         elif node.stored is not None:
             for axis, stored in zip(node.out, node.stored, strict=True):
                 if axis.label == position and axis.identity:
-                    found.append((position, bounds(stored)))
-    return found
+                    grids.append((position, bounds(stored)))
+    return grids
 
 
 def _even_enough(grid: Sequence[int], workers: int) -> bool:
@@ -212,9 +212,9 @@ def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:
                     continue
                 if producer.labels[made.label].size != node.labels[read.label].size:
                     continue
-                one = find(offsets[index] + read.label)
-                other = find(offsets[edge.producer] + made.label)
-                parent[max(one, other)] = min(one, other)
+                reader = find(offsets[index] + read.label)
+                maker = find(offsets[edge.producer] + made.label)
+                parent[max(reader, maker)] = min(reader, maker)
     return tuple(
         tuple(find(offsets[index] + position) for position in range(len(node.labels)))
         for index, node in enumerate(program.nodes)

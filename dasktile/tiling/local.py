@@ -95,7 +95,7 @@ class Splitter:
     settings: Settings
     memory_limit: int | None = None
     threads: int = 1
-    anew: bool = True
+    retile: bool = True
     placed: bool = False
     choices: list[Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Splitter:
 
     def __post_init__(self) -> None:
         self.tiles = Tiles(
-            self.space, self.settings, self.memory_limit, self.threads, self.anew, self.placed
+            self.space, self.settings, self.memory_limit, self.threads, self.retile, self.placed
         )
         for variable, state in zip(self.space.variables, self.states, strict=True):
             self.choices.append(self._choice(variable.node, variable.keep, variable.options[state]))
@@ -117,7 +117,7 @@ class Splitter:
         MemoryLimitError
             If some node does not fit the memory limit in any tiles.
         """
-        if self.anew:
+        if self.retile:
             self._start()
             self._refine_for_overlap()
             self._refine_for_memory()
@@ -152,16 +152,18 @@ class Splitter:
         classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
         shape = self.space.mesh.shape
         if keep:
-            found = tuple(-1 if axis.label is None else classes[axis.label] for axis in node.out)
+            axis_classes = tuple(
+                -1 if axis.label is None else classes[axis.label] for axis in node.out
+            )
             _, spots, _ = array_labels(node, self.space.axes.kept[index])
             lengths = node.shape
             fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
         else:
-            found, spots = classes, grids
+            axis_classes, spots = classes, grids
             lengths = tuple(label.size for label in node.labels)
             fixed = tuple(
                 label.cuts
-                if not self.anew or label.role is Role.PINNED or node.kind is Kind.OPAQUE
+                if not self.retile or label.role is Role.PINNED or node.kind is Kind.OPAQUE
                 else (label.size,) if label.role is Role.WHOLE else None
                 for label in node.labels
             )  # fmt: skip
@@ -185,7 +187,7 @@ class Splitter:
         alike = (keep, option, lengths, spots, fixed, node.kind, node.labels, node.out, node.shape,
                  node.itemsize, reads)  # fmt: skip
         family = self.families.setdefault(alike, len(self.families))
-        return Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts, family)
+        return Choice(index, keep, option, axis_classes, lengths, spots, fixed, mesh_parts, family)
 
     def _start(self) -> None:
         """The coarsest common refinement of all mesh cuts of a class."""
@@ -314,34 +316,36 @@ class Splitter:
 
     def _fused(self, source: int, reader: int) -> bool:
         """True where dask makes one task of a block and the only block that reads it."""
-        producer, choice = self.choices[source], self.choices[reader]
-        if producer.keep or choice.keep or producer.node in self.space.program.outputs:
+        source_choice, choice = self.choices[source], self.choices[reader]
+        if source_choice.keep or choice.keep or source_choice.node in self.space.program.outputs:
             return False
-        one, other = (self.space.program.nodes[each.node] for each in (producer, choice))
-        if len(self.space.program.consumers(producer.node)) > 1 or one.resident:
+        producer_node, node = (
+            self.space.program.nodes[each.node] for each in (source_choice, choice)
+        )
+        if len(self.space.program.consumers(source_choice.node)) > 1 or producer_node.resident:
             return False
-        if len(other.edges) == 1:
+        if len(node.edges) == 1:
             # a chain, if every block is read by one
-            pieces = {axis.label for axis in other.edges[0].axes if axis.label is not None}
-            alike = len(pieces) == len(other.labels) and other.kind in (Kind.MAP, Kind.VIEW)
-            return alike and one.kind in (Kind.MAP, Kind.VIEW, Kind.CONTRACT)
+            pieces = {axis.label for axis in node.edges[0].axes if axis.label is not None}
+            alike = len(pieces) == len(node.labels) and node.kind in (Kind.MAP, Kind.VIEW)
+            return alike and producer_node.kind in (Kind.MAP, Kind.VIEW, Kind.CONTRACT)
         return (
-            one.kind is Kind.MAP is other.kind
-            and sum(edge.producer == producer.node for edge in other.edges) == 1
-            and len(one.shape) == len(other.labels)
+            producer_node.kind is Kind.MAP is node.kind
+            and sum(edge.producer == source_choice.node for edge in node.edges) == 1
+            and len(producer_node.shape) == len(node.labels)
         )
 
     def _edges(self) -> list[tuple[int, int, Edge]]:
-        found = []
+        edges = []
         for reader, choice in enumerate(self.choices):
             node = self.space.program.nodes[choice.node]
             if choice.keep:
                 axes = tuple(AxisMap(axis) for axis in range(len(node.shape)))
-                found.append((self.space.made[choice.node], reader, Edge(choice.node, axes)))
+                edges.append((self.space.made[choice.node], reader, Edge(choice.node, axes)))
                 continue
             for edge in dict.fromkeys(node.edges):
-                found.append((self.space.source(edge.producer), reader, edge))
-        return found
+                edges.append((self.space.source(edge.producer), reader, edge))
+        return edges
 
     def _conversion_table(
         self, choice: Choice, edge: Edge, made: _Offer, used: _Offer, fused: bool
@@ -356,9 +360,9 @@ class Splitter:
             saved = np.array([[_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)
         table = tasks * self.settings.task_bytes
-        if self.anew:
+        if self.retile:
             table += np.where(joined > 1, JOINED * producer.nbytes, 0)
-        if self.anew and choice.keep:
+        if self.retile and choice.keep:
             need = np.array([self.tiles.joined(choice, parts) for parts in used.parts])
             table += np.where(joined > 1, self.tiles.excess(need), 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
@@ -372,10 +376,10 @@ class Splitter:
         used = {axis.label for axis in edge.axes}
         return math.prod(
             size
-            for size, cut, spread in zip(
-                self.space.mesh.shape, choice.option.mesh, choice.option.spread, strict=True
+            for size, cut, copied in zip(
+                self.space.mesh.shape, choice.option.mesh, choice.option.replicated, strict=True
             )
-            if (cut is not None and cut not in used) or spread
+            if (cut is not None and cut not in used) or copied
         )
 
     def _outcome(self, states: Sequence[int], offers: Sequence[_Offer]) -> Local:
@@ -391,14 +395,14 @@ class Splitter:
             if choice.keep:
                 first = tilings[choice.node]
                 where = self._where(choice, chunks)
-                if any(choice.option.spread):
-                    axes = (axis for axis, spread in enumerate(choice.option.spread) if spread)
+                if any(choice.option.replicated):
+                    axes = (axis for axis, copied in enumerate(choice.option.replicated) if copied)
                     copied[choice.node] = where, tuple(axes)
-                moved = self.placed and where != first.held_at and not any(choice.option.spread)
+                moved = self.placed and where != first.held_at and not any(choice.option.replicated)
                 if chunks != first.chunks or moved:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
-                if self.anew and chunks != first.chunks:
+                if self.retile and chunks != first.chunks:
                     joined = self.tiles.joined(choice, parts)
                     peak[choice.node] = max(peak[choice.node], joined)
                 continue
@@ -445,23 +449,25 @@ class Splitter:
 
     def _held(self, choice: Choice, chunks: Chunks) -> Where:
         """Where the blocks of the result are."""
-        found = []
+        shares = []
         taken: set[int] = set()
         node = self.space.program.nodes[choice.node]
         if choice.option.follow is not None:
             return choice.option.follow.seen([axis.label for axis in node.out])
         for column, (axis, sizes) in enumerate(zip(node.out, chunks, strict=True)):
             if axis.label is None:
-                found.append(Share())
+                shares.append(Share())
                 continue
             by = _axes_of(choice.option, axis.label) + tuple(
-                at for at, target in enumerate(choice.option.scatter) if target == column
+                mesh_axis
+                for mesh_axis, target in enumerate(choice.option.scatter)
+                if target == column
             )
             # on a diagonal two axes run along one label
-            by = tuple(at for at in by if at not in taken)
+            by = tuple(mesh_axis for mesh_axis in by if mesh_axis not in taken)
             taken.update(by)
-            found.append(self._share(choice, axis.label, by, sizes, axis.width))
-        return tuple(found)
+            shares.append(self._share(choice, axis.label, by, sizes, axis.width))
+        return tuple(shares)
 
     def _share(
         self,
@@ -491,4 +497,4 @@ def _count(chunks: Chunks) -> int:
 
 
 def _doubled(parts: Parts, label: int) -> Parts:
-    return tuple(count * 2 if at == label else count for at, count in enumerate(parts))
+    return tuple(count * 2 if position == label else count for position, count in enumerate(parts))

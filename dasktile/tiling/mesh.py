@@ -44,16 +44,16 @@ def mesh_shape(workers: int, max_axes: int = MAX_AXES) -> tuple[int, ...]:
 
 def _primes(number: int) -> list[int]:
     """Prime factors, largest first."""
-    found: list[int] = []
+    factors: list[int] = []
     divisor = 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             number //= divisor
         divisor += 1
     if number > 1:
-        found.append(number)
-    return found[::-1]
+        factors.append(number)
+    return factors[::-1]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TilingPlan:
     """A decision about a program, with its predictions.
 
     Parameters

@@ -16,10 +16,10 @@ from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import Local, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
 from dasktile.tiling.methods import Method, get
-from dasktile.tiling.plan import Plan, Price
-from dasktile.tiling.rematerialize import long_held, remade, spilled
-from dasktile.tiling.replicate import second_copies
-from dasktile.tiling.rewrite import Rewritten, Second, rewritten
+from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.rematerialize import late_readers, recompute, spilled_bytes
+from dasktile.tiling.replicate import find_replicas
+from dasktile.tiling.rewrite import ExtendedProgram, Replica, extend
 from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.problem import Solution
@@ -61,13 +61,13 @@ MOST_MADE_AGAIN = 8
 class _Candidate:
     """A tiling with its price.
 
-    `rewritten` is the program with more nodes than were given, where arrays are there twice.
+    `extended` is the program with more nodes than were given, where arrays are there twice.
     """
 
     tiled: TiledProgram
     price: Price
     solution: Solution
-    rewritten: Rewritten | None = None
+    extended: ExtendedProgram | None = None
 
 
 def tile(
@@ -79,8 +79,8 @@ def tile(
     settings: Settings | None = None,
     threads: int = 1,
     placed: bool = False,
-    anyway: bool = False,
-) -> Plan:
+    force: bool = False,
+) -> TilingPlan:
     """Decide how every array of a program is tiled.
 
     Parameters
@@ -114,13 +114,13 @@ def tile(
     mesh = Mesh(mesh_shape(count))
     threads *= -(-workers // mesh.workers)
     name = method if isinstance(method, str) else method.choose.__name__
-    as_is = _Planner(program, mesh, workers, settings, memory_limit, threads)
-    before = as_is.candidate(get("auto"), TIE)
+    unchanged = _Planner(program, mesh, workers, settings, memory_limit, threads)
+    before = unchanged.candidate(get("auto"), TIE)
     if method == "none":
         return _plan(program, workers, name, before, before, "method 'none'", placed=placed)
     chosen = get(method) if isinstance(method, str) else method
     largest = max(max(before.price.peak, default=0), settings.usual_task)
-    anew = _Planner(
+    planner = _Planner(
         program,
         Mesh(chosen.mesh(count)),
         workers,
@@ -132,39 +132,39 @@ def tile(
         ),
         memory_limit,
         threads,
-        anew=True,
+        retile=True,
         placed=placed,
-        twice=chosen.twice,
+        allow_replicas=chosen.allow_replicas,
     )
-    least = anew.candidate(chosen, TIE)
+    least = planner.candidate(chosen, TIE)
     stated = least.solution
-    finer = anew.finer(least) if name in ("auto", "exact") else None
+    finer = planner.finer(least) if name in ("auto", "exact") else None
     if finer is not None:
         other = finer.candidate(chosen, TIE)
         if other.price.bytes < least.price.bytes:
             least = other
-            if finer.mesh != anew.mesh:
+            if finer.mesh != planner.mesh:
                 # what holds for the mesh of fewer axes need not hold for this one
                 stated = other.solution
     candidates = [least]
     if name == "auto":
-        fewer = anew.candidate(chosen, settings.task_bytes)
-        if anew.cost(fewer.price) * FEWEST_BYTES_SLACK < anew.cost(least.price):
+        fewer = planner.candidate(chosen, settings.task_bytes)
+        if planner.cost(fewer.price) * FEWEST_BYTES_SLACK < planner.cost(least.price):
             candidates.insert(0, fewer)
-    again = _again(anew, candidates[0], chosen) if chosen.twice else None
-    if again is not None:
-        candidates.insert(0, again)
+    recomputing = _again(planner, candidates[0], chosen) if chosen.allow_replicas else None
+    if recomputing is not None:
+        candidates.insert(0, recomputing)
     verdict = ""
     for after in candidates:
-        if anyway:
+        if force:
             break
-        verdict = _objection(as_is, before, anew, after, memory_limit)
+        verdict = _objection(unchanged, before, planner, after, memory_limit)
         if not verdict:
             break
     else:
         after = before
     # of programs in which arrays are made again nothing was proven
-    known = None if after is again else stated
+    known = None if after is recomputing else stated
     return _plan(program, workers, name, before, after, verdict, known, placed)
 
 
@@ -173,22 +173,22 @@ def _again(planner: _Planner, held: _Candidate, method: Method) -> _Candidate | 
     if not held.price.spilled:
         return None
     best = held
-    late = long_held(planner.program)
+    late = late_readers(planner.program)
     # the largest first: what it frees the others may have
     order = sorted(late, key=lambda index: (-planner.program.nodes[index].nbytes, index))
-    found = [remade(planner.program, index, late[index]) for index in order]
-    able = [second for second in found if second is not None]
-    changes: list[Second] = []
+    possible = [recompute(planner.program, index, late[index]) for index in order]
+    able = [second for second in possible if second is not None]
+    changes: list[Replica] = []
     for second in able[:MOST_MADE_AGAIN]:
         if not best.price.spilled:
             break
-        tried = planner.rewritten([*changes, second], method, TIE)
+        tried = planner.with_replicas([*changes, second], method, TIE)
         if planner.cost(tried.price) < planner.cost(best.price) * WORTH_IT:
             best = tried
             changes.append(second)
     rest = able[MOST_MADE_AGAIN:]
     if best.price.spilled and rest:
-        tried = planner.rewritten([*changes, *rest], method, TIE)
+        tried = planner.with_replicas([*changes, *rest], method, TIE)
         if planner.cost(tried.price) < planner.cost(best.price) * WORTH_IT:
             best = tried
     return None if best is held else best
@@ -203,7 +203,7 @@ def _plan(
     verdict: str,
     known: Solution | None = None,
     placed: bool = False,
-) -> Plan:
+) -> TilingPlan:
     # the tie-break is worth less than a byte in all, so rounding gives bytes
     bound = 0 if known is None else max(0, math.floor(known.bound + 0.5))
     if after.price.bytes < bound:
@@ -213,9 +213,9 @@ def _plan(
     proven = after.price.bytes <= bound and (exact or not after.price.bytes)
     kept = after is before and not (placed and _worth_placing(before))
     price, origin = before.price, None
-    if after.rewritten is not None:
-        price, origin = _aligned(price, after.rewritten), after.rewritten.origin
-    return Plan(
+    if after.extended is not None:
+        price, origin = _aligned(price, after.extended), after.extended.origin
+    return TilingPlan(
         program=after.tiled.program,
         workers=workers,
         method=method,
@@ -233,7 +233,7 @@ def _plan(
     )
 
 
-def _aligned(price: Price, more: Rewritten) -> Price:
+def _aligned(price: Price, more: ExtendedProgram) -> Price:
     """A price of the original, node by node beside those of a rewritten program."""
 
     def each(values: Sequence[int]) -> tuple[int, ...]:
@@ -269,13 +269,13 @@ def _reason(node: Node, tiling: Tiling, verdict: str) -> str:
 
 
 def _objection(
-    as_is: _Planner, before: _Candidate, anew: _Planner, after: _Candidate, limit: int | None
+    unchanged: _Planner, before: _Candidate, planner: _Planner, after: _Candidate, limit: int | None
 ) -> str:
     """Why the input is better left as it is; empty where the plan is better."""
     too_large = max(before.price.peak, default=0)
     if limit is not None and too_large > limit and max(after.price.peak) < too_large:
         return ""
-    old, new = as_is.cost(before.price, stock=True), anew.cost(after.price)
+    old, new = unchanged.cost(before.price, stock=True), planner.cost(after.price)
     if new >= old * WORTH_IT:
         return "the input's own chunks cost no more, tasks and moved bytes together"
     if after.price.bytes > before.price.bytes and before.price.balance <= UNEVEN:
@@ -293,7 +293,7 @@ class _Planner:
         As in :func:`tile`.
     anew
         False to keep the input's own chunks.
-    twice
+    allow_replicas
         Whether arrays may be there twice.
     lean
         Whether to leave out tilings that hardly ever pay, see :class:`Space`.
@@ -305,20 +305,20 @@ class _Planner:
     settings: Settings
     memory_limit: int | None
     threads: int
-    anew: bool = False
+    retile: bool = False
     placed: bool = False
-    twice: bool = False
+    allow_replicas: bool = False
     lean: bool = False
 
     def __post_init__(self) -> None:
-        axes = free_axes(self.program, self.workers) if self.anew else own_axes(self.program)
+        axes = free_axes(self.program, self.workers) if self.retile else own_axes(self.program)
         self.space = Space(
             self.program,
             self.mesh,
             axes,
             self.settings.max_states,
             self.memory_limit,
-            self.twice,
+            self.allow_replicas,
             self.lean,
         )
         self.costs = Costs(self.space)
@@ -347,18 +347,18 @@ class _Planner:
         if self.space.truncated:
             # of what was left out nothing is known
             solution = replace(solution, bound=0.0, exact=False)
-        if self.twice:
-            changes = second_copies(self.costs, solution.states)
+        if self.allow_replicas:
+            changes = find_replicas(self.costs, solution.states)
             if changes:
-                found = self.rewritten(changes, method, tile_weight)
-                return replace(found, solution=solution)
+                replicated = self.with_replicas(changes, method, tile_weight)
+                return replace(replicated, solution=solution)
         local = Splitter(
             self.space,
             solution.states,
             self.settings,
             self.memory_limit,
             self.threads,
-            self.anew,
+            self.retile,
             self.placed,
         ).run()
         tiled = TiledProgram(
@@ -366,13 +366,13 @@ class _Planner:
         )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 
-    def rewritten(
-        self, changes: Sequence[Second], method: Method, tile_weight: float
+    def with_replicas(
+        self, changes: Sequence[Replica], method: Method, tile_weight: float
     ) -> _Candidate:
         """The same with arrays there twice."""
-        more = rewritten(self.program, changes)
-        planner = replace(self, program=more.program, twice=False)
-        return replace(planner.candidate(method, tile_weight), rewritten=more)
+        more = extend(self.program, changes)
+        planner = replace(self, program=more.program, allow_replicas=False)
+        return replace(planner.candidate(method, tile_weight), extended=more)
 
     def _price(self, states: Sequence[int], local: Local) -> Price:
         return Price(
@@ -391,20 +391,20 @@ class _Planner:
         """Bytes that do not fit while they are held from one pass to the next."""
         if self.memory_limit is None:
             return 0
-        return spilled(self.program, self.memory_limit * self.threads * self.mesh.workers)
+        return spilled_bytes(self.program, self.memory_limit * self.threads * self.mesh.workers)
 
     def _read(self, index: int, chunks: Chunks) -> int:
         """Bytes read from storage for a node, stored chunks that are cut counted again."""
         node = self.program.nodes[index]
         if node.stored is None:
             return 0
-        again = math.prod(
+        reads = math.prod(
             _reread(tuple(stored), tuple(sizes))
             for stored, sizes in zip(node.stored, chunks, strict=True)
         )
-        if not self.anew:
-            again *= self._fused_reads(index)
-        return math.ceil(node.nbytes * again)
+        if not self.retile:
+            reads *= self._fused_reads(index)
+        return math.ceil(node.nbytes * reads)
 
     def _fused_reads(self, index: int) -> int:
         """How often stock dask reads a source that it fuses into a contraction."""

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dasktile.ir import Kind, Program, Role
-from dasktile.tiling.rewrite import Second
+from dasktile.tiling.rewrite import Replica
 
 #: Nodes that are run again for one array at the most.
 LONGEST = 8
 
 
-def long_held(program: Program) -> dict[int, tuple[int, ...]]:
+def late_readers(program: Program) -> dict[int, tuple[int, ...]]:
     """Arrays that somebody reads only after all of them was read, and who does.
 
     Returns
@@ -26,7 +26,7 @@ def long_held(program: Program) -> dict[int, tuple[int, ...]]:
     For each such node, the readers that come in a later pass.
     """
     after = _after(program)
-    found: dict[int, tuple[int, ...]] = {}
+    held: dict[int, tuple[int, ...]] = {}
     for index in range(len(program.nodes)):
         readers = program.consumers(index)
         later = 0
@@ -34,8 +34,8 @@ def long_held(program: Program) -> dict[int, tuple[int, ...]]:
             later |= after[reader]
         late = tuple(reader for reader in readers if later >> reader & 1)
         if late:
-            found[index] = late
-    return found
+            held[index] = late
+    return held
 
 
 def _after(program: Program) -> list[int]:
@@ -56,10 +56,10 @@ def _after(program: Program) -> list[int]:
     return after
 
 
-def most_held(program: Program) -> int:
+def held_bytes(program: Program) -> int:
     """Bytes of such arrays that are there at once, if nodes run in their order."""
     changes: dict[int, int] = {}
-    for index, late in long_held(program).items():
+    for index, late in late_readers(program).items():
         size = program.nodes[index].nbytes
         changes[index] = changes.get(index, 0) + size
         changes[max(late)] = changes.get(max(late), 0) - size
@@ -70,7 +70,7 @@ def most_held(program: Program) -> int:
     return most
 
 
-def spilled(program: Program, memory: int) -> int:
+def spilled_bytes(program: Program, memory: int) -> int:
     """Bytes written and read back for what does not fit.
 
     Parameters
@@ -78,27 +78,27 @@ def spilled(program: Program, memory: int) -> int:
     memory
         Bytes that all workers together can hold.
     """
-    return 2 * max(0, most_held(program) - memory)
+    return 2 * max(0, held_bytes(program) - memory)
 
 
-def remade(program: Program, index: int, late: Sequence[int]) -> Second | None:
+def recompute(program: Program, index: int, late: Sequence[int]) -> Replica | None:
     """How an array is made again for its late readers; None where it cannot be."""
     nodes: set[int] = set()
     waiting = [index]
     while waiting:
-        at = waiting.pop()
-        node = program.nodes[at]
+        position = waiting.pop()
+        node = program.nodes[position]
         cheap = node.kind is Kind.SOURCE or (node.kind is Kind.MAP and bool(node.edges))
         same = node.repeatable and not node.pinned and not node.resident
         if not cheap or not same or len(nodes) >= LONGEST:
             return None
-        if at not in nodes:
-            nodes.add(at)
+        if position not in nodes:
+            nodes.add(position)
             waiting.extend(edge.producer for edge in node.edges)
     readers = tuple(
-        (reader, at)
+        (reader, position)
         for reader in late
-        for at, edge in enumerate(program.nodes[reader].edges)
+        for position, edge in enumerate(program.nodes[reader].edges)
         if edge.producer == index
     )
-    return Second(index, readers, tuple(sorted(nodes)))
+    return Replica(index, readers, tuple(sorted(nodes)))

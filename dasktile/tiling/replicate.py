@@ -9,28 +9,28 @@ import numpy as np
 
 from dasktile.tiling.candidates import Boxes, Space
 from dasktile.tiling.cost import Costs, transfer
-from dasktile.tiling.rewrite import Second
+from dasktile.tiling.rewrite import Replica
 
 
-def second_copies(costs: Costs, states: Sequence[int]) -> list[Second]:
+def find_replicas(costs: Costs, states: Sequence[int]) -> list[Replica]:
     """The arrays that an assignment keeps in two tilings."""
     space = costs.space
-    found = []
-    for node, at in space.kept.items():
-        option = space.variables[at].options[states[at]]
-        if option.also is not None:
-            readers = _readers(space, states, node, at)
+    replicas = []
+    for node, index in space.kept.items():
+        option = space.variables[index].options[states[index]]
+        if option.second_mesh is not None:
+            readers = _readers(space, states, node, index)
             if readers:
-                found.append(Second(node, tuple(readers)))
-    return found
+                replicas.append(Replica(node, tuple(readers)))
+    return replicas
 
 
-def _readers(space: Space, states: Sequence[int], node: int, at: int) -> list[tuple[int, int]]:
+def _readers(space: Space, states: Sequence[int], node: int, index: int) -> list[tuple[int, int]]:
     """Edges along which fewer bytes come from the second tiling than from the first."""
-    kept = space.variables[at]
-    also = kept.also
-    assert also is not None
-    first, second = _row(kept.held, states[at]), _row(also, states[at])
+    kept = space.variables[index]
+    second_boxes = kept.held_second
+    assert second_boxes is not None
+    first, second = _row(kept.held, states[index]), _row(second_boxes, states[index])
     made, own = space.variables[space.made[node]], states[space.made[node]]
     if own < len(made.held.lo):
         # what is there already is the first; the copy is made of it
@@ -52,5 +52,5 @@ def _readers(space: Space, states: Sequence[int], node: int, at: int) -> list[tu
 
 
 def _row(boxes: Boxes, state: int) -> Boxes:
-    one = np.array([state])
-    return replace(boxes, lo=boxes.lo[one], hi=boxes.hi[one], active=boxes.active[one])
+    index = np.array([state])
+    return replace(boxes, lo=boxes.lo[index], hi=boxes.hi[index], active=boxes.active[index])

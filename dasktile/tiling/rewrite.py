@@ -13,7 +13,7 @@ Reader = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class Replica:
     """An array to be there twice.
 
     Parameters
@@ -32,7 +32,7 @@ class Second:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
+class ExtendedProgram:
     """A program with more nodes.
 
     Parameters
@@ -50,7 +50,7 @@ class Rewritten:
     added: tuple[bool, ...]
 
 
-def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
+def extend(program: Program, changes: Sequence[Replica]) -> ExtendedProgram:
     """A program with some arrays there twice."""
     nodes: list[Node] = []
     origin: list[int] = []
@@ -67,27 +67,28 @@ def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
 
     for index, node in enumerate(program.nodes):
         edges = tuple(
-            replace(edge, producer=redirected.get((index, at), place[edge.producer]))
-            for at, edge in enumerate(node.edges)
+            replace(edge, producer=redirected.get((index, position), place[edge.producer]))
+            for position, edge in enumerate(node.edges)
         )
         place[index] = add(replace(node, edges=edges), index, False)
-        for change in [one for one in changes if one.node == index]:
+        for change in [entry for entry in changes if entry.node == index]:
             if change.nodes:
-                again = dict(place)
+                recomputed = dict(place)
                 for member in change.nodes:
                     before = program.nodes[member]
                     reads = tuple(
-                        replace(one, producer=again[one.producer]) for one in before.edges
+                        replace(entry, producer=recomputed[entry.producer])
+                        for entry in before.edges
                     )
                     times[member] += 1
                     clone = replace(before, edges=reads, copy=before.copy + times[member])
-                    again[member] = add(clone, member, True)
+                    recomputed[member] = add(clone, member, True)
             else:
                 times[index] += 1
                 add(_copy(node, place[index], times[index]), index, True)
             redirected.update(dict.fromkeys(change.readers, len(nodes) - 1))
     outputs = tuple(place[index] for index in program.outputs)
-    return Rewritten(Program(tuple(nodes), outputs), tuple(origin), tuple(added))
+    return ExtendedProgram(Program(tuple(nodes), outputs), tuple(origin), tuple(added))
 
 
 def _copy(node: Node, source: int, number: int) -> Node:

@@ -9,7 +9,7 @@ from typing import Any
 
 from dasktile.ir import Kind, Node, Program
 from dasktile.tiling.candidates import BYTE_WORK, effort
-from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.settings import Settings
 
 #: ``np.einsum`` on a block does not run as BLAS; dasktile's blocks do.  Measured on
@@ -51,13 +51,13 @@ class Calibration:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, said: object) -> Calibration | None:
+    def from_dict(cls, numbers: object) -> Calibration | None:
         """What :meth:`to_dict` said, or None if it is anything else."""
-        if not isinstance(said, Mapping):
+        if not isinstance(numbers, Mapping):
             return None
-        bandwidth, memory = said.get("bandwidth"), said.get("memory")
-        task_seconds, flops = said.get("task_seconds"), said.get("flops")
-        workers, threads = said.get("workers"), said.get("threads")
+        bandwidth, memory = numbers.get("bandwidth"), numbers.get("memory")
+        task_seconds, flops = numbers.get("task_seconds"), numbers.get("flops")
+        workers, threads = numbers.get("workers"), numbers.get("threads")
         known = [number for number in (bandwidth, memory) if number is not None]
         if not all(map(_positive, (task_seconds, flops, workers, threads, *known))):
             return None
@@ -85,8 +85,8 @@ class Calibration:
         )
 
 
-def predicted(
-    plan: Plan,
+def predict_seconds(
+    plan: TilingPlan,
     settings: Settings,
     task_seconds: float,
     threads: int = 1,

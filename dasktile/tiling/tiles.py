@@ -71,7 +71,7 @@ class Tiles:
     settings: Settings
     memory_limit: int | None
     threads: int
-    anew: bool
+    retile: bool
     placed: bool = False
 
     @property
@@ -121,14 +121,14 @@ class Tiles:
         node = self.space.program.nodes[choice.node]
         settings, workers = self.settings, self.space.mesh.workers
         cost = self.tasks(choice, parts) * settings.task_bytes
-        if self.anew:
+        if self.retile:
             cost += self.spread * self.shared(choice, parts)
-        if self.anew and self.worth_overlap(node):
+        if self.retile and self.worth_overlap(node):
             target = self.target
             each = math.prod(parts) / math.prod(choice.mesh_parts)
             if each < target:
                 cost += IDLE * settings.task_bytes * workers * (target - each)
-        if self.anew and not node.pinned:
+        if self.retile and not node.pinned:
             cost += float(self.excess(self.working_set(choice, parts)))
         return cost
 
@@ -149,12 +149,12 @@ class Tiles:
         total = 0.0
         for edge in node.edges:
             used = {axis.label for axis in edge.axes}
-            again = math.prod(
+            extra_reads = math.prod(
                 max(1.0, part / held)
                 for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
                 if label not in used
             )
-            total += self.space.program.nodes[edge.producer].nbytes * (again - 1)
+            total += self.space.program.nodes[edge.producer].nbytes * (extra_reads - 1)
         return total
 
     def tasks(self, choice: Choice, parts: Parts) -> float:
@@ -167,7 +167,7 @@ class Tiles:
             if label.role is Role.REDUCE
         )  # fmt: skip
         tiles = math.prod(map(len, self.chunks(choice, parts)))
-        if node.kind is Kind.CONTRACT and not self.anew:
+        if node.kind is Kind.CONTRACT and not self.retile:
             # stock dask keeps every partial product and sums them in a tree of its own
             return every + (every / 4 + tiles if reduced > 1 else tiles)
         if node.kind is Kind.CONTRACT:
@@ -209,10 +209,10 @@ class Tiles:
         if choice.keep:
             return tuple(cuts)
         node = self.space.program.nodes[choice.node]
-        found: list[tuple[int, ...]] = []
+        chunks: list[tuple[int, ...]] = []
         for column, (axis, size) in enumerate(zip(node.out, node.shape, strict=True)):
             if axis.label is None:
-                found.append((size,))
+                chunks.append((size,))
                 continue
             label_cuts = cuts[axis.label]
             scattered = math.prod(
@@ -220,14 +220,14 @@ class Tiles:
                 for extent, target in zip(self.space.mesh.shape, choice.option.scatter, strict=True)
                 if target == column
             )
-            if self.anew and scattered > 1 and choice.fixed[axis.label] is None:
+            if self.retile and scattered > 1 and choice.fixed[axis.label] is None:
                 wanted = choice.mesh_parts[axis.label] * scattered
                 count = math.lcm(parts[axis.label], wanted)
                 label_cuts = self.cuts(choice, axis.label, min(count, max(size, 1)))
                 if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
                     label_cuts = cuts[axis.label]
-            found.append(tuple(axis.width * cut for cut in label_cuts))
-        return tuple(found)
+            chunks.append(tuple(axis.width * cut for cut in label_cuts))
+        return tuple(chunks)
 
 
 def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:

@@ -54,10 +54,10 @@ def get(name: str) -> Method:
     return _METHODS[name]
 
 
-register("auto", Method(exact, twice=True))
-register("exact", Method(exact, twice=True))
+register("auto", Method(exact, allow_replicas=True))
+register("exact", Method(exact, allow_replicas=True))
 register("exhaustive", Method(exhaustive))
 register("eindecomp", Method(eindecomp, places, EINDECOMP_STATES))
 register("eindecomp-exact", Method(eindecomp_exact, places, EINDECOMP_STATES))
-register("spartan", Method(spartan, mesh=spartan_mesh, twice=True))
+register("spartan", Method(spartan, mesh=spartan_mesh, allow_replicas=True))
 register("soybean", Method(soybean, mesh=soybean_mesh, max_states=SOYBEAN_STATES))

@@ -35,4 +35,4 @@ class Method:
     choose: Choose
     mesh: Callable[[int], tuple[int, ...]] = mesh_shape
     max_states: int | None = None
-    twice: bool = False
+    allow_replicas: bool = False

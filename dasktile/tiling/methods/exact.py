@@ -28,13 +28,13 @@ MOST_TRIED = 24
 def exact(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """Fewest bytes between workers; see :func:`dasktile.tiling.solve.eliminate.solve`."""
     problem = costs.problem(tile_weight)
-    found = solve(problem, settings.width_budget, prove=True)
+    solution = solve(problem, settings.width_budget, prove=True)
     if settings.copies is None:
-        return found
+        return solution
     copies = costs.copies()
-    if _taken(copies, found) <= settings.copies:
-        return found
-    return _within(problem, copies, settings.copies, settings.width_budget, found)
+    if _taken(copies, solution) <= settings.copies:
+        return solution
+    return _within(problem, copies, settings.copies, settings.width_budget, solution)
 
 
 def _taken(copies: Sequence[Table], solution: Solution) -> float:
@@ -49,29 +49,29 @@ def _within(
     allowed = [np.where(sizes > room, np.inf, 0.0) for sizes in copies]
     base = [costs + never for costs, never in zip(problem.unary, allowed, strict=True)]
 
-    def at(price: float) -> Solution:
+    def solve_at(price: float) -> Solution:
         unary = [
             costs + (0.0 if price == 0 else price * sizes)
             for costs, sizes in zip(base, copies, strict=True)
         ]
-        found = solve(Problem(unary, problem.pairwise), width_budget)
-        states = found.states
-        return replace(found, cost=problem.cost(states), bound=found.bound - price * room)
+        candidate = solve(Problem(unary, problem.pairwise), width_budget)
+        states = candidate.states
+        return replace(candidate, cost=problem.cost(states), bound=candidate.bound - price * room)
 
     bound = most.bound
     best = _worthiest(problem, copies, room, width_budget, most)
     low, high = 0.0, 2.0
-    while _taken(copies, found := at(high)) > room and high < 2**20:
-        bound = max(bound, found.bound)
+    while _taken(copies, candidate := solve_at(high)) > room and high < 2**20:
+        bound = max(bound, candidate.bound)
         low, high = high, high * 4
     for _ in range(ROUNDS):
         price = (low + high) / 2
-        found = at(price)
-        bound = max(bound, found.bound)
-        if _taken(copies, found) <= room:
+        candidate = solve_at(price)
+        bound = max(bound, candidate.bound)
+        if _taken(copies, candidate) <= room:
             high = price
-            if found.cost < best.cost:
-                best = found
+            if candidate.cost < best.cost:
+                best = candidate
         else:
             low = price
     bound = min(bound, best.cost)
@@ -103,5 +103,5 @@ def _worthiest(
             keeps.add(variable)
             left -= taken[variable]
     every = {variable for variable, sizes in enumerate(copies) if sizes.any()}
-    found = without(every - keeps)
-    return found if _taken(copies, found) <= room else without(every)
+    solution = without(every - keeps)
+    return solution if _taken(copies, solution) <= room else without(every)

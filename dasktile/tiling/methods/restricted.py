@@ -23,13 +23,13 @@ def best_of(
     Where copies of arrays would take more than ``settings.copies``, there are none.
     """
     problem = costs.problem(tile_weight)
-    found = restricted(problem, allowed, settings.width_budget)
+    solution = restricted(problem, allowed, settings.width_budget)
     if settings.copies is None:
-        return found
+        return solution
     copies = costs.copies()
-    taken = sum(float(sizes[at]) for sizes, at in zip(copies, found.states, strict=True))
+    taken = sum(float(sizes[state]) for sizes, state in zip(copies, solution.states, strict=True))
     if taken <= settings.copies:
-        return found
+        return solution
     once = [own[sizes[own] == 0] for own, sizes in zip(allowed, copies, strict=True)]
     return restricted(problem, once, settings.width_budget)
 
@@ -53,6 +53,6 @@ def restricted(problem: Problem, allowed: Sequence[Ints], width_budget: int) -> 
             for (i, j), table in problem.pairwise.items()
         },
     )
-    found = solve(smaller, width_budget).states
-    states = tuple(int(own[state]) for own, state in zip(allowed, found, strict=True))
+    chosen = solve(smaller, width_budget).states
+    states = tuple(int(own[state]) for own, state in zip(allowed, chosen, strict=True))
     return Solution(states, problem.cost(states), 0.0, False)

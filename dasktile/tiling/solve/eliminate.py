@@ -53,29 +53,29 @@ def solve(problem: Problem, width_budget: int, prove: bool = False) -> Solution:
     prove
         Try harder where that is too little, which may take seconds.
     """
-    found = _eliminated(problem, width_budget)
-    if found.exact or not prove:
-        return found
+    best = _eliminated(problem, width_budget)
+    if best.exact or not prove:
+        return best
     fewer = pruned(problem)
     if any(len(left) < len(costs) for left, costs in zip(fewer.left, problem.unary, strict=True)):
-        again = _eliminated(fewer.problem, width_budget)
-        found = _better(found, replace(again, states=fewer.restored(again.states)))
-    if found.exact:
-        return found
+        reduced = _eliminated(fewer.problem, width_budget)
+        best = _better(best, replace(reduced, states=fewer.restored(reduced.states)))
+    if best.exact:
+        return best
     start = [
         int(np.argmax(left == state)) if state in left else 0
-        for left, state in zip(fewer.left, found.states, strict=True)
+        for left, state in zip(fewer.left, best.states, strict=True)
     ]
     program = integer(fewer.problem, start)
     if program is None:
-        return found
-    return _better(found, replace(program, states=fewer.restored(program.states)))
+        return best
+    return _better(best, replace(program, states=fewer.restored(program.states)))
 
 
-def _better(one: Solution, other: Solution) -> Solution:
+def _better(first: Solution, second: Solution) -> Solution:
     """The cheaper of two assignments, with the better of their bounds."""
-    cheaper = other if other.cost < one.cost else one
-    bound = max(one.bound, other.bound)
+    cheaper = second if second.cost < first.cost else first
+    bound = max(first.bound, second.bound)
     return replace(cheaper, bound=min(bound, cheaper.cost), exact=_meets(cheaper.cost, bound))
 
 
@@ -140,7 +140,7 @@ def _elimination_order(
         fill = len(around) * (len(around) - 1) // 2
         if len(around) > MANY:
             return fill, math.inf, variable
-        fill -= sum(len(neighbours[one] & around) for one in around) // 2
+        fill -= sum(len(neighbours[neighbour] & around) for neighbour in around) // 2
         size = math.prod(float(counts[other]) for other in around) * counts[variable]
         return fill, size, variable
 
@@ -159,13 +159,15 @@ def _elimination_order(
         around = neighbours[variable]
         touched = set(around)
         filled = False
-        for one in around:
-            filled = filled or not around <= neighbours[one] | {one}
-            neighbours[one] |= around
-            neighbours[one] -= {one, variable}
-        for one in around if filled else ():
+        for neighbour in around:
+            filled = filled or not around <= neighbours[neighbour] | {neighbour}
+            neighbours[neighbour] |= around
+            neighbours[neighbour] -= {neighbour, variable}
+        for neighbour in around if filled else ():
             # fill of a second neighbour changes only where two of its own became adjacent
-            touched |= {other for other in neighbours[one] if len(neighbours[other] & around) > 1}
+            touched |= {
+                other for other in neighbours[neighbour] if len(neighbours[other] & around) > 1
+            }
         for other in sorted(touched):
             if not done[other]:
                 current[other] = score(other)
@@ -229,12 +231,12 @@ def _descend(problem: Problem, states: list[int]) -> list[int]:
     stale = turn = 0
     while stale < len(forests):
         inside = forests[turn % len(forests)]
-        found = _conditioned(problem, states, inside)
+        candidate = _conditioned(problem, states, inside)
         turn += 1
         stale += 1
-        better = problem.cost(found)
+        better = problem.cost(candidate)
         if better < cost and not _meets(cost, better):
-            states, cost, stale = found, better, 0
+            states, cost, stale = candidate, better, 0
     return states
 
 
@@ -266,7 +268,7 @@ def _forest(problem: Problem, start: int) -> list[int]:
 
 def _conditioned(problem: Problem, states: Sequence[int], inside: Sequence[int]) -> list[int]:
     """The best states of some variables, given those of the others."""
-    position = {variable: at for at, variable in enumerate(inside)}
+    position = {variable: index for index, variable in enumerate(inside)}
     unary = [np.array(problem.unary[variable], dtype=np.float64) for variable in inside]
     pairwise = {}
     for (i, j), table in problem.pairwise.items():
@@ -278,7 +280,7 @@ def _conditioned(problem: Problem, states: Sequence[int], inside: Sequence[int])
             unary[position[j]] += table[states[i]]
     largest = max((table.size for table in pairwise.values()), default=1)
     best = _eliminated(Problem(unary, pairwise), largest).states
-    found = list(states)
+    completed = list(states)
     for variable, state in zip(inside, best, strict=True):
-        found[variable] = state
-    return found
+        completed[variable] = state
+    return completed

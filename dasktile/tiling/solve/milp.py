@@ -90,7 +90,7 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
     right[:ones] = 1.0
     integral = np.zeros(len(cost))
     integral[:count] = 1
-    found = optimize.milp(
+    result = optimize.milp(
         np.where(allowed, cost, 0.0) / scale,
         integrality=integral,
         bounds=optimize.Bounds(0.0, allowed.astype(float)),
@@ -98,15 +98,15 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
         options={"node_limit": NODES, "mip_rel_gap": 0.0},
     )
     chosen = list(start)
-    if found.x is not None:
+    if result.x is not None:
         picked = [
-            int(np.argmax(found.x[low:high]))
+            int(np.argmax(result.x[low:high]))
             for low, high in zip(first[:-1], first[1:], strict=True)
         ]
         if problem.cost(picked) < problem.cost(start):
             chosen = picked
     total = problem.cost(chosen)
-    bound = -math.inf if found.mip_dual_bound is None else float(found.mip_dual_bound) * scale
+    bound = -math.inf if result.mip_dual_bound is None else float(result.mip_dual_bound) * scale
     if math.isclose(total, bound, rel_tol=TOLERANCE, abs_tol=TOLERANCE * scale * _STEPS):
         return Solution(tuple(chosen), total, total, True)
     return Solution(tuple(chosen), total, min(bound, total), total <= bound)

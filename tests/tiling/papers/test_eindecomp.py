@@ -189,19 +189,19 @@ def _programs():
 def test_plans_are_whole_and_alike_every_time(name, method):
     program = _programs()[name]
     for workers in (3, 4) if name == "llama" else (1, 4, 6):
-        plan = tile(program, workers=workers, method=method, anyway=True)
+        plan = tile(program, workers=workers, method=method, force=True)
         assert plan.tiled is not None
         assert math.prod(plan.tiled.mesh) == math.prod(places(workers))
         assert not plan.proven_optimal or plan.after.bytes == 0
-        again = tile(program, workers=workers, method=method, anyway=True)
+        again = tile(program, workers=workers, method=method, force=True)
         assert again == plan
         renamed = replace(
             program,
             nodes=tuple(replace(node, name=f"z{99 - at}") for at, node in enumerate(program.nodes)),
         )
-        other = tile(renamed, workers=workers, method=method, anyway=True)
+        other = tile(renamed, workers=workers, method=method, force=True)
         assert other.after == plan.after
-        best = tile(program, workers=workers, method="exact", anyway=True)
+        best = tile(program, workers=workers, method="exact", force=True)
         if math.prod(places(workers)) == workers and best.proven_optimal:
             assert plan.after.bytes >= best.after.bytes
 
@@ -209,11 +209,11 @@ def test_plans_are_whole_and_alike_every_time(name, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_limit_holds(method):
     for name, program in _programs().items():
-        least = tile(program, workers=4, method=method, anyway=True)
+        least = tile(program, workers=4, method=method, force=True)
         for share_of in (2, 8):
             limit = max(least.after.peak) // share_of
             try:
-                plan = tile(program, workers=4, method=method, anyway=True, memory_limit=limit)
+                plan = tile(program, workers=4, method=method, force=True, memory_limit=limit)
             except dasktile.tiling.MemoryLimitError:
                 continue
             if name not in ("pinned", "shared", "whole", "gram"):

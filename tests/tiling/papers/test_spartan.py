@@ -203,7 +203,7 @@ def test_greedy_is_never_better_than_the_best_and_mostly_finds_it():
 
 def test_the_default_is_proven_optimal_on_all_random_programs():
     for program in random_programs():
-        plan = tile(program, workers=4, method="exact", anyway=True)
+        plan = tile(program, workers=4, method="exact", force=True)
         assert plan.proven_optimal
         assert plan.after.bytes == plan.lower_bound
 
@@ -226,7 +226,7 @@ def test_the_default_is_what_trying_everything_finds():
 def test_plans_keep_the_memory_limit_and_do_no_harm(workers):
     for program in random_programs()[:8]:
         limit = 64 * 2**20
-        plan = tile(program, workers=workers, method="spartan", memory_limit=limit, anyway=True)
+        plan = tile(program, workers=workers, method="spartan", memory_limit=limit, force=True)
         assert max(plan.after.peak) <= limit
         assert plan.lower_bound == 0
         # nobody moves less than nothing
@@ -255,8 +255,8 @@ def test_without_a_budget_nothing_is_held_twice():
         for variable, state in zip(space.variables, found.states, strict=True):
             option = variable.options[state]
             if variable.keep:
-                assert option.also is None
-                assert not any(option.spread)
+                assert option.second_mesh is None
+                assert not any(option.replicated)
 
 
 def test_the_candidates_are_the_tilings_that_were_decided():
@@ -265,7 +265,7 @@ def test_the_candidates_are_the_tilings_that_were_decided():
     a, b = make.newarray(5120, 1280), make.newarray(1280, 2560)
     make.fold(make.map(make.dot(a, b)), 0)
     program = make.program()
-    plan = tile(program, workers=4, method="spartan", anyway=True)
+    plan = tile(program, workers=4, method="spartan", force=True)
     assert [tiling.mesh for tiling in plan.tiled.tilings] == [(0, 0)] * 5
     # every worker fetches three quarters of b, and sends its part of the sum
     assert plan.after.bytes == 4 * (3 * 1280 * 2560 * 8 // 4) + 3 * 2560 * 8
@@ -287,7 +287,7 @@ def test_satisfiable_clauses_are_tiled_at_two_units_each(variables, clauses, see
     values = [tiling == (0,) for tiling in node_tiles(graph, program, best.states)[:variables]]
     assert violated(instance, values) == 0
     assert graph.problem().cost(greedy(graph)) >= best.cost
-    plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", anyway=True)
+    plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", force=True)
     assert plan.after.bytes == 2 * clauses * UNIT == plan.lower_bound
     assert plan.proven_optimal
 
@@ -302,7 +302,7 @@ def test_clauses_that_cannot_be_satisfied_cost_four_units_more_each():
         program = sat_program(instance)
         best = solve(tiling_graph(program, 1, ("row", "column")).problem(), BUDGET)
         assert best.cost == units * program.nodes[0].nbytes
-        plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", anyway=True)
+        plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", force=True)
         assert plan.after.bytes == units * UNIT
 
 

@@ -74,7 +74,7 @@ def _vertices(costs: Costs) -> dict[int, _Vertex]:
     """Every operation; what the expression reads is none, and costs nothing anywhere."""
     space = costs.space
     shape = space.mesh.shape
-    found = {}
+    vertices = {}
     for index, node in enumerate(space.program.nodes):
         variable = space.variables[space.made[index]]
         boxes = variable.options[: len(variable.options) - len(variable.followed)]
@@ -91,8 +91,8 @@ def _vertices(costs: Costs) -> dict[int, _Vertex]:
         chosen, inverse = np.unique(rows[full], axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
         states = tuple(full[inverse == group] for group in range(len(chosen)))
-        found[index] = _Vertex(node, space.made[index], chosen, states)
-    return found
+        vertices[index] = _Vertex(node, space.made[index], chosen, states)
+    return vertices
 
 
 def _paper_tables(costs: Costs, vertices: Mapping[int, _Vertex]) -> _Tables:
@@ -102,8 +102,8 @@ def _paper_tables(costs: Costs, vertices: Mapping[int, _Vertex]) -> _Tables:
     between: dict[tuple[int, int], Floats] = {}
     for index, vertex in vertices.items():
         calls = vertex.vectors.prod(axis=1).astype(np.float64)
-        met = vertex.vectors[:, [label.role is Role.REDUCE for label in vertex.node.labels]]
-        partials = met.prod(axis=1).astype(np.float64)
+        summed = vertex.vectors[:, [label.role is Role.REDUCE for label in vertex.node.labels]]
+        partials = summed.prod(axis=1).astype(np.float64)
         result = vertex.node.size / vertex.along(vertex.node.out).prod(axis=1)
         tiles = []
         for edge in vertex.node.edges:
@@ -256,7 +256,7 @@ def _search(vertices: Mapping[int, _Vertex], tables: _Tables) -> dict[int, int]:
         index: sorted({edge.producer for edge in vertex.node.edges if edge.producer in vertices})
         for index, vertex in vertices.items()
     }
-    readers = [producer for found in producers.values() for producer in found]
+    readers = [producer for inputs in producers.values() for producer in inputs]
     if len(readers) == len(set(readers)):
         return _label(list(vertices), producers, tables)
     chosen: dict[int, int] = {}

@@ -158,7 +158,7 @@ class OneCut:
         elsewhere = needed * conversion(ELSEWHERE, 0, self.parts)
         table = np.zeros((len(producer.shape) + 1, len(self.forms[index])))
         for column, form in enumerate(self.forms[index]):
-            axes = [at for at, axis in enumerate(edge.axes) if axis.label == form]
+            axes = [position for position, axis in enumerate(edge.axes) if axis.label == form]
             if form is None or (edge.within is not None and edge.within[0] == form):
                 table[:-1, column] = elsewhere  # one part reads it all
             elif not axes:
@@ -217,13 +217,13 @@ def by_levels(problem: Problem, widest: int = WIDEST) -> list[int]:
     The state of every variable.
     """
     order, around = _levels(len(problem.unary), problem.pairwise)
-    position = {variable: at for at, variable in enumerate(order)}
+    position = {variable: step for step, variable in enumerate(order)}
     last = [max(position[other] for other in (v, *around[v])) for v in range(len(order))]
     live: list[int] = []
     rows = np.zeros((1, 0), dtype=np.int16)
     costs = np.zeros(1)
     steps: list[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
-    for at, variable in enumerate(order):
+    for step, variable in enumerate(order):
         count = len(problem.unary[variable])
         grown = costs[:, None] + problem.unary[variable][None, :]
         for column, other in enumerate(live):
@@ -233,7 +233,7 @@ def by_levels(problem: Problem, widest: int = WIDEST) -> list[int]:
         costs, parent, choice = grown.ravel()[chosen], chosen // count, chosen % count
         rows = np.column_stack([rows[parent], choice.astype(np.int16)])
         live.append(variable)
-        stay = [column for column, other in enumerate(live) if last[other] > at]
+        stay = [column for column, other in enumerate(live) if last[other] > step]
         if len(stay) < len(live):
             live = [live[column] for column in stay]
             rows = np.ascontiguousarray(rows[:, stay])
@@ -271,15 +271,15 @@ def _levels(
         around[j][i] = table
 
     def search(start: int, seen: set[int]) -> list[int]:
-        found = []
+        visited = []
         queue = deque([start])
         seen.add(start)
         while queue:
-            found.append(queue.popleft())
-            fresh = [other for other in sorted(around[found[-1]]) if other not in seen]
+            visited.append(queue.popleft())
+            fresh = [other for other in sorted(around[visited[-1]]) if other not in seen]
             seen.update(fresh)
             queue.extend(fresh)
-        return found
+        return visited
 
     order: list[int] = []
     seen: set[int] = set()

@@ -57,7 +57,7 @@ def join_cost(calls: Amount, *tiles: Amount) -> Amount:
     return calls * sum(tiles, np.float64(0.0))
 
 
-def aggregation_cost(calls: Amount, met: Amount, tile: Amount) -> Amount:
+def aggregation_cost(calls: Amount, partials: Amount, tile: Amount) -> Amount:
     """Elements of partial results that travel to where they are combined.
 
     Parameters
@@ -69,7 +69,7 @@ def aggregation_cost(calls: Amount, met: Amount, tile: Amount) -> Amount:
     tile
         Elements of that tile.
     """
-    return calls / met * (met - 1) * tile
+    return calls / partials * (partials - 1) * tile
 
 
 def repartition_cost(size: Amount, made: Amount, read: Amount, common: Amount) -> Amount:

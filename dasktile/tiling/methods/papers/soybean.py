@@ -218,9 +218,9 @@ def _allowed(
     def allowed(index: int, labels: list[int]) -> list[int]:
         if mode == "any":
             return labels
-        wanted = [at for at in labels if (at in batched[index]) == (mode == "data")]
-        again = [at for at in wanted if at in before[index]]
-        return again or wanted or labels
+        wanted = [label for label in labels if (label in batched[index]) == (mode == "data")]
+        repeated = [label for label in wanted if label in before[index]]
+        return repeated or wanted or labels
 
     return allowed
 
@@ -238,16 +238,17 @@ def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int]
     if batch is None:
         raise ValueError("batch is None; (node name or index, axis) is needed for these cuts")
     which, axis = batch
-    found = [index for index, node in enumerate(program.nodes) if which in (index, node.name)]
-    if not found:
+    matches = [index for index, node in enumerate(program.nodes) if which in (index, node.name)]
+    if not matches:
         raise ValueError(f"batch names the array {which!r}, which the program has not")
-    node = program.nodes[found[0]]
+    node = program.nodes[matches[0]]
     if not 0 <= axis < len(node.shape) or (label := node.out[axis].label) is None:
         raise ValueError(f"batch names axis {axis} of an array of shape {node.shape}")
     classes = axis_classes(program)
-    samples = classes[found[0]][label]
+    samples = classes[matches[0]][label]
     return tuple(
-        frozenset(at for at, klass in enumerate(row) if klass == samples) for row in classes
+        frozenset(position for position, klass in enumerate(row) if klass == samples)
+        for row in classes
     )
 
 
@@ -255,14 +256,14 @@ def _cheapest(
     costs: Costs, settings: Settings, tile_weight: float, cuts: Callable[[Rng | None], Cuts]
 ) -> Solution:
     """The best by exact cost of several ways to break ties, always the same ones."""
-    found: list[Solution] = []
+    solutions: list[Solution] = []
     tried = set()
     for seed in range(TIES):
-        one = cuts(np.random.default_rng(seed) if seed else None)
-        if one.forms not in tried:
-            tried.add(one.forms)
-            found.append(_as_candidates(costs, settings, tile_weight, one))
-    return min(found, key=lambda solution: solution.cost)
+        variant = cuts(np.random.default_rng(seed) if seed else None)
+        if variant.forms not in tried:
+            tried.add(variant.forms)
+            solutions.append(_as_candidates(costs, settings, tile_weight, variant))
+    return min(solutions, key=lambda solution: solution.cost)
 
 
 def _as_candidates(costs: Costs, settings: Settings, tile_weight: float, cuts: Cuts) -> Solution:
@@ -284,7 +285,7 @@ def _agreeing(variable: Variable, forms: Sequence[int | None]) -> np.ndarray:
     agreed = np.array(
         [
             -1 if option.follow is not None
-            else sum(one == other for one, other in zip(option.mesh, forms, strict=True))
+            else sum(label == form for label, form in zip(option.mesh, forms, strict=True))
             for option in variable.options
         ]
     )  # fmt: skip

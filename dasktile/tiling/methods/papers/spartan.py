@@ -74,7 +74,7 @@ def node_tiles(graph: TilingGraph, program: Program, chosen: Sequence[int]) -> t
         for node, offer, state in zip(graph.groups, graph.tilings, chosen, strict=True)
     }
     return tuple(
-        tuple(None if at is None else axes[at] for at in decided[base])
+        tuple(None if axis is None else axes[axis] for axis in decided[base])
         for base, axes in views(program)
     )
 
@@ -90,7 +90,9 @@ def _candidates(
     options = variable.options
     everything = np.arange(len(options), dtype=np.int64)
     if variable.keep:
-        fitting = [whole(tile) or not (any(option.spread) or option.also) for option in options]
+        fitting = [
+            whole(tile) or not (any(option.replicated) or option.second_mesh) for option in options
+        ]
     else:
         wanted = _work(graph, program, variable.node, tiles)
         alike = [option.follow is None and option.mesh == wanted for option in options]
@@ -108,7 +110,9 @@ def _work(graph: TilingGraph, program: Program, index: int, tiles: Sequence[Tile
         return (graph.joins[index],) * len(tiles[index])
     if node.kind is Kind.FOLD and not whole(tiles[node.edges[0].producer]):
         edge = node.edges[0]
-        return tuple(label_of(edge, LOST if at is None else at) for at in tiles[edge.producer])
+        return tuple(
+            label_of(edge, LOST if axis is None else axis) for axis in tiles[edge.producer]
+        )
     return labels_of(node, tiles[index])
 
 

@@ -128,7 +128,7 @@ def tiling_graph(
         size = float(program.nodes[producer].nbytes)
         table = np.full((len(made), len(used)), size)
         for row, tile in enumerate(made):
-            seen = tuple(label_of(edge, LOST if at is None else axes[at]) for at in tile)
+            seen = tuple(label_of(edge, LOST if axis is None else axes[axis]) for axis in tile)
             for column, wanted in enumerate(used):
                 if whole(tile) or _agrees(program.nodes[index], seen, wanted, joins.get(index)):
                     table[row, column] = 0.0
@@ -172,7 +172,7 @@ def greedy(graph: TilingGraph, budget: float = math.inf) -> tuple[int, ...]:
         """Without the duplicate, the last, if the budget has no room for it."""
         return slice(-1 if graph.copies[group] > budget else None)
 
-    for group in sorted(range(len(chosen)), key=lambda at: (-graph.connectivity[at], at)):
+    for group in sorted(range(len(chosen)), key=lambda group: (-graph.connectivity[group], group)):
         costs = graph.unary[group][able(group)]
         for other, table in around[group]:
             known = able(other) if chosen[other] < 0 else [chosen[other]]
@@ -214,18 +214,18 @@ def _offer(node: Node, mesh_axes: int, tilings: Sequence[str], several: bool) ->
         for axis, (seen, size) in enumerate(zip(node.out, node.shape, strict=True))
         if size > 1 and seen.label is not None and node.labels[seen.label].role is not Role.WHOLE
     ]
-    found: list[Tile] = [
+    tiles: list[Tile] = [
         (axis,) * mesh_axes for axis in able if ("row" if axis == 0 else "column") in tilings
     ]
     if "block" in tilings and mesh_axes > 1:
         half = -(-mesh_axes // 2)
-        found += [
-            (one,) * half + (other,) * (mesh_axes - half)
-            for one, other in itertools.combinations(able, 2)
+        tiles += [
+            (first,) * half + (second,) * (mesh_axes - half)
+            for first, second in itertools.combinations(able, 2)
         ]
-    if not found or ("duplicate" in tilings and several):
-        found.append((None,) * mesh_axes)
-    return tuple(dict.fromkeys(found))
+    if not tiles or ("duplicate" in tilings and several):
+        tiles.append((None,) * mesh_axes)
+    return tuple(dict.fromkeys(tiles))
 
 
 def whole(tile: Tile) -> bool:
@@ -250,15 +250,19 @@ def label_of(edge: Edge, axis: int) -> int:
 
 def views(program: Program) -> list[tuple[int, tuple[int, ...]]]:
     """For every node, the array that it is a view of and where that one's axes are in it."""
-    found: list[tuple[int, tuple[int, ...]]] = []
+    bases: list[tuple[int, tuple[int, ...]]] = []
     for index, node in enumerate(program.nodes):
         if not _is_view(program, node):
-            found.append((index, tuple(range(len(node.shape)))))
+            bases.append((index, tuple(range(len(node.shape)))))
             continue
-        base, axes = found[node.edges[0].producer]
-        place = {axis.label: at for at, axis in enumerate(node.out) if axis.label is not None}
-        found.append((base, tuple(place.get(label_of(node.edges[0], at), LOST) for at in axes)))
-    return found
+        base, axes = bases[node.edges[0].producer]
+        place = {
+            axis.label: position for position, axis in enumerate(node.out) if axis.label is not None
+        }
+        bases.append(
+            (base, tuple(place.get(label_of(node.edges[0], position), LOST) for position in axes))
+        )
+    return bases
 
 
 def _is_view(program: Program, node: Node) -> bool:

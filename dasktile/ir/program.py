@@ -30,7 +30,8 @@ Window = tuple[int, int, int]
 class Role(enum.Enum):
     """What cutting a label means for the operation that loops over it."""
 
-    #: May be cut anywhere; tiles are independent.
+    #: May be cut anywhere; tiles are independent.  Where an axis map is wider than one element,
+    #: every tile also reads the halo: the edges of its neighbours.
     FREE = "free"
     #: May be cut anywhere; the partial results are then combined.
     REDUCE = "reduce"
@@ -38,8 +39,6 @@ class Role(enum.Enum):
     WHOLE = "whole"
     #: May be cut; a carry then runs from each piece to the next.
     SCAN = "scan"
-    #: May be cut; every piece also reads its neighbours' edges (the axis map's width).
-    HALO = "halo"
     #: Must stay cut as it is (random sources, user functions, data already in place).
     PINNED = "pinned"
 

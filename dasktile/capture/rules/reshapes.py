@@ -26,9 +26,6 @@ COARSER, FEWEST = 4, 8
 class Reshape:
     """Every block is a window of the input in another shape."""
 
-    in_shape: tuple[int, ...]
-    out_shape: tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
@@ -145,7 +142,7 @@ def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Found | None:
         kind=Kind.VIEW,
         labels=tuple(labels),
         out=tuple(out),
-        kernel=Reshape(old.shape, new.shape),
+        kernel=Reshape(),
         inputs=(Input(old.name, tuple(reads)),),
     )
 

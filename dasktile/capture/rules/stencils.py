@@ -99,8 +99,7 @@ def _found(
         op=key_split(kernel.task.key),
         kind=Kind.MAP,
         labels=tuple(
-            Label(size, Role.HALO if width > 1 else Role.FREE, cuts)
-            for size, width, cuts in zip(new.shape, widths, new.chunks, strict=True)
+            Label(size, Role.FREE, cuts) for size, cuts in zip(new.shape, new.chunks, strict=True)
         ),
         out=tuple(AxisMap(axis) for axis in range(len(new.shape))),
         kernel=Stencil(kernel.task, kernel.block, offset, old.shape),

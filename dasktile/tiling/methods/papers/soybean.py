@@ -28,9 +28,7 @@ import numpy as np
 from dasktile.ir import Program
 from dasktile.tiling.candidates import Variable
 from dasktile.tiling.cost import Costs
-from dasktile.tiling.grid import axis_classes
 from dasktile.tiling.mesh import mesh_shape
-from dasktile.tiling.methods.base import Method
 from dasktile.tiling.methods.papers.onecut import OneCut, by_levels
 from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.settings import Settings
@@ -45,14 +43,13 @@ MAX_STATES = 6**MAX_CUTS
 #: Cuts of equal price differ in what they really move: so many ways to break ties are tried.
 TIES = 8
 
-#: What a cut may do: anything, or with regard to the batch, "data": cut it wherever there
-#: is one, and "model": never cut it, and the same label as before where that can be.
-MODES = ("any", "data", "model")
-
 Rng = np.random.Generator
 
-#: An array, by the name or index of its node, and the axis along which the samples are.
-Batch = tuple[int | str, int]
+#: For every node, the label that each cut so far has taken; None where nothing could be cut.
+Forms = Sequence[Sequence[int | None]]
+
+#: Of the labels of a node that could be cut, those that may be; the node is given by its index.
+Allowed = Callable[[int, list[int]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,68 +92,18 @@ def soybean(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     end, and how arrays with several readers are kept, is then chosen by exact cost.
     """
     program, mesh = costs.space.program, costs.space.mesh.shape
-    return _cheapest(costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, rng=rng))
+    return cheapest(costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, rng=rng))
 
 
-def data_parallel(batch: Batch) -> Method:
-    """Cut the batch wherever there is one (section 4.1).
-
-    Weights are thereby replicated, and their gradients summed over all workers.
-
-    Parameters
-    ----------
-    batch
-        Where the samples are.  They are followed from there along all axes that are read
-        together with that one from end to end.
-    """
-    return _forced("data", batch, lambda cuts: cuts)
-
-
-def model_parallel(batch: Batch) -> Method:
-    """Never cut the batch, so that every cut divides the weights (section 4.1).
-
-    Each operation is cut along one label only, the one that is best for the first cut.
-
-    Parameters
-    ----------
-    batch
-        Where the samples are, see :func:`data_parallel`.
-    """
-    return _forced("model", batch, lambda cuts: 0)
-
-
-def hybrid_parallel(batch: Batch, data_cuts: int | None = None) -> Method:
-    """Data parallelism among groups of workers, model parallelism inside them.
-
-    Parameters
-    ----------
-    batch
-        Where the samples are, see :func:`data_parallel`.
-    data_cuts
-        So many cuts, the first, are of the batch; half of them if not given.
-    """
-    return _forced("hybrid", batch, lambda cuts: cuts // 2 if data_cuts is None else data_cuts)
-
-
-def _forced(name: str, batch: Batch, data_cuts: Callable[[int], int]) -> Method:
-    def choose(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
-        mesh = costs.space.mesh.shape
-        first = min(data_cuts(len(mesh)), len(mesh))
-        modes = ("data",) * first + ("model",) * (len(mesh) - first)
-        program = costs.space.program
-        return _cheapest(
-            costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, modes, batch, rng)
-        )
-
-    choose.__name__ = f"soybean-{name}"
-    return Method(choose, mesh=soybean_mesh, max_states=MAX_STATES)
+def any_label(cut: int, before: Forms) -> Allowed:
+    """Restrict no cut."""
+    return lambda index, labels: labels
 
 
 def k_cuts(
     program: Program,
     mesh: Sequence[int],
-    modes: Sequence[str] | None = None,
-    batch: Batch | None = None,
+    restriction: Callable[[int, Forms], Allowed] = any_label,
     rng: Rng | None = None,
 ) -> Cuts:
     """Algorithm 1: one cut for each axis of the mesh, slowest link first.
@@ -167,32 +114,19 @@ def k_cuts(
         What is tiled.
     mesh
         Parts of every cut.
-    modes
-        For every cut, one of :data:`MODES`; "any" if not given.
-    batch
-        Where the samples are; needed for other modes than "any".
+    restriction
+        Which labels a cut may take, given its number and what those before have taken.
     rng
         Breaks ties between cuts of equal price; None for those found first.
-
-    Raises
-    ------
-    ValueError
-        For a mode or a batch that there is not.
     """
-    modes = ("any",) * len(mesh) if modes is None else modes
-    for mode in modes:
-        if mode not in MODES:
-            allowed = ", ".join(map(repr, MODES))
-            raise ValueError(f"unknown mode {mode!r} of a cut; allowed are {allowed}")
-    batched = _batch_labels(program, batch) if set(modes) - {"any"} else ()
     label_cuts = [[1] * len(node.labels) for node in program.nodes]
     axis_cuts = [[1] * len(node.shape) for node in program.nodes]
     forms: list[list[int | None]] = [[] for _ in program.nodes]
     tiles: list[list[int | None]] = [[] for _ in program.nodes]
     deltas: list[float] = []
 
-    for parts, mode in zip(mesh, modes, strict=True):
-        cut = OneCut(program, parts, label_cuts, axis_cuts, _allowed(mode, batched, forms))
+    for number, parts in enumerate(mesh):
+        cut = OneCut(program, parts, label_cuts, axis_cuts, restriction(number, forms))
         problem = cut.problem()
         states = by_levels(problem if rng is None else _untied(problem, rng))
         deltas.append(problem.cost(states))
@@ -210,21 +144,6 @@ def k_cuts(
     return Cuts(tuple(map(tuple, forms)), tuple(map(tuple, tiles)), tuple(deltas), total)
 
 
-def _allowed(
-    mode: str, batched: Sequence[frozenset[int]], before: Sequence[Sequence[int | None]]
-) -> Callable[[int, list[int]], list[int]]:
-    """Which of a node's labels a cut may take, given `before`; any where that leaves none."""
-
-    def allowed(index: int, labels: list[int]) -> list[int]:
-        if mode == "any":
-            return labels
-        wanted = [label for label in labels if (label in batched[index]) == (mode == "data")]
-        repeated = [label for label in wanted if label in before[index]]
-        return repeated or wanted or labels
-
-    return allowed
-
-
 def _untied(problem: Problem, rng: Rng) -> Problem:
     """The same with less than a byte for every choice, at random."""
     most = 0.5 / len(problem.unary)
@@ -233,26 +152,7 @@ def _untied(problem: Problem, rng: Rng) -> Problem:
     )
 
 
-def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int], ...]:
-    """For every node, its labels that run along the samples."""
-    if batch is None:
-        raise ValueError("batch is None; (node name or index, axis) is needed for these cuts")
-    which, axis = batch
-    matches = [index for index, node in enumerate(program.nodes) if which in (index, node.name)]
-    if not matches:
-        raise ValueError(f"batch names the array {which!r}, which the program has not")
-    node = program.nodes[matches[0]]
-    if not 0 <= axis < len(node.shape) or (label := node.out[axis].label) is None:
-        raise ValueError(f"batch names axis {axis} of an array of shape {node.shape}")
-    classes = axis_classes(program)
-    samples = classes[matches[0]][label]
-    return tuple(
-        frozenset(position for position, klass in enumerate(row) if klass == samples)
-        for row in classes
-    )
-
-
-def _cheapest(
+def cheapest(
     costs: Costs, settings: Settings, tile_weight: float, cuts: Callable[[Rng | None], Cuts]
 ) -> Solution:
     """The best by exact cost of several ways to break ties, always the same ones."""

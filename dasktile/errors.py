@@ -13,3 +13,7 @@ class UnsupportedCollectionWarning(UserWarning):
 
 class InternalErrorWarning(RuntimeWarning):
     """Something failed inside dasktile; the input was returned as it was."""
+
+
+class MissingNameWarning(UserWarning):
+    """The installed Dask lacks a private name that dasktile uses; what needs it is off."""

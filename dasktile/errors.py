@@ -12,4 +12,12 @@ class UnsupportedCollectionWarning(UserWarning):
 
 
 class InternalErrorWarning(RuntimeWarning):
+<<<<<<< HEAD
     """An error occurred inside dasktile; the input was returned unchanged."""
+=======
+    """Something failed inside dasktile; the input was returned as it was."""
+
+
+class MissingNameWarning(UserWarning):
+    """The installed Dask lacks a private name that dasktile uses; what needs it is off."""
+>>>>>>> compat-dask

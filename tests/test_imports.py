@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dasktile
+from dasktile._compat.dask import NAMES
 
 ROOT = Path(dasktile.__file__).parent
 NUMERIC = {"numpy", "scipy"}
@@ -19,12 +20,17 @@ NUMERIC = {"numpy", "scipy"}
 #: For every part of the package: what it may import of the package, and from elsewhere.
 #: The standard library is everybody's.  A longer name outranks a shorter one.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
+    "_compat": (set(), set()),
+    "_compat.dask": ({"errors"}, {"dask", "numpy"}),
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
-    "capture": ({"ir", "capture"}, {"dask", "numpy", "tlz"}),
+    "capture": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy", "tlz"}),
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "schedule.compiled": (set(), {"numba", "numpy"}),
-    "lower": ({"ir", "capture", "lower", "schedule.placement"}, {"dask", "numpy"}),
+    "lower": (
+        {"_compat.dask", "ir", "capture", "lower", "schedule.placement"},
+        {"dask", "numpy"},
+    ),
     "algebra.subscripts": (set(), set()),
     "algebra.paths": ({"ir", "algebra.subscripts", "tiling"}, {"opt_einsum"}),
     "algebra.semiring": (
@@ -56,9 +62,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.svg": ({"ir"}, {"cairosvg"}),
     "report.explanation": ({"ir", "report.svg", "tiling.plan"}, set()),
     "report.timeline": ({"report.explanation"}, set()),
-    "orders.apply": ({"capture.tasks", "runtime.scheduler.priorities"}, {"dask"}),
+    "orders.apply": ({"_compat.dask", "capture.tasks", "runtime.scheduler.priorities"}, {"dask"}),
     "orders.plan": (
         {
+            "_compat.dask",
             "capture.tasks",
             "config",
             "cluster.target",
@@ -70,11 +77,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "numpy"},
     ),
     "report.comparison": ({"report.explanation", "tiling.plan"}, set()),
-    "collections.boundary": ({"ir", "capture"}, {"dask", "numpy"}),
+    "collections.boundary": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy"}),
     "collections.unpack": ({"ir", "collections.boundary", "capture.base"}, {"dask"}),
     "collections.output_chunks": (set(), set()),
     "api": (
         {
+            "_compat.dask",
             "ir",
             "collections.boundary",
             "capture",
@@ -179,7 +187,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"bokeh", "distributed", "tornado"},
     ),
     "cluster.calibration": (
-        {"cluster.clients", "tiling.seconds"},
+        {"_compat.dask", "cluster.clients", "tiling.seconds"},
         {"dask", "distributed", "numpy"},
     ),
     "runtime.scheduler.prometheus": ({"runtime.metrics", "runtime.worker.plugin"}, {"distributed"}),
@@ -275,6 +283,81 @@ def test_imports_point_downwards(module: str) -> None:
     assert {name for name in own if not allowed(name, may_own)} == set()
     assert foreign - may_foreign == set()
     assert not late or part in LATE
+
+
+@cache
+def reached(module: str, packages: tuple[str, ...] = ("dask", "distributed")) -> frozenset[str]:
+    """Full names in other packages that a module imports, or reaches as attributes of modules."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    #: What a name of this module is bound to.
+    bound: dict[str, str] = {}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in packages:
+                    names.add(alias.name)
+                    first = alias.name.split(".")[0]
+                    bound[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in packages:
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                names.add(f"{node.module}.{alias.name}")
+
+    def path(node: ast.AST) -> str:
+        match node:
+            case ast.Name(id=name):
+                return bound.get(name, "")
+            case ast.Attribute(value=value, attr=name):
+                return f"{path(value)}.{name}" if path(value) else ""
+            case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=name), *_]):
+                return f"{path(value)}.{name}" if path(value) else ""
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                called = ast.unparse(function).rpartition(".")[2]
+                known = called in ("import_module", "__import__", "importorskip")
+                return name if known and name.split(".")[0] in packages else ""
+        return ""
+
+    names.update(name for node in ast.walk(tree) if (name := path(node)))
+    return frozenset(names)
+
+
+def is_private(name: str) -> bool:
+    parts = [part for part in name.split(".") if not part.startswith("__")]
+    return any(part.startswith("_") for part in parts) or any(
+        name == entry.path or name.startswith(f"{entry.path}.") for entry in NAMES
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_names_of_dask_are_imported_in_one_place(module: str) -> None:
+    if part_of(module).split(".")[0] != "_compat":
+        assert {name for name in reached(module) if is_private(name)} == set()
+
+
+def test_private_names_are_noticed_however_they_are_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "example.py"
+    file.write_text(
+        "import dask.array as da\n"
+        "import dask.array.core\n"
+        "from importlib import import_module\n"
+        "from dask.array import _shuffle, chunk\n"
+        "from dask._task_spec import Task as T\n"
+        "da.routines._matmul; dask.array.core._enforce_dtype; chunk.sum; da.sum\n"
+        "getattr(da.reductions, '_sqrt', None); import_module('dask.array.ma')._chunk_count\n"
+    )
+    monkeypatch.setitem(MODULES, "example", file)
+    assert {name for name in reached("example") if is_private(name)} == {
+        "dask._task_spec.Task",
+        "dask.array._shuffle",
+        "dask.array.chunk.sum",
+        "dask.array.core._enforce_dtype",
+        "dask.array.ma._chunk_count",
+        "dask.array.reductions._sqrt",
+        "dask.array.routines._matmul",
+    }
 
 
 def test_no_cycles() -> None:

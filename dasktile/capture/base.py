@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, convert_legacy_graph
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
 
 Key = Any

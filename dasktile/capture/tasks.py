@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, resolve_aliases
-from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph
 from dask.sizeof import sizeof
 from dask.utils import key_split
 
+from dasktile._compat.dask import (
+    Alias,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    getitem,
+    resolve_aliases,
+)
 from dasktile.capture.base import GraphView, mentioned
 from dasktile.capture.corrections import called, correct
 from dasktile.capture.rules.fold_table import RULES

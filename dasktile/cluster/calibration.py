@@ -12,10 +12,10 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client, Scheduler, SchedulerPlugin
 
+from dasktile._compat.dask import CALIBRATE, List, Task, TaskRef, require
 from dasktile.cluster.clients import client_of
 from dasktile.tiling.seconds import Calibration
 
@@ -81,6 +81,7 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
     TimeoutError
         If the cluster does not get to it within a minute.
     """
+    require(CALIBRATE, "dasktile.calibrate")
     client = client_of(client)
     if not isinstance(refresh, bool):
         raise TypeError(

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import GraphNode
 from dask.base import get_name_from_key
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import ArrayInfo, GraphView
 from dasktile.capture.corrections import correct
 from dasktile.ir import Chunks

@@ -6,12 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask._task_spec import Alias, Task, convert_legacy_graph
 from dask.array.core import Array
-from dask.base import collections_to_expr, tokenize
+from dask.base import tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dasktile._compat.dask import (
+    PLAN,
+    Alias,
+    Task,
+    collections_to_expr,
+    convert_legacy_graph,
+    require,
+)
 from dasktile.capture.tasks import without_aliases
 from dasktile.runtime.scheduler.priorities import ORDER
 
@@ -37,6 +44,7 @@ class TaskSet:
     @classmethod
     def of(cls, collections: Sequence[Any]) -> TaskSet:
         """The tasks of collections after Dask's own optimisation of all of them together."""
+        require(PLAN, "planning the order of tasks")
         wanted = list(flatten([collection.__dask_keys__() for collection in collections]))
         # `dask.optimize` drops annotations; checked with dask 2026.7.1 and 2026.8.0
         optimized: Any = collections_to_expr(collections).optimize()

@@ -15,19 +15,26 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask._task_spec import (
+from dask.utils import M
+
+from dasktile._compat.dask import (
     Alias,
     DataNode,
+    Dict,
     GraphNode,
     NestedContainer,
     Task,
     TaskRef,
-    _identity_cast,
+    concatenate3,
+    concatenate_shaped,
+    getitem,
+    getter,
+    getter_inline,
+    getter_nofancy,
+    identity_cast,
+    shuffle_concatenate,
+    shuffle_getitem,
 )
-from dask._task_spec import Dict as DictNode
-from dask.array import _shuffle, chunk, core
-from dask.utils import M
-
 from dasktile.capture.base import ArrayInfo, GraphView, Key
 from dasktile.ir import bounds
 
@@ -319,14 +326,14 @@ def _refuse(what: Any) -> Any:
 #: What the functions of a view layer do to blocks.
 RULES: Mapping[Hashable, Callable[..., Any]] = {
     operator.getitem: _getitem,
-    chunk.getitem: _getitem,
-    core.getter: _getter,
-    core.getter_inline: _getter,
-    core.getter_nofancy: _getter,
-    core.concatenate3: _concatenate3,
-    core.concatenate_shaped: _concatenate_shaped,
-    _shuffle._getitem: _boxed_getitem,
-    _shuffle.concatenate_arrays: _concatenate_sorted,
+    getitem: _getitem,
+    getter: _getter,
+    getter_inline: _getter,
+    getter_nofancy: _getter,
+    concatenate3: _concatenate3,
+    concatenate_shaped: _concatenate_shaped,
+    shuffle_getitem: _boxed_getitem,
+    shuffle_concatenate: _concatenate_sorted,
     np.concatenate: _concatenate,
     np.broadcast_to: _broadcast_to,
     np.transpose: _transpose,
@@ -334,7 +341,7 @@ RULES: Mapping[Hashable, Callable[..., Any]] = {
     np.take: _take,
     M.transpose: _transpose,
     M.swapaxes: _swapaxes,
-    _identity_cast: _cast,
+    identity_cast: _cast,
 }
 
 
@@ -412,7 +419,7 @@ class Trace:
             return self.block(node.target)
         if isinstance(node, DataNode):
             return node.value
-        if isinstance(node, DictNode):
+        if isinstance(node, Dict):
             return _refuse("a dictionary")
         if isinstance(node, NestedContainer):
             items = [self._run(item) for item in node.args]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 from dask.utils import M, key_split
 
+from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
 from dasktile.capture.rules.provenance import Trace
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds

@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dask._task_spec import Alias, List, Task, TaskRef
 from dask.blockwise import blockwise
 from dask.highlevelgraph import MaterializedLayer
 from dask.typing import Key
 
+from dasktile._compat.dask import Alias, List, Task, TaskRef
 from dasktile.capture.rules.folds import ArgFold, Fold
 from dasktile.capture.rules.scans import Scan
 from dasktile.ir import Follow, Share, Where, bounds, output_chunks

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dask._task_spec import Alias, GraphNode, TaskRef
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from dasktile._compat.dask import Alias, GraphNode, TaskRef
 from dasktile.capture.base import GraphView, Verbatim
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import salted

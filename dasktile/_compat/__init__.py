@@ -1,0 +1,1 @@
+"""The only modules that import private names of Dask and of distributed."""

@@ -56,7 +56,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.svg": ({"ir"}, {"cairosvg"}),
     "report.explanation": ({"ir", "report.svg", "tiling.plan"}, set()),
     "report.timeline": ({"report.explanation"}, set()),
-    "orders.apply": ({"capture.tasks", "runtime.scheduler.priorities"}, {"dask"}),
+    "orders.apply": (
+        {"capture.references", "capture.tasks", "runtime.scheduler.priorities"},
+        {"dask"},
+    ),
     "orders.plan": (
         {
             "capture.tasks",

@@ -12,6 +12,7 @@ from dask.base import collections_to_expr, tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dasktile.capture.references import head_of, with_head
 from dasktile.capture.tasks import without_aliases
 from dasktile.runtime.scheduler.priorities import ORDER
 
@@ -78,12 +79,11 @@ def renamed(key: Any) -> Any:
     Another than the task has otherwise, of which Dask may have made something else: the same
     key must always stand for the same task.
     """
-    name, *block = key if isinstance(key, tuple) else (key,)
+    name = head_of(key)
     if not isinstance(name, str):
         return key
     op, dash, token = name.rpartition("-")
-    new = f"{op}{dash}{tokenize('in order', token)}"
-    return (new, *block) if isinstance(key, tuple) else new
+    return with_head(key, f"{op}{dash}{tokenize('in order', token)}")
 
 
 def ordered(one: Any, low: Low, place: Mapping[Any, int]) -> Any:
@@ -136,7 +136,7 @@ def ordered(one: Any, low: Low, place: Mapping[Any, int]) -> Any:
 
 
 def _name(key: Any) -> str:
-    return str(key[0] if isinstance(key, tuple) and key else key)
+    return str(head_of(key))
 
 
 def _annotations(

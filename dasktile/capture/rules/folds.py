@@ -23,6 +23,7 @@ from dask.core import flatten
 from tlz import compose  # type: ignore[import-untyped]
 
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import reference
 from dasktile.capture.rules.fold_table import ARGUMENTS, RULES, Rule, accumulates, agree
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
@@ -33,7 +34,6 @@ from dasktile.capture.rules.trees import (
     read_level,
     read_step,
     read_tree,
-    reference,
     unwrap,
 )
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds

@@ -20,6 +20,7 @@ from dask.blockwise import Blockwise, blockwise_token
 from tlz import compose  # type: ignore[import-untyped]
 
 from dasktile.capture.base import GraphView
+from dasktile.capture.references import reference
 
 Block = tuple[int, ...]
 
@@ -291,11 +292,3 @@ def _refs(argument: Any, depth: int) -> list[Any]:
             return []
         found += inner
     return found
-
-
-def reference(argument: Any) -> Any:
-    """The key that an argument of a task stands for, None where it is no key."""
-    if isinstance(argument, TaskRef):
-        return argument.key
-    # this is what dask makes of a key in a task written as a tuple
-    return argument.target if isinstance(argument, Alias) else None

@@ -13,3 +13,7 @@ class UnsupportedCollectionWarning(UserWarning):
 
 class InternalErrorWarning(RuntimeWarning):
     """Something failed inside dasktile; the input was returned as it was."""
+
+
+class InconsistentGraphWarning(UserWarning):
+    """Tasks of a graph read what the graph does not declare; it was returned as it was."""

@@ -18,7 +18,7 @@ from dask._task_spec import GraphNode, convert_legacy_graph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from dasktile.capture.references import Key, Keys, head_of, reference, references
+from dasktile.capture.references import Key, Keys, head_of, read_by, references
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
 
 
@@ -182,7 +182,7 @@ class GraphView:
         layer = self.layers[name]
         heads = {head: other for other in sorted(names) for head in self._owned(other)}
         found: dict[str, None] = {}
-        for key in _read_by(layer) if isinstance(layer, Blockwise) else self._read_in(name):
+        for key in read_by(layer) if isinstance(layer, Blockwise) else self._read_in(name):
             if (head := head_of(key)) in heads:
                 found[heads[head]] = None
                 if len(found) == len(names):
@@ -197,18 +197,6 @@ class GraphView:
         if layer is None or isinstance(layer, Blockwise):
             return (name,)
         return self.heads(name)
-
-
-def _read_by(layer: Blockwise) -> Iterable[Key]:
-    """Names of layers, and keys, that a Blockwise layer reads, without its tasks."""
-    for argument, symbols in layer.indices:
-        if symbols is not None:
-            yield argument
-        elif (key := reference(argument)) is not None:
-            yield key
-        elif isinstance(argument, GraphNode):
-            yield from references(argument)
-    yield from references(layer.task)
 
 
 Recogniser = Callable[[GraphView, str], "Found | Same | None"]

@@ -91,6 +91,18 @@ def _mentioned(part: Any) -> Iterator[Key]:
             stack.extend(reversed(item.values()))
 
 
+def read_by(layer: Blockwise) -> Iterable[Key]:
+    """Names of layers, and keys, that a Blockwise layer reads, without its tasks."""
+    for argument, symbols in layer.indices:
+        if symbols is not None:
+            yield argument
+        elif (key := reference(argument)) is not None:
+            yield key
+        elif isinstance(argument, GraphNode):
+            yield from references(argument)
+    yield from references(layer.task)
+
+
 class Keys:
     """The keys of some layers, as a container, without the tasks of Blockwise layers.
 

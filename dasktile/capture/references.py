@@ -29,7 +29,7 @@ def is_block_number(value: Any, count: int) -> bool:
         return 0 <= value < count
     try:
         hash(value)
-        number = int(value)
+        number = int(getattr(value, "real", value))
         return 0 <= number < count and value in {number}
     except (TypeError, ValueError, OverflowError):
         return False

@@ -18,12 +18,17 @@ from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.extend import extended
 from dasktile.capture.highlevel import capture_graph
+from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
-from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.errors import (
+    InconsistentGraphWarning,
+    InternalErrorWarning,
+    UnsupportedCollectionWarning,
+)
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.writer import lower
 from dasktile.report import explanation as report
@@ -410,6 +415,14 @@ def _guarded(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except _REFUSALS:
         raise
+    except UndeclaredReadError as error:
+        warnings.warn(
+            f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
+            " such graphs of arrays that were rechunked",
+            InconsistentGraphWarning,
+            stacklevel=3,
+        )
+        return None
     except Exception as error:
         if config.setting("raise-errors"):
             raise

@@ -12,12 +12,12 @@ class UnsupportedCollectionWarning(UserWarning):
 
 
 class InternalErrorWarning(RuntimeWarning):
-<<<<<<< HEAD
     """An error occurred inside dasktile; the input was returned unchanged."""
-=======
-    """Something failed inside dasktile; the input was returned as it was."""
 
 
 class MissingNameWarning(UserWarning):
-    """The installed Dask lacks a private name that dasktile uses; what needs it is off."""
->>>>>>> compat-dask
+    """A private name of Dask is missing in the installed version; a feature of dasktile is off."""
+
+
+class InconsistentGraphWarning(UserWarning):
+    """Tasks of a graph read keys that the graph does not declare; it was returned unchanged."""

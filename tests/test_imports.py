@@ -62,7 +62,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.svg": ({"ir"}, {"cairosvg"}),
     "report.explanation": ({"ir", "report.svg", "tiling.plan"}, set()),
     "report.timeline": ({"report.explanation"}, set()),
-    "orders.apply": ({"_compat.dask", "capture.tasks", "runtime.scheduler.priorities"}, {"dask"}),
+    "orders.apply": (
+        {
+            "_compat.dask",
+            "capture.references",
+            "capture.tasks",
+            "runtime.scheduler.priorities",
+        },
+        {"dask"},
+    ),
     "orders.plan": (
         {
             "_compat.dask",

@@ -22,6 +22,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
 from dasktile._compat.dask import FUSE, Alias, Task, execute_subgraph, fuse_tasks, missing
+from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.schedule.placement import Placement, decode, token
 
@@ -393,4 +394,4 @@ def run_cone(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values
 
 
 def _name(key: Any) -> str:
-    return str(key[0] if type(key) is tuple else key)
+    return str(head_of(key))

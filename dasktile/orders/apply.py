@@ -19,6 +19,7 @@ from dasktile._compat.dask import (
     convert_legacy_graph,
     require,
 )
+from dasktile.capture.references import head_of, with_head
 from dasktile.capture.tasks import without_aliases
 from dasktile.runtime.scheduler.priorities import ORDER
 
@@ -86,12 +87,11 @@ def renamed(key: Any) -> Any:
     It differs from the original key: the optimised task need not be the task that the original
     key stands for in another graph.
     """
-    name, *block = key if isinstance(key, tuple) else (key,)
+    name = head_of(key)
     if not isinstance(name, str):
         return key
     op, dash, token = name.rpartition("-")
-    new = f"{op}{dash}{tokenize('in order', token)}"
-    return (new, *block) if isinstance(key, tuple) else new
+    return with_head(key, f"{op}{dash}{tokenize('in order', token)}")
 
 
 def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
@@ -146,7 +146,7 @@ def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
 
 
 def _name(key: Any) -> str:
-    return str(key[0] if isinstance(key, tuple) and key else key)
+    return str(head_of(key))
 
 
 def _annotations(

@@ -31,6 +31,7 @@ from dasktile._compat.dask import (
     nanarg_agg,
 )
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import reference
 from dasktile.capture.rules.fold_table import ARGUMENTS, RULES, Rule, accumulates, agree
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
@@ -41,7 +42,6 @@ from dasktile.capture.rules.trees import (
     read_level,
     read_step,
     read_tree,
-    reference,
     unwrap,
 )
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds

@@ -18,13 +18,11 @@ import numpy as np
 from dask.utils import M
 
 from dasktile._compat.dask import (
-    Alias,
     DataNode,
     Dict,
     GraphNode,
     NestedContainer,
     Task,
-    TaskRef,
     concatenate3,
     concatenate_shaped,
     getitem,
@@ -35,7 +33,8 @@ from dasktile._compat.dask import (
     shuffle_concatenate,
     shuffle_getitem,
 )
-from dasktile.capture.base import ArrayInfo, GraphView, Key
+from dasktile.capture.base import ArrayInfo, GraphView
+from dasktile.capture.references import Key, head_of, is_block, reference
 from dasktile.ir import bounds
 
 #: What counts as an integer; asking the abstract class is far slower.
@@ -387,15 +386,9 @@ class Trace:
 
     def source(self, key: Key) -> ArrayInfo | None:
         """The array of another layer that a key is a block of."""
-        if type(key) is not tuple or not key or type(key[0]) is not str:
-            return None
-        info = self._arrays.get(key[0])
-        if info is None or len(key) != len(info.shape) + 1:
-            return None
-        for number, count in zip(key[1:], info.numblocks, strict=True):
-            if not isinstance(number, INTEGERS) or not 0 <= int(number) < count:
-                return None
-        return info
+        head = head_of(key)
+        info = self._arrays.get(head) if isinstance(head, str) else None
+        return info if info is not None and is_block(key, info.name, info.numblocks) else None
 
     def _source(self, key: Key) -> Block:
         info = self.source(key)
@@ -406,17 +399,15 @@ class Trace:
             edges = self._bounds[info.name] = tuple(bounds(sizes) for sizes in info.chunks)
         axes = tuple(
             Axis(axis, range(edge[number], edge[number + 1]))
-            for axis, (edge, number) in enumerate(zip(edges, key[1:], strict=True))
+            for axis, (edge, number) in enumerate(zip(edges, map(int, key[1:]), strict=True))
         )
         return Block(info.name, axes)
 
     def _run(self, node: Any) -> Any:
-        if isinstance(node, TaskRef):
-            return self.block(node.key)
+        if (key := reference(node)) is not None:
+            return self.block(key)
         if not isinstance(node, GraphNode):
             return node
-        if isinstance(node, Alias):
-            return self.block(node.target)
         if isinstance(node, DataNode):
             return node.value
         if isinstance(node, Dict):

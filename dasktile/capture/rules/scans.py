@@ -22,7 +22,8 @@ from dasktile._compat.dask import (
     prefixscan_first,
 )
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
-from dasktile.capture.rules.trees import read_step, reference, unwrap
+from dasktile.capture.references import reference
+from dasktile.capture.rules.trees import read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
 
 Function = Callable[..., Any]

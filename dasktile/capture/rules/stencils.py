@@ -20,7 +20,8 @@ from dask.blockwise import Blockwise
 from dask.utils import key_split
 
 from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import Key
 from dasktile.capture.rules.provenance import Block, Trace, Unknown
 from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds

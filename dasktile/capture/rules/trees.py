@@ -28,6 +28,7 @@ from dasktile._compat.dask import (
     list_to_container,
 )
 from dasktile.capture.base import GraphView
+from dasktile.capture.references import reference
 
 Block = tuple[int, ...]
 
@@ -299,11 +300,3 @@ def _refs(argument: Any, depth: int) -> list[Any]:
             return []
         found += inner
     return found
-
-
-def reference(argument: Any) -> Any:
-    """The key that an argument of a task stands for, None where it is no key."""
-    if isinstance(argument, TaskRef):
-        return argument.key
-    # this is what dask makes of a key in a task written as a tuple
-    return argument.target if isinstance(argument, Alias) else None

@@ -1,4 +1,4 @@
-"""Who may import what: decisions are pure, and one layer at a time touches dask graphs."""
+"""The table of allowed imports, and where private names of dask may be used."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python examples/logistic_regression.py [--workers 4] [--rows 200000] [--steps 5]
 
-The design matrix has chunks along its features.  If it is read from files, dasktile reads it by rows
-instead, and then moves only gradients and weights.  If it is in memory already, dasktile does not
+The design matrix has chunks along its features.  Read from files, it is read by rows
+instead, and only gradients and weights move.  If it is in memory already, dasktile does not
 move it, because that would cost more than the sums of ``x @ w`` in every step.
 """
 

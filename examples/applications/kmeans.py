@@ -2,8 +2,8 @@
 
     python examples/applications/kmeans.py [--workers 4] [--size 40000]
 
-The points have chunks along their coordinates.  Distances need all coordinates of a point, and centres
-are sums over points, so the best plan reads points by rows and moves only centres.
+The points have chunks along their coordinates.  Distances need all coordinates of a point, and
+centres are sums over points, so the best plan reads points by rows and moves only centres.
 """
 
 from __future__ import annotations

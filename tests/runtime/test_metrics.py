@@ -27,8 +27,9 @@ from dasktile.runtime.scheduler.dashboard import add_page, layer_bars, remove_pa
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.worker.plugin import NAME, OTHER, Summary, TileWorkerPlugin, layer_of
 
-#: Seconds that anything here may take.
-LIMIT = 20
+#: Seconds after which something hangs.  To start a process may take a minute where others wait
+#: for the same processors.
+LIMIT = 300
 
 SIZE = 8000
 HASH = "0123456789abcdef" * 2
@@ -257,7 +258,7 @@ if __name__ == "__main__":
         assert found.missing == {{first: "without the plugin", second: "without the plugin"}}, found
         assert not client.run(lambda dask_worker: "dasktile" in dask_worker.metrics)[first]
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=2 * LIMIT)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)
 
 
 def test_as_text_and_numbers() -> None:

@@ -27,7 +27,9 @@ from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.testing import emulated
 from dasktile.testing.emulated import DeviceFullError, EmulatedDevice, to_device, use
 
-LIMIT = 60
+#: Seconds after which something hangs.  To start a process may take a minute where others wait
+#: for the same processors.
+LIMIT = 300
 
 SIZE = 200_000
 TILES = 10

@@ -141,7 +141,13 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed", "numpy"},
     ),
     "runtime.worker.store": (
-        {"runtime.engine", "runtime.tiers", "runtime.worker.buffers", "schedule.residency"},
+        {
+            "runtime.engine",
+            "runtime.tiers",
+            "runtime.worker.buffers",
+            "schedule.instructions",
+            "schedule.residency",
+        },
         {"distributed", "numpy"},
     ),
     "runtime.worker.spilling": (
@@ -155,13 +161,13 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed", "tornado"},
     ),
     "runtime.worker.data": (
-        {"config", "runtime.worker.store", "runtime.tiers", "schedule.residency"},
+        {"config", "runtime.worker.store", "runtime.tiers", "schedule.instructions"},
         {"dask", "distributed"},
     ),
     "runtime.failures": (set(), set()),
     "runtime.worker.takeover": (set(), set()),
     "runtime.worker.buffers": (set(), {"numpy"}),
-    "runtime.nextuse": ({"schedule.residency"}, set()),
+    "runtime.nextuse": ({"schedule.instructions"}, set()),
     "runtime.scheduler.roots": (set(), {"distributed"}),
     "runtime.install": (
         {

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from dasktile.schedule.residency import DYING
+from dasktile.schedule.instructions import DYING
 
 #: The annotation that tells a task's readers.
 ANNOTATION = "dasktile-uses"

@@ -22,7 +22,7 @@ from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.data import Spill
 from dasktile.runtime.worker.plugin import TileWorkerPlugin
 from dasktile.runtime.worker.store import TileStore
-from dasktile.schedule.residency import Settings
+from dasktile.schedule.instructions import Settings
 
 #: Seconds that anything may take here.
 LIMIT = 30

@@ -18,7 +18,7 @@ from dasktile.config import spill_settings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.tiers import device as device_called
 from dasktile.runtime.worker.store import TileStore
-from dasktile.schedule.residency import Settings
+from dasktile.schedule.instructions import Settings
 
 logger = logging.getLogger("dasktile")
 

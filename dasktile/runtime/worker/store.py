@@ -36,15 +36,15 @@ from distributed.utils import RateLimiterFilter
 from dasktile.runtime.engine import Engine, Variable, inline, pool
 from dasktile.runtime.tiers import Device, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
-from dasktile.schedule.residency import (
+from dasktile.schedule.instructions import (
     DYING,
     Copy,
     Drop,
     Instruction,
     Ready,
-    Residency,
     Settings,
 )
+from dasktile.schedule.residency import Residency
 
 logger = logging.getLogger(__name__)
 for _often in ("%s to %s failed", "Spill to %s reached its limit"):

@@ -26,7 +26,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "schedule.compiled": (set(), {"numba", "numpy"}),
     "lower": ({"ir", "capture", "lower", "schedule.placement"}, {"dask", "numpy"}),
     "algebra.subscripts": (set(), set()),
-    "algebra.paths": ({"ir", "algebra.subscripts", "tiling"}, {"opt_einsum"}),
+    "algebra.settings": (set(), set()),
+    "algebra.paths": (
+        {"ir", "algebra.settings", "algebra.subscripts", "tiling"},
+        {"opt_einsum"},
+    ),
     "algebra.semiring": (
         {"capture.rules.blockwise", "capture.rules.einsums", "lower.kernels.einsums"},
         {"dask", "numpy"},

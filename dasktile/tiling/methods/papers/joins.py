@@ -1,7 +1,7 @@
-"""Spartan's join_update: along which axis inputs are joined, and what updating costs.
+"""Spartan's join_update: the axis along which inputs are joined, and the cost of the update.
 
-What the function of a join writes is not known before it has run.  The size of the result
-is assumed; what earlier runs were seen to move corrects that.
+The bytes that a join writes are unknown before it has run.  The size of the result is assumed, and
+corrected by the bytes that earlier runs moved.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from dasktile.ir import Node, Program, Role
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What updates of joins were seen to cost in earlier runs (section 2.3.3).
+    """Costs of the updates of joins in earlier runs (Spartan, section 2.3.3).
 
     Parameters
     ----------
     factors
-        For a kind of join, bytes that its update moved over those of its result.
+        For a kind of join, bytes moved by its update over the bytes of its result.
     """
 
     factors: Mapping[object, float] = field(default_factory=dict)
 
     def observe(self, node: Node, moved: float) -> Observed:
-        """The same, knowing that the update of a contraction moved so many bytes."""
+        """These costs with a further observation: bytes moved by the update of a contraction."""
         if moved < 0:
             raise ValueError(f"moved must be at least 0 bytes, got {moved}")
         return Observed({**self.factors, _join_kind(node): moved / max(node.nbytes, 1)})
 
     def update(self, node: Node) -> float:
-        """Bytes to expect: the size of the result where nothing was seen."""
+        """Expected bytes: those of the result where nothing was observed."""
         return node.nbytes * self.factors.get(_join_kind(node), 1.0)
 
 
 def _join_kind(node: Node) -> object:
-    """The same for contractions that differ in names only."""
+    """A key that is equal for contractions that differ in names only."""
     labels = tuple((label.size, label.role) for label in node.labels)
     return node.op, labels, node.out, tuple(edge.axes for edge in node.edges)
 
 
 def join_label(program: Program, node: Node, observed: Observed) -> int:
-    """Along which label of its first input a contraction is joined.
+    """The label of its first input along which a contraction is joined.
 
-    The one with which inputs that do not have it, of which every task reads all, and
-    updates of the result cost least.  For a product of matrices that is Spartan's choice by
-    shape (figure 2.5): along the sum unless the first matrix is taller than wide.
+    It is the label of least cost: inputs without the label, which every task reads whole, and
+    updates of the result.  For a matrix product this is Spartan's choice by shape (figure 2.5):
+    along the sum, unless the first matrix has more rows than columns.
     """
 
     def price(label: int) -> tuple[float, bool, int]:

@@ -1,7 +1,7 @@
-"""EinDecomp's partition vectors and what it says they move (sections 6 to 8.1 of its paper).
+"""EinDecomp's partition vectors and their costs (sections 6 to 8.1 of the paper).
 
-All counts are of elements and upper bounds: every input of every kernel call is taken to
-travel.  The functions take numbers or whole arrays of them.
+All costs are upper bounds, in elements: every input of every kernel call counts as moved.  The
+functions take numbers or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-#: One number, or many at once.
+#: A number, or an array of numbers.
 Amount = float | npt.NDArray[np.float64]
 
 
@@ -22,9 +22,9 @@ def vectors(parts: int, labels: int) -> list[tuple[int, ...]]:
     Parameters
     ----------
     parts
-        Kernel calls wanted, a power of two.
+        Number of kernel calls, a power of two.
     labels
-        Distinct labels.
+        Number of distinct labels.
     """
     if parts < 1 or parts & (parts - 1):
         raise ValueError(f"parts must be a power of two; got {parts}")
@@ -39,13 +39,13 @@ def vectors(parts: int, labels: int) -> list[tuple[int, ...]]:
 
 
 def vector_count(parts: int, labels: int) -> int:
-    """How many partition vectors there are: N balls in D buckets."""
+    """Number of partition vectors: N balls in D buckets."""
     power = parts.bit_length() - 1
     return math.comb(power + labels - 1, labels - 1)
 
 
 def join_cost(calls: Amount, *tiles: Amount) -> Amount:
-    """Elements that travel into the kernel calls: a tile of every input for each call.
+    """Elements sent to the kernel calls: a tile of every input for each call.
 
     Parameters
     ----------
@@ -58,14 +58,14 @@ def join_cost(calls: Amount, *tiles: Amount) -> Amount:
 
 
 def aggregation_cost(calls: Amount, partials: Amount, tile: Amount) -> Amount:
-    """Elements of partial results that travel to where they are combined.
+    """Elements of partial results sent to where they are combined.
 
     Parameters
     ----------
     calls
         Kernel calls, N(d).
-    met
-        Partial results that make one tile of the result.
+    partials
+        Partial results of one tile of the result.
     tile
         Elements of that tile.
     """
@@ -73,7 +73,7 @@ def aggregation_cost(calls: Amount, partials: Amount, tile: Amount) -> Amount:
 
 
 def repartition_cost(size: Amount, made: Amount, read: Amount, common: Amount) -> Amount:
-    """Elements that travel where a consumer wants other tiles than its producer made.
+    """Elements sent where a consumer reads other tiles than its producer makes.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def repartition_cost(size: Amount, made: Amount, read: Amount, common: Amount) -
     made, read
         Elements of one tile as the producer makes it, and as the consumer reads it.
     common
-        Elements that two tiles which overlap have in common.
+        Elements in the intersection of two overlapping tiles.
     """
     extracted = np.where(np.not_equal(made, common), size / read * made, 0.0)
     return size / read * (read / common - 1) * (read + made) + extracted

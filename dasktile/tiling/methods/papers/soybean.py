@@ -1,20 +1,19 @@
-"""SoyBean: the workers are halved again and again, each cut the best for two halves.
+"""SoyBean: the workers are halved repeatedly, and each cut is the best one for two halves.
 
 Wang, Huang and Li, *Unifying Data, Model and Hybrid Parallelism in Deep Learning via Tensor
 Tiling*, sections 4.1 to 4.5.  A basic tiling cuts an array along one axis or replicates it.
-An operation has one *aligned form* for every label that may be cut: what it then reads and
-makes fits together without communication, except that a cut of a summed label makes partial
-results.  A cut costs what it takes to convert the arrays from their tilings to the forms
-and back, and dynamic programming finds the cheapest (:mod:`.onecut`).  Inside each half the
-same is done again.
+An operation has one *aligned form* for every label that may be cut: its inputs and its result then
+need no communication, except that a cut of a summed label makes partial sums.  The cost of a cut is
+the bytes of converting the arrays from their tilings to the forms and back, and dynamic programming
+finds the cheapest cut (:mod:`.onecut`).  Each half is then cut in the same way.
 
-Where this goes beyond the paper: cuts into three or more parts, which are the prime factors
-of the workers; what a conversion takes is reckoned from what an operation reads inside its
-group, which may be more than the group's part of the array; arrays that are generated or
-read are made in parts, and copies of them cost as all copies do.
+This goes beyond the paper in three points.  Cuts may be into three or more parts, which are the
+prime factors of the number of workers.  A conversion is priced by the elements that an operation
+reads inside its group, which may be more than the group's part of the array.  Arrays that are
+generated or read from storage are made in parts, and replicas of them cost as much as others.
 
-Choosing one axis of the mesh after another is not optimal under exact costs: compare with the
-default, as :mod:`benchmarks.papers.soybean` does.
+Choosing one mesh axis after another is not optimal under exact costs: compare with the default, as
+:mod:`benchmarks.papers.soybean` does.
 """
 
 from __future__ import annotations
@@ -36,36 +35,36 @@ from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.problem import Problem, Solution
 
-#: More factors than this are merged: the candidates of a node are a power of it.
+#: Cuts at the most; further factors are merged.  Candidates of a node grow as a power of it.
 MAX_CUTS = 4
 
-#: All candidates of a matrix product that is cut so often.
+#: Candidates of one node: all of a matrix product (6 for each cut) after so many cuts.
 MAX_STATES = 6**MAX_CUTS
 
-#: Cuts of equal price differ in what they really move: so many ways to break ties are tried.
+#: Random ways to break ties that are tried: cuts of equal price differ in exact bytes.
 TIES = 8
 
-#: What a cut may do: anything, or with regard to the batch, "data": cut it wherever there
-#: is one, and "model": never cut it, and the same label as before where that can be.
+#: Modes of a cut.  "any": all labels; "data": the batch wherever there is one; "model": never the
+#: batch, and the label of the cut before where possible.
 MODES = ("any", "data", "model")
 
 Rng = np.random.Generator
 
-#: An array, by the name or index of its node, and the axis along which the samples are.
+#: An array (the name or index of its node) and its axis of samples.
 Batch = tuple[int | str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What the k-cut algorithm decides.
+    """The result of the k-cut algorithm.
 
     Parameters
     ----------
     forms
-        For every node and cut, the label that is cut; None where nothing can be cut.
+        For every node and cut, the label that is cut; None where no label can be cut.
     tiles
-        For every node and cut, the axis along which its array is cut to be kept, or None
-        where every part has a copy.
+        For every node and cut, the axis along which the kept array is cut, or None where it is
+        replicated.
     deltas
         For every cut, bytes converted between its parts inside one group.
     total
@@ -91,8 +90,8 @@ def soybean_mesh(workers: int) -> tuple[int, ...]:
 def soybean(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """The k-cut tiling.
 
-    The cuts say which label every axis of the mesh cuts, for every operation.  Where sums
-    end, and how arrays with several readers are kept, is then chosen by exact cost.
+    The cuts determine the label that every mesh axis cuts, for every operation.  The placement of
+    sums and of arrays with several readers is then chosen by exact cost.
     """
     program, mesh = costs.space.program, costs.space.mesh.shape
     return _cheapest(costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, rng=rng))
@@ -101,15 +100,14 @@ def soybean(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
 def data_parallel(batch: Batch) -> Method:
     """Cut the batch wherever there is one (section 4.1).
 
-    Weights are thereby replicated, and their gradients summed over all workers.
+    This replicates weights and sums their gradients over all workers.
 
     Parameters
     ----------
     batch
-        Where the samples are.  They are followed from there along all axes that are read
-        together with that one from end to end.
+        The axis of the samples.  All axes of the same class are cut.
     """
-    return _forced("data", batch, lambda cuts: cuts)
+    return _parallelism("data", batch, lambda cuts: cuts)
 
 
 def model_parallel(batch: Batch) -> Method:
@@ -120,9 +118,9 @@ def model_parallel(batch: Batch) -> Method:
     Parameters
     ----------
     batch
-        Where the samples are, see :func:`data_parallel`.
+        The axis of the samples, see :func:`data_parallel`.
     """
-    return _forced("model", batch, lambda cuts: 0)
+    return _parallelism("model", batch, lambda cuts: 0)
 
 
 def hybrid_parallel(batch: Batch, data_cuts: int | None = None) -> Method:
@@ -131,14 +129,14 @@ def hybrid_parallel(batch: Batch, data_cuts: int | None = None) -> Method:
     Parameters
     ----------
     batch
-        Where the samples are, see :func:`data_parallel`.
+        The axis of the samples, see :func:`data_parallel`.
     data_cuts
-        So many cuts, the first, are of the batch; half of them if not given.
+        Number of first cuts that are of the batch; by default half of all cuts.
     """
-    return _forced("hybrid", batch, lambda cuts: cuts // 2 if data_cuts is None else data_cuts)
+    return _parallelism("hybrid", batch, lambda cuts: cuts // 2 if data_cuts is None else data_cuts)
 
 
-def _forced(name: str, batch: Batch, data_cuts: Callable[[int], int]) -> Method:
+def _parallelism(name: str, batch: Batch, data_cuts: Callable[[int], int]) -> Method:
     def choose(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
         mesh = costs.space.mesh.shape
         first = min(data_cuts(len(mesh)), len(mesh))
@@ -164,20 +162,20 @@ def k_cuts(
     Parameters
     ----------
     program
-        What is tiled.
+        The program to tile.
     mesh
-        Parts of every cut.
+        Number of parts of every cut.
     modes
         For every cut, one of :data:`MODES`; "any" if not given.
     batch
-        Where the samples are; needed for other modes than "any".
+        The axis of the samples; needed for other modes than "any".
     rng
-        Breaks ties between cuts of equal price; None for those found first.
+        Breaks ties between cuts of equal price; None to take the first.
 
     Raises
     ------
     ValueError
-        For a mode or a batch that there is not.
+        For an unknown mode or batch.
     """
     modes = ("any",) * len(mesh) if modes is None else modes
     for mode in modes:
@@ -213,7 +211,7 @@ def k_cuts(
 def _allowed(
     mode: str, batched: Sequence[frozenset[int]], before: Sequence[Sequence[int | None]]
 ) -> Callable[[int, list[int]], list[int]]:
-    """Which of a node's labels a cut may take, given `before`; any where that leaves none."""
+    """A function that filters the labels of a node for a cut, given the labels cut before."""
 
     def allowed(index: int, labels: list[int]) -> list[int]:
         if mode == "any":
@@ -226,7 +224,7 @@ def _allowed(
 
 
 def _untied(problem: Problem, rng: Rng) -> Problem:
-    """The same with less than a byte for every choice, at random."""
+    """The problem with a random cost of less than a byte for every state, which breaks ties."""
     most = 0.5 / len(problem.unary)
     return Problem(
         [costs + most * rng.random(len(costs)) for costs in problem.unary], problem.pairwise
@@ -234,13 +232,13 @@ def _untied(problem: Problem, rng: Rng) -> Problem:
 
 
 def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int], ...]:
-    """For every node, its labels that run along the samples."""
+    """For every node, its labels along the axis of the samples."""
     if batch is None:
         raise ValueError("batch is None; (node name or index, axis) is needed for these cuts")
     which, axis = batch
     matches = [index for index, node in enumerate(program.nodes) if which in (index, node.name)]
     if not matches:
-        raise ValueError(f"batch names the array {which!r}, which the program has not")
+        raise ValueError(f"batch names the array {which!r}, which is not in the program")
     node = program.nodes[matches[0]]
     if not 0 <= axis < len(node.shape) or (label := node.out[axis].label) is None:
         raise ValueError(f"batch names axis {axis} of an array of shape {node.shape}")
@@ -255,7 +253,7 @@ def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int]
 def _cheapest(
     costs: Costs, settings: Settings, tile_weight: float, cuts: Callable[[Rng | None], Cuts]
 ) -> Solution:
-    """The best by exact cost of several ways to break ties, always the same ones."""
+    """The best solution by exact cost of several fixed ways to break ties."""
     solutions: list[Solution] = []
     tried = set()
     for seed in range(TIES):
@@ -267,9 +265,9 @@ def _cheapest(
 
 
 def _as_candidates(costs: Costs, settings: Settings, tile_weight: float, cuts: Cuts) -> Solution:
-    """The best candidates among those that agree with the cuts.
+    """The best candidates among those that agree with most cuts.
 
-    A space need not have every tiling; then those that agree with as many cuts as any.
+    A space need not have every tiling, so none may agree with all cuts.
     """
     allowed = [
         np.arange(len(variable.options))
@@ -281,7 +279,7 @@ def _as_candidates(costs: Costs, settings: Settings, tile_weight: float, cuts: C
 
 
 def _agreeing(variable: Variable, forms: Sequence[int | None]) -> np.ndarray:
-    """Candidates that cut the same labels on as many axes of the mesh as any does."""
+    """Indices of the candidates that cut the same labels on most mesh axes."""
     agreed = np.array(
         [
             -1 if option.follow is not None

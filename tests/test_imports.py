@@ -49,8 +49,9 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "errors": (set(), set()),
     "config": ({"tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
+    "cluster.settings": (set(), set()),
     "cluster.target": (
-        {"config", "tiling.plan", "tiling.seconds", "tiling.settings"},
+        {"cluster.settings", "config", "tiling.plan", "tiling.seconds", "tiling.settings"},
         {"dask"},
     ),
     "cluster.located": (
@@ -183,7 +184,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"bokeh", "distributed", "tornado"},
     ),
     "cluster.calibration": (
-        {"cluster.clients", "tiling.seconds"},
+        {"cluster.clients", "cluster.settings", "tiling.seconds"},
         {"dask", "distributed", "numpy"},
     ),
     "runtime.scheduler.prometheus": ({"runtime.metrics", "runtime.worker.plugin"}, {"distributed"}),

@@ -165,7 +165,8 @@ def _joined_dtype(
             ) from error
     full = (size,) * len(order)
     fits = len(values.shape) <= len(full) and all(
-        have in (1, want) for have, want in zip(values.shape[::-1], full[::-1], strict=False)
+        actual in (1, expected)
+        for actual, expected in zip(values.shape[::-1], full[::-1], strict=False)
     )
     if not fits:
         raise ValueError(

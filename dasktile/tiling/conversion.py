@@ -40,9 +40,9 @@ def conversion_tables(
         pieces_by_pair = np.array([[known[row, column] for column in columns] for row in rows])
         counts *= np.moveaxis(pieces_by_pair[:, :, :4], 2, 0)
         exact &= pieces_by_pair[:, :, 4] > 0
-    wanted, pieces, whole, single = counts
-    tasks = np.where(exact, 0.0, pieces - whole + wanted - single)
-    joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(wanted, 1))
+    nonempty, pieces, whole, single = counts
+    tasks = np.where(exact, 0.0, pieces - whole + nonempty - single)
+    joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(nonempty, 1))
     return tasks, joined
 
 
@@ -78,10 +78,10 @@ def conversion_tasks(
     ]
     if all(exact for *_, exact in by_axis):
         return None
-    wanted, pieces, whole, single = (
+    nonempty, pieces, whole, single = (
         math.prod(axis[position] for axis in by_axis) for position in range(4)
     )
-    return float(pieces - whole + wanted - single)
+    return float(pieces - whole + nonempty - single)
 
 
 @lru_cache(maxsize=65536)

@@ -75,10 +75,12 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)
     positions = np.asarray(grid)
-    wanted = np.asarray(ideal)
-    right = np.clip(np.searchsorted(positions, wanted), 0, len(positions) - 1)
+    ideal_positions = np.asarray(ideal)
+    right = np.clip(np.searchsorted(positions, ideal_positions), 0, len(positions) - 1)
     left = np.maximum(right - 1, 0)
-    nearer = np.where(wanted - positions[left] < positions[right] - wanted, left, right)
+    nearer = np.where(
+        ideal_positions - positions[left] < positions[right] - ideal_positions, left, right
+    )
     return tuple(int(position) for position in positions[nearer])
 
 
@@ -130,16 +132,16 @@ def own_axes(program: Program) -> Axes:
 def free_axes(program: Program, workers: int, limits: CandidateLimits) -> Axes:
     """Boundaries for a new tiling: those of stored and pinned data, free for all other labels."""
     members = axis_classes(program)
-    wanted: dict[int, dict[tuple[int, ...], int]] = {}
+    weights_by_class: dict[int, dict[tuple[int, ...], int]] = {}
     fixed: dict[tuple[int, int], tuple[int, ...]] = {}
     for index, node in enumerate(program.nodes):
         for position, grid in _fixed_grids(node):
             fixed[index, position] = grid
             if len(grid) > 2:
-                weights = wanted.setdefault(members[index][position], {})
+                weights = weights_by_class.setdefault(members[index][position], {})
                 weights[grid] = weights.get(grid, 0) + node.nbytes
     shared: dict[int, Grid] = {}
-    for klass, weights in wanted.items():
+    for klass, weights in weights_by_class.items():
         common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))
         heaviest = max(weights, key=lambda grid: (weights[grid], grid))
         choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers, limits)]

@@ -3,8 +3,8 @@
 :class:`Settings` has what the configuration sets, and groups of numbers that it does not set.
 Functions take the settings as an argument; nothing here is read from a global.
 
-Sources are named in the docstrings: *measured* numbers are explained in ``docs/measured.md`` or
-were timed when the rule was written; *chosen* numbers are trade-offs without a measurement.
+Sources are named in the docstrings: *measured* numbers were timed when the rule was written;
+*chosen* numbers are trade-offs without a measurement.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class LocalLimits:
     max_cuts
         Combinations of part counts among which the solver chooses for one node.
     many_tiles
-        Factor over the wanted number of tiles beyond which no more are made for overlap.
+        Factor over the target number of tiles beyond which no more are made for overlap.
     """
 
     max_cuts: int = 32

@@ -231,8 +231,8 @@ class LocalCosts:
                 if target == column
             )
             if self.retile and scattered > 1 and choice.fixed[axis.label] is None:
-                wanted = choice.mesh_parts[axis.label] * scattered
-                count = math.lcm(parts[axis.label], wanted)
+                mesh_cuts = choice.mesh_parts[axis.label] * scattered
+                count = math.lcm(parts[axis.label], mesh_cuts)
                 label_cuts = self.cuts(choice, axis.label, min(count, max(size, 1)))
                 if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
                     label_cuts = cuts[axis.label]

@@ -287,7 +287,7 @@ def eindecomp_exact(costs: Costs, settings: Settings, tile_weight: float) -> Sol
     """The same search on exact bytes instead of the paper's upper bounds.
 
     Where arrays have several readers this is often worse than :func:`eindecomp`.  Many vectors of
-    one path move no bytes, so exact costs do not tell them apart, and only some of them agree with
+    one path move no bytes, so their exact costs are equal, and only some of them agree with
     the path that it joins.
     """
 

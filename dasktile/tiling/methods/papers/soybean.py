@@ -216,9 +216,9 @@ def _allowed(
     def allowed(index: int, labels: list[int]) -> list[int]:
         if mode == "any":
             return labels
-        wanted = [label for label in labels if (label in batched[index]) == (mode == "data")]
-        repeated = [label for label in wanted if label in before[index]]
-        return repeated or wanted or labels
+        matching = [label for label in labels if (label in batched[index]) == (mode == "data")]
+        repeated = [label for label in matching if label in before[index]]
+        return repeated or matching or labels
 
     return allowed
 

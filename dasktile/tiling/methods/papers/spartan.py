@@ -94,12 +94,13 @@ def _candidates(
             whole(tile) or not (any(option.replicated) or option.second_mesh) for option in options
         ]
     else:
-        wanted = _work(graph, program, variable.node, tiles)
-        alike = [option.follow is None and option.mesh == wanted for option in options]
-        exactly = [
-            fits and _lands(node, option, tile) for fits, option in zip(alike, options, strict=True)
+        labels = _work(graph, program, variable.node, tiles)
+        same_labels = [option.follow is None and option.mesh == labels for option in options]
+        exact = [
+            fits and _lands(node, option, tile)
+            for fits, option in zip(same_labels, options, strict=True)
         ]
-        fitting = exactly if any(exactly) else alike
+        fitting = exact if any(exact) else same_labels
     return everything[fitting] if any(fitting) else everything
 
 

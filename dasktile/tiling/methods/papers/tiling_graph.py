@@ -129,8 +129,10 @@ def tiling_graph(
         table = np.full((len(made), len(used)), size)
         for row, tile in enumerate(made):
             seen = tuple(label_of(edge, LOST if axis is None else axes[axis]) for axis in tile)
-            for column, wanted in enumerate(used):
-                if whole(tile) or _agrees(program.nodes[index], seen, wanted, joins.get(index)):
+            for column, reader_tile in enumerate(used):
+                if whole(tile) or _agrees(
+                    program.nodes[index], seen, reader_tile, joins.get(index)
+                ):
                     table[row, column] = 0.0
         pair_costs.append(PairCosts(place[base], place[index], table))
     unary = tuple(_update(node, offer, observed) for node, offer in zip(nodes, offers, strict=True))

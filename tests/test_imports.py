@@ -32,7 +32,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "numpy"},
     ),
     "algebra.subscripts": (set(), set()),
-    "algebra.paths": ({"ir", "algebra.subscripts", "tiling"}, {"opt_einsum"}),
+    "algebra.settings": (set(), set()),
+    "algebra.paths": (
+        {"ir", "algebra.settings", "algebra.subscripts", "tiling"},
+        {"opt_einsum"},
+    ),
     "algebra.semiring": (
         {"capture.rules.blockwise", "capture.rules.einsums", "lower.kernels.einsums"},
         {"dask", "numpy"},
@@ -51,8 +55,9 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "errors": (set(), set()),
     "config": ({"tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
+    "cluster.settings": (set(), set()),
     "cluster.target": (
-        {"config", "tiling.plan", "tiling.seconds", "tiling.settings"},
+        {"cluster.settings", "config", "tiling.plan", "tiling.seconds", "tiling.settings"},
         {"dask"},
     ),
     "cluster.located": (
@@ -201,7 +206,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"bokeh", "distributed", "tornado"},
     ),
     "cluster.calibration": (
-        {"_compat.dask", "cluster.clients", "tiling.seconds"},
+        {"_compat.dask", "cluster.clients", "cluster.settings", "tiling.seconds"},
         {"dask", "distributed", "numpy"},
     ),
     "runtime.scheduler.prometheus": ({"runtime.metrics", "runtime.worker.plugin"}, {"distributed"}),

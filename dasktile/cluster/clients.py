@@ -1,4 +1,4 @@
-"""The client that a caller means."""
+"""The client of an argument: the given client, or the current one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def client_of(client: object) -> Client:
     Raises
     ------
     TypeError
-        If it is no ``distributed.Client``.
+        If it is not a ``distributed.Client``.
     ValueError
         If it is closed, or if None is given and there is no current client.
     """

@@ -1,10 +1,10 @@
-"""What must be held from one pass over an array to the next, and what can be made again instead.
+"""Arrays that are held from one pass to the next, and how they can be recomputed instead.
 
-``x - x.mean()`` reads x twice, and the second time only when all of it was read once: until then
-it is held, or written and read back where it does not fit.  If x is read from storage, or is
-made of nothing but that, it can as well be made again (rematerialisation, as compilers do for
-activations), where that is sure to give the same: not of an object or a function that nobody
-knows.
+``x - x.mean()`` reads x twice, and the second read starts when the first one has finished.  Until
+then x is held, or spilled where it does not fit.  If x is read from storage, or consists of
+elementwise functions of such arrays, it can be recomputed instead (rematerialisation, as compilers
+do for activations).  This is done only where the values are sure to be the same, which excludes
+unknown objects and unknown functions.
 """
 
 from __future__ import annotations
@@ -14,16 +14,13 @@ from collections.abc import Sequence
 from dasktile.ir import Kind, Program, Role
 from dasktile.tiling.rewrite import Replica
 
-#: Nodes that are run again for one array at the most.
-LONGEST = 8
-
 
 def late_readers(program: Program) -> dict[int, tuple[int, ...]]:
-    """Arrays that somebody reads only after all of them was read, and who does.
+    """Arrays that some node reads only after the whole array was read.
 
     Returns
     -------
-    For each such node, the readers that come in a later pass.
+    For each such node, the indices of the readers in a later pass.
     """
     after = _after(program)
     held: dict[int, tuple[int, ...]] = {}
@@ -39,7 +36,7 @@ def late_readers(program: Program) -> dict[int, tuple[int, ...]]:
 
 
 def _after(program: Program) -> list[int]:
-    """For every node, the set (bits) of those that need more than a tile of it to begin."""
+    """For every node, the set (as bits) of nodes that start after all of its tiles are read."""
     count = len(program.nodes)
     below, after = [0] * count, [0] * count
     for index in range(count - 1, -1, -1):
@@ -57,7 +54,7 @@ def _after(program: Program) -> list[int]:
 
 
 def held_bytes(program: Program) -> int:
-    """Bytes of such arrays that are there at once, if nodes run in their order."""
+    """Most bytes of arrays of :func:`late_readers` held at once, if nodes run in their order."""
     changes: dict[int, int] = {}
     for index, late in late_readers(program).items():
         size = program.nodes[index].nbytes
@@ -71,7 +68,7 @@ def held_bytes(program: Program) -> int:
 
 
 def spilled_bytes(program: Program, memory: int) -> int:
-    """Bytes written and read back for what does not fit.
+    """Bytes that are spilled and read back, because held arrays exceed the memory.
 
     Parameters
     ----------
@@ -81,8 +78,12 @@ def spilled_bytes(program: Program, memory: int) -> int:
     return 2 * max(0, held_bytes(program) - memory)
 
 
-def recompute(program: Program, index: int, late: Sequence[int]) -> Replica | None:
-    """How an array is made again for its late readers; None where it cannot be."""
+def recompute(program: Program, index: int, late: Sequence[int], max_nodes: int) -> Replica | None:
+    """The nodes that recompute an array for its late readers.
+
+    None where the values might differ, where that would be expensive, or where it would take more
+    than `max_nodes` nodes.
+    """
     nodes: set[int] = set()
     waiting = [index]
     while waiting:
@@ -90,7 +91,7 @@ def recompute(program: Program, index: int, late: Sequence[int]) -> Replica | No
         node = program.nodes[position]
         cheap = node.kind is Kind.SOURCE or (node.kind is Kind.MAP and bool(node.edges))
         same = node.repeatable and not node.pinned and not node.resident
-        if not cheap or not same or len(nodes) >= LONGEST:
+        if not cheap or not same or len(nodes) >= max_nodes:
             return None
         if position not in nodes:
             nodes.add(position)

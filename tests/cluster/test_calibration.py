@@ -20,7 +20,7 @@ from dasktile.cluster.calibration import KEY, Calibration, _keep, calibrate
 from dasktile.cluster.target import machine
 from dasktile.report import explanation as report
 from dasktile.tiling.plan import Price, TilingPlan
-from dasktile.tiling.seconds import EINSUM_SLOWDOWN, predict_seconds
+from dasktile.tiling.seconds import predict_seconds
 from dasktile.tiling.settings import Settings
 from tests.report.test_explanation import gram
 
@@ -294,7 +294,7 @@ def test_stock_einsum_is_slow() -> None:
     slow = predict_seconds(replace(found, program=program), SETTINGS, 0.01)
     plain = predict_seconds(found, SETTINGS, 0.01)
     assert slow[1] == plain[1]
-    assert plain[0] < slow[0] <= plain[0] + 3 * (EINSUM_SLOWDOWN - 1)
+    assert plain[0] < slow[0] <= plain[0] + 3 * (SETTINGS.model.einsum_slowdown - 1)
 
 
 def test_what_is_no_product_takes_as_long_as_its_bytes() -> None:

@@ -28,7 +28,9 @@ from dasktile.tiling.rematerialize import held_bytes, late_readers, recompute, s
 from dasktile.tiling.rewrite import Replica, extend
 from tests.programs import Builder
 
-ONCE = Method(exact)
+SINGLE = Method(exact)
+
+LIMITS = Settings().candidates
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +71,7 @@ def als(users: int = 4000, items: int = 3000, rank: int = 10, rounds: int = 3) -
 @pytest.mark.parametrize("workers", [4, 16])
 def test_alternating_least_squares_moves_less_with_a_second_tiling(workers: int) -> None:
     program = als()
-    single = tile(program, workers=workers, method=ONCE, force=True)
+    single = tile(program, workers=workers, method=SINGLE, force=True)
     with_replica = tile(program, workers=workers)
     assert with_replica.proven_optimal
     assert with_replica.after.bytes <= 0.6 * single.after.bytes
@@ -113,10 +115,12 @@ def test_the_copies_that_fit_are_made(room: int) -> None:
 
 def exact_within(program: Program, room: int) -> int:
     """Second tilings that the exact method chooses with so much room for them."""
-    space = Space(program, Mesh(mesh_shape(4)), free_axes(program, 4), 128, None, True)
+    space = Space(
+        program, Mesh(mesh_shape(4)), free_axes(program, 4, LIMITS), Settings(), None, True
+    )
     costs = Costs(space)
-    found = exact(costs, Settings(copies=room), TIE)
-    copies = costs.copies()
+    found = exact(costs, Settings(replica_bytes=room), TIE)
+    copies = costs.replica_bytes()
     taken = sum(sizes[state] for sizes, state in zip(copies, found.states, strict=True))
     assert taken <= room
     assert found.bound <= found.cost
@@ -248,7 +252,7 @@ def test_what_is_held_from_one_pass_to_the_next() -> None:
     assert held_bytes(program) == program.nodes[x].nbytes == 32_000_000
     assert spilled_bytes(program, 10_000_000) == 44_000_000
     assert spilled_bytes(program, 32_000_000) == 0
-    second = recompute(program, x, (2,))
+    second = recompute(program, x, (2,), 8)
     assert second == Replica(x, ((2, 0),), (x,))
     again = extend(program, [second])
     assert [node.op for node in again.program.nodes] == ["source", "source", "sum", "add"]
@@ -265,5 +269,5 @@ def test_what_streams_is_not_held() -> None:
 
 def test_what_is_in_memory_is_not_made_again() -> None:
     program, x = centred(pinned=True)
-    assert recompute(program, x, (2,)) is None
+    assert recompute(program, x, (2,), 8) is None
     assert tile(program, workers=2, memory_limit=3_000_000).origin is None

@@ -50,10 +50,16 @@ from dasktile.tiling.solve.eliminate import solve
 from tests.programs import Builder, chain, gram, transposed_add
 
 METHODS = ("eindecomp", "eindecomp-exact")
+LIMITS = Settings().candidates
 
 
 def _costs(program, workers):
-    space = Space(program, Mesh(places(workers)), free_axes(program, workers), MAX_STATES)
+    space = Space(
+        program,
+        Mesh(places(workers)),
+        free_axes(program, workers, LIMITS),
+        Settings(max_states=MAX_STATES),
+    )
     return Costs(space)
 
 
@@ -228,10 +234,12 @@ def test_copies_stay_within_the_memory():
     build.elementwise(*ways)
     costs = _costs(build.program(), 4)
     for room in (None, 10**9, 0):
-        settings = Settings(copies=room)
+        settings = Settings(replica_bytes=room)
         for choose in (eindecomp, eindecomp_exact):
             states = choose(costs, settings, TIE).states
-            taken = sum(float(sizes[at]) for sizes, at in zip(costs.copies(), states, strict=True))
+            taken = sum(
+                float(sizes[at]) for sizes, at in zip(costs.replica_bytes(), states, strict=True)
+            )
             assert room is None or taken <= room
 
 

@@ -35,6 +35,7 @@ from dasktile.tiling.solve.eliminate import solve
 from tests.programs import chain, gram, transposed_add
 
 BUDGET = Settings().width_budget
+LIMITS = Settings().candidates
 ROW, COLUMN, BLOCK, WHOLE = (0, 0), (1, 1), (0, 1), (None, None)
 
 
@@ -189,7 +190,7 @@ def test_the_default_is_proven_optimal_on_all_random_programs():
 def test_the_default_is_what_trying_everything_finds():
     tried = 0
     for program in random_programs():
-        costs = Costs(Space(program, Mesh((2,)), free_axes(program, 2), 128))
+        costs = Costs(Space(program, Mesh((2,)), free_axes(program, 2, LIMITS), Settings()))
         if math.prod(len(variable.options) for variable in costs.space.variables) > 3000:
             continue
         tried += 1
@@ -216,7 +217,7 @@ def test_plans_keep_the_memory_limit_and_do_no_harm(workers):
 @pytest.mark.parametrize("workers", [4, 6])
 def test_states_are_candidates_and_cost_what_the_model_says(workers):
     for program in (*random_programs()[:20], chain(True), gram(3200, 256, (100, 256))):
-        space = Space(program, Mesh(mesh(workers)), free_axes(program, workers), 128)
+        space = Space(program, Mesh(mesh(workers)), free_axes(program, workers, LIMITS), Settings())
         costs = Costs(space)
         found = get("spartan").choose(costs, Settings(), TIE)
         assert found.cost == costs.problem(TIE).cost(found.states)
@@ -228,7 +229,7 @@ def test_states_are_candidates_and_cost_what_the_model_says(workers):
 
 def test_without_a_budget_nothing_is_held_twice():
     for program in random_programs()[:40]:
-        space = Space(program, Mesh((2, 2)), free_axes(program, 4), 128, 0, True)
+        space = Space(program, Mesh((2, 2)), free_axes(program, 4, LIMITS), Settings(), 0, True)
         found = get("spartan").choose(Costs(space), Settings(), TIE)
         for variable, state in zip(space.variables, found.states, strict=True):
             option = variable.options[state]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Client, Scheduler, SchedulerPlugin
+from distributed import Client
 
+from dasktile._compat import distributed as internals
 from dasktile.cluster.clients import client_of
 from dasktile.tiling.seconds import Calibration
 
@@ -110,22 +112,13 @@ async def _calibrate(client: Client, refresh: bool) -> Calibration:
 
 async def _keep(client: Client, found: Calibration) -> None:
     """Leave the result on the scheduler."""
-    said = found.to_dict()
-    outer, inner = KEY
-    name = KEEPER
-
-    # Sent by value, to where the package may be missing.
-    def keep(dask_scheduler: Scheduler) -> None:
-        class Keeper(SchedulerPlugin):
-            def restart(self, scheduler: Scheduler) -> None:
-                scheduler.task_metadata.setdefault(outer, {})[inner] = dict(said)
-
-        dask_scheduler.plugins.pop(name, None)
-        keeper = Keeper()
-        dask_scheduler.add_plugin(keeper, name=name)
-        keeper.restart(dask_scheduler)
-
-    await client.run_on_scheduler(keep)
+    value = found.to_dict()
+    await client.set_metadata(KEY, value)
+    topic, item = KEY
+    keep = internals.metadata_keeper(KEEPER, topic, item, value)
+    unavailable = await client.run_on_scheduler(keep)
+    if unavailable:
+        warnings.warn(unavailable, stacklevel=2)
 
 
 async def _measured(client: Client, threads: dict[str, int]) -> Calibration:

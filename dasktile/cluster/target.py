@@ -17,6 +17,7 @@ from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
 from dasktile import config
+from dasktile._compat import distributed as internals
 from dasktile.tiling.plan import Plan
 from dasktile.tiling.seconds import Calibration, predicted
 from dasktile.tiling.settings import Settings
@@ -165,7 +166,7 @@ def _current() -> Machine | None:
     if threading.current_thread().name.startswith("Dask-Offload"):
         # On a scheduler, which optimises graphs in a thread of its own.  Asking through
         # a client would wait for the event loop that waits for this thread.
-        return _own_scheduler(distributed)
+        return _own_scheduler()
     try:
         client = distributed.default_client()
     except ValueError:
@@ -226,10 +227,8 @@ def _order(said: Mapping[str, Any], workers: int) -> tuple[str, ...]:
     return order if len(order) == workers else ()
 
 
-def _own_scheduler(distributed: Any) -> Machine | None:
-    # There is no public way to the scheduler of this process.
-    instances = getattr(distributed.Scheduler, "_instances", ())
-    running = [scheduler for scheduler in instances if scheduler.workers]
+def _own_scheduler() -> Machine | None:
+    running = internals.own_schedulers()
     if len(running) != 1:
         return None
     # a copy at once: the event loop may add workers meanwhile

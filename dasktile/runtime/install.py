@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
+from dasktile._compat import distributed as internals
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import Spill, bytes_of, flag, part_of
@@ -108,6 +109,10 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
             stacklevel=2,
         )
         return
+    reason = await client.run_on_scheduler(_unusable)
+    if reason is not None:
+        warnings.warn(reason, stacklevel=2)
+        return
     # workers that spill so already would give all results back, and take them over again
     same = await client.run_on_scheduler(_spills_so, spill)
     await client.run_on_scheduler(_take_off)
@@ -130,11 +135,15 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
                 f" before: {', '.join(sorted(failed))}. Their logs say why",
                 stacklevel=2,
             )
-    lacking = [
-        address
-        for address, found in (await client.run(_finder(), on_error="return")).items()
-        if found is not True
-    ]
+    unavailable = await client.run_on_scheduler(_unavailable)
+    lacking = []
+    for address, features in (await client.run(_worker_report(), on_error="return")).items():
+        if isinstance(features, dict):
+            unavailable = {**features, **unavailable}
+        else:
+            lacking.append(address)
+    for reason in unavailable.values():
+        warnings.warn(reason, stacklevel=2)
     if lacking:
         warnings.warn(
             f"dasktile cannot be imported by these workers: {', '.join(sorted(lacking))}."
@@ -149,19 +158,50 @@ async def _disable(client: Client) -> None:
         await client.run_on_scheduler(_take_off)
     except ImportError:
         return
-    if NAME in await client.run_on_scheduler(_worker_plugins):
+    if NAME in await client.run_on_scheduler(_worker_plugin_names):
         await client.unregister_worker_plugin(NAME)
 
 
 def _take_off(dask_scheduler: Scheduler) -> None:
-    plugin = dask_scheduler.plugins.get(NAME)
+    plugin = internals.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
-        dask_scheduler.remove_plugin(NAME)
+        internals.remove_plugin(dask_scheduler, NAME)
         plugin.detach()
 
 
-def _worker_plugins(dask_scheduler: Scheduler) -> list[str]:
-    return list(dask_scheduler.worker_plugins)
+def _worker_plugin_names(dask_scheduler: Scheduler) -> list[str]:
+    return internals.worker_plugin_names(dask_scheduler)
+
+
+def _unusable(dask_scheduler: Scheduler) -> str | None:
+    """Why no plugin can be put on the scheduler; None if one can."""
+    return internals.check_enable(dask_scheduler)
+
+
+def _unavailable(dask_scheduler: Scheduler) -> dict[str, str]:
+    """Features that the scheduler's plugin lacks, and why."""
+    plugin = internals.plugin_of(dask_scheduler, NAME)
+    features = plugin.unavailable if isinstance(plugin, TileSchedulerPlugin) else {}
+    return {feature.value: reason for feature, reason in features.items()}
+
+
+def unavailable_on_worker(worker: Worker) -> dict[str, str]:
+    """Features that a worker's plugin lacks, and why."""
+    plugin: Any = internals.plugin_of(worker, NAME)
+    features = getattr(getattr(plugin, "plugin", plugin), "unavailable", {})
+    return {feature.value: reason for feature, reason in features.items()}
+
+
+def _worker_report() -> Any:
+    # A function of no module is sent by value, to where the package may be missing.
+    def report(dask_worker: Worker) -> dict[str, str] | None:
+        try:
+            from dasktile.runtime.install import unavailable_on_worker
+        except ImportError:
+            return None
+        return unavailable_on_worker(dask_worker)
+
+    return report
 
 
 def _finder() -> Any:
@@ -178,20 +218,20 @@ def _finder() -> Any:
 
 async def _heartbeat(dask_worker: Worker) -> int:
     """Let the scheduler know what a worker can do; errors in taking its results over."""
-    await dask_worker.heartbeat()
-    plugin: Any = getattr(dask_worker.plugins.get(NAME), "plugin", None)
+    await internals.heartbeat(dask_worker)
+    plugin: Any = getattr(internals.plugin_of(dask_worker, NAME), "plugin", None)
     return 0 if plugin is None or plugin.spilling is not None else int(plugin.errors)
 
 
 def _spills_so(spill: Spill | None, dask_scheduler: Scheduler) -> bool:
-    plugin = dask_scheduler.plugins.get(NAME)
+    plugin = internals.plugin_of(dask_scheduler, NAME)
     if spill is None or not isinstance(plugin, TileSchedulerPlugin):
         return False
-    return NAME in dask_scheduler.worker_plugins and plugin.spill == spill
+    return NAME in internals.worker_plugin_names(dask_scheduler) and plugin.spill == spill
 
 
 def _tell_all(dask_scheduler: Scheduler) -> None:
-    plugin = dask_scheduler.plugins.get(NAME)
+    plugin = internals.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
         plugin.tell_all()
 

@@ -101,7 +101,7 @@ def disable(client: Client | None = None) -> Any:
 
 
 async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
-    if not await client.run_on_scheduler(_finder()):
+    if await client.run_on_scheduler(_finder()) is None:
         warnings.warn(
             "dasktile cannot be imported by the scheduler; the cluster is left as it is, and"
             " optimised collections cannot run on it. Install dasktile on the scheduler and on"
@@ -137,7 +137,7 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
             )
     unavailable = await client.run_on_scheduler(_unavailable)
     lacking = []
-    for address, features in (await client.run(_worker_report(), on_error="return")).items():
+    for address, features in (await client.run(_finder(), on_error="return")).items():
         if isinstance(features, dict):
             unavailable = {**features, **unavailable}
         else:
@@ -185,33 +185,15 @@ def _unavailable(dask_scheduler: Scheduler) -> dict[str, str]:
     return {feature.value: reason for feature, reason in features.items()}
 
 
-def unavailable_on_worker(worker: Worker) -> dict[str, str]:
-    """Features that a worker's plugin lacks, and why."""
-    plugin: Any = internals.plugin_of(worker, NAME)
-    features = getattr(getattr(plugin, "plugin", plugin), "unavailable", {})
-    return {feature.value: reason for feature, reason in features.items()}
-
-
-def _worker_report() -> Any:
-    # A function of no module is sent by value, to where the package may be missing.
-    def report(dask_worker: Worker) -> dict[str, str] | None:
-        try:
-            from dasktile.runtime.install import unavailable_on_worker
-        except ImportError:
-            return None
-        return unavailable_on_worker(dask_worker)
-
-    return report
-
-
 def _finder() -> Any:
     # A function of no module is sent by value, to where the package may be missing.
-    def find() -> bool:
+    def find(dask_worker: Worker | None = None) -> dict[str, str] | None:
+        """Features that a worker's plugin lacks, and why; None without the package."""
         try:
-            import dasktile.runtime.scheduler.plugin  # noqa: F401
+            from dasktile.runtime.worker.plugin import unavailable_on
         except ImportError:
-            return False
-        return True
+            return None
+        return {} if dask_worker is None else unavailable_on(dask_worker)
 
     return find
 

@@ -312,3 +312,11 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
 
 def _layers(tasks: Iterable[Any]) -> set[str]:
     return {layer_of(task.key) for task in tasks if task.state != internals.MEMORY}
+
+
+def unavailable_on(worker: Worker) -> dict[str, str]:
+    """Features that a worker's plugin lacks, and why."""
+    plugin: Any = internals.plugin_of(worker, NAME)
+    # It may be wrapped, so that workers without the package can open it.
+    features = getattr(getattr(plugin, "plugin", plugin), "unavailable", {})
+    return {feature.value: reason for feature, reason in features.items()}

@@ -1,1 +1,1 @@
-"""The only modules that import private names of Dask and of distributed."""
+"""What dasktile uses of Dask and distributed beyond their documented interfaces."""

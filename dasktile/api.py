@@ -14,20 +14,26 @@ from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config, tiling
+from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.extend import extended
 from dasktile.capture.highlevel import capture_graph
+from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
-from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.errors import (
+    InconsistentGraphWarning,
+    InternalErrorWarning,
+    UnsupportedCollectionWarning,
+)
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.writer import lower
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
-from dasktile.tiling.plan import Plan
+from dasktile.tiling.plan import TilingPlan
 
 logger = logging.getLogger("dasktile")
 
@@ -97,7 +103,7 @@ def optimize(
     if holders.unsupported:
         _warn_unsupported()
     new = None
-    if holders.arrays:
+    if holders.arrays and not missing(CAPTURE):
         asked = _Asked.of(holders, keep_chunks, target, method)
         new = _guarded(_rewrite, asked)
     if new is None:
@@ -127,6 +133,9 @@ def explain(
     if holders.unsupported:
         _warn_unsupported()
     unknown = list(holders.unknown.values())
+    if missing(CAPTURE):
+        verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
+        return report.nothing(target.workers, method, unknown, verdict)
     if not holders.arrays:
         verdict = "array expressions are left as they are" if holders.unsupported else ""
         return report.nothing(target.workers, method, unknown, verdict)
@@ -161,6 +170,7 @@ def compare(
     -------
     A :class:`~dasktile.report.comparison.Comparison`; print it.
     """
+    require(CAPTURE, "dasktile.compare")
     names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")
     for name in names:
         target = _arguments(name, workers, memory_limit, False)
@@ -171,10 +181,10 @@ def compare(
         return comparison(target.workers, [])
     asked = _Asked.of(holders, False, target, "exact")
     captured = located(capture_graph(asked.graph, asked.arrays), target)
-    plans: list[tuple[str, Plan | str]] = []
+    plans: list[tuple[str, TilingPlan | str]] = []
     for name in names:
         try:
-            plans.append((name, _tile(captured, target, name, target.memory_limit, anyway=True)))
+            plans.append((name, _tile(captured, target, name, target.memory_limit, force=True)))
         except _REFUSALS as error:
             plans.append((name, str(error)))
     kept = ""
@@ -200,7 +210,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     **kwargs
         Passed on to ``dask.array.optimization.optimize``, which runs afterwards.
     """
-    if isinstance(dsk, HighLevelGraph):
+    if isinstance(dsk, HighLevelGraph) and not missing(CAPTURE):
         target = _arguments("auto", None, None, True)
         try:
             tiled = _guarded(_rewrite_graph, dsk, keys, target)
@@ -254,7 +264,7 @@ class _Asked:
             tuple(holders.groups),
         )
 
-    def handed_over(self, plan: Plan) -> list[Chunks | None]:
+    def handed_over(self, plan: TilingPlan) -> list[Chunks | None]:
         """For every array, the chunks that it must have in the end; None for its tiles'."""
         found = [array.chunks if array.name in self.kept else None for array in self.arrays]
         if plan.tiled is not None:
@@ -337,14 +347,14 @@ def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
     return report.explanation(plan, asked.handed_over(plan), unknown, seconds)
 
 
-def _plan(asked: _Asked) -> tuple[Captured, Plan]:
+def _plan(asked: _Asked) -> tuple[Captured, TilingPlan]:
     target = asked.machine
     captured = located(capture_graph(asked.graph, asked.arrays), target)
 
     try:
         found = _tile(captured, target, asked.method, target.memory_limit)
     except tiling.MemoryLimitError:
-        if target.asked:
+        if target.limit_given:
             raise
         # nobody asked for this limit: tiles as small as can be are not what is wanted
         found = _tile(captured, target, asked.method, None)
@@ -354,8 +364,8 @@ def _plan(asked: _Asked) -> tuple[Captured, Plan]:
 
 
 def _tile(
-    captured: Captured, target: Machine, method: str, limit: int | None, anyway: bool = False
-) -> Plan:
+    captured: Captured, target: Machine, method: str, limit: int | None, force: bool = False
+) -> TilingPlan:
     return tiling.tile(
         captured.program,
         workers=target.workers,
@@ -364,7 +374,7 @@ def _tile(
         method=method,
         settings=target.settings(),
         placed=target.placed,
-        anyway=anyway,
+        force=force,
     )
 
 
@@ -405,6 +415,14 @@ def _guarded(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except _REFUSALS:
         raise
+    except UndeclaredReadError as error:
+        warnings.warn(
+            f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
+            " such graphs of arrays that were rechunked",
+            InconsistentGraphWarning,
+            stacklevel=3,
+        )
+        return None
     except Exception as error:
         if config.setting("raise-errors"):
             raise

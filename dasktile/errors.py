@@ -13,3 +13,11 @@ class UnsupportedCollectionWarning(UserWarning):
 
 class InternalErrorWarning(RuntimeWarning):
     """An error occurred inside dasktile; the input was returned unchanged."""
+
+
+class MissingNameWarning(UserWarning):
+    """A private name of Dask is missing in the installed version; a feature of dasktile is off."""
+
+
+class InconsistentGraphWarning(UserWarning):
+    """Tasks of a graph read keys that the graph does not declare; it was returned unchanged."""

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role
 from dasktile.report.explanation import format_bytes
-from dasktile.tiling import MemoryLimitError, Plan, tile
+from dasktile.tiling import MemoryLimitError, TilingPlan, tile
 from dasktile.tiling.methods import Method
 from dasktile.tiling.methods.exact import exact
 
@@ -55,10 +55,12 @@ def _solved(name: str, factor: int, axis: int, size: int, whole: int, rank: int)
                 8, ((size,), (rank,)), edges, work=float(rank * rank))  # fmt: skip
 
 
-def planned(program: Program, workers: int, limit: int | None = None) -> tuple[Plan, Plan]:
+def planned(
+    program: Program, workers: int, limit: int | None = None
+) -> tuple[TilingPlan, TilingPlan]:
     """Plans that may not keep an array twice, and that may."""
-    once = tile(program, workers=workers, memory_limit=limit, method=ONCE, anyway=True)
-    return once, tile(program, workers=workers, memory_limit=limit, anyway=True)
+    once = tile(program, workers=workers, memory_limit=limit, method=ONCE, force=True)
+    return once, tile(program, workers=workers, memory_limit=limit, force=True)
 
 
 def rows() -> list[dict[str, Any]]:

@@ -148,10 +148,10 @@ def planned(
         captured = capture(outputs)
         plan = tile(captured.program, workers=workers)
         seconds.append(time.perf_counter() - start)
-    fewest = tile(captured.program, workers=workers, method="exact", anyway=True)
+    fewest = tile(captured.program, workers=workers, method="exact", force=True)
     spartan = None
     if "spartan" in methods():
-        greedy = tile(captured.program, workers=workers, method="spartan", anyway=True)
+        greedy = tile(captured.program, workers=workers, method="spartan", force=True)
         spartan = greedy.after.bytes
     return Planned(
         name,

@@ -75,7 +75,7 @@ class Case:
         """Bytes between workers for every method, by the model."""
         methods = {**METHODS, **self.by_hand}
         return {
-            name: tile(self.program, workers=self.workers, method=method, anyway=True).after.bytes
+            name: tile(self.program, workers=self.workers, method=method, force=True).after.bytes
             for name, method in methods.items()
         }
 

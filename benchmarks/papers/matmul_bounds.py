@@ -106,7 +106,7 @@ def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") ->
     """Plan one product."""
     net = Network(itemsize=8)
     net.einsum("C", "ij,jk->ik", net.source("A", m, k), net.source("B", k, n))
-    plan = tile(net.program(), workers=workers, method=method, anyway=True)
+    plan = tile(net.program(), workers=workers, method=method, force=True)
     return Case(
         (m, k, n),
         workers,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +174,14 @@ def moved(program: Program, devices: int) -> dict[str, int]:
     method = METHODS["soybean"]
     mesh = Mesh(method.mesh(devices))
     settings = Settings()
+    axes = free_axes(program, devices, settings.candidates)
     states = method.max_states or settings.max_states
-    costs = Costs(Space(program, mesh, free_axes(program, devices), states))
+    costs = Costs(Space(program, mesh, axes, replace(settings, max_states=states)))
     found = {
         name: sum(costs.moved(method.choose(costs, settings, TIE).states))
         for name, method in METHODS.items()
     }
-    plan = tile(program, workers=devices, anyway=True)
+    plan = tile(program, workers=devices, force=True)
     return {**found, "default": plan.after.bytes, "bound": plan.lower_bound}
 
 

@@ -84,7 +84,7 @@ def compared(program: Program, workers: int, repeat: int) -> Compared:
     plans, seconds = {}, {}
     for method in ("spartan", "exact"):
         seconds[method], plans[method] = shortest(
-            lambda method=method: tile(program, workers=workers, method=method, anyway=True),
+            lambda method=method: tile(program, workers=workers, method=method, force=True),
             repeat,
         )
     searching, _ = shortest(lambda: greedy(tiling_graph(program)), repeat)
@@ -129,7 +129,7 @@ def _conflict_rows(workers: int) -> list[dict[str, Any]]:
     program = conflict()
     cost, best = in_its_own_costs(tiling_graph(program, tilings=PLAIN))
     bytes_of = {
-        method: tile(program, workers=workers, method=method, anyway=True).after.bytes
+        method: tile(program, workers=workers, method=method, force=True).after.bytes
         for method in ("spartan", "exact")
     }
     return [
@@ -176,7 +176,7 @@ def _sat_rows(seed: int, repeat: int) -> list[dict[str, Any]]:
         cost, best = in_its_own_costs(graph)
         seconds, plan = shortest(
             lambda program=program: tile(
-                program, workers=2, memory_limit=NO_COPIES, method="exact", anyway=True
+                program, workers=2, memory_limit=NO_COPIES, method="exact", force=True
             ),
             repeat,
         )

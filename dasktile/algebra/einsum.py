@@ -1,15 +1,14 @@
-"""Extended Einstein summation: any join of the elements that match, any reduction of the rest.
+"""Extended Einstein summation: any join of matching elements, and any reduction.
 
-``einsum("ij,jk->ik", A, B)`` is the product of matrices: elements of both arrays that agree
-in the labels they share are joined, by a product, and what agrees in the labels of the output
-is reduced, by a sum.  With other functions in their place it is the shortest way by two
-steps, the distance of all rows from each other, or whether there is a path (EinDecomp,
-section 3).
+``einsum("ij,jk->ik", A, B)`` is the matrix product.  Elements of both arrays with equal values of
+the shared labels are joined, here by a product.  Results with equal values of the output's labels
+are reduced, here by a sum.  With other functions it gives shortest paths of two steps, distances
+between all rows, or reachability (EinDecomp, section 3).
 
-What is written here is an ordinary dask array, in the tensor-relational algebra (section
-4.2): a *repartition* cuts the operands alike along the labels they share, a *join* makes a
-partial result of every set of tiles that match, an *aggregate* of those makes the tiles of the
-result.  :func:`dasktile.optimize` reads all of it as one node and decides anew how it is cut.
+The result is an ordinary dask array, written in the tensor-relational algebra (section 4.2).  A
+*repartition* gives the operands equal cuts along shared labels, a *join* makes a partial result of
+every set of matching tiles, and an *aggregate* reduces these to the tiles of the result.
+:func:`dasktile.optimize` reads all of this as one node and chooses its tiles.
 """
 
 from __future__ import annotations
@@ -47,45 +46,43 @@ def einsum(
     ----------
     subscripts
         Labels of the operands' axes and, after ``->``, of the result's, as for
-        :func:`numpy.einsum`: an output left out is made of the labels that are there once; an
-        ellipsis stands for axes that broadcast; a label that an operand has twice means
-        its diagonal; axes of size one broadcast.
+        :func:`numpy.einsum`.  Without an output, its labels are those that occur once.  An ellipsis
+        stands for axes that broadcast.  A label that an operand has twice means its diagonal.
+        Axes of size one broadcast.
     *operands
-        Dask arrays, NumPy arrays, or what can be made one.
+        Dask arrays, NumPy arrays, or objects that can be converted to arrays.
     join
-        What is computed of elements that match: a ufunc, or any function of as many arrays
-        as there are operands that works element by element on arrays that broadcast.  A
-        ufunc of two arguments joins more operands from left to right if it is one of the
-        reductions below.  A single operand may be given a function of one array.
+        The function of matching elements: a ufunc, or any elementwise function of as many
+        arrays as there are operands, for arrays that broadcast.  A ufunc of two arguments joins
+        more operands from left to right if it is one of the reductions below.  For a single
+        operand it may be a function of one array.
     reduce
-        What the labels that are not in the output are reduced by.  One of the ufuncs
+        The reduction over the labels that are not in the output.  One of the ufuncs
         ``add``, ``multiply``, ``maximum``, ``minimum``, ``fmax``, ``fmin``, ``logical_and``,
         ``logical_or``, ``logical_xor``, ``bitwise_and``, ``bitwise_or``, ``bitwise_xor``,
-        ``logaddexp``, ``logaddexp2``, ``hypot``, ``gcd``, ``lcm``; a function that is known by
-        another name, such as :func:`numpy.max` or :func:`sum`; or any other function of two
-        arrays, element by element, that is associative and commutative: it is applied to
-        pairs in no particular order.
+        ``logaddexp``, ``logaddexp2``, ``hypot``, ``gcd``, ``lcm``; an alias of one of these, such
+        as :func:`numpy.max` or :func:`sum`; or any other elementwise function of two arrays that
+        is associative and commutative, which is applied to pairs in any order.
     workers
-        As of :func:`dasktile.optimize`: for how many processes three operands or more are
-        put in an order.
+        As in :func:`dasktile.optimize`: the processes for which an order of contraction of three
+        operands or more is chosen.
 
     Returns
     -------
-    A lazy dask array.  Its dtype is that of :func:`numpy.einsum` for a sum of products, else
-    that of the ufunc's own ``reduce`` for what the join returns.
+    A lazy dask array.  Its dtype is that of :func:`numpy.einsum` for a sum of products, otherwise
+    that of the ufunc's ``reduce`` for the join's dtype.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the subscript, the operand and the sizes that do not fit.
+        For wrong arguments; the message names the subscript, the operand and the sizes.
 
     Notes
     -----
-    Sums of products are contracted two operands at a time, in the order that costs least,
-    operations and bytes sent together (:mod:`dasktile.algebra.paths`).  So are joins
-    that distribute over their reduction without any rounding or overflow: and over or,
-    minimum over maximum.  Others join all operands at once; nest calls where it is known that
-    an order of contraction is as good.
+    Sums of products are contracted two operands at a time, in the order of least cost, operations
+    and bytes together (:mod:`dasktile.algebra.paths`).  The same holds for joins that distribute
+    over their reduction without rounding or overflow: and over or, minimum over maximum.  Other
+    joins are of all operands at once; nest calls where an order of contraction is valid.
 
     Examples
     --------
@@ -113,7 +110,7 @@ def einsum(
     arrays, inputs = _squeezed(arrays, inputs, sizes)
     algebra = algebra_of(arrays, join, reduce)
     if 0 in sizes.values():
-        return _of_nothing(subscripts, arrays, inputs, output, sizes, algebra)
+        return _empty_reduction(subscripts, arrays, inputs, output, sizes, algebra)
     if len(arrays) == 1 or not algebra.distributes:
         return _computed(arrays, inputs, output, algebra)
     arrays, inputs = _presummed(arrays, inputs, output, algebra)
@@ -136,16 +133,16 @@ def einsum(
 
 
 def repartition(array: da.Array, labels: Term, cuts: Mapping[str, tuple[int, ...]]) -> da.Array:
-    """An array in the tiles that an einsum cuts its labels into (EinDecomp, section 4.2)."""
+    """An array cut along its labels as the einsum needs it (EinDecomp, section 4.2)."""
     return array.rechunk(tuple(cuts[label] for label in labels))
 
 
 def join(recipe: Recipe, arrays: Sequence[da.Array]) -> da.Array:
-    """The results for all sets of tiles that match (EinDecomp, section 4.2).
+    """The partial results of all sets of matching tiles (EinDecomp, section 4.2).
 
     Returns
     -------
-    An array over all labels, the reduced ones last, of which every tile has size one.
+    An array over all labels, with the reduced ones last; its tiles have size one along those.
     """
     reduced = reduced_labels(recipe)
     pairs = [part for pair in zip(arrays, recipe.spec, strict=True) for part in pair]
@@ -163,7 +160,7 @@ def join(recipe: Recipe, arrays: Sequence[da.Array]) -> da.Array:
 
 
 def aggregate(recipe: Recipe, partials: da.Array) -> da.Array:
-    """The results of a join reduced over the tiles, in a tree (EinDecomp, section 4.2)."""
+    """The partial results reduced over the tiles, in a tree (EinDecomp, section 4.2)."""
     kept, reduced = len(recipe.output), len(reduced_labels(recipe))
     if not reduced:
         return partials
@@ -183,7 +180,7 @@ def aggregate(recipe: Recipe, partials: da.Array) -> da.Array:
 def _computed(
     arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, algebra: Algebra
 ) -> da.Array:
-    """One join and its aggregation, of operands without any more to broadcast."""
+    """One join and its aggregation, of operands without broadcast axes."""
     order = dict.fromkeys(itertools.chain(output, *inputs))
     number = {label: place for place, label in enumerate(order)}
     spec = tuple(tuple(number[label] for label in term) for term in inputs)
@@ -196,14 +193,14 @@ def _computed(
 def _cuts(
     arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, recipe: Recipe
 ) -> dict[str, tuple[int, ...]]:
-    """Chunks of every label: wherever an operand is cut, and such that results stay small."""
+    """Chunks of every label: at the cuts of all operands, and finer where results are large."""
     edges: dict[str, set[int]] = {}
     largest = 1
     for array, term in zip(arrays, inputs, strict=True):
         largest = max(largest, array.dtype.itemsize * math.prod(map(max, array.chunks)))
         for label, sizes in zip(term, array.chunks, strict=True):
             edges.setdefault(label, set()).update(bounds(sizes))
-    cuts = {label: tuple(np.diff(sorted(found)).tolist()) for label, found in edges.items()}
+    cuts = {label: tuple(np.diff(sorted(positions)).tolist()) for label, positions in edges.items()}
     room = max(largest, parse_bytes(dask.config.get("array.chunk-size")))
     while recipe.dtype.itemsize * math.prod(max(cuts[label]) for label in output) > room:
         longest = max(output, key=lambda label: max(cuts[label]))
@@ -219,18 +216,18 @@ def _cuts(
 def _presummed(
     arrays: Sequence[da.Array], inputs: Sequence[Term], output: Term, algebra: Algebra
 ) -> tuple[list[da.Array], list[Term]]:
-    """Operands reduced over the labels that nobody else has."""
-    found = []
+    """Operands reduced over the labels that no other operand and no output has."""
+    operands = []
     for number, (array, term) in enumerate(zip(arrays, inputs, strict=True)):
         others = {*output, *itertools.chain(*inputs[:number], *inputs[number + 1 :])}
         rest = tuple(label for label in dict.fromkeys(term) if label in others)
         if set(rest) != set(term):
             array, term = _computed([array], [term], rest, algebra), rest
-        found.append((array, term))
-    return [array for array, _ in found], [term for _, term in found]
+        operands.append((array, term))
+    return [array for array, _ in operands], [term for _, term in operands]
 
 
-def _of_nothing(
+def _empty_reduction(
     subscripts: str,
     arrays: Sequence[da.Array],
     inputs: Sequence[Term],
@@ -238,7 +235,7 @@ def _of_nothing(
     sizes: Mapping[str, int],
     algebra: Algebra,
 ) -> da.Array:
-    """The result where some label has no elements: empty, or what nothing is reduced to."""
+    """The result where some label has size 0: empty, or the identity of the reduction."""
     order = dict.fromkeys(itertools.chain(output, *inputs))
     number = {label: place for place, label in enumerate(order)}
     spec = tuple(tuple(number[label] for label in term) for term in inputs)
@@ -259,7 +256,7 @@ def _of_nothing(
 
 
 def _array(number: int, operand: Any) -> da.Array:
-    """An operand as a dask array, if it can be cut and joined."""
+    """An operand as a dask array with known chunks of NumPy or CuPy arrays."""
     array = operand if isinstance(operand, da.Array) else da.asarray(operand)
     kind = type(array._meta)
     if kind is not np.ndarray and not kind.__module__.startswith("cupy"):
@@ -270,7 +267,7 @@ def _array(number: int, operand: Any) -> da.Array:
     if any(math.isnan(size) for sizes in array.chunks for size in sizes):
         raise ValueError(
             f"operand {number} of einsum has unknown chunk sizes {array.chunks}; its"
-            " compute_chunk_sizes() finds them out"
+            " compute_chunk_sizes() computes them"
         )
     return array
 
@@ -279,11 +276,11 @@ def _squeezed(
     arrays: Sequence[da.Array], inputs: Sequence[Term], sizes: Mapping[str, int]
 ) -> tuple[list[da.Array], list[Term]]:
     """Operands without the axes that broadcast."""
-    found = []
+    operands = []
     for array, term in zip(arrays, inputs, strict=True):
         keep = [size == sizes[label] for label, size in zip(term, array.shape, strict=True)]
         if not all(keep):
             array = array[tuple(slice(None) if stays else 0 for stays in keep)]
             term = tuple(label for label, stays in zip(term, keep, strict=True) if stays)
-        found.append((array, term))
-    return [array for array, _ in found], [term for _, term in found]
+        operands.append((array, term))
+    return [array for array, _ in operands], [term for _, term in operands]

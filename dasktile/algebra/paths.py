@@ -1,8 +1,8 @@
 """The order in which a product of many arrays is contracted, two at a time.
 
-``opt_einsum`` finds orders that do few operations or make small arrays.  On a cluster what
-must be sent counts as well: each of its orders becomes a small program, and the one whose
-best tiling costs least, bytes sent and operations together, is taken.
+``opt_einsum`` finds orders with few operations or small intermediate arrays.  On a cluster the
+bytes between workers count as well.  Each order becomes a small program, and the order whose best
+tiling costs least, bytes and operations together, is taken.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import lru_cache
 
 import opt_einsum
 
+from dasktile.algebra.settings import PathSettings
 from dasktile.algebra.subscripts import Term
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role
 from dasktile.tiling.candidates import Space
@@ -24,26 +25,14 @@ from dasktile.tiling.mesh import Mesh, mesh_shape
 from dasktile.tiling.methods import get
 from dasktile.tiling.settings import Settings
 
-#: What is contracted, step by step: operands have the numbers 0, 1, ..., and what comes of a
-#: step has the next free number.
+#: Numbers of the arrays that each step contracts.  Operands have the numbers 0, 1, ..., and the
+#: result of a step has the next free number.
 Path = tuple[tuple[int, ...], ...]
-
-#: What opt_einsum's dynamic programming is asked to make least: operations, sizes of what
-#: is made, and sums of both, in which an element made weighs so many operations.
-MINIMIZE = ("flops", "combo-16", "combo-256", "write", "size")
-
-#: Operands up to which it is asked: its time grows as a power of them.
-_PROGRAMMED = 10
-
-#: Axes of the mesh that orders are compared on, and its workers: more of either would take
-#: more time than they tell.
-_MESH_AXES = 2
-_MESH_WORKERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PathCost:
-    """What an order of contraction costs.
+    """The cost of an order of contraction.
 
     Parameters
     ----------
@@ -54,8 +43,8 @@ class PathCost:
     moved
         Bytes that workers send each other under the best tiling of the whole expression.
     bytes
-        Both in bytes: the operations of the busiest worker count what all workers could
-        send meanwhile.
+        Both in bytes: the operations of the worker with most work count as the bytes that all
+        workers could send in that time.
     """
 
     path: Path
@@ -72,8 +61,9 @@ def contraction_path(
     workers: int,
     threads: int = 1,
     settings: Settings | None = None,
+    limits: PathSettings | None = None,
 ) -> Path:
-    """The cheapest order found in which to contract a sum of products.
+    """The cheapest known order in which to contract a sum of products.
 
     Parameters
     ----------
@@ -86,15 +76,17 @@ def contraction_path(
     itemsize
         Bytes of an element.
     workers, threads
-        Processes that send bytes to each other, and how many tasks each runs at once.
+        Processes that send bytes to each other, and tasks that each runs at once.
     settings
-        How operations and bytes weigh against each other.
+        Constants of the cost model.
+    limits
+        Limits of the search.
     """
     if len(inputs) < 3:
         return (tuple(range(len(inputs))),)
     ordered = tuple(sorted((label, sizes[label]) for label in {*itertools.chain(*inputs)}))
     given = (tuple(map(tuple, inputs)), tuple(output), ordered, itemsize)
-    return _cheapest(*given, workers, threads, settings or Settings())
+    return _cheapest(*given, workers, threads, settings or Settings(), limits or PathSettings())
 
 
 @lru_cache(maxsize=256)
@@ -106,37 +98,45 @@ def _cheapest(
     workers: int,
     threads: int,
     settings: Settings,
+    limits: PathSettings,
 ) -> Path:
     size = dict(sizes)
-    paths = candidates(inputs, output, size)
+    paths = candidates(inputs, output, size, limits)
     if workers == 1 or len(paths) == 1:
-        # nothing is sent: the first does the least operations
+        # no bytes are sent; the first order has the fewest operations
         return paths[0]
     prices = (
-        price(path, inputs, output, size, itemsize, workers, threads, settings) for path in paths
+        price(path, inputs, output, size, itemsize, workers, threads, settings, limits)
+        for path in paths
     )
     return min(prices, key=lambda cost: cost.bytes).path
 
 
-def candidates(inputs: Sequence[Term], output: Term, sizes: Mapping[str, int]) -> tuple[Path, ...]:
-    """Orders worth comparing, the one of least operations first.
+def candidates(
+    inputs: Sequence[Term],
+    output: Term,
+    sizes: Mapping[str, int],
+    limits: PathSettings | None = None,
+) -> tuple[Path, ...]:
+    """Orders to compare, the one with the fewest operations first.
 
-    All of them for three operands, else those that opt_einsum finds.
+    For three operands all orders, otherwise those that opt_einsum finds.
     """
-    # numbers: the order of a set of strings is another in every process
-    number = {label: at for at, label in enumerate(dict.fromkeys(itertools.chain(*inputs)))}
+    limits = limits or PathSettings()
+    # numbers, since the order of a set of strings differs between processes
+    number = {label: index for index, label in enumerate(dict.fromkeys(itertools.chain(*inputs)))}
     terms = [frozenset(number[label] for label in term) for term in inputs]
     result = frozenset(number[label] for label in output)
     size = {number[label]: sizes[label] for label in number}
-    found = [
-        opt_einsum.paths.DynamicProgramming(minimize=what)(terms, result, size)
-        for what in (MINIMIZE if len(inputs) <= _PROGRAMMED else ())
+    proposed = [
+        opt_einsum.paths.DynamicProgramming(minimize=objective)(terms, result, size)
+        for objective in (limits.minimize if len(inputs) <= limits.max_operands else ())
     ]
-    found.append(opt_einsum.paths.auto(terms, result, size))
+    proposed.append(opt_einsum.paths.auto(terms, result, size))
     if len(inputs) == 3:
-        found += [((0, 1), (0, 1)), ((0, 2), (0, 1)), ((1, 2), (0, 1))]
+        proposed += [((0, 1), (0, 1)), ((0, 2), (0, 1)), ((1, 2), (0, 1))]
     distinct: dict[frozenset[frozenset[int]], Path] = {}
-    for path in (_numbered(path, len(inputs)) for path in found):
+    for path in (_numbered(path, len(inputs)) for path in proposed):
         distinct.setdefault(_tree(path, len(inputs)), path)
     paths = tuple(distinct.values())
     least = min(paths, key=lambda path: _operations(path, inputs, output, sizes))
@@ -152,12 +152,14 @@ def price(
     workers: int,
     threads: int = 1,
     settings: Settings | None = None,
+    limits: PathSettings | None = None,
 ) -> PathCost:
-    """What an order costs; the operands may be in any tiles."""
-    settings = settings or Settings()
+    """The cost of an order, if the operands may be in any tiles."""
+    settings, limits = settings or Settings(), limits or PathSettings()
     program = as_program(path, inputs, output, sizes, itemsize)
-    mesh = Mesh(mesh_shape(min(workers, _MESH_WORKERS), _MESH_AXES))
-    space = Space(program, mesh, free_axes(program, mesh.workers), settings.max_states, None)
+    mesh = Mesh(mesh_shape(min(workers, limits.mesh_workers), limits.mesh_axes))
+    axes = free_axes(program, mesh.workers, settings.candidates)
+    space = Space(program, mesh, axes, settings)
     costs = Costs(space)
     states = get("auto").choose(costs, settings, TIE).states
     moved = sum(costs.moved(states))
@@ -169,16 +171,16 @@ def price(
 
 
 def steps(path: Path, inputs: Sequence[Term], output: Term) -> list[tuple[tuple[int, ...], Term]]:
-    """What is contracted one after the other, and the labels of what comes of it."""
+    """The arrays that each step contracts, and the labels of its result."""
     terms = dict(enumerate(inputs))
-    found: list[tuple[tuple[int, ...], Term]] = []
+    contractions: list[tuple[tuple[int, ...], Term]] = []
     for numbers in path:
         named = dict.fromkeys(itertools.chain(*(terms.pop(number) for number in numbers)))
         needed = {*output, *itertools.chain(*terms.values())}
         term = tuple(label for label in named if label in needed) if terms else tuple(output)
-        terms[len(inputs) + len(found)] = term
-        found.append((numbers, term))
-    return found
+        terms[len(inputs) + len(contractions)] = term
+        contractions.append((numbers, term))
+    return contractions
 
 
 def as_program(
@@ -188,7 +190,7 @@ def as_program(
     sizes: Mapping[str, int],
     itemsize: int,
 ) -> Program:
-    """The expression as a program, every step of the path a contraction."""
+    """The expression as a program; every step of the path is a contraction."""
     terms = list(inputs)
     nodes = [_source(number, term, sizes, itemsize) for number, term in enumerate(inputs)]
     for numbers, term in steps(path, inputs, output):
@@ -245,25 +247,25 @@ def _contraction(
 
 
 def _numbered(path: Iterable[Sequence[int]], count: int) -> Path:
-    """A path of opt_einsum's, whose numbers are places in the list of what is left.
+    """A path of opt_einsum, whose numbers are positions in the list of remaining arrays.
 
-    Steps of one operand are left out: it is summed where it is multiplied.
+    Steps of one operand are left out, since it is summed where it is multiplied.
     """
-    found: list[tuple[int, ...]] = []
+    numbered: list[tuple[int, ...]] = []
     held = list(range(count))
     for places in path:
         chosen = sorted(held[place] for place in places)
         held = [number for place, number in enumerate(held) if place not in places]
         if len(chosen) > 1:
-            held.append(count + len(found))
-            found.append(tuple(chosen))
+            held.append(count + len(numbered))
+            numbered.append(tuple(chosen))
         else:
             held += chosen
-    return tuple(found)
+    return tuple(numbered)
 
 
 def _tree(path: Path, count: int) -> frozenset[frozenset[int]]:
-    """The operands in each array that a path makes: the same for all orders of its steps."""
+    """The operands in each intermediate array: equal for all orders of the same steps."""
     merged = [frozenset((number,)) for number in range(count)]
     for numbers in path:
         merged.append(frozenset().union(*(merged[number] for number in numbers)))

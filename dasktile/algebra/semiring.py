@@ -1,4 +1,4 @@
-"""The functions of an extended Einstein summation: which are allowed, and what they make."""
+"""The join and the reduction of an extended Einstein summation: checks, aliases and dtypes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UFUNCS = (
     *(np.logaddexp, np.logaddexp2, np.hypot, np.gcd, np.lcm),
 )
 
-#: What else these are called.
+#: Other functions that are the same reductions.
 _ALIASES: dict[Any, np.ufunc] = {
     **dict.fromkeys((builtins.sum, np.sum, da.sum, operator.add), np.add),
     **dict.fromkeys((np.prod, da.prod, operator.mul), np.multiply),
@@ -42,8 +42,8 @@ _ALIASES: dict[Any, np.ufunc] = {
     operator.xor: np.bitwise_xor,
 }
 
-#: Joins and reductions for which any order of contraction gives the same: the join
-#: distributes over the reduction, and nothing overflows or is undefined on the way.
+#: Joins and reductions for which every order of contraction gives the same values: the join
+#: distributes over the reduction, and no intermediate value overflows or is undefined.
 _SEMIRINGS = (
     (np.logical_and, np.logical_or),
     (np.bitwise_and, np.bitwise_or),
@@ -52,7 +52,8 @@ _SEMIRINGS = (
 )
 
 
-#: Labels up to which a join is tried on arrays of more than one element.
+#: Labels up to which a join is tried on arrays with two elements along each label; such arrays
+#: have 2 ** labels elements.
 _TRIED = 10
 
 
@@ -63,9 +64,9 @@ class Algebra:
     Parameters
     ----------
     join, reduce
-        As NumPy has them, where it has.
+        Ufuncs where the functions are ufuncs or aliases of them.
     product
-        The dtype of a sum of products that is a contraction; None for anything else.
+        Dtype of a sum of products that is a contraction; None for any other functions.
     """
 
     join: Callable[..., Any]
@@ -81,7 +82,7 @@ class Algebra:
     def recipe(
         self, arrays: Sequence[da.Array], spec: tuple[tuple[int, ...], ...], output: tuple[int, ...]
     ) -> Recipe:
-        """What is to be done for operands of these labels."""
+        """The operation for operands with these labels."""
         if self.product is not None:
             return Contract(spec, output, self.product)
         function = _of_many(self.join, len(arrays))
@@ -106,7 +107,7 @@ def algebra_of(
     if (join, reduce) == (np.multiply, np.add):
         dtypes = [array.dtype for array in arrays]
         if all(dtype.kind == "b" for dtype in dtypes):
-            # to NumPy a product of truth values is an "and", and their sum an "or"
+            # NumPy multiplies booleans by "and", and adds them by "or"
             return Algebra(np.logical_and, np.logical_or)
         if all(dtype.kind in "biufc" for dtype in dtypes):
             return Algebra(join, reduce, np.result_type(*dtypes))
@@ -114,7 +115,7 @@ def algebra_of(
 
 
 def _known(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as the ufunc that it is, if it is one."""
+    """The ufunc of a function that is an alias of one; otherwise the function."""
     if isinstance(function, dask_ufunc):
         return function._ufunc
     try:
@@ -124,19 +125,19 @@ def _known(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_many(join: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """A join as a function of so many arrays."""
+    """A join as a function of `count` arrays."""
     if not isinstance(join, np.ufunc) or (join.nin == count and join.nout == 1):
         return join
     if join.nin == 2 and any(join is known for known in _UFUNCS):
         return functools.partial(chained, join)
     raise ValueError(
-        f"join {join.__name__} takes {join.nin} arrays and makes {join.nout};"
-        f" there are {count} operands, of which one array is made"
+        f"join {join.__name__} takes {join.nin} arrays and returns {join.nout};"
+        f" it must take {count} operands and return one array"
     )
 
 
 def chained(function: Callable[[Any, Any], Any], *values: Any) -> Any:
-    """A function of two arrays, of any number from left to right."""
+    """Apply a function of two arrays to any number of arrays, from left to right."""
     return functools.reduce(function, values)
 
 
@@ -146,7 +147,7 @@ def _joined_dtype(
     spec: tuple[tuple[int, ...], ...],
     join: Callable[..., Any],
 ) -> np.dtype[Any]:
-    """The dtype of what a join makes, found by trying it on two elements along each label."""
+    """Dtype of the result of a join, found by calling it with two elements along each label."""
     order = sorted({*itertools.chain(*spec)})
     size = 2 if len(order) <= _TRIED else 1
     views = [
@@ -164,7 +165,8 @@ def _joined_dtype(
             ) from error
     full = (size,) * len(order)
     fits = len(values.shape) <= len(full) and all(
-        have in (1, want) for have, want in zip(values.shape[::-1], full[::-1], strict=False)
+        actual in (1, expected)
+        for actual, expected in zip(values.shape[::-1], full[::-1], strict=False)
     )
     if not fits:
         raise ValueError(
@@ -175,25 +177,29 @@ def _joined_dtype(
 
 
 def reduced_dtype(reduce: Callable[..., Any], dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of what a reduction makes of values of another."""
+    """Dtype of the result of a reduction of values of `dtype`."""
     ones = _ones((2,), dtype)
-    said = f"reduce {funcname(reduce)} must work on pairs of arrays of {dtype}, element by element"
+    requirement = (
+        f"reduce {funcname(reduce)} must work on pairs of arrays of {dtype}, element by element"
+    )
     with _quiet():
         try:
             if isinstance(reduce, np.ufunc):
                 return np.asarray(reduce.reduce(ones)).dtype
-            found = np.asanyarray(reduce(ones, ones))
-            again = np.asanyarray(reduce(found, found))
+            result = np.asanyarray(reduce(ones, ones))
+            second_result = np.asanyarray(reduce(result, result))
         except Exception as error:
-            raise TypeError(f"{said}; it raised {type(error).__name__}: {error}") from error
-    if found.shape != ones.shape:
-        raise ValueError(f"{said}; of two of shape {ones.shape} it made one of {found.shape}")
-    if again.dtype != found.dtype or not np.can_cast(dtype, found.dtype, "safe"):
-        raise TypeError(
-            f"{said}, and make what it takes; of {dtype} it made {found.dtype}, and of that"
-            f" {again.dtype}"
+            raise TypeError(f"{requirement}; it raised {type(error).__name__}: {error}") from error
+    if result.shape != ones.shape:
+        raise ValueError(
+            f"{requirement}; of two of shape {ones.shape} it made one of {result.shape}"
         )
-    return found.dtype
+    if second_result.dtype != result.dtype or not np.can_cast(dtype, result.dtype, "safe"):
+        raise TypeError(
+            f"{requirement}, and make what it takes; of {dtype} it made {result.dtype}, and of that"
+            f" {second_result.dtype}"
+        )
+    return result.dtype
 
 
 def _ones(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The subscripts of an Einstein summation: which label every axis has, and of what size."""
+"""The subscripts of an Einstein summation: the label of every axis, and the size of every label."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Term = tuple[str, ...]
 def parsed(subscripts: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Term], Term]:
     """Labels of the axes of every operand, and of the result.
 
-    Axes that an ellipsis stands for are labelled ``...1``, ``...2`` from the last.
+    Axes of an ellipsis are labelled ``...1``, ``...2``, starting from the last axis.
     """
 
     def wrong(what: str) -> ValueError:
@@ -21,12 +21,14 @@ def parsed(subscripts: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Ter
     for text in (left, right):
         for letter in text.replace("...", "").replace(",", ""):
             if not (letter.isascii() and letter.isalpha()):
-                raise wrong(f"{letter!r} is no label; labels are letters")
+                raise wrong(f"{letter!r} is not a label; labels are letters")
     texts = left.split(",")
     if len(texts) != len(shapes):
         raise wrong(f"subscripts for {len(texts)} operands, but {len(shapes)} operands are given")
-    inputs = [_term(wrong, at, text, shape) for at, (text, shape) in enumerate(zip(texts, shapes,
-              strict=True))]  # fmt: skip
+    inputs = [
+        _term(wrong, number, text, shape)
+        for number, (text, shape) in enumerate(zip(texts, shapes, strict=True))
+    ]
     named = [label for term in inputs for label in term]
     longest = max((int(label[3:]) for label in named if label[3:]), default=0)
     dots = tuple(f"...{place}" for place in range(longest, 0, -1))
@@ -57,12 +59,12 @@ def _term(
 
 
 def _expanded(
-    wrong: Callable[[str], ValueError], whose: str, text: str, dots: tuple[str, ...]
+    wrong: Callable[[str], ValueError], name: str, text: str, dots: tuple[str, ...]
 ) -> Term:
     if "," in text or text.count("...") > 1:
-        raise wrong(f"{text!r} of {whose} may have one ellipsis and no comma")
-    before, found, after = text.partition("...")
-    return (*before, *(dots if found else ()), *after)
+        raise wrong(f"{text!r} of {name} may have one ellipsis and no comma")
+    before, ellipsis, after = text.partition("...")
+    return (*before, *(dots if ellipsis else ()), *after)
 
 
 def label_sizes(

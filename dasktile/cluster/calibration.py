@@ -1,10 +1,11 @@
-"""How fast a cluster is: a few seconds of measuring, kept on the scheduler."""
+"""Calibration: measures the speed of a cluster and stores the result on its scheduler."""
 
 from __future__ import annotations
 
 import asyncio
 import operator
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,60 +13,43 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Client, Scheduler, SchedulerPlugin
+from distributed import Client
 
+from dasktile._compat import distributed as internals
+from dasktile._compat.dask import CALIBRATE, List, Task, TaskRef, require
 from dasktile.cluster.clients import client_of
+from dasktile.cluster.settings import ClusterSettings
 from dasktile.tiling.seconds import Calibration
 
-#: Where the scheduler keeps the result for every client.
+#: Path of the result in the metadata of the scheduler, where every client can read it.
 KEY = ["dasktile", "calibration"]
 
-#: Name of the plugin that puts the result back when the scheduler forgets what it was told.
-KEEPER = "dasktile-calibration"
+#: Name of the scheduler plugin that restores the result after a restart.
+RESTORER = "dasktile-calibration"
 
-#: Seconds after which measuring is given up, on a cluster that does not get to it.
-LIMIT = 60.0
-
-#: Workers that are measured at the most; of more, some that are evenly spread.
-_SAMPLE = 16
-
-#: Seconds that each thread multiplies matrices, and then adds arrays.
-_COMPUTE = 0.3
-
-#: Bytes of the arrays sent: the first to get to know the bandwidth, then as much as
-#: travels in `_TRAVEL` seconds, within bounds.
-_FIRST, _LEAST, _MOST = 2 * 2**20, 2**20, 32 * 2**20
-_TRAVEL = 0.05
-
-#: Trivial tasks of each worker in a short graph and in a long one; and how often.
-_FEW, _MANY = 10, 200
-_REPEAT = 3
-
-#: Before whatever else waits on the cluster.
-_PRIORITY = 1_000_000
+_DEFAULT = ClusterSettings()
 
 
 def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
-    """Measure how fast a cluster is, so that plans are made for it.
+    """Measure the speed of a cluster, so that plans are made for it.
 
-    Takes a few seconds, once: the result is kept on the scheduler for as long as it runs,
-    also through ``client.restart()``, and other clients find it there.  Plans that are made
-    for this cluster (:func:`dasktile.optimize`, :func:`dasktile.explain`) use it from then
-    on, except for the settings ``dasktile.cost.*`` that you set yourself.
+    This takes a few seconds, once.  The result is stored on the scheduler for as long as it runs,
+    also through ``client.restart()``, and other clients read it there.  Plans for this cluster
+    (:func:`dasktile.optimize`, :func:`dasktile.explain`) then use it, except for the settings
+    ``dasktile.cost.*`` that you set yourself.
 
-    A result stays in use when workers join or leave, and is returned as it is; its
-    `workers` and `threads` say what it was measured on.  Measure again with `refresh`.
+    A result stays in use when workers join or leave, and is returned unchanged; its `workers` and
+    `threads` are those of the measurement.  Use `refresh` for a new measurement.
 
     Parameters
     ----------
     client
-        A client of the cluster, which is best idle; by default the current one.  With an
-        asynchronous one, await the result; plans are then made without it, since they
-        cannot wait for the scheduler.
+        A client of the cluster, which should be idle; by default the current client.  Await the
+        result of an asynchronous client.  Its plans do not use the calibration, since they cannot
+        wait for the scheduler.
     refresh
-        True to measure even if there is a result.
+        True to measure even if a result is stored.
 
     Returns
     -------
@@ -77,19 +61,20 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
     TypeError
         If `client` is no ``distributed.Client``.
     ValueError
-        If it is closed, there is none, or its cluster has no workers.
+        If the client is closed, if there is no current client, or if the cluster has no workers.
     TimeoutError
-        If the cluster does not get to it within a minute.
+        If the cluster does not finish within a minute.
     """
+    require(CALIBRATE, "dasktile.calibrate")
     client = client_of(client)
     if not isinstance(refresh, bool):
         raise TypeError(
             f"refresh must be True or False; got {refresh!r} of type {type(refresh).__name__}"
         )
-    return client.sync(_calibrate, client, refresh)
+    return client.sync(_calibrate, client, refresh, _DEFAULT)
 
 
-async def _calibrate(client: Client, refresh: bool) -> Calibration:
+async def _calibrate(client: Client, refresh: bool, settings: ClusterSettings) -> Calibration:
     if not refresh:
         known = Calibration.from_dict(await client.get_metadata(KEY, default=None))
         if known is not None:
@@ -98,39 +83,34 @@ async def _calibrate(client: Client, refresh: bool) -> Calibration:
     if not threads:
         raise ValueError(f"client={client!r}: its cluster has no workers yet")
     try:
-        async with asyncio.timeout(LIMIT):
-            found = await _measured(client, threads)
+        async with asyncio.timeout(settings.time_limit):
+            calibration = await _measure(client, threads, settings)
     except TimeoutError:
         raise TimeoutError(
-            f"the cluster did not get to calibration within {LIMIT:.0f} s; is it busy?"
+            f"calibration did not finish within {settings.time_limit:.0f} s:"
+            " the cluster is busy; try again when it is idle"
         ) from None
-    await _keep(client, found)
-    return found
+    await _keep(client, calibration)
+    return calibration
 
 
-async def _keep(client: Client, found: Calibration) -> None:
-    """Leave the result on the scheduler."""
-    said = found.to_dict()
-    outer, inner = KEY
-    name = KEEPER
-
-    # Sent by value, to where the package may be missing.
-    def keep(dask_scheduler: Scheduler) -> None:
-        class Keeper(SchedulerPlugin):
-            def restart(self, scheduler: Scheduler) -> None:
-                scheduler.task_metadata.setdefault(outer, {})[inner] = dict(said)
-
-        dask_scheduler.plugins.pop(name, None)
-        keeper = Keeper()
-        dask_scheduler.add_plugin(keeper, name=name)
-        keeper.restart(dask_scheduler)
-
-    await client.run_on_scheduler(keep)
+async def _keep(client: Client, calibration: Calibration) -> None:
+    """Store the result on the scheduler."""
+    value = calibration.to_dict()
+    await client.set_metadata(KEY, value)
+    topic, item = KEY
+    keep = internals.metadata_keeper(RESTORER, topic, item, value)
+    unavailable = await client.run_on_scheduler(keep)
+    if unavailable:
+        warnings.warn(unavailable, stacklevel=2)
 
 
-async def _measured(client: Client, threads: dict[str, int]) -> Calibration:
-    sample = _spread(sorted(threads), _SAMPLE)
-    # one address of each process: within a process nothing is sent
+async def _measure(
+    client: Client, threads: dict[str, int], settings: ClusterSettings
+) -> Calibration:
+    """Measure all quantities of a calibration."""
+    sample = _evenly_spaced(sorted(threads), settings.sample)
+    # one address of each process, since no bytes are sent within a process
     processes = {
         address.rpartition("/")[0] if address.startswith("inproc:") else address: address
         for address in sorted(threads)
@@ -138,12 +118,16 @@ async def _measured(client: Client, threads: dict[str, int]) -> Calibration:
     every = [address for address in sample for _ in range(threads[address])]
     multiply, write = _multiply(), _write()
     # the first product loads libraries
-    await _run(client, [(address, multiply, 0.0) for address in sample])
-    rates = await _run(client, [(address, multiply, _COMPUTE) for address in every])
-    written = await _run(client, [(address, write, _COMPUTE) for address in every])
+    await _run(client, [(address, multiply, 0.0) for address in sample], settings)
+    rates = await _run(
+        client, [(address, multiply, settings.compute_seconds) for address in every], settings
+    )
+    written = await _run(
+        client, [(address, write, settings.compute_seconds) for address in every], settings
+    )
     return Calibration(
-        bandwidth=await _bandwidth(client, list(processes.values())),
-        task_seconds=await _task_seconds(client, sample),
+        bandwidth=await _bandwidth(client, list(processes.values()), settings),
+        task_seconds=await _task_seconds(client, sample, settings),
         flops=median(rates),
         workers=len(processes),
         threads=sum(threads.values()),
@@ -151,22 +135,28 @@ async def _measured(client: Client, threads: dict[str, int]) -> Calibration:
     )
 
 
-def _spread(addresses: Sequence[str], most: int) -> list[str]:
+def _evenly_spaced(addresses: Sequence[str], most: int) -> list[str]:
+    """At most `most` of the addresses, evenly spaced."""
     count = min(len(addresses), most)
     return [addresses[index * len(addresses) // count] for index in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
-    """Tasks by key, all run on one worker, and the layers whose results they read."""
+class _WorkerTasks:
+    """Tasks by key, all run on one worker, and the names of the layers that they read."""
 
     worker: str
     tasks: Mapping[Any, Any]
     reads: frozenset[str] = frozenset()
 
 
-async def _compute(client: Client, layers: Mapping[str, _Layer], keys: Sequence[Any]) -> list[Any]:
-    """Results of one graph; nothing of it stays on the cluster."""
+async def _compute(
+    client: Client,
+    layers: Mapping[str, _WorkerTasks],
+    keys: Sequence[Any],
+    settings: ClusterSettings,
+) -> list[Any]:
+    """Results of one graph; all of its keys are released afterwards."""
     graph = HighLevelGraph(
         {
             name: MaterializedLayer(layer.tasks, annotations={"workers": [layer.worker]})
@@ -174,7 +164,7 @@ async def _compute(client: Client, layers: Mapping[str, _Layer], keys: Sequence[
         },
         {name: set(layer.reads) for name, layer in layers.items()},
     )
-    futures = client.get(graph, list(keys), sync=False, priority=_PRIORITY)
+    futures = client.get(graph, list(keys), sync=False, priority=settings.priority)
     try:
         return list(await asyncio.gather(*futures))
     finally:
@@ -182,13 +172,15 @@ async def _compute(client: Client, layers: Mapping[str, _Layer], keys: Sequence[
             future.release()
 
 
-async def _run(client: Client, calls: Sequence[tuple[str, Any, float]]) -> list[float]:
-    """Results of functions of a number, each run on a worker, all at once."""
+async def _run(
+    client: Client, calls: Sequence[tuple[str, Any, float]], settings: ClusterSettings
+) -> list[float]:
+    """Results of functions of a number, each run on a given worker, all at the same time."""
     layers = {}
     for address, function, number in calls:
         name = _name()
-        layers[name] = _Layer(address, {name: Task(name, function, number)})
-    return await _compute(client, layers, list(layers))
+        layers[name] = _WorkerTasks(address, {name: Task(name, function, number)})
+    return await _compute(client, layers, list(layers), settings)
 
 
 def _name() -> str:
@@ -197,12 +189,12 @@ def _name() -> str:
 
 # Operations a second ----------------------------------------------------------------
 
-# Functions of no module are sent by value, to where the package may be missing.
+# Nested functions are sent by value, since workers may not have this package.
 
 
 def _multiply() -> Any:
     def multiply(seconds: float) -> float:
-        """Operations a second of products of matrices, for a time and once at least."""
+        """Operations a second of matrix products, measured for a time, but at least one product."""
         matrix = np.ones((1000, 1000) if seconds else (64, 64))
         result = np.empty_like(matrix)
         began = perf_counter()
@@ -217,12 +209,12 @@ def _multiply() -> Any:
 
 def _write() -> Any:
     def write(seconds: float) -> float:
-        """Bytes a second of the results of an elementwise operation, each in new memory."""
+        """Bytes a second written by an elementwise operation, each result to new memory."""
         array = np.ones(2**20)
         began = perf_counter()
         count = 0
         while not count or perf_counter() - began < seconds:
-            # dropped at once, so that the next one is new
+            # the result is dropped, so that the next one is allocated again
             np.add(array, 1.0)
             count += 1
         return float(array.nbytes * count / (perf_counter() - began))
@@ -233,39 +225,48 @@ def _write() -> Any:
 # Bytes a second ---------------------------------------------------------------------
 
 
-async def _bandwidth(client: Client, addresses: Sequence[str]) -> float | None:
-    """Bytes a second that a worker receives, pairs of them sending to and fro at once."""
-    half = min(len(addresses), _SAMPLE) // 2
+async def _bandwidth(
+    client: Client, addresses: Sequence[str], settings: ClusterSettings
+) -> float | None:
+    """Bytes a second that a worker receives while pairs of workers exchange arrays."""
+    half = min(len(addresses), settings.sample) // 2
     if not half:
         return None
-    chosen = _spread(addresses, 2 * half)
-    # partners far apart in the order of addresses: on other hosts, if there are any
+    chosen = _evenly_spaced(addresses, 2 * half)
+    # partners are far apart in the order of addresses, so on different hosts if possible
     pairs = list(zip(chosen[:half], chosen[half:], strict=True))
-    # connects them, too
-    await _to_and_fro(client, pairs, 8)
-    (first,) = await _each(client, pairs, _FIRST, 1)
-    nbytes = round(min(max(_FIRST * _TRAVEL / first, _LEAST), _MOST))
-    # what little data takes is the way through the scheduler
-    little = median(await _each(client, pairs, 8, _REPEAT))
-    much = median(await _each(client, pairs, nbytes, _REPEAT))
+    # opens the connections
+    await _round_trips(client, pairs, 8, settings)
+    (first,) = await _repeated(client, pairs, settings.first_bytes, 1, settings)
+    estimate = settings.first_bytes * settings.travel_seconds / first
+    nbytes = round(min(max(estimate, settings.least_bytes), settings.most_bytes))
+    # the time of a few bytes is the overhead of the scheduler
+    little = median(await _repeated(client, pairs, 8, settings.repeat, settings))
+    much = median(await _repeated(client, pairs, nbytes, settings.repeat, settings))
     return nbytes / max(much - little, much / 4)
 
 
-async def _each(
-    client: Client, pairs: Sequence[tuple[str, str]], nbytes: int, times: int
+async def _repeated(
+    client: Client,
+    pairs: Sequence[tuple[str, str]],
+    nbytes: int,
+    times: int,
+    settings: ClusterSettings,
 ) -> list[float]:
-    """Seconds that arrays took to travel once, the median over the pairs each time."""
-    return [median(await _to_and_fro(client, pairs, nbytes)) for _ in range(times)]
+    """Seconds of one way, the median over the pairs, of each repetition."""
+    return [median(await _round_trips(client, pairs, nbytes, settings)) for _ in range(times)]
 
 
-async def _to_and_fro(client: Client, pairs: Sequence[tuple[str, str]], nbytes: int) -> list[float]:
-    """Seconds for one way; every worker sends an array to its partner and gets it back.
+async def _round_trips(
+    client: Client, pairs: Sequence[tuple[str, str]], nbytes: int, settings: ClusterSettings
+) -> list[float]:
+    """Seconds of one way; every worker sends an array to its partner and receives it back.
 
-    One clock alone, that of the sender, times it, and no client is on the way.
+    Only the clock of the sender is read, and no client is involved.
     """
 
     def begin(size: int) -> Any:
-        # what cannot be compressed, its first number the time
+        # random numbers cannot be compressed; the first element is the time
         array = np.random.default_rng().random(max(1, size // 8))
         array[0] = perf_counter()
         return array
@@ -276,44 +277,53 @@ async def _to_and_fro(client: Client, pairs: Sequence[tuple[str, str]], nbytes: 
     def end(array: Any) -> float:
         return float((perf_counter() - array[0]) / 2)
 
-    layers: dict[str, _Layer] = {}
+    layers: dict[str, _WorkerTasks] = {}
     ends = []
-    for one, other in pairs:
-        for here, there in ((one, other), (other, one)):
+    for first_worker, second_worker in pairs:
+        for here, there in ((first_worker, second_worker), (second_worker, first_worker)):
             first, second, third = _name(), _name(), _name()
-            layers[first] = _Layer(here, {first: Task(first, begin, nbytes)})
-            layers[second] = _Layer(
+            layers[first] = _WorkerTasks(here, {first: Task(first, begin, nbytes)})
+            layers[second] = _WorkerTasks(
                 there, {second: Task(second, back, TaskRef(first))}, frozenset({first})
             )
-            layers[third] = _Layer(
+            layers[third] = _WorkerTasks(
                 here, {third: Task(third, end, TaskRef(second))}, frozenset({second})
             )
             ends.append(third)
-    return await _compute(client, layers, ends)
+    return await _compute(client, layers, ends, settings)
 
 
 # Seconds a task ---------------------------------------------------------------------
 
 
-async def _task_seconds(client: Client, addresses: Sequence[str]) -> float:
-    """Seconds that one more task of a graph takes, where no task does anything."""
-    await _trivial(client, addresses, _FEW)
-    few = median([await _trivial(client, addresses, _FEW) for _ in range(_REPEAT)])
-    many = median([await _trivial(client, addresses, _MANY) for _ in range(_REPEAT)])
-    # the difference leaves out the way there and back
-    return max(many - few, many / 4) / ((_MANY - _FEW) * len(addresses))
+async def _task_seconds(
+    client: Client, addresses: Sequence[str], settings: ClusterSettings
+) -> float:
+    """Seconds that one more trivial task adds to a graph."""
+    short, long = settings.few_tasks, settings.many_tasks
+    await _trivial(client, addresses, short, settings)
+    few = median(
+        [await _trivial(client, addresses, short, settings) for _ in range(settings.repeat)]
+    )
+    many = median(
+        [await _trivial(client, addresses, long, settings) for _ in range(settings.repeat)]
+    )
+    # the difference does not contain the latency of the client
+    return max(many - few, many / 4) / ((long - short) * len(addresses))
 
 
-async def _trivial(client: Client, addresses: Sequence[str], count: int) -> float:
-    """Seconds for a graph of as many tasks on each worker, which nothing moves between."""
-    layers: dict[str, _Layer] = {}
+async def _trivial(
+    client: Client, addresses: Sequence[str], count: int, settings: ClusterSettings
+) -> float:
+    """Seconds of a graph of `count` trivial tasks on each worker, without transfers."""
+    layers: dict[str, _WorkerTasks] = {}
     ends = []
     for address in addresses:
         name = _name()
         tasks: dict[Any, Any] = {}
         for index in range(count):
             key = (name, index)
-            # half of them read two others, as in graphs that do something
+            # half of them read two others, as in usual graphs
             first, second = (name, index - count // 2), (name, max(0, index - count // 2 - 1))
             tasks[key] = (
                 Task(key, operator.neg, index)
@@ -322,8 +332,8 @@ async def _trivial(client: Client, addresses: Sequence[str], count: int) -> floa
             )
         end = (name, count)
         tasks[end] = Task(end, len, List(*map(TaskRef, tasks)))
-        layers[name] = _Layer(address, tasks)
+        layers[name] = _WorkerTasks(address, tasks)
         ends.append(end)
     began = perf_counter()
-    await _compute(client, layers, ends)
+    await _compute(client, layers, ends, settings)
     return perf_counter() - began

@@ -1,4 +1,4 @@
-"""The client that a caller means."""
+"""The client of an argument: the given client, or the current one."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ def client_of(client: object) -> Client:
     Raises
     ------
     TypeError
-        If it is no ``distributed.Client``.
+        If it is not a ``distributed.Client``.
     ValueError
         If it is closed, or if None is given and there is no current client.
     """
     if client is None:
         try:
-            found: Client = default_client()
+            resolved: Client = default_client()
         except ValueError:
             raise ValueError(
                 "there is no current client: start one with distributed.Client(...), or pass client"
             ) from None
     elif isinstance(client, Client):
-        found = client
+        resolved = client
     else:
         raise TypeError(
             "client must be a distributed.Client, or None for the current one;"
             f" got {client!r} of type {type(client).__name__}"
         )
-    if found.status in ("closing", "closed"):
-        raise ValueError(f"client={found!r} is closed")
-    return found
+    if resolved.status in ("closing", "closed"):
+        raise ValueError(f"client={resolved!r} is closed")
+    return resolved

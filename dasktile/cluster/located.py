@@ -1,4 +1,4 @@
-"""Where arrays that are in a cluster's memory already are: the plan starts from there."""
+"""Placement of persisted arrays, from which a plan starts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dasktile.tiling.mesh import MAX_WORKERS, mesh_shape
 
 
 def located(captured: Captured, machine: Machine) -> Captured:
-    """A program that knows of its persisted arrays which workers have them.
+    """A program in which nodes of persisted arrays have the mesh positions of their blocks.
 
-    Only where tasks run where the plan says: elsewhere the places of a mesh are no
-    workers in particular.
+    It is unchanged where tasks do not run on the workers of the plan, since positions of the mesh
+    are then not tied to workers.
     """
     nodes = captured.program.nodes
     resident = [index for index, node in enumerate(nodes) if node.resident and node.size]
@@ -28,33 +28,38 @@ def located(captured: Captured, machine: Machine) -> Captured:
     blocks: dict[Any, Any] = {}
     for index in resident:
         blocks.update(captured.graph.layers[nodes[index].name])
-    found = machine.who_has(blocks)
+    holders = machine.who_has(blocks)
     mesh = mesh_shape(min(machine.workers, MAX_WORKERS))
     places = math.prod(mesh)
-    at = {
+    position = {
         address: number * places // len(machine.order)
         for number, address in enumerate(machine.order)
     }
     new = list(nodes)
     for index in resident:
-        homes = tuple(_homes(nodes[index], found, at, mesh))
-        if any(homes):  # else it comes with the graph
+        homes = tuple(_homes(nodes[index], holders, position, mesh))
+        if any(homes):  # otherwise its blocks come with the graph
             new[index] = replace(nodes[index], homes=homes)
     return replace(captured, program=Program(tuple(new), captured.program.outputs))
 
 
 def _homes(
-    node: Node, found: Mapping[Any, Sequence[str]], at: Mapping[str, int], mesh: tuple[int, ...]
+    node: Node,
+    holders: Mapping[Any, Sequence[str]],
+    positions: Mapping[str, int],
+    mesh: tuple[int, ...],
 ) -> Iterable[tuple[int, ...]]:
-    """For every block, the place in the mesh; none for one that is nowhere yet."""
+    """For every block, its position in the mesh; empty for a block that no worker has yet."""
     planned = decode(node.name)
     for index in itertools.product(*(range(len(sizes)) for sizes in node.chunks)):
-        addresses = found.get((node.name, *index), ())
-        places = tuple(sorted({at[address] for address in addresses if address in at}))
+        addresses = holders.get((node.name, *index), ())
+        places = tuple(
+            sorted({positions[address] for address in addresses if address in positions})
+        )
         if len(places) > 1:
-            # the rest are copies, which the cluster may drop before they are read
+            # the other replicas may be dropped before they are read
             places = (primary(index, places),)
         if not places and planned is not None and planned.mesh == mesh:
-            # on its way
+            # not computed yet: the position of an earlier plan
             places = (planned.position(index),)
         yield places

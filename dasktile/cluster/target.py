@@ -1,6 +1,6 @@
-"""How many processes there are to plan for, and how much memory each task may take.
+"""The machine that a plan is made for: workers, threads, and the memory of a task.
 
-Nothing here imports distributed: where it has not been imported there is no client.
+This module does not import distributed: if it has not been imported, there is no client.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
 from dasktile import config
-from dasktile.tiling.plan import Plan
-from dasktile.tiling.seconds import Calibration, predicted
+from dasktile._compat import distributed as internals
+from dasktile.cluster.settings import ClusterSettings
+from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.seconds import Calibration, predict_seconds
 from dasktile.tiling.settings import Settings
 
-#: The share of a worker's memory that its running tasks may fill; distributed starts to
-#: spill at 0.6.
-_SHARE = 0.6
+_DEFAULT = ClusterSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a plan is made for.
+    """The workers that a plan is made for.
 
     Parameters
     ----------
@@ -38,25 +38,25 @@ class Machine:
         Tasks that each of them runs at once.
     memory_limit
         Bytes that one task may hold, its inputs and its result; None for no limit.
-    asked
-        True where the caller or the configuration named that limit, so that a plan must
-        keep to it; a limit taken from the workers is only aimed at.
+    limit_given
+        True for a user-given limit (argument or configuration), which a plan must not exceed.  A
+        limit derived from the workers' memory is a target only.
     order
-        Addresses of the workers in the order in which the mesh is laid over them; empty
-        where nothing makes tasks run where a plan says.
+        Addresses of the workers in the order of their mesh positions; empty where tasks do not run
+        on the workers of the plan, because the scheduler plugin is missing.
     who_has
-        Says of blocks in the cluster's memory, given the tasks that stand for them by key,
-        at which addresses they are.
+        Returns the addresses of the workers that have blocks in memory, given the tasks that stand
+        for these blocks by key.
     calibration
-        How fast the cluster is, where it was measured.
+        Measured speed of the cluster, or None.
     durations
-        Says how many seconds tasks took so far, by what a person calls them.
+        Returns the average seconds of tasks by the prefix of their keys.
     """
 
     workers: int
     threads: int = 1
     memory_limit: int | None = None
-    asked: bool = False
+    limit_given: bool = False
     order: tuple[str, ...] = ()
     who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = field(
         default=None, compare=False
@@ -66,23 +66,25 @@ class Machine:
 
     @property
     def placed(self) -> bool:
-        """True where tasks run where a plan says."""
+        """True where tasks run on the workers of a plan."""
         return bool(self.order)
 
     def settings(self) -> Settings:
-        """Constants of the cost model: what was measured, unless the user says otherwise."""
+        """Constants of the cost model: measured values, except for those that the user set."""
         return config.tiling_settings(self.calibration)
 
-    def seconds(self, plan: Plan) -> tuple[float, float] | None:
-        """Roughly what the input's chunks and a plan take; None where nothing was measured."""
+    def seconds(self, plan: TilingPlan) -> tuple[float, float] | None:
+        """Rough seconds of the input's chunks and of a plan; None without a calibration."""
         if self.calibration is None:
             return None
-        found = self.calibration
-        return predicted(plan, self.settings(), found.task_seconds, self.threads, found.memory)
+        measured = self.calibration
+        return predict_seconds(
+            plan, self.settings(), measured.task_seconds, self.threads, measured.memory
+        )
 
 
 def machine(workers: object = None, memory_limit: object = None) -> Machine:
-    """Complete what the caller said by the configuration and the current client.
+    """The machine of the arguments, completed by the configuration and the current client.
 
     Parameters
     ----------
@@ -94,13 +96,13 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     Raises
     ------
     TypeError, ValueError
-        Naming the argument, its value and what is allowed.
+        For a wrong argument; the message names it, its value and what is allowed.
     """
     limit = _bytes("memory_limit", memory_limit)
     if _is_client(workers):
         if getattr(workers, "status", "") in ("closing", "closed"):
             raise ValueError(f"workers={workers!r}: that client is closed")
-        cluster = _of_client(workers)
+        cluster = _client_machine(workers)
         if cluster is None:
             raise ValueError(f"workers={workers!r}: that client's cluster has no workers yet")
     elif workers is not None:
@@ -108,10 +110,10 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     elif (configured := config.setting("workers")) is not None:
         cluster = Machine(_count("setting dasktile.workers", configured))
     else:
-        cluster = _current() or _local()
+        cluster = _current_machine() or _local_machine()
     if limit is None:
         limit = _bytes("setting dasktile.memory-limit", config.setting("memory-limit"))
-    return cluster if limit is None else replace(cluster, memory_limit=limit, asked=True)
+    return cluster if limit is None else replace(cluster, memory_limit=limit, limit_given=True)
 
 
 def memory_bytes(memory_limit: object) -> int | None:
@@ -120,7 +122,7 @@ def memory_bytes(memory_limit: object) -> int | None:
     Raises
     ------
     TypeError, ValueError
-        Naming it, its value and what is allowed.
+        For a wrong value; the message names the argument, the value and what is allowed.
     """
     return _bytes("memory_limit", memory_limit)
 
@@ -140,16 +142,16 @@ def _bytes(name: str, value: object) -> int | None:
     allowed = 'must be a positive number of bytes, a string such as "2 GB", or None'
     if isinstance(value, str):
         try:
-            found = float(parse_bytes(value))
+            number = float(parse_bytes(value))
         except ValueError:
             raise ValueError(f"{name} {allowed}; got {value!r}") from None
     elif isinstance(value, Real) and not isinstance(value, bool):
-        found = float(value)
+        number = float(value)
     else:
         raise TypeError(f"{name} {allowed}; got {value!r} of type {type(value).__name__}")
-    if not 1 <= found < float("inf"):
+    if not 1 <= number < float("inf"):
         raise ValueError(f"{name} {allowed}; got {value!r}")
-    return int(found)
+    return int(number)
 
 
 def _is_client(value: object) -> bool:
@@ -157,46 +159,46 @@ def _is_client(value: object) -> bool:
     return distributed is not None and isinstance(value, distributed.Client)
 
 
-def _current() -> Machine | None:
-    """The cluster that a computation started here and now would run on."""
+def _current_machine() -> Machine | None:
+    """The cluster on which a computation started here would run, or None."""
     distributed = sys.modules.get("distributed")
     if distributed is None:
         return None
     if threading.current_thread().name.startswith("Dask-Offload"):
-        # On a scheduler, which optimises graphs in a thread of its own.  Asking through
-        # a client would wait for the event loop that waits for this thread.
-        return _own_scheduler(distributed)
+        # This is a scheduler, which optimises graphs in a thread of its own.  A request of a
+        # client would wait for the event loop, which waits for this thread.
+        return _own_scheduler()
     try:
         client = distributed.default_client()
     except ValueError:
         return None
-    return _of_client(client) if client.status == "running" else None
+    return _client_machine(client) if client.status == "running" else None
 
 
-def _of_client(client: Any) -> Machine | None:
+def _client_machine(client: Any) -> Machine | None:
     cluster = _cluster(_identity(client))
     if cluster is None:
         return None
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        found: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
-        return found
+        result: Mapping[Any, Sequence[str]] = client.who_has(list(blocks.values()))
+        return result
 
     def durations() -> Mapping[str, float]:
         if client.asynchronous:
             return {}
         try:
-            found: Mapping[str, float] = client.run_on_scheduler(_averages)
+            result: Mapping[str, float] = client.run_on_scheduler(_averages)
         except Exception:
-            # a scheduler without dasktile cannot say
+            # a scheduler without dasktile cannot run the function
             return {}
-        return found
+        return result
 
-    return _with_said(replace(cluster, who_has=who_has, durations=durations), _said(client))
+    return _with_metadata(replace(cluster, who_has=who_has, durations=durations), _metadata(client))
 
 
 def _averages(dask_scheduler: Any) -> dict[str, float]:
-    """Seconds that tasks of each name took, on the scheduler."""
+    """Average seconds of tasks by the prefix of their keys; runs on the scheduler."""
     return {
         str(name): float(prefix.duration_average)
         for name, prefix in dask_scheduler.task_prefixes.items()
@@ -204,35 +206,33 @@ def _averages(dask_scheduler: Any) -> dict[str, float]:
     }
 
 
-def _said(client: Any) -> Mapping[str, Any]:
-    """What the scheduler keeps for clients: of its plugin, and of a calibration."""
+def _metadata(client: Any) -> Mapping[str, Any]:
+    """Metadata on the scheduler: the plugin's order of workers, and a calibration."""
     if client.asynchronous:
         return {}
-    found = client.get_metadata(["dasktile"], default=None)
-    return found if isinstance(found, Mapping) else {}
+    metadata = client.get_metadata(["dasktile"], default=None)
+    return metadata if isinstance(metadata, Mapping) else {}
 
 
-def _with_said(cluster: Machine, said: Mapping[str, Any]) -> Machine:
+def _with_metadata(cluster: Machine, metadata: Mapping[str, Any]) -> Machine:
     return replace(
         cluster,
-        order=_order(said, cluster.workers),
-        calibration=Calibration.from_dict(said.get("calibration")),
+        order=_order(metadata, cluster.workers),
+        calibration=Calibration.from_dict(metadata.get("calibration")),
     )
 
 
-def _order(said: Mapping[str, Any], workers: int) -> tuple[str, ...]:
-    # workers of one process are planned for as one, but are not placed as one
-    order = tuple(said.get("workers") or ())
+def _order(metadata: Mapping[str, Any], workers: int) -> tuple[str, ...]:
+    # workers of one process count as one here, but have a position each in the plugin
+    order = tuple(metadata.get("workers") or ())
     return order if len(order) == workers else ()
 
 
-def _own_scheduler(distributed: Any) -> Machine | None:
-    # There is no public way to the scheduler of this process.
-    instances = getattr(distributed.Scheduler, "_instances", ())
-    running = [scheduler for scheduler in instances if scheduler.workers]
+def _own_scheduler() -> Machine | None:
+    running = internals.own_schedulers()
     if len(running) != 1:
         return None
-    # a copy at once: the event loop may add workers meanwhile
+    # copied first, since the event loop may add workers during the iteration
     workers = list(running[0].workers.values())
     cluster = _cluster(
         {
@@ -244,32 +244,34 @@ def _own_scheduler(distributed: Any) -> Machine | None:
     )
     if cluster is None:
         return None
-    said = running[0].task_metadata.get("dasktile", {})
+    metadata = running[0].task_metadata.get("dasktile", {})
     tasks = running[0].tasks
 
     def who_has(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
-        found = {key: tasks[key].who_has for key in blocks if key in tasks}
-        return {key: [worker.address for worker in tuple(has or ())] for key, has in found.items()}
+        holders = {key: tasks[key].who_has for key in blocks if key in tasks}
+        return {
+            key: [worker.address for worker in tuple(has or ())] for key, has in holders.items()
+        }
 
-    return _with_said(replace(cluster, who_has=who_has), said)
+    return _with_metadata(replace(cluster, who_has=who_has), metadata)
 
 
-def _local() -> Machine:
-    """Threads of this process, as many as dask would start."""
+def _local_machine() -> Machine:
+    """Threads of this process, as many as Dask would start."""
     threads = dask.config.get("num_workers", None) or CPU_COUNT
     return Machine(1, threads if isinstance(threads, int) and threads > 0 else 1)
 
 
 def _identity(client: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = client.scheduler_info()
-    return found
+    info: Mapping[str, Any] = client.scheduler_info()
+    return info
 
 
-def _cluster(identity: Mapping[str, Any]) -> Machine | None:
-    """Processes and the memory of a task, from what a scheduler says of itself."""
+def _cluster(identity: Mapping[str, Any], settings: ClusterSettings = _DEFAULT) -> Machine | None:
+    """Processes and memory of a task, from the identity of a scheduler."""
     workers: Mapping[str, Mapping[str, Any]] = identity.get("workers", {})
     if not workers:
-        # An asynchronous client knows totals only.
+        # an asynchronous client has totals only
         count = int(identity.get("n_workers", 0))
         threads = int(identity.get("total_threads", count))
         return Machine(count, max(1, threads // count)) if count else None
@@ -280,7 +282,7 @@ def _cluster(identity: Mapping[str, Any]) -> Machine | None:
         shared = address.rpartition("/")[0] if address.startswith("inproc:") else address
         processes[shared] = processes.get(shared, 0) + int(facts["nthreads"])
     limits = [
-        _SHARE * facts["memory_limit"] / max(1, facts["nthreads"])
+        settings.memory_share * facts["memory_limit"] / max(1, facts["nthreads"])
         for facts in workers.values()
         if facts.get("memory_limit")
     ]

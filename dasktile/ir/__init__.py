@@ -1,6 +1,6 @@
-"""Programs before and after tiling: values made of sizes and names.
+"""Programs before and after tiling, as values of sizes and names.
 
-``program`` holds what is computed, ``tiled`` how every array of it is cut and where it lies.
+``program`` describes what is computed; ``tiled`` describes how every array is cut and placed.
 """
 
 from dasktile.ir.program import (

@@ -1,13 +1,12 @@
 """The program: one kind of node for every array operation.
 
-A :class:`Node` is a loop nest over a few *labels*.  Its output axes and the axes of
-every array it reads are tied to those labels by :class:`AxisMap`, an affine window, and
-each label plays a :class:`Role` that says what a cut of it would mean.  Elementwise
-operations, contractions, reductions, scans, transforms along an axis, slices, flips,
-concatenation, stencils and reshapes are then the same thing with other roles and maps;
-a transpose or a broadcast is nothing but the way an edge names its labels.
+A :class:`Node` is a loop nest over a few *labels*.  An :class:`AxisMap`, an affine window, maps a
+label to each axis of the output and of every array that the node reads.  The :class:`Role` of a
+label defines the meaning of a cut.  Elementwise operations, contractions, reductions, scans,
+transforms along an axis, slices, flips, concatenation, stencils and reshapes differ only in roles
+and maps.  A transpose or a broadcast is no node, only an order of labels on an edge.
 
-Nothing here knows about arrays, dask or the machine: sizes and names only.
+This module contains sizes and names only: no arrays, no Dask, no machine.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-#: Workers that are told apart; of more, several neighbours are planned for as one.
+#: Workers for which a plan distinguishes positions; of more workers, neighbours form groups.  The
+#: limit bounds the size of tables and of the placement in layer names.
 MAX_WORKERS = 4096
 
 #: Chunk sizes along every axis of an array, as dask writes them.
@@ -28,7 +28,7 @@ Window = tuple[int, int, int]
 
 
 class Role(enum.Enum):
-    """What cutting a label means for the operation that loops over it."""
+    """The meaning of cutting a label, for the operation that loops over it."""
 
     #: May be cut anywhere; tiles are independent.  Where an axis map is wider than one element,
     #: every tile also reads the halo: the edges of its neighbours.
@@ -39,14 +39,14 @@ class Role(enum.Enum):
     WHOLE = "whole"
     #: May be cut; a carry then runs from each piece to the next.
     SCAN = "scan"
-    #: Must stay cut as it is (random sources, user functions, data already in place).
+    #: Keeps the cuts of the input (random sources, user functions, persisted data).
     PINNED = "pinned"
 
 
 class Kind(enum.Enum):
-    """The families of node; each is lowered in its own way."""
+    """The kinds of node; each is lowered by a function of its own."""
 
-    #: Generated or read anywhere, in any tiles: creation, lazy arrays, NumPy arrays.
+    #: Generated or read on any worker, in any tiles: creation, lazy arrays, NumPy arrays.
     SOURCE = "source"
     #: One block function per tile: elementwise, transpose, fft, gufunc, broadcast.
     MAP = "map"
@@ -56,9 +56,9 @@ class Kind(enum.Enum):
     FOLD = "fold"
     #: A running reduction along one label.
     SCAN = "scan"
-    #: Elements picked and put elsewhere, none computed.
+    #: Elements selected and moved; none are computed.
     VIEW = "view"
-    #: Left exactly as it was.
+    #: Unchanged: its chunks and tasks are those of the input.
     OPAQUE = "opaque"
 
 
@@ -71,9 +71,9 @@ class Label:
     size
         Number of iterations.
     role
-        What cutting it means.
+        The meaning of a cut.
     cuts
-        How the input graph itself cuts it: chunk sizes that sum to `size`.
+        Chunk sizes along it in the input graph, which sum to `size`.
     """
 
     size: int
@@ -83,17 +83,17 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class AxisMap:
-    """Which elements of an axis one iteration of a label touches.
+    """The elements of an axis that one iteration of a label reads or writes.
 
-    Iteration ``t`` touches ``[start + step * t, start + step * t + width)``, clipped to
+    Iteration ``t`` uses ``[start + step * t, start + step * t + width)``, clipped to
     the axis.  The identity is ``AxisMap(label)``; a slice ``x[a::s]`` is
     ``start=a, step=s``; a flip is ``start=n - 1, step=-1``; operand number ``k`` of a
     concatenation has ``start=-offset``; a stencil of depth ``d`` has
     ``start=-d, width=2 * d + 1``; a reshape that merges ``(8, 6)`` into ``48`` maps the
     label of size 8 to the merged axis with ``step=width=6``.
 
-    ``label=None`` means that every iteration touches the whole axis (which also covers
-    axes of size one that are broadcast).
+    ``label=None`` means that every iteration uses the whole axis, as for an axis of size one that
+    is broadcast.
     """
 
     label: int | None
@@ -127,8 +127,8 @@ class Edge:
     axes
         One map per axis of the producer's array.
     chunks
-        If given, the array must be handed over in exactly these chunks, because what
-        the node does with them is not known; `axes` then only says what is known.
+        If given, the node reads the array in exactly these chunks, because it is unknown how it
+        uses them; `axes` then contains only the maps that are known.
     within
         If given, ``(label, lo, hi)``: only iterations of the label in ``[lo, hi)`` read
         the array.  Operand number ``k`` of a stack is read within ``(label, k, k + 1)``.
@@ -142,16 +142,16 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation of the expression and the array it makes.
+    """One operation of the expression, and its result.
 
     Parameters
     ----------
     name
         Name of the array in the input graph.
     op
-        What a person calls the operation: ``"matmul"``, ``"sum"``, ``"getitem"``.
+        Name of the operation for users: ``"matmul"``, ``"sum"``, ``"getitem"``.
     kind
-        Family, see :class:`Kind`.
+        See :class:`Kind`.
     labels
         The loop nest.
     out
@@ -163,26 +163,25 @@ class Node:
     edges
         The arrays read, in the order in which the kernel takes them.
     partial
-        Bytes of one element of a partial result, where a ``REDUCE`` label is cut (the
-        partial of a mean holds a sum and a count); also bytes of one element of a carry
-        where a ``SCAN`` label is.
+        Bytes of one element of a partial result where a ``REDUCE`` label is cut (the partial of
+        a mean has a sum and a count), and of one element of a carry where a ``SCAN`` label is.
     work
         Floating-point operations per iteration of the whole loop nest.
     stored
-        For data read from storage: chunk sizes of the store along every axis.  A stored
-        chunk that is cut by the tiling is read once for every part.
+        For data read from storage: chunk sizes of the store along every axis.  A stored chunk
+        that the tiling cuts is read once for every part.
     resident
-        True where the array already lives in the cluster's memory (persisted): it has
-        its chunks, and moving it costs.
+        True for a persisted array, which is in the cluster's memory: its chunks are fixed, and
+        moving it costs bytes.
     homes
-        For a resident array, if known: for every block, in C order, the places in the
-        mesh of the workers that have it.
+        For a resident array, if known: for every block, in C order, the mesh positions of the
+        workers that have it.
     reason
-        Why the node is left alone, empty if it is not.
+        Why the node stays unchanged; empty if it does not.
     repeatable
-        True where making the array again is sure to give the same elements.
+        True if recomputing the array is sure to give the same elements.
     copy
-        For an array that the plan makes, or keeps, several times: which of them this is.
+        Number of this replica, for an array of which the plan has replicas; 0 for the first.
     """
 
     name: str
@@ -221,20 +220,20 @@ class Node:
 
     @property
     def pinned(self) -> bool:
-        """True where the node keeps its own chunks."""
+        """True where the node keeps the chunks of the input."""
         return self.kind is Kind.OPAQUE or any(label.role is Role.PINNED for label in self.labels)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Nodes in topological order, and which of them are wanted.
+    """Nodes in topological order, and those of them that are outputs.
 
     Parameters
     ----------
     nodes
         Every edge points to a smaller index.
     outputs
-        Indices of the nodes that the caller asked for, in the caller's order.
+        Indices of the nodes whose arrays are results, in the caller's order.
     """
 
     nodes: tuple[Node, ...]
@@ -265,14 +264,14 @@ def bounds(cuts: Sequence[int]) -> tuple[int, ...]:
 
 
 def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Window, ...]:
-    """The part of a producer's axis that every block of a label needs.
+    """The window of a producer's axis that each block of a label reads.
 
     Parameters
     ----------
     axis
         Map from the label to the axis.
     cuts
-        Chunk sizes of the label (ignored, and may be None, where the axis has none).
+        Chunk sizes of the label; ignored, and may be None, where the axis has no label.
     size
         Size of the axis.
 
@@ -284,32 +283,32 @@ def windows(axis: AxisMap, cuts: Sequence[int] | None, size: int) -> tuple[Windo
     if axis.label is None or cuts is None:
         return ((0, size, 1),)
     edges = bounds(cuts)
-    found: list[Window] = []
+    ranges: list[Window] = []
     for lo, hi in zip(edges[:-1], edges[1:], strict=True):
         if abs(axis.step) == axis.width or axis.width > 1 or axis.step == 1:
             begin, end = axis.interval(lo, hi, size) if hi > lo else (0, 0)
             if axis.step < 0:
-                found.append((end - 1, begin - 1, -1))
+                ranges.append((end - 1, begin - 1, -1))
             else:
-                found.append((begin, end, 1))
+                ranges.append((begin, end, 1))
         elif hi == lo:
-            found.append((0, 0, 1))
+            ranges.append((0, 0, 1))
         else:
             first = axis.start + axis.step * lo
             last = axis.start + axis.step * (hi - 1)
-            found.append((first, last + (1 if axis.step > 0 else -1), axis.step))
-    return tuple(found)
+            ranges.append((first, last + (1 if axis.step > 0 else -1), axis.step))
+    return tuple(ranges)
 
 
 def output_chunks(node: Node, cuts: Sequence[Sequence[int]]) -> Chunks:
-    """Chunks of a node's array when its labels are cut by `cuts`, before any scatter."""
-    found: list[tuple[int, ...]] = []
+    """Chunks of a node's array if its labels have these cuts, before any scatter."""
+    chunks: list[tuple[int, ...]] = []
     for axis, size in zip(node.out, node.shape, strict=True):
         if axis.label is None:
-            found.append((size,))
+            chunks.append((size,))
         else:
-            found.append(tuple(axis.width * cut for cut in cuts[axis.label]))
-    return tuple(found)
+            chunks.append(tuple(axis.width * cut for cut in cuts[axis.label]))
+    return tuple(chunks)
 
 
 def validate(program: Program) -> None:
@@ -318,7 +317,7 @@ def validate(program: Program) -> None:
     Raises
     ------
     ValueError
-        Naming the node and what is wrong with it.
+        If it is not; the message names the node and the error.
     """
     for index, node in enumerate(program.nodes):
         where = f"node {index} ({node.op} {node.name!r})"

@@ -1,4 +1,4 @@
-"""A tiled program: how every array is cut, and which worker holds which part."""
+"""A tiled program: the cuts of every array, and the worker of every block."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from dasktile.ir.program import Chunks, Program, bounds
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How the worker mesh divides the blocks along a label or an axis of an array.
+    """How mesh axes divide the blocks along a label or an axis of an array.
 
     Parameters
     ----------
     by
-        Axes of the mesh that divide it, slowest first; none where every part of the mesh
-        sees all of it.
+        Mesh axes that divide it, slowest first; empty where it is not divided.
     runs
-        For every part, in order, how many blocks it has.
+        For every part, in order, its number of blocks.
     """
 
     by: tuple[int, ...] = ()
     runs: tuple[int, ...] = ()
 
     def grouped(self, groups: Sequence[Sequence[int]]) -> Share:
-        """The same for neighbouring blocks put together: each group is where its first is."""
+        """The share of groups of neighbouring blocks: a group is where its first block is."""
         if not self.by:
             return self
         ends = bounds(self.runs)[1:]
@@ -36,15 +35,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """Every block is where a block of an array in memory is.
+    """A placement that follows a persisted array: each block is where one of its blocks is.
 
     Parameters
     ----------
     array, node
-        Name of that array, and its node.
+        Name of the persisted array, and the index of its node.
     dims
-        For every axis of that array, the label, axis or dimension of an index that runs
-        along it; None where its first block is meant.
+        For every axis of that array, the label, axis or index dimension along it; None for its
+        first block.
     """
 
     array: str
@@ -52,7 +51,7 @@ class Follow:
     dims: tuple[int | None, ...]
 
     def seen(self, places: Sequence[int | None]) -> Follow:
-        """The same for another index, `places` of which are dimensions of this one's."""
+        """The placement for another index, whose dimensions are `places` of this index."""
         return Follow(
             self.array,
             self.node,
@@ -61,37 +60,34 @@ class Follow:
         )  # fmt: skip
 
     def after(self, count: int) -> Follow:
-        """The same for an index with so many dimensions in front."""
+        """The placement for an index with `count` more dimensions in front."""
         dims = tuple(None if dim is None else dim + count for dim in self.dims)
         return Follow(self.array, self.node, dims)
 
 
-#: Where the blocks of something are: divided by the mesh along every dimension, or where
-#: those of an array are.
+#: Placement of blocks: divided by the mesh along every dimension, or following a persisted array.
 Where = tuple[Share, ...] | Follow
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How one node is cut.
+    """The cuts and the placement of one node.
 
     Parameters
     ----------
     mesh
-        For every axis of the worker mesh, the label that it cuts, or None where the
-        work is not divided along that axis.
+        For every axis of the worker mesh, the label that it cuts, or None where it does not divide
+        the work.
     scatter
         For every axis of the mesh that cuts a ``REDUCE`` label, the output axis along
         which the finished result is divided again (reduce-scatter), or None where it is
         summed onto one worker; None for all other mesh axes.
     cuts
-        Chunk sizes of every label, local splits included.
+        Chunk sizes of every label, including local cuts.
     chunks
-        Chunk sizes of the output array: `cuts` seen through the output maps, further cut
-        by `scatter`.
+        Chunk sizes of the output array: `cuts` mapped to its axes, and cut by `scatter`.
     work_at, held_at
-        Where the blocks of the loop nest and of the output array are; None where nobody
-        decided.
+        Placement of the blocks of the loop nest and of the output array; None where undecided.
     """
 
     mesh: tuple[int | None, ...]
@@ -109,19 +105,19 @@ class TiledProgram:
     Parameters
     ----------
     program
-        What was tiled.
+        The program.
     mesh
         Sizes of the mesh's axes; their product is the number of workers.
     tilings
         One for each node.
     kept
-        For nodes whose array is kept in other chunks than it was made in, because
-        several readers want it so: those chunks.
+        For nodes whose array is kept in other chunks than it was made in, because several
+        readers need these: the chunks.
     kept_at
-        For the same nodes, where the blocks are.
+        For the same nodes, the placement of these blocks.
     copied
-        For nodes whose array is kept in copies: where the first of them are, and the axes
-        of the mesh along which every worker has one.
+        For nodes whose array is replicated: the placement of the first replica, and the mesh axes
+        along which every worker has one.
     """
 
     program: Program

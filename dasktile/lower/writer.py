@@ -16,10 +16,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias
-from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
 from dasktile.capture.rules.blockwise import Map

@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask._task_spec import Alias, Task, convert_legacy_graph
 from dask.array.core import Array
-from dask.base import collections_to_expr, tokenize
+from dask.base import tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dasktile._compat.dask import (
+    PLAN,
+    Alias,
+    Task,
+    collections_to_expr,
+    convert_legacy_graph,
+    require,
+)
+from dasktile.capture.references import head_of, with_head
 from dasktile.capture.tasks import without_aliases
 from dasktile.runtime.scheduler.priorities import ORDER
 
@@ -37,6 +45,7 @@ class TaskSet:
     @classmethod
     def of(cls, collections: Sequence[Any]) -> TaskSet:
         """The tasks of collections after Dask's own optimisation of all of them together."""
+        require(PLAN, "planning the order of tasks")
         wanted = list(flatten([collection.__dask_keys__() for collection in collections]))
         # `dask.optimize` drops annotations; checked with dask 2026.7.1 and 2026.8.0
         optimized: Any = collections_to_expr(collections).optimize()
@@ -78,12 +87,11 @@ def renamed(key: Any) -> Any:
     It differs from the original key: the optimised task need not be the task that the original
     key stands for in another graph.
     """
-    name, *block = key if isinstance(key, tuple) else (key,)
+    name = head_of(key)
     if not isinstance(name, str):
         return key
     op, dash, token = name.rpartition("-")
-    new = f"{op}{dash}{tokenize('in order', token)}"
-    return (new, *block) if isinstance(key, tuple) else new
+    return with_head(key, f"{op}{dash}{tokenize('in order', token)}")
 
 
 def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
@@ -138,7 +146,7 @@ def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
 
 
 def _name(key: Any) -> str:
-    return str(key[0] if isinstance(key, tuple) and key else key)
+    return str(head_of(key))
 
 
 def _annotations(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dasktile.report.explanation import format_bytes
-from dasktile.tiling.plan import Plan
+from dasktile.tiling.plan import TilingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,9 @@ class Comparison:
                 format_bytes(choice.peak), remark)  # fmt: skip
 
 
-def comparison(workers: int, plans: Sequence[tuple[str, Plan | str]], kept: str = "") -> Comparison:
+def comparison(
+    workers: int, plans: Sequence[tuple[str, TilingPlan | str]], kept: str = ""
+) -> Comparison:
     """Compare plans by method; a string in the place of a plan is the reason why there is none."""
     choices = [
         Choice(name, refused=plan)

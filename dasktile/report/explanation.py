@@ -11,7 +11,7 @@ from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks
 from dasktile.report import svg as picture
-from dasktile.tiling.plan import Plan
+from dasktile.tiling.plan import TilingPlan
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
@@ -239,7 +239,7 @@ def _count(number: int, what: str) -> str:
 
 
 def explanation(
-    plan: Plan,
+    plan: TilingPlan,
     outputs: Sequence[Chunks | None] = (),
     unknown: Sequence[_Unknown] = (),
     seconds: tuple[float, float] | None = None,
@@ -345,7 +345,7 @@ def _unknown_row(array: _Unknown) -> NodeReport:
     )
 
 
-def _chunks_after(plan: Plan, index: int, handed: dict[int, Chunks]) -> Chunks:
+def _chunks_after(plan: TilingPlan, index: int, handed: dict[int, Chunks]) -> Chunks:
     if plan.tiled is None:
         return plan.program.nodes[index].chunks
     return handed.get(index, plan.tiled.tilings[index].chunks)

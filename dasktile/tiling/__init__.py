@@ -2,15 +2,15 @@
 
 from dasktile.tiling.methods import methods
 from dasktile.tiling.methods.exhaustive import TooManyTilingsError
-from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.planner import MemoryLimitError, tile
 from dasktile.tiling.settings import Settings
 
 __all__ = [
     "MemoryLimitError",
-    "Plan",
     "Price",
     "Settings",
+    "TilingPlan",
     "TooManyTilingsError",
     "methods",
     "tile",

@@ -1,9 +1,9 @@
-"""The candidate tilings of every node, and which box of every array each worker then has.
+"""The candidate tilings of every node, and the box of every array that each gives a worker.
 
-A *variable* is either a node's own tiling or, for an array with several readers, the
-tiling it is kept in for them.  A candidate says for each axis of the mesh which label it
-cuts; from that follow, for every worker, the box of the loop nest it runs, the box of the
-result it holds and the box of every input it needs.
+A *variable* is either a node's own tiling or, for an array with several readers, the tiling in
+which it is kept for them.  A candidate names the label that each mesh axis cuts.  This determines
+for every worker the box of the loop nest that it runs, the box of the result that it holds and
+the box of every input that it needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
 from dasktile.tiling.follow import (
-    UNEVEN,
     Followed,
     candidates,
     followed,
@@ -29,62 +28,53 @@ from dasktile.tiling.follow import (
 )
 from dasktile.tiling.grid import Axes, Grid, split
 from dasktile.tiling.mesh import Mesh
+from dasktile.tiling.settings import CandidateLimits, CostModel, Settings
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-#: Largest worker's work over the mean that a candidate may have; more only where the
-#: chunks that a node must keep allow no better.
-BALANCE = 1.1
-
-#: Operations in the time of one byte to or from memory: a core multiplies matrices at tens
-#: of GFLOP/s and adds arrays at a few GB/s.
-BYTE_WORK = 5.0
-
-#: Readers that an array must have to be kept in two tilings at once.
-SEVERAL = 3
-
-#: Tilings of one array that are paired each with each.
-MOST_PAIRED = 9
-
-#: Nodes that together do less than this share of one worker's work need not be divided.
-SMALL = 0.05
-
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One candidate.
+    """One candidate tiling of a node or of a kept array.
 
     Parameters
     ----------
     mesh
-        For every mesh axis, the label it cuts or None.
+        For every mesh axis, the label that it cuts, or None.
     scatter
-        For every mesh axis that cuts a ``REDUCE`` label, the output axis along which
-        the sum is divided again, or None where it ends on one worker.
-    spread
-        For every mesh axis without a label, True where each worker along it has a copy
-        and False where only the first has it.
+        For every mesh axis that cuts a ``REDUCE`` label, the output axis along which the sum is
+        scattered, or None where it ends on one worker.
+    replicated
+        For every mesh axis without a label, True where each worker along it has a replica and
+        False where only the first worker has the array.
     follow
-        The array that all work goes to instead; nothing is then cut by the mesh.
-    also
-        For an array that is kept in two tilings at once, the second: for every mesh axis,
-        the axis of the array that it cuts.
+        The persisted array whose placement is followed; the mesh then cuts no label.
+    second_mesh
+        For an array that is replicated in two shardings, the second one: for every mesh axis,
+        the array's axis that it cuts.
     """
 
     mesh: tuple[int | None, ...]
     scatter: tuple[int | None, ...]
-    spread: tuple[bool, ...]
+    replicated: tuple[bool, ...]
     follow: Follow | None = None
-    also: tuple[int | None, ...] | None = None
+    second_mesh: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Boxes:
-    """A box per candidate and worker: bounds (candidates, workers, axes), and who has one.
+    """A box for every candidate and worker.
 
-    `density` is the share of the elements within the bounds that are meant (a strided
-    slice touches every other one).
+    Parameters
+    ----------
+    lo, hi
+        Bounds in elements, (candidates, workers, axes).
+    active
+        False where a worker has no box, (candidates, workers).
+    density
+        Share of the elements within the bounds that count: a slice of step 2 reads every other
+        element.
     """
 
     lo: Ints
@@ -93,34 +83,34 @@ class Boxes:
     density: float = 1.0
 
     def volume(self) -> npt.NDArray[np.float64]:
-        """Elements, (candidates, workers)."""
-        found: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
-        return found * self.active * self.density
+        """Number of elements, (candidates, workers)."""
+        elements: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
+        return elements * self.active * self.density
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A choice to make.
+    """One decision of the first level: the tiling of a node, or of an array for its readers.
 
     Parameters
     ----------
     node
         Index of the node.
     keep
-        True for the choice of how the node's array is kept for its readers.
+        True for the tiling in which the node's array is kept for its readers.
     options
-        The candidates.
+        The candidates: first those of boxes, then those that follow an array.
     work
-        The loop nest's box.
+        Boxes of the loop nest.
     held
-        The result's box.
+        Boxes of the result.
     needs
-        For every edge, the box read; None where nothing ties the node's blocks to those
-        of the array.
+        For every edge, the boxes read; None where it is unknown which blocks a block reads.
     followed
-        The same for the candidates that follow an array; they come after those of boxes.
-    also
-        The result's second box, where some candidates have one; nobody's for the others.
+        Blocks of the candidates that follow an array.
+    held_second
+        Boxes of the result in its second sharding, where some candidates have one; inactive for
+        the other candidates.
     """
 
     node: int
@@ -130,7 +120,7 @@ class Variable:
     held: Boxes
     needs: tuple[Boxes | None, ...]
     followed: tuple[Followed, ...] = ()
-    also: Boxes | None = None
+    held_second: Boxes | None = None
 
 
 @dataclass
@@ -140,29 +130,33 @@ class Space:
     Parameters
     ----------
     program, mesh, axes
-        What is tiled, for whom, and where it may be cut.
-    max_states
-        Candidates of one variable at the most.
+        The program, the worker mesh, and where labels may be cut.
+    settings
+        Constants of the cost model and limits of the search.
     copy_limit
-        Bytes of one array that a single worker may hold copied, or None.
-    twice
-        Whether arrays may be kept in two tilings at once.
+        Bytes of one replicated array that a single worker may hold, or None.
+    allow_replicas
+        Whether arrays may be replicated in two shardings.
     lean
         Whether to leave out tilings that hardly ever pay: sums that end on one worker, and
-        arrays that are kept on some workers only, where they could be divided.
+        arrays that are kept on some workers only although they could be divided.
 
     Attributes
     ----------
+    made
+        For every node, the index of the variable of its own tiling.
+    kept
+        For every node with several readers, the index of the variable of the kept array.
     truncated
-        Whether some node has more candidates than that: nothing is known of those left out.
+        Whether some candidates were left out.  Bounds then do not hold for the whole problem.
     """
 
     program: Program
     mesh: Mesh
     axes: Axes
-    max_states: int
+    settings: Settings
     copy_limit: int | None = None
-    twice: bool = False
+    allow_replicas: bool = False
     lean: bool = False
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
@@ -176,7 +170,7 @@ class Space:
 
     def __post_init__(self) -> None:
         self.leaders = leaders(self.program)
-        small = small_nodes(self.program, self.mesh.workers)
+        small = small_nodes(self.program, self.mesh.workers, self.settings)
         for index, node in enumerate(self.program.nodes):
             self.made.append(len(self.variables))
             self.variables.append(self._own(index, node, index in small))
@@ -185,7 +179,7 @@ class Space:
                 self.variables.append(self._keep(index, node))
 
     def source(self, node: int) -> int:
-        """The variable that says where readers of a node's array find it."""
+        """Index of the variable that determines where readers of a node's array find it."""
         return self.kept.get(node, self.made[node])
 
     def _own(self, index: int, node: Node, small: bool) -> Variable:
@@ -197,21 +191,23 @@ class Space:
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
                tuple((edge.axes, edge.chunks, edge.within) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
-            options = list(_options(node, self.mesh))
-            boxes = _Layout(self.mesh, node.labels, grids)
+            options = list(_options(node, self.mesh, self.settings.candidates))
+            boxes = _BoxBuilder(self.mesh, node.labels, grids)
             work = boxes.work(options)
-            chosen = _balanced(work, node.iterations, self.mesh.workers, small)
+            chosen = _balanced(
+                work, node.iterations, self.mesh.workers, small, self.settings.candidates
+            )
             if self.lean and not small:
                 divided = _scattered(node, options, chosen)
                 self.truncated |= len(divided) < len(chosen)
                 chosen = divided
             needs = [self._need(node, edge, boxes, options, shape)
                      for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
-            if len(chosen) > self.max_states:
+            if len(chosen) > self.settings.max_states:
                 self.truncated = True
                 surface = _surface(boxes, needs, node, options)[chosen]
                 alike = [options[choice] for choice in chosen]
-                chosen = chosen[_varied(alike, self.mesh, surface, self.max_states)]
+                chosen = chosen[_varied(alike, self.mesh, surface, self.settings.max_states)]
             options = [options[choice] for choice in chosen]
             held = boxes.held(options, node.out, node.shape)
             self._cache[key] = (tuple(options), _take(work, chosen), held,
@@ -224,7 +220,7 @@ class Space:
             False,
             boxed[0] + following,
             *boxed[1:],
-            followed=tuple(found for _, found in follows),
+            followed=tuple(blocks for _, blocks in follows),
         )
 
     def _following(self, follow: Follow) -> Option:
@@ -232,28 +228,34 @@ class Space:
         return Option(nothing, nothing, (False,) * len(self.mesh.shape), follow)
 
     def _follows(self, index: int, node: Node) -> list[tuple[Follow, Followed]]:
-        """Arrays that a node may follow, and what that comes to."""
-        found = []
+        """Arrays that a node may follow, with the blocks that workers then have."""
+        follows = []
+        limits = self.settings.candidates
         shapes = [self.program.nodes[edge.producer].shape for edge in node.edges]
         for follow in candidates(
-            self.program, self.axes.members, self.leaders, index, self.axes.free
+            self.program,
+            self.axes.members,
+            self.leaders,
+            index,
+            self.axes.free,
+            limits.max_followed,
         ):
             array = self.program.nodes[follow.node]
             edges = tuple(edge.axes for edge in node.edges)
             key = (follow, node.labels, node.out, node.shape, edges, tuple(shapes))
             if key not in self._followed:
-                # the input's own chunks are where they are, however uneven that is
-                most = UNEVEN if self.axes.free else math.inf
+                # the placement of the input's own chunks is fixed, however uneven it is
+                most = limits.follow_balance if self.axes.free else math.inf
                 self._followed[key] = followed(node, follow, array, shapes, self.mesh.workers, most)
-            then = self._followed[key]
-            if then is not None:
-                found.append((follow, then))
-        return found
+            blocks = self._followed[key]
+            if blocks is not None:
+                follows.append((follow, blocks))
+        return follows
 
     def _located(self, index: int, node: Node) -> Variable:
-        """An array that is where it is."""
+        """A persisted array with fixed placement: one candidate."""
         follow = Follow(node.name, index, tuple(range(len(node.shape))))
-        nowhere = _Layout(self.mesh, node.labels, self.axes.grids[index]).work([])
+        nowhere = _BoxBuilder(self.mesh, node.labels, self.axes.grids[index]).work([])
         return Variable(
             index,
             False,
@@ -265,20 +267,25 @@ class Space:
         )
 
     def _need(
-        self, node: Node, edge: Edge, boxes: _Layout, options: list[Option], shape: tuple[int, ...]
+        self,
+        node: Node,
+        edge: Edge,
+        boxes: _BoxBuilder,
+        options: list[Option],
+        shape: tuple[int, ...],
     ) -> Boxes | None:
-        """What each worker needs along an edge."""
+        """The box that each worker needs along an edge."""
         if not unknown_relation(node, edge):
             return boxes.need(options, edge.axes, shape, edge.within)
         if not aligned(node, edge):
             return None
-        # block for block, although in other sizes: a stencil, a trim
+        # block by block, in other sizes: a stencil, a trim
         return self.handed(edge.chunks or (), options)
 
     def handed(self, chunks: Chunks, options: Sequence[Option] | None = None) -> Boxes:
-        """An array laid out in blocks that nothing may cut.
+        """Boxes of an array whose blocks must not be cut.
 
-        In any way that the mesh allows, or as `options` divide the axes.
+        For all ways in which the mesh can divide the blocks, or those of `options`.
         """
         labels = tuple(Label(sum(sizes), Role.PINNED, sizes) for sizes in chunks)
         maps = tuple(AxisMap(axis) for axis in range(len(labels)))
@@ -290,60 +297,66 @@ class Space:
                 Option(picks, nothing, alone)
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
             ]
-        layout = _Layout(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
+        layout = _BoxBuilder(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
         return layout.need(options, maps, tuple(label.size for label in labels))
 
     def _keep(self, index: int, node: Node) -> Variable:
-        """Copies and other cuts of an array that several nodes read."""
+        """Replicas and other cuts of an array that several nodes read."""
         own = self.axes.kept[index]
         labels, grids, out = array_labels(node, own)
-        # with two readers, the second tiling is as cheaply made for the second of them
-        twice = self.twice and len(self.program.consumers(index)) >= SEVERAL
-        key = ("keep", labels, grids, node.itemsize, twice)
+        limits = self.settings.candidates
+        readers = len(self.program.consumers(index))
+        paired = self.allow_replicas and readers >= limits.replica_readers
+        key = ("keep", labels, grids, node.itemsize, paired)
         if key not in self._cache:
             choices: list[tuple[int | None, bool]] = [(None, False), (None, True)]
             choices += [(axis, False) for axis, label in enumerate(labels) if label.size > 1]
             options = [
                 Option(tuple(label for label, _ in picks), (None,) * len(picks),
-                       tuple(spread for _, spread in picks))
+                       tuple(replicated for _, replicated in picks))
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
             ]  # fmt: skip
             if self.lean and node.size >= self.mesh.workers:
                 self.truncated = True
                 options = [
                     option for option in options
-                    if all(cut is not None or spread
-                           for cut, spread in zip(option.mesh, option.spread, strict=True))
+                    if all(cut is not None or copied
+                           for cut, copied in zip(option.mesh, option.replicated, strict=True))
                 ]  # fmt: skip
-            boxes = _Layout(self.mesh, labels, grids)
-            if twice:
-                options += _in_two_tilings(options)
+            boxes = _BoxBuilder(self.mesh, labels, grids)
+            if paired:
+                options += _in_two_shardings(options, limits)
             held = boxes.held(options, out, node.shape)
-            also = boxes.second(options, out, node.shape) if twice else None
+            second = boxes.held_second(options, out, node.shape) if paired else None
             if self.copy_limit is not None:
                 most = held.volume()
-                if also is not None:
-                    most = most + also.volume()
+                if second is not None:
+                    most = most + second.volume()
                 copies = np.array(
-                    [any(option.spread) or option.also is not None for option in options],
+                    [
+                        any(option.replicated) or option.second_mesh is not None
+                        for option in options
+                    ],
                     dtype=bool,
                 )
                 within = most.max(axis=1) * node.itemsize <= self.copy_limit
                 chosen = np.flatnonzero(~copies | within)
                 options = [options[choice] for choice in chosen]
                 held = _take(held, chosen)
-                also = None if also is None else _take(also, chosen)
-            needs = (held,) if also is None else (held, also)
+                second = None if second is None else _take(second, chosen)
+            needs = (held,) if second is None else (held, second)
             self._cache[key] = (tuple(options), held, held, needs)
         boxed = self._cache[key]
-        follows = list(kept(self.program, self.axes.members, self.leaders, index))
+        follows = list(
+            kept(self.program, self.axes.members, self.leaders, index, limits.max_followed)
+        )
         return Variable(
             index,
             True,
             boxed[0] + tuple(map(self._following, follows)),
             *boxed[1:],
             followed=tuple(self._copy(node, follow) for follow in follows),
-            also=boxed[3][1] if len(boxed[3]) > 1 else None,
+            held_second=boxed[3][1] if len(boxed[3]) > 1 else None,
         )
 
     def _copy(self, node: Node, follow: Follow) -> Followed:
@@ -355,7 +368,7 @@ class Space:
 
 
 def unknown_relation(node: Node, edge: Edge) -> bool:
-    """True where nothing says which blocks of an array a node's blocks read."""
+    """True where it is unknown which blocks of an array a node's blocks read."""
     return (
         edge.chunks is not None
         and all(axis.label is None for axis in edge.axes)
@@ -364,7 +377,7 @@ def unknown_relation(node: Node, edge: Edge) -> bool:
 
 
 def aligned(node: Node, edge: Edge) -> bool:
-    """True where an array is handed over in just as many blocks as the node has."""
+    """True where an edge hands an array over in as many blocks as the node has."""
     counts = tuple(len(sizes) for sizes in edge.chunks or ())
     return (
         counts
@@ -373,26 +386,26 @@ def aligned(node: Node, edge: Edge) -> bool:
     )
 
 
-def effort(node: Node) -> float:
+def effort(node: Node, model: CostModel) -> float:
     """Operations per iteration of a node, its memory traffic counted as operations."""
     if node.homes is not None:
-        return 0.0  # nothing is left to do
+        return 0.0  # a persisted array is not computed
     if node.kind is Kind.CONTRACT:
         return node.work
-    return node.work + BYTE_WORK * node.itemsize
+    return node.work + model.byte_work * node.itemsize
 
 
-def small_nodes(program: Program, workers: int) -> set[int]:
-    """Nodes whose work is so little that one worker may do all of it.
+def small_nodes(program: Program, workers: int, settings: Settings) -> set[int]:
+    """Nodes with so little work that one worker may do all of it.
 
-    The smallest nodes, as many as together stay below a twentieth of a worker's share,
-    both of the operations and of the bytes written.
+    These are the smallest nodes, as many as together stay below a share
+    (:attr:`CandidateLimits.small_share`) of one worker's operations and of its bytes written.
     """
-    work = [node.iterations * effort(node) for node in program.nodes]
+    work = [node.iterations * effort(node, settings.model) for node in program.nodes]
     written = [float(node.nbytes) for node in program.nodes]
     small = set(range(len(program.nodes)))
     for measure in (work, written):
-        budget = SMALL * sum(measure) / workers
+        budget = settings.candidates.small_share * sum(measure) / workers
         for index in sorted(small, key=lambda index: (measure[index], index)):
             budget -= measure[index]
             if budget < 0:
@@ -400,34 +413,34 @@ def small_nodes(program: Program, workers: int) -> set[int]:
     return small
 
 
-def _picks(node: Node) -> list[tuple[int | None, int | None]]:
-    """What one axis of a mesh may cut, with where the sums go."""
+def _picks(node: Node, limits: CandidateLimits) -> list[tuple[int | None, int | None]]:
+    """Labels that one mesh axis may cut, each with the output axis of a scattered sum."""
     free_axes = [
         axis
         for axis, (seen, size) in enumerate(zip(node.out, node.shape, strict=True))
         if size > 1 and seen.label is not None and node.labels[seen.label].role is not Role.WHOLE
     ]
-    # sums are scattered along the two longest axes at most: more choices, never fewer bytes
-    targets = sorted(free_axes, key=lambda axis: (-node.shape[axis], axis))[:2]
-    found: list[tuple[int | None, int | None]] = [(None, None)]
+    longest = sorted(free_axes, key=lambda axis: (-node.shape[axis], axis))
+    targets = longest[: limits.scatter_axes]
+    picks: list[tuple[int | None, int | None]] = [(None, None)]
     for position, label in enumerate(node.labels):
         pieces = len(label.cuts) if label.role is Role.PINNED else label.size
         if label.role is Role.WHOLE or pieces < 2:
             continue
-        found.append((position, None))
+        picks.append((position, None))
         if label.role is Role.REDUCE:
-            found += [(position, target) for target in targets]
-    return found
+            picks += [(position, target) for target in targets]
+    return picks
 
 
-def choices(node: Node) -> int:
-    """In how many ways one axis of a mesh may divide a node."""
-    return len(_picks(node))
+def choices(node: Node, limits: CandidateLimits) -> int:
+    """Number of ways in which one axis of a mesh may divide a node."""
+    return len(_picks(node, limits))
 
 
-def _options(node: Node, mesh: Mesh) -> Iterator[Option]:
-    """Every assignment of mesh axes to labels, with where the sums go."""
-    for picks in itertools.product(_picks(node), repeat=len(mesh.shape)):
+def _options(node: Node, mesh: Mesh, limits: CandidateLimits) -> Iterator[Option]:
+    """All assignments of mesh axes to labels and of scattered sums to output axes."""
+    for picks in itertools.product(_picks(node, limits), repeat=len(mesh.shape)):
         yield Option(
             tuple(label for label, _ in picks),
             tuple(target for _, target in picks),
@@ -435,17 +448,20 @@ def _options(node: Node, mesh: Mesh) -> Iterator[Option]:
         )
 
 
-def _balanced(work: Boxes, iterations: int, workers: int, small: bool) -> Ints:
-    """Candidates that divide the work evenly, or as evenly as any."""
+def _balanced(
+    work: Boxes, iterations: int, workers: int, small: bool, limits: CandidateLimits
+) -> Ints:
+    """Indices of the candidates that divide the work evenly, or as evenly as any does."""
     everything = np.arange(len(work.lo), dtype=np.int64)
     if small or iterations == 0:
         return everything
     uneven = work.volume().max(axis=1) * workers / iterations
-    return everything[uneven <= max(BALANCE, float(uneven.min()) * 1.02)]
+    least = float(uneven.min())
+    return everything[uneven <= max(limits.balance, least * limits.balance_slack)]
 
 
 def _scattered(node: Node, options: Sequence[Option], chosen: Ints) -> Ints:
-    """Candidates whose sums are divided again, if there are any."""
+    """Candidates whose sums are scattered; all candidates if there are none."""
     divided = [
         choice
         for choice in chosen
@@ -460,8 +476,11 @@ def _scattered(node: Node, options: Sequence[Option], chosen: Ints) -> Ints:
 def array_labels(
     node: Node, grids: Sequence[Grid]
 ) -> tuple[tuple[Label, ...], tuple[Grid, ...], tuple[AxisMap, ...]]:
-    """An array's axes as labels of their own, cut where the node that makes it may be."""
-    labels, found = [], []
+    """Labels, grids and maps of a kept array: one label for each of its axes.
+
+    They may be cut where the labels of the node that makes the array may be.
+    """
+    labels, array_grids = [], []
     for axis, size in zip(node.out, node.shape, strict=True):
         grid = None if axis.label is None else grids[axis.label]
         if isinstance(grid, int):
@@ -469,25 +488,28 @@ def array_labels(
         elif grid is not None:
             grid = type(grid)(position * axis.width for position in grid)
         labels.append(Label(size, Role.FREE, (size,)))
-        found.append(grid)
+        array_grids.append(grid)
     out = tuple(AxisMap(position) for position in range(len(labels)))
-    return tuple(labels), tuple(found), out
+    return tuple(labels), tuple(array_grids), out
 
 
-def _in_two_tilings(options: Sequence[Option]) -> list[Option]:
-    """Pairs of tilings that both divide an array evenly, so that no worker has it all."""
+def _in_two_shardings(options: Sequence[Option], limits: CandidateLimits) -> list[Option]:
+    """Pairs of shardings by all mesh axes, so that no worker has the whole array."""
     whole = [option for option in options
              if all(cut is not None for cut in option.mesh)]  # fmt: skip
-    if len(whole) > MOST_PAIRED:
-        # each along one axis only
+    if len(whole) > limits.max_paired:
+        # only those along one axis each
         whole = [option for option in whole if len(set(option.mesh)) == 1]
-    return [replace(one, also=other.mesh) for one, other in itertools.combinations(whole, 2)]
+    return [
+        replace(first, second_mesh=second.mesh)
+        for first, second in itertools.combinations(whole, 2)
+    ]
 
 
 def _surface(
-    boxes: _Layout, needs: Sequence[Boxes | None], node: Node, options: list[Option]
+    boxes: _BoxBuilder, needs: Sequence[Boxes | None], node: Node, options: list[Option]
 ) -> npt.NDArray[np.float64]:
-    """Elements that the busiest worker reads and makes, for every candidate."""
+    """Elements that the worker with the most of them reads and writes, for every candidate."""
     made = boxes.need(options, [AxisMap(axis.label) for axis in node.out], node.shape)
     total = made.volume().max(axis=1)
     for need in needs:
@@ -499,10 +521,10 @@ def _surface(
 def _varied(
     options: Sequence[Option], mesh: Mesh, surface: npt.NDArray[np.float64], most: int
 ) -> Ints:
-    """Which candidates to keep of too many.
+    """Indices of the candidates to keep where there are too many.
 
-    The best of every way to divide the labels into numbers of parts, then the second best
-    of each, and so on: neighbours may want any of them.
+    Candidates are grouped by the number of parts of each label.  The best of every group are
+    kept, then the second best, and so on, since any group may fit the neighbours.
     """
     seen: dict[object, int] = {}
     rank = np.empty(len(options), dtype=np.int64)
@@ -520,8 +542,8 @@ def _take(boxes: Boxes, chosen: Ints) -> Boxes:
 
 
 @dataclass
-class _Layout:
-    """Turns options into boxes, remembering the bounds of every label and set of axes."""
+class _BoxBuilder:
+    """Builds the boxes of options; bounds by label and set of mesh axes are cached."""
 
     mesh: Mesh
     labels: Sequence[Label]
@@ -529,7 +551,7 @@ class _Layout:
     _ranges: dict[tuple[int, tuple[int, ...]], tuple[Ints, Ints]] = field(default_factory=dict)
 
     def range(self, label: int, cut_by: tuple[int, ...]) -> tuple[Ints, Ints]:
-        """Each worker's range of a label that these mesh axes cut: (lo, hi), per worker."""
+        """The range of a label that each worker has where these mesh axes cut it: (lo, hi)."""
         if (label, cut_by) not in self._ranges:
             edges = np.asarray(
                 split(self.labels[label].size, self.mesh.parts(cut_by), self.grids[label]),
@@ -540,6 +562,7 @@ class _Layout:
         return self._ranges[label, cut_by]
 
     def work(self, options: Sequence[Option]) -> Boxes:
+        """The box of the loop nest that each worker runs."""
         maps = tuple(AxisMap(position) for position in range(len(self.labels)))
         sizes = tuple(label.size for label in self.labels)
         return self.need(options, maps, sizes)
@@ -551,7 +574,10 @@ class _Layout:
         shape: Sequence[int],
         within: tuple[int, int, int] | None = None,
     ) -> Boxes:
-        """What the loop nest's boxes touch of an array, `within` part of a label."""
+        """The box of an array that each worker's loop nest reads.
+
+        Where `within` is ``(label, lo, hi)``, only these iterations of the label read it.
+        """
         lo, hi = self._empty(len(options), len(axes))
         active = np.empty((len(options), self.mesh.workers), dtype=bool)
         density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in axes)
@@ -572,7 +598,7 @@ class _Layout:
     def held(
         self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
     ) -> Boxes:
-        """What of the result each worker has in the end."""
+        """The box of the finished result that each worker holds."""
         lo, hi = self._empty(len(options), len(out))
         active = np.empty((len(options), self.mesh.workers), dtype=bool)
         for row, option in enumerate(options):
@@ -590,28 +616,29 @@ class _Layout:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
                 cut_by = _cut_by(option.mesh, axis.label) + tuple(
-                    at for at, target in enumerate(option.scatter) if target == column
+                    mesh_axis for mesh_axis, target in enumerate(option.scatter) if target == column
                 )
                 begin, end = self.range(axis.label, cut_by)
                 lo[row, :, column], hi[row, :, column] = begin * axis.width, end * axis.width
         return Boxes(lo, hi, active)
 
-    def second(
+    def held_second(
         self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
     ) -> Boxes:
-        """What of an array each worker has in its second tiling, nothing where there is none."""
+        """The box that each worker holds in the second sharding; inactive without one."""
         nothing = (None,) * len(self.mesh.shape)
-        found = self.held(
-            [replace(option, mesh=option.also or nothing) for option in options], out, shape
+        boxes = self.held(
+            [replace(option, mesh=option.second_mesh or nothing) for option in options], out, shape
         )
-        has = np.array([option.also is not None for option in options], dtype=bool)
-        return replace(found, active=found.active & has[:, None])
+        has = np.array([option.second_mesh is not None for option in options], dtype=bool)
+        return replace(boxes, active=boxes.active & has[:, None])
 
     def _running(self, option: Option) -> Bools:
+        """True for workers that have a part of the work."""
         idle = tuple(
             axis
-            for axis, (label, spread) in enumerate(zip(option.mesh, option.spread, strict=True))
-            if label is None and not spread
+            for axis, (label, copied) in enumerate(zip(option.mesh, option.replicated, strict=True))
+            if label is None and not copied
         )
         return self.mesh.first(idle)
 

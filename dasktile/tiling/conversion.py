@@ -1,4 +1,4 @@
-"""What it takes to hand a producer's tiles to a reader that wants others: tasks and pieces."""
+"""Conversion of a producer's tiles into those that a reader needs: tasks and pieces."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def conversion_tables(
 
     Returns
     -------
-    Tasks, and pieces per window, both (producer's choices, reader's choices); no pieces
-    where the reader takes the producer's tiles as they are.
+    Tasks, and pieces per window, both (producer's choices, reader's choices); both are 0 where
+    the reader reads the producer's tiles unchanged.
     """
     counts = np.ones((4, len(made), len(used)))
     exact = np.ones((len(made), len(used)), dtype=bool)
@@ -37,19 +37,19 @@ def conversion_tables(
             for row in dict.fromkeys(rows)
             for column in dict.fromkeys(columns)
         }
-        found = np.array([[known[row, column] for column in columns] for row in rows])
-        counts *= np.moveaxis(found[:, :, :4], 2, 0)
-        exact &= found[:, :, 4] > 0
-    wanted, pieces, whole, single = counts
-    tasks = np.where(exact, 0.0, pieces - whole + wanted - single)
-    joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(wanted, 1))
+        pieces_by_pair = np.array([[known[row, column] for column in columns] for row in rows])
+        counts *= np.moveaxis(pieces_by_pair[:, :, :4], 2, 0)
+        exact &= pieces_by_pair[:, :, 4] > 0
+    nonempty, pieces, whole, single = counts
+    tasks = np.where(exact, 0.0, pieces - whole + nonempty - single)
+    joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(nonempty, 1))
     return tasks, joined
 
 
 def _reads(
     edge: Edge, position: int, cuts: Sequence[tuple[int, ...]]
 ) -> tuple[AxisMap, tuple[int, ...] | None]:
-    """How an edge reads one axis: a map, and the cuts that it maps."""
+    """The map by which an edge reads one axis, and the cuts of the mapped label."""
     if edge.chunks is not None:
         return AxisMap(0), edge.chunks[position]
     axis = edge.axes[position]
@@ -59,9 +59,9 @@ def _reads(
 def conversion_tasks(
     edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
 ) -> float | None:
-    """Tasks that cut and join a producer's tiles for a reader.
+    """Number of tasks that cut and join a producer's tiles for a reader.
 
-    None where the reader takes the tiles as they are.
+    None where the reader reads the tiles unchanged.
 
     Parameters
     ----------
@@ -72,34 +72,39 @@ def conversion_tasks(
     shape, made
         Shape and chunks of the producer's array.
     """
-    found = [
+    by_axis = [
         _axis_pieces(*_reads(edge, position, cuts), size, made[position])
         for position, size in enumerate(shape)
     ]
-    if all(exact for *_, exact in found):
+    if all(exact for *_, exact in by_axis):
         return None
-    wanted, pieces, whole, single = (math.prod(axis[at] for axis in found) for at in range(4))
-    return float(pieces - whole + wanted - single)
+    nonempty, pieces, whole, single = (
+        math.prod(axis[position] for axis in by_axis) for position in range(4)
+    )
+    return float(pieces - whole + nonempty - single)
 
 
 @lru_cache(maxsize=65536)
 def _axis_pieces(
     axis: AxisMap, cuts: tuple[int, ...] | None, size: int, made: tuple[int, ...]
 ) -> tuple[int, int, int, int, bool]:
-    """Along one axis: windows, pieces, whole blocks, windows of one piece, exactness."""
+    """Counts along one axis: windows, pieces, whole blocks and windows of one piece.
+
+    The last entry is True where the windows are exactly the blocks.
+    """
     edges = np.asarray(bounds(made))
-    found = windows(axis, cuts, size)
-    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in found])
-    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in found])
+    ranges = windows(axis, cuts, size)
+    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in ranges])
+    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in ranges])
     filled = hi > lo
     first = np.searchsorted(edges, lo, side="right") - 1
     last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
     pieces = np.where(filled, last - first + 1, 0)
-    plain = np.array([step == 1 for _, _, step in found])
+    plain = np.array([step == 1 for _, _, step in ranges])
     begins = np.searchsorted(edges, lo, side="left")
     ends = np.searchsorted(edges, hi, side="right") - 1
     whole = np.where(filled & plain, np.maximum(ends - begins, 0), 0)
-    exact = len(found) == len(made) and bool(
+    exact = len(ranges) == len(made) and bool(
         np.all(plain) and np.all(lo == edges[:-1]) and np.all(hi == edges[1:])
     )
     return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),

@@ -1,10 +1,9 @@
 """Exact bytes between workers, for every candidate and every pair of candidates.
 
-Every worker receives what it needs minus what it already holds, once per worker and
-piece, whichever number of its tasks use it.  Boxes are products of ranges, so that the
-count is a product of overlaps, exact to the byte; two reads of one array by one node are
-counted as the union of their boxes.  A label summed across workers costs the partial
-results that meet: with ``r`` of them, ``r - 1`` times the result.
+Every worker receives the bytes that it needs minus those that it holds.  A piece counts once for
+each worker, however many of its tasks read it.  Boxes are products of ranges, so the count is a
+product of overlaps and exact to the byte.  Two reads of one array by one node count as the union
+of their boxes.  A label that is summed across ``r`` workers costs ``r - 1`` partial results.
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ from dasktile.ir import Edge, Node, Role
 from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
+from dasktile.tiling.settings import CostModel
 from dasktile.tiling.solve.eliminate import Problem
 
 Table = npt.NDArray[np.float64]
 
-#: Weight of a tile against a byte: it breaks ties between tilings that move equally
-#: much, and is small enough that no number of tiles outweighs one byte.
+#: Weight of one tile, in bytes.  It breaks ties between tilings that move the same number of
+#: bytes, and is so small that no number of tiles outweighs one byte.
 TIE = 2.0**-20
 
-#: Entries of a temporary array while a table is computed.
+#: Entries of a temporary float64 array while a table is computed; it bounds memory and does not
+#: change any result.
 BLOCK = 2_000_000
-
-#: Reads of one array by one node whose union is counted exactly.
-EXACT_UNION = 3
 
 
 @dataclass
@@ -45,10 +43,10 @@ class Costs:
     space
         Variables and candidates.
     own
-        For every variable, bytes that its candidates move by themselves: partial results
-        that are summed, carries of scans.
+        For every variable, the bytes of partial sums and of carries of scans that each of its
+        candidates moves.
     tiles
-        For every variable, the number of boxes that each candidate divides the work into.
+        For every variable, the number of boxes into which each candidate divides the work.
     between
         For pairs of variables (earlier, later), bytes moved from one to the other.
     """
@@ -59,7 +57,7 @@ class Costs:
     between: dict[tuple[int, int], Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # nodes of one shape share their boxes, so that the boxes' identity is a key
+        # nodes of one shape share their boxes, so the identity of the boxes is a key
         tables: dict[object, Table] = {}
         alike: dict[object, tuple[Table, Table]] = {}
         for index, variable in enumerate(self.space.variables):
@@ -75,77 +73,96 @@ class Costs:
                          node.size, node.partial, node.labels, node.out)  # fmt: skip
                 if shape not in alike:
                     boxes = options[: len(options) - len(variable.followed)]
-                    met = [self._met(variable, node, option) for option in boxes]
-                    met += [found.met * node.partial for found in variable.followed]
+                    partials = [self._partial_bytes(variable, node, option) for option in boxes]
+                    partials += [
+                        option_blocks.partials * node.partial for option_blocks in variable.followed
+                    ]
                     tiles = [self._tiles(variable, node, option) for option in boxes]
-                    tiles += [float(found.work.owned.sum()) for found in variable.followed]
-                    alike[shape] = np.array(met), np.array(tiles)
+                    tiles += [
+                        float(option_blocks.work.owned.sum()) for option_blocks in variable.followed
+                    ]
+                    alike[shape] = np.array(partials), np.array(tiles)
                 self.own.append(alike[shape][0])
                 self.tiles.append(alike[shape][1])
                 reads = {}
-                for at, (edge, need) in enumerate(zip(node.edges, variable.needs, strict=True)):
+                for position, (edge, need) in enumerate(
+                    zip(node.edges, variable.needs, strict=True)
+                ):
                     if need is not None:
-                        reads.setdefault(self.space.source(edge.producer), []).append(at)
+                        reads.setdefault(self.space.source(edge.producer), []).append(position)
                         continue
-                    # which blocks are read is not known, so neither is what that moves;
-                    # but the array must be handed over in its chunks, somehow
+                    # It is unknown which blocks are read, and so is what that moves.  The array
+                    # must be brought into the chunks of the edge, which has a least cost.
                     source = self.space.source(edge.producer)
                     handing = self._handing(source, edge)[:, None]
                     loose[source] = loose.get(source, 0.0) + handing
             for source, edges in reads.items():
                 producer = self.space.variables[source]
                 itemsize = self.space.program.nodes[producer.node].itemsize
-                needs = [need for at in edges if (need := variable.needs[at]) is not None]
+                needs = [
+                    need for position in edges if (need := variable.needs[position]) is not None
+                ]
                 if variable.keep:
-                    edges = [0]  # what follows an array has no second tiling
-                blocks = [[found.needs[at] for at in edges] for found in variable.followed]
-                held = [found.held for found in producer.followed]
-                key = (tuple(map(id, needs)), id(producer.held), id(producer.also), itemsize,
+                    edges = [0]  # a node that follows an array has no second sharding
+                blocks = [
+                    [option_blocks.needs[position] for position in edges]
+                    for option_blocks in variable.followed
+                ]
+                held = [option_blocks.held for option_blocks in producer.followed]
+                key = (tuple(map(id, needs)), id(producer.held), id(producer.held_second), itemsize,
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
-                    found_table = table(producer.held, held, needs, blocks, producer.also)
-                    tables[key] = found_table * itemsize
+                    elements = table(
+                        producer.held, held, needs, blocks, self._model, producer.held_second
+                    )
+                    tables[key] = elements * itemsize
                 self.between[source, index] = tables[key]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
                 known = self.between.get((source, index), 0.0)
                 self.between[source, index] = known + handing + columns
 
+    @property
+    def _model(self) -> CostModel:
+        return self.space.settings.model
+
     def problem(self, tile_weight: float = TIE) -> Problem:
-        """Bytes moved plus `tile_weight` a tile, to be minimised."""
+        """The problem to minimise: bytes moved plus `tile_weight` for every tile."""
         unary = [own + tile_weight * tiles for own, tiles in zip(self.own, self.tiles, strict=True)]
         return Problem(unary, self.between)
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:
         """Bytes moved for every node under an assignment."""
-        found = [0.0] * len(self.space.program.nodes)
+        by_node = [0.0] * len(self.space.program.nodes)
         for index, variable in enumerate(self.space.variables):
-            found[variable.node] += float(self.own[index][states[index]])
+            by_node[variable.node] += float(self.own[index][states[index]])
         for (source, index), table in self.between.items():
             node = self.space.variables[index].node
-            found[node] += float(table[states[source], states[index]])
-        return tuple(math.ceil(moved - 1e-6) for moved in found)
+            by_node[node] += float(table[states[source], states[index]])
+        return tuple(math.ceil(moved - 1e-6) for moved in by_node)
 
-    def copies(self) -> list[Table]:
-        """For every variable, bytes that a worker holds beyond its share of one copy."""
-        found = []
+    def replica_bytes(self) -> list[Table]:
+        """For every variable, bytes that a worker holds beyond its share of the array."""
+        extras = []
         workers = self.space.mesh.workers
         for variable in self.space.variables:
             extra = np.zeros(len(variable.options))
             if variable.keep:
                 node = self.space.program.nodes[variable.node]
                 volume = variable.held.volume()
-                if variable.also is not None:
-                    both = _common(variable.held, variable.also)
-                    volume = volume + variable.also.volume() - both.volume()
+                if variable.held_second is not None:
+                    both = _common(variable.held, variable.held_second)
+                    volume = volume + variable.held_second.volume() - both.volume()
                 boxes = variable.options[: len(volume)]
-                several = [any(option.spread) or option.also is not None for option in boxes]
+                several = [
+                    any(option.replicated) or option.second_mesh is not None for option in boxes
+                ]
                 share = node.size / workers
                 more = np.maximum(volume.max(axis=1, initial=0.0) - share, 0.0) * node.itemsize
                 extra[: len(volume)] = np.where(several, more, 0.0)
-            found.append(extra)
-        return found
+            extras.append(extra)
+        return extras
 
     def loads(self, states: Sequence[int]) -> npt.NDArray[np.float64]:
         """Operations of every worker under an assignment."""
@@ -155,25 +172,29 @@ class Costs:
                 node = self.space.program.nodes[variable.node]
                 boxes = len(variable.options) - len(variable.followed)
                 if states[index] >= boxes:
-                    total += variable.followed[states[index] - boxes].work.volume() * effort(node)
+                    total += variable.followed[states[index] - boxes].work.volume() * effort(
+                        node, self._model
+                    )
                     continue
                 state = np.array([states[index]])
                 box = Boxes(variable.work.lo[state], variable.work.hi[state],
                             variable.work.active[state])  # fmt: skip
-                total += box.volume()[0] * effort(node)
+                total += box.volume()[0] * effort(node, self._model)
         return total
 
     def _handing(self, source: int, edge: Edge) -> Table:
-        """Bytes that bring an array into the chunks of an edge, at the least."""
+        """Least bytes that bring an array into the chunks of an edge."""
         producer = self.space.variables[source]
         itemsize = self.space.program.nodes[producer.node].itemsize
         handed = self.space.handed(edge.chunks or ())
-        ways = table(producer.held, [found.held for found in producer.followed], [handed], [])
+        ways = table(
+            producer.held, [option.held for option in producer.followed], [handed], [], self._model
+        )
         least: Table = ways.min(axis=1) * itemsize
         return least
 
-    def _met(self, variable: Variable, node: Node, option: Option) -> float:
-        """Bytes of partial results and carries that cross between workers."""
+    def _partial_bytes(self, variable: Variable, node: Node, option: Option) -> float:
+        """Bytes of partial results and carries that are sent between workers."""
         total = 0.0
         partials = 1
         for position, label in enumerate(node.labels):
@@ -207,7 +228,8 @@ def table(
     held_blocks: Sequence[Blocks],
     needs: Sequence[Boxes],
     needed_blocks: Sequence[Sequence[Blocks]],
-    also: Boxes | None = None,
+    model: CostModel,
+    second: Boxes | None = None,
 ) -> Table:
     """Elements that workers must receive, for candidates of boxes and those that follow.
 
@@ -216,45 +238,49 @@ def table(
     held, held_blocks
         What each worker holds: candidates that are boxes, then those that are blocks.
     needs, needed_blocks
-        The same for what it needs, in one or several reads of which the union counts.
-    also
-        What each worker holds besides, in a second tiling.
+        The same for what it needs; several reads count as their union.
+    model
+        Constants of the cost model.
+    second
+        The boxes of a second sharding that each worker holds as well.
     """
     rows, columns = len(held.lo), len(needs[0].lo)
-    found = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
+    elements = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
     if rows and columns:
-        found[:rows, :columns] = transfer(held, needs, also)
+        elements[:rows, :columns] = transfer(held, needs, model, second)
     if columns:
         for row, blocks in enumerate(held_blocks, rows):
-            found[row, :columns] = transfer(blocks, needs)[0]
+            elements[row, :columns] = transfer(blocks, needs, model)[0]
     for column, reads in enumerate(needed_blocks, columns):
         for need in _united(reads):
             volume = float(need.volume().sum())
             if rows:
                 have = need.in_boxes(held.lo, held.hi, held.active)
-                if also is not None:
-                    have = np.maximum(have, need.in_boxes(also.lo, also.hi, also.active))
-                found[:rows, column] += volume - have * need.density
+                if second is not None:
+                    have = np.maximum(have, need.in_boxes(second.lo, second.hi, second.active))
+                elements[:rows, column] += volume - have * need.density
             for row, blocks in enumerate(held_blocks, rows):
-                found[row, column] += volume - blocks.common(need) * need.density
-    return np.maximum(found, 0.0)
+                elements[row, column] += volume - blocks.common(need) * need.density
+    return np.maximum(elements, 0.0)
 
 
 def _united(reads: Sequence[Blocks]) -> list[Blocks]:
-    """Reads on one grid put together; others are counted one by one, which is no less."""
-    found: list[Blocks] = []
+    """The union of reads on one grid; reads on other grids count separately, which is no less."""
+    unions: list[Blocks] = []
     for read in reads:
-        for at, other in enumerate(found):
+        for index, other in enumerate(unions):
             both = other.union(read)
             if both is not None:
-                found[at] = both
+                unions[index] = both
                 break
         else:
-            found.append(read)
-    return found
+            unions.append(read)
+    return unions
 
 
-def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = None) -> Table:
+def transfer(
+    held: Boxes | Blocks, needs: Sequence[Boxes], model: CostModel, second: Boxes | None = None
+) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
     Parameters
@@ -263,13 +289,15 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = 
         What each worker holds.
     needs
         What it needs; several boxes count as their union.
-    also
-        What it holds besides, in a second tiling; a reader reads one of the two.
+    model
+        Constants of the cost model.
+    second
+        The boxes of a second sharding that it holds as well; a reader reads one of the two.
     """
-    if also is not None and isinstance(held, Boxes):
-        return np.minimum(transfer(held, needs), transfer(also, needs))
-    if len(needs) > EXACT_UNION:
-        return transfer(held, [_hull(needs)])
+    if second is not None and isinstance(held, Boxes):
+        return np.minimum(transfer(held, needs, model), transfer(second, needs, model))
+    if len(needs) > model.exact_union:
+        return transfer(held, [_hull(needs)], model)
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
     total = np.zeros((rows, len(needs[0].lo)))
     for count in range(1, len(needs) + 1):
@@ -282,14 +310,14 @@ def transfer(held: Boxes | Blocks, needs: Sequence[Boxes], also: Boxes | None = 
     return np.maximum(total, 0.0)
 
 
-def _common(one: Boxes, other: Boxes) -> Boxes:
-    lo = np.maximum(one.lo, other.lo)
-    hi = np.maximum(np.minimum(one.hi, other.hi), lo)
-    return Boxes(lo, hi, one.active & other.active, min(one.density, other.density))
+def _common(left: Boxes, right: Boxes) -> Boxes:
+    lo = np.maximum(left.lo, right.lo)
+    hi = np.maximum(np.minimum(left.hi, right.hi), lo)
+    return Boxes(lo, hi, left.active & right.active, min(left.density, right.density))
 
 
 def _hull(needs: Sequence[Boxes]) -> Boxes:
-    """The box around many boxes (a stencil's reads overlap almost entirely)."""
+    """The bounding box of many boxes, used because the reads of a stencil almost coincide."""
     lo = needs[0].lo
     hi = needs[0].hi
     active = needs[0].active
@@ -305,12 +333,12 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
 
 
 def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
-    """Elements that workers need and have, (candidates of the holder, of the reader)."""
+    """Elements that workers need and hold, (candidates of the holder, of the reader)."""
     if isinstance(held, Blocks):
         return held.in_boxes(need.lo, need.hi, need.active)[None, :] * need.density
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
-    found = np.empty((rows, columns))
+    elements = np.empty((rows, columns))
     step = max(1, BLOCK // max(1, columns * workers))
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
@@ -319,5 +347,5 @@ def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
             lo = np.maximum(held.lo[part, None, :, axis], need.lo[None, :, :, axis])
             hi = np.minimum(held.hi[part, None, :, axis], need.hi[None, :, :, axis])
             both *= np.maximum(hi - lo, 0)
-        found[part] = both.sum(axis=2)
-    return found * need.density
+        elements[part] = both.sum(axis=2)
+    return elements * need.density

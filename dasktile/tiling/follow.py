@@ -1,9 +1,9 @@
-"""Work that goes where an array in memory already is, block by block.
+"""Nodes that follow a persisted array: each block of work is where a block of the array is.
 
-A mesh gives every worker a box.  An array that somebody persisted lies as the scheduler
-happened to put it, and no box fits.  So a node may also *follow* such an array: its labels
-that run along the array's axes are cut as the array is, and every block of work is done by
-the worker that has the block of the array.
+A mesh gives every worker a box.  The blocks of a persisted array are on whichever workers the
+scheduler chose, and no box fits.  A node may therefore *follow* such an array: its labels along
+the array's axes have the array's cuts, and every block of work runs on the worker that has the
+array's block.
 """
 
 from __future__ import annotations
@@ -22,27 +22,20 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-#: The busiest worker's work over the mean that a followed array may lead to.  It is more
-#: than for boxes: nothing has to be moved for it.
-UNEVEN = 1.5
-
-#: Arrays that one node is offered to follow at the most, the largest.
-MOST = 4
-
 #: Kinds of node whose blocks are independent of where their neighbours are.
 _KINDS = frozenset({Kind.MAP, Kind.CONTRACT, Kind.FOLD, Kind.VIEW, Kind.SOURCE})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """A grid of blocks and who has which.
+    """A grid of blocks, and the worker that has each.
 
     Parameters
     ----------
     edges
         Boundaries of the blocks along each axis.
     owned
-        (workers, blocks along each axis).
+        True where a worker has a block, (workers, blocks along each axis).
     density
         As in :class:`~dasktile.tiling.candidates.Boxes`.
     """
@@ -53,14 +46,14 @@ class Blocks:
 
     def volume(self) -> Floats:
         """Elements of each worker."""
-        found = self.owned.astype(np.float64)
+        elements = self.owned.astype(np.float64)
         for edges in reversed(self.edges):
-            found = found @ np.diff(edges).astype(np.float64)
-        return found * self.density
+            elements = elements @ np.diff(edges).astype(np.float64)
+        return elements * self.density
 
     def in_boxes(self, lo: Ints, hi: Ints, active: Bools) -> Floats:
         """Elements that workers have of their boxes, (candidates,) for (candidates, workers)."""
-        found = np.zeros(len(lo))
+        elements = np.zeros(len(lo))
         for worker, owned in enumerate(self.owned):
             if not owned.any():
                 continue
@@ -72,29 +65,30 @@ class Blocks:
                     0,
                 )
                 left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
-            found += left * active[:, worker]
-        return found
+            elements += left * active[:, worker]
+        return elements
 
     def common(self, other: Blocks) -> float:
         """Elements that the same worker has in both."""
         matrices = []
-        for mine, its in zip(self.edges, other.edges, strict=True):
-            lo = np.maximum(mine[:-1, None], its[None, :-1])
-            hi = np.minimum(mine[1:, None], its[None, 1:])
+        for own, others in zip(self.edges, other.edges, strict=True):
+            lo = np.maximum(own[:-1, None], others[None, :-1])
+            hi = np.minimum(own[1:, None], others[None, 1:])
             matrices.append(np.maximum(hi - lo, 0).astype(np.float64))
         total = 0.0
-        for one, two in zip(self.owned, other.owned, strict=True):
-            left = one.astype(np.float64)
+        for mine, theirs in zip(self.owned, other.owned, strict=True):
+            left = mine.astype(np.float64)
             for matrix in matrices:
                 # the first axis of mine becomes the last, an axis of the other's
                 left = np.moveaxis(np.tensordot(matrix, left, axes=(0, 0)), 0, -1)
-            total += float((left * two).sum())
+            total += float((left * theirs).sum())
         return total
 
     def union(self, other: Blocks) -> Blocks | None:
         """What a worker has in either; None where the grids differ."""
         if len(self.edges) != len(other.edges) or any(
-            not np.array_equal(mine, its) for mine, its in zip(self.edges, other.edges, strict=True)
+            not np.array_equal(own, others)
+            for own, others in zip(self.edges, other.edges, strict=True)
         ):
             return None
         return Blocks(self.edges, self.owned | other.owned, max(self.density, other.density))
@@ -102,7 +96,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Followed:
-    """What workers do, hold and need where a node follows an array.
+    """The blocks that workers compute, hold and need where a node follows an array.
 
     Parameters
     ----------
@@ -110,18 +104,18 @@ class Followed:
         Blocks of the loop nest and of the result.
     needs
         For every edge, what is read.
-    met
-        Elements of partial results that cross between workers.
+    partials
+        Elements of partial results that are sent between workers.
     """
 
     work: Blocks
     held: Blocks
     needs: tuple[Blocks, ...]
-    met: float = 0.0
+    partials: float = 0.0
 
 
 def resident(node: Node, workers: int) -> Followed:
-    """An array that is where it is."""
+    """A persisted array with fixed placement."""
     counts = tuple(map(len, node.chunks))
     owned = np.zeros((workers, math.prod(counts)), dtype=bool)
     for block, places in enumerate(node.homes or ()):
@@ -132,13 +126,13 @@ def resident(node: Node, workers: int) -> Followed:
 
 
 def leaders(program: Program) -> list[int]:
-    """Nodes that may be followed, the largest first."""
-    found = [
+    """Indices of the nodes that others may follow, in descending order of bytes."""
+    indices = [
         index
         for index, node in enumerate(program.nodes)
         if node.homes is not None and all(node.homes) and len(node.homes) > 1
     ]
-    return sorted(found, key=lambda index: (-program.nodes[index].nbytes, index))
+    return sorted(indices, key=lambda index: (-program.nodes[index].nbytes, index))
 
 
 def candidates(
@@ -146,7 +140,8 @@ def candidates(
     members: Sequence[Sequence[int]],
     leading: Sequence[int],
     index: int,
-    anew: bool,
+    retile: bool,
+    most: int,
 ) -> Iterator[Follow]:
     """Ways in which a node may follow an array.
 
@@ -155,11 +150,13 @@ def candidates(
     program, members
         What is tiled, and the axis classes of its labels.
     leading
-        Of :func:`leaders`.
+        The result of :func:`leaders`.
     index
         The node.
-    anew
+    retile
         False where labels keep their own cuts.
+    most
+        Arrays at the most.
     """
     node = program.nodes[index]
     if node.kind not in _KINDS or not node.labels or 0 in node.shape:
@@ -173,7 +170,7 @@ def candidates(
                 label
                 for label, klass in enumerate(members[index])
                 if klass == members[leader][axis]
-                and _cuttable(node, label, array.chunks[axis], anew)
+                and _cuttable(node, label, array.chunks[axis], retile)
             ]
             for axis in axes
         ]
@@ -187,14 +184,21 @@ def candidates(
                 dims[axis] = label
             yield Follow(array.name, leader, tuple(dims))
             offered += 1
-        if offered >= MOST:
+        if offered >= most:
             return
 
 
 def kept(
-    program: Program, members: Sequence[Sequence[int]], leading: Sequence[int], index: int
+    program: Program,
+    members: Sequence[Sequence[int]],
+    leading: Sequence[int],
+    index: int,
+    most: int,
 ) -> Iterator[Follow]:
-    """Ways in which a node's array may be kept as another lies; dims are its axes."""
+    """Ways in which a node's array may be kept in the blocks of a persisted array.
+
+    The dims of each are axes of the node's array.  At most `most` arrays are followed.
+    """
     node = program.nodes[index]
     classes = [
         members[index][axis.label] if axis.label is not None and axis.identity else -1
@@ -212,16 +216,16 @@ def kept(
         if all(dims[axis] is not None for axis, sizes in enumerate(array.chunks) if len(sizes) > 1):
             yield Follow(array.name, leader, tuple(dims))
             offered += 1
-        if offered >= MOST:
+        if offered >= most:
             return
 
 
-def _cuttable(node: Node, label: int, sizes: tuple[int, ...], anew: bool) -> bool:
-    """True where a label may be cut like an axis in memory, and is read element by element."""
-    found = node.labels[label]
-    if found.size != sum(sizes) or found.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
+def _cuttable(node: Node, label: int, sizes: tuple[int, ...], retile: bool) -> bool:
+    """True where a label may have the cuts of a persisted axis and is read element by element."""
+    loop = node.labels[label]
+    if loop.size != sum(sizes) or loop.role not in (Role.FREE, Role.REDUCE, Role.PINNED):
         return False
-    if (found.role is Role.PINNED or not anew) and found.cuts != sizes:
+    if (loop.role is Role.PINNED or not retile) and loop.cuts != sizes:
         return False
     for maps in (node.out, *(edge.axes for edge in node.edges)):
         along = [axis for axis in maps if axis.label == label]
@@ -236,11 +240,11 @@ def followed(
     array: Node,
     shapes: Sequence[tuple[int, ...]],
     workers: int,
-    most: float = UNEVEN,
+    most: float,
 ) -> Followed | None:
-    """What workers then do, hold and need.
+    """The blocks that workers compute, hold and need if a node follows an array.
 
-    None where the busiest would have more than `most` times the mean to do.
+    None where the busiest worker would have more than `most` times the mean work.
     """
     grid = _owners(array, workers)
     cut = {label: axis for axis, label in enumerate(follow.dims) if label is not None}
@@ -254,22 +258,22 @@ def followed(
     def blocks(
         maps: Sequence[AxisMap], shape: Sequence[int], have: Bools, seen: list[int]
     ) -> Blocks:
-        """Blocks of an array whose axes these are; `have` is over the labels `seen`."""
-        found: list[Ints] = []
+        """Blocks of an array with these axes; `have` is indexed by the labels `seen`."""
+        block_edges: list[Ints] = []
         for axis, size in zip(maps, shape, strict=True):
             if axis.label in edges:
-                found.append(edges[axis.label])
+                block_edges.append(edges[axis.label])
             elif axis.label is None:
-                found.append(np.array([0, size]))
+                block_edges.append(np.array([0, size]))
             else:
-                found.append(np.array(axis.interval(0, node.labels[axis.label].size, size)))
+                block_edges.append(np.array(axis.interval(0, node.labels[axis.label].size, size)))
         places = [axis.label for axis in maps if axis.label in edges]
         arranged = np.moveaxis(
             have, [1 + seen.index(label) for label in places], range(1, 1 + len(places))
         )
-        counts = (len(bound) - 1 for bound in found)
+        counts = (len(bound) - 1 for bound in block_edges)
         density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in maps)
-        return Blocks(tuple(found), arranged.reshape(workers, *counts), density)
+        return Blocks(tuple(block_edges), arranged.reshape(workers, *counts), density)
 
     maps = tuple(AxisMap(label) for label in range(len(node.labels)))
     work = blocks(maps, tuple(label.size for label in node.labels), owned, order)
@@ -280,25 +284,25 @@ def followed(
     for edge, shape in zip(node.edges, shapes, strict=True):
         read = {axis.label for axis in edge.axes}
         seen = [label for label in order if label in read]
-        gone = tuple(1 + at for at, label in enumerate(order) if label not in read)
+        gone = tuple(1 + position for position, label in enumerate(order) if label not in read)
         needs.append(blocks(edge.axes, shape, np.asarray(owned.any(axis=gone)), seen))
     shown = {axis.label for axis in node.out}
-    gone = tuple(1 + at for at, label in enumerate(order) if label not in shown)
+    gone = tuple(1 + position for position, label in enumerate(order) if label not in shown)
     seen = [label for label in order if label in shown]
     first = owned
     for axis in reversed(gone):
         first = np.asarray(first.take(0, axis=axis))
     held = blocks(node.out, node.shape, first, seen)
-    met = 0.0
+    partials = 0.0
     if gone:
-        # whoever has a part sends it to where the sum ends
+        # every other worker with a part sends it to the worker where the sum ends
         parts = np.logical_and(owned.any(axis=gone), ~first)
-        met = float(blocks(node.out, node.shape, parts, seen).volume().sum())
-    return Followed(work, held, tuple(needs), met)
+        partials = float(blocks(node.out, node.shape, parts, seen).volume().sum())
+    return Followed(work, held, tuple(needs), partials)
 
 
 def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Followed:
-    """The same for an array that is kept as another lies."""
+    """The same for an array that is kept in the blocks of a persisted array."""
     grid = _owners(array, workers)
     cut = {place: axis for axis, place in enumerate(follow.dims) if place is not None}
     places = sorted(cut)
@@ -314,7 +318,7 @@ def followed_copy(node: Node, follow: Follow, array: Node, workers: int) -> Foll
 
 
 def _owners(array: Node, workers: int) -> Bools:
-    """Who does the work of each block: the first of those who have it."""
+    """The worker that computes each block: the first one that has the block."""
     counts = tuple(map(len, array.chunks))
     owned = np.zeros((workers, math.prod(counts)), dtype=bool)
     for block, places in enumerate(array.homes or ()):
@@ -324,7 +328,7 @@ def _owners(array: Node, workers: int) -> Bools:
 
 
 def _arranged(owned: Bools, axes: Sequence[int]) -> Bools:
-    """Only these axes of an array's blocks, in this order; the others have one block."""
+    """Blocks along these axes of an array, in this order; all other axes have one block."""
     lone = tuple(1 + axis for axis in range(owned.ndim - 1) if axis not in axes)
     left = [axis for axis in range(owned.ndim - 1) if axis in axes]
     squeezed = (

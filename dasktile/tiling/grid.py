@@ -1,4 +1,4 @@
-"""Where labels may be cut: axis classes, and the boundaries that data already has."""
+"""Positions at which labels may be cut: axis classes, and the boundaries of existing data."""
 
 from __future__ import annotations
 
@@ -10,42 +10,37 @@ from functools import lru_cache
 import numpy as np
 
 from dasktile.ir import Kind, Node, Program, Role, bounds
-
-#: A class follows boundaries that data already has as long as its largest part stays
-#: within this factor of the mean: moving nothing is worth a little imbalance.
-EVEN_ENOUGH = 1.25
-
-#: A uniform part must be so many elements at least: then rounding up costs two per cent.
-FINE_ENOUGH = 50
+from dasktile.tiling.settings import CandidateLimits
 
 
 class Soft(tuple[int, ...]):
-    """Positions that cuts follow as long as there are enough of them."""
+    """Positions at which cuts are placed first; further cuts are placed between them."""
 
     __slots__ = ()
 
 
-#: Positions at which a label may be cut, 0 and its size included: exactly those, or
-#: (:class:`Soft`) those first; a number is multiples of it; None is anywhere.
+#: Positions at which a label may be cut, 0 and its size included.  A tuple allows only these
+#: positions, :class:`Soft` these first, a number its multiples, and None any position.
 Grid = tuple[int, ...] | int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The labels of a program, grouped into classes that are best cut alike.
+    """The labels of a program, grouped into classes that are best cut at the same positions.
 
     Parameters
     ----------
     members
         For every node, the class of each of its labels.
     grids
-        For every node and label, the boundaries it keeps to.  Stored chunks and pinned
-        labels keep theirs strictly; the rest of a class follows where that is even
-        enough.
+        For every node and label, the positions at which it may be cut.  Labels of stored
+        and pinned data may be cut at their own boundaries only.  The other labels of a class
+        are cut at these boundaries too where the parts are even enough.
     kept
-        The same for a copy of the node's array in other chunks: those of its class.
+        The same for the node's array in other chunks than it was made in: the positions of
+        its class.
     free
-        False where all labels keep the cuts that they have.
+        False where all labels keep the cuts of the input graph.
     """
 
     members: tuple[tuple[int, ...], ...]
@@ -58,8 +53,8 @@ class Axes:
 def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Boundaries of `parts` near-even parts of a label, on the positions of `grid`.
 
-    The boundaries of few parts are among those of any multiple of them, so that a
-    coarse tile is always a union of fine ones.
+    The boundaries of n parts are among those of any multiple of n, so that a coarse tile is
+    always a union of fine ones.
 
     Returns
     -------
@@ -80,32 +75,35 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)
     positions = np.asarray(grid)
-    wanted = np.asarray(ideal)
-    right = np.clip(np.searchsorted(positions, wanted), 0, len(positions) - 1)
+    ideal_positions = np.asarray(ideal)
+    right = np.clip(np.searchsorted(positions, ideal_positions), 0, len(positions) - 1)
     left = np.maximum(right - 1, 0)
-    nearer = np.where(wanted - positions[left] < positions[right] - wanted, left, right)
+    nearer = np.where(
+        ideal_positions - positions[left] < positions[right] - ideal_positions, left, right
+    )
     return tuple(int(position) for position in positions[nearer])
 
 
 def _divided(cells: Sequence[int], count: int) -> tuple[int, ...]:
     """Boundaries of cells, each cut into `count` near-even parts."""
-    found = [
+    inner = [
         lo + part * (hi - lo) // count
         for lo, hi in itertools.pairwise(cells)
         for part in range(count)
     ]
-    return (*found, cells[-1])
+    return (*inner, cells[-1])
 
 
-def unit(size: int, workers: int) -> int | None:
-    """A length whose multiples cut a label evenly for any part of the workers.
+def unit(size: int, workers: int, limits: CandidateLimits) -> int | None:
+    """A length whose multiples cut a label evenly for the workers and for fractions of them.
 
-    Chunks of one length, the last one shorter, are what Zarr can store.  The more units
-    the better for finer cuts; none where rounding up to whole units would be uneven.
+    Zarr can store chunks of one length, the last one shorter.  The shortest such length is
+    returned, since it allows the finest cuts; None where rounding up to whole units would give
+    uneven parts.
     """
     counts = []
     count = workers
-    while count * FINE_ENOUGH <= size and count <= 64 * workers:
+    while count * limits.fine_enough <= size and count <= 64 * workers:
         counts.append(count)
         count *= 2
     for slack in (0.0, 0.5):
@@ -118,40 +116,40 @@ def unit(size: int, workers: int) -> int | None:
 
 @lru_cache(maxsize=65536, typed=True)
 def sizes(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
-    """Chunk sizes of :func:`split`, empty parts left out."""
+    """Chunk sizes of the parts of :func:`split` that are not empty."""
     edges = split(size, parts, grid)
-    found = tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True) if hi > lo)
-    return found or (size,)
+    lengths = tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True) if hi > lo)
+    return lengths or (size,)
 
 
 def own_axes(program: Program) -> Axes:
-    """Every label keeps to the boundaries it has in the input's own graph."""
+    """The boundaries of the input graph: no label may be cut elsewhere."""
     members = axis_classes(program)
     grids = tuple(tuple(bounds(label.cuts) for label in node.labels) for node in program.nodes)
     return Axes(members, grids, grids, free=False)
 
 
-def free_axes(program: Program, workers: int) -> Axes:
-    """Boundaries for tiling anew: those of stored and pinned data, elsewhere free."""
+def free_axes(program: Program, workers: int, limits: CandidateLimits) -> Axes:
+    """Boundaries for a new tiling: those of stored and pinned data, free for all other labels."""
     members = axis_classes(program)
-    wanted: dict[int, dict[tuple[int, ...], int]] = {}
+    weights_by_class: dict[int, dict[tuple[int, ...], int]] = {}
     fixed: dict[tuple[int, int], tuple[int, ...]] = {}
     for index, node in enumerate(program.nodes):
         for position, grid in _fixed_grids(node):
             fixed[index, position] = grid
             if len(grid) > 2:
-                weights = wanted.setdefault(members[index][position], {})
+                weights = weights_by_class.setdefault(members[index][position], {})
                 weights[grid] = weights.get(grid, 0) + node.nbytes
     shared: dict[int, Grid] = {}
-    for klass, weights in wanted.items():
+    for klass, weights in weights_by_class.items():
         common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))
         heaviest = max(weights, key=lambda grid: (weights[grid], grid))
-        choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers)]
+        choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers, limits)]
         if choices:
             shared[klass] = Soft(choices[0])
     kept = tuple(
         tuple(
-            shared[klass] if klass in shared else unit(label.size, workers)
+            shared[klass] if klass in shared else unit(label.size, workers, limits)
             for klass, label in zip(classes, node.labels, strict=True)
         )
         for node, classes in zip(program.nodes, members, strict=True)
@@ -164,30 +162,31 @@ def free_axes(program: Program, workers: int) -> Axes:
 
 
 def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:
-    """Labels of a node that are only ever cut at certain boundaries."""
-    found = []
+    """Labels of a node that may be cut at fixed boundaries only, with these boundaries."""
+    grids = []
     for position, label in enumerate(node.labels):
         if label.role is Role.PINNED or node.kind is Kind.OPAQUE:
-            found.append((position, bounds(label.cuts)))
+            grids.append((position, bounds(label.cuts)))
         elif node.stored is not None:
             for axis, stored in zip(node.out, node.stored, strict=True):
                 if axis.label == position and axis.identity:
-                    found.append((position, bounds(stored)))
-    return found
+                    grids.append((position, bounds(stored)))
+    return grids
 
 
-def _even_enough(grid: Sequence[int], workers: int) -> bool:
+def _even_enough(grid: Sequence[int], workers: int, limits: CandidateLimits) -> bool:
+    """Whether parts for all workers, cut at these positions, are near enough to the mean."""
     size = grid[-1]
     edges = split(size, workers, tuple(grid))
     largest = max(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
-    return largest * workers <= EVEN_ENOUGH * size
+    return largest * workers <= limits.even_enough * size
 
 
 def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:
     """Group labels that run along the same axis of the same data.
 
-    Two labels are in one class where an edge ties them one to one: a consumer's label
-    that walks a producer's axis from end to end, which is itself a label of the producer.
+    Two labels are in one class where an edge maps one onto the other: the consumer's label
+    covers an axis of the producer from end to end, and this axis is a label of the producer.
     """
     offsets: list[int] = []
     total = 0
@@ -212,9 +211,9 @@ def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:
                     continue
                 if producer.labels[made.label].size != node.labels[read.label].size:
                     continue
-                one = find(offsets[index] + read.label)
-                other = find(offsets[edge.producer] + made.label)
-                parent[max(one, other)] = min(one, other)
+                reader = find(offsets[index] + read.label)
+                maker = find(offsets[edge.producer] + made.label)
+                parent[max(reader, maker)] = min(reader, maker)
     return tuple(
         tuple(find(offsets[index] + position) for position in range(len(node.labels)))
         for index, node in enumerate(program.nodes)

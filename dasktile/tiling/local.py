@@ -1,10 +1,10 @@
-"""The second level: into how many tiles each worker's share is cut.
+"""The second level: the number of tiles into which each worker's share is cut.
 
-Bytes between workers are settled by then.  What is left is memory (a task's tiles and
-result must fit), overlap (two to four tiles a worker, so that one travels while another
-is computed) and tasks (neighbours that cut an axis at different places need tasks that
-cut and join tiles).  Labels of one axis class are offered the same few part counts,
-each a multiple of the one before, so that most neighbours agree and the rest nest.
+The first level has fixed the bytes between workers.  The second level decides about memory (the
+tiles and the result of a task must fit), overlap (a worker with several tiles receives one while it
+computes another) and tasks (neighbours that cut an axis at different positions need tasks that cut
+and join tiles).  Labels of one axis class have the same few part counts to choose from, each a
+multiple of the one before, so that most neighbours agree and the cuts of the others nest.
 """
 
 from __future__ import annotations
@@ -23,25 +23,26 @@ from dasktile.tiling.conversion import conversion_tables, conversion_tasks
 from dasktile.tiling.grid import split
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
-from dasktile.tiling.tiles import Choice, Parts, Tiles
-
-#: Local cuts offered for one node at the most.
-MAX_CUTS = 32
-
-#: What it costs to copy a byte within a worker where tiles are joined, in bytes moved.
-JOINED = 0.75
-
-#: Times the wanted number of tiles beyond which no more are made for overlap.
-MANY_TILES = 4
+from dasktile.tiling.tiles import Choice, LocalCosts, Parts
 
 
 class MemoryLimitError(ValueError):
-    """No tile of a node fits the memory limit, however finely it is cut."""
+    """A node does not fit the memory limit even in its smallest tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """Part counts on offer, with what each costs and the chunks it gives."""
+    """The part counts that a choice may have, with the cost and the chunks of each.
+
+    Parameters
+    ----------
+    parts
+        Part counts.
+    unary
+        Cost of each by itself, in bytes.
+    chunks, cuts
+        Chunks of the array, and chunk sizes of the labels, for each.
+    """
 
     parts: tuple[Parts, ...]
     unary: np.ndarray
@@ -50,8 +51,8 @@ class _Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """The outcome: a tiling for every node, kept chunks, and what it costs.
+class LocalCuts:
+    """The decision of the second level: a tiling for every node, kept chunks, and their cost.
 
     Parameters
     ----------
@@ -71,23 +72,22 @@ class Local:
 
 @dataclass
 class Splitter:
-    """Chooses local cuts for given mesh tilings.
+    """Chooses local cuts for the mesh tilings of the first level.
 
     Parameters
     ----------
     space, states
-        The first level's variables and its decision.
+        The variables of the first level and the chosen candidates.
     settings
         Constants.
     memory_limit
         Bytes that one task's tiles and result may take, or None.
     threads
         Tasks that a worker runs at once.
-    anew
-        True to choose part counts; False to keep every label's own cuts (the input's own
-        chunks, which are then only priced).
+    retile
+        True to choose part counts; False to price the input's own chunks.
     placed
-        True where tasks run where the plan says.
+        True where tasks run on the workers of the plan.
     """
 
     space: Space
@@ -95,29 +95,29 @@ class Splitter:
     settings: Settings
     memory_limit: int | None = None
     threads: int = 1
-    anew: bool = True
+    retile: bool = True
     placed: bool = False
     choices: list[Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
     families: dict[object, int] = field(default_factory=dict, repr=False)
-    tiles: Tiles = field(init=False)
+    costs: LocalCosts = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tiles = Tiles(
-            self.space, self.settings, self.memory_limit, self.threads, self.anew, self.placed
+        self.costs = LocalCosts(
+            self.space, self.settings, self.memory_limit, self.threads, self.retile, self.placed
         )
         for variable, state in zip(self.space.variables, self.states, strict=True):
             self.choices.append(self._choice(variable.node, variable.keep, variable.options[state]))
 
-    def run(self) -> Local:
-        """Decide, and say what it costs.
+    def run(self) -> LocalCuts:
+        """Choose the part counts of all variables.
 
         Raises
         ------
         MemoryLimitError
             If some node does not fit the memory limit in any tiles.
         """
-        if self.anew:
+        if self.retile:
             self._start()
             self._refine_for_overlap()
             self._refine_for_memory()
@@ -142,26 +142,30 @@ class Splitter:
                 table = table + pairwise[source, reader]
             pairwise[source, reader] = table
         unary = [offer.unary for offer in offers]
-        solution = solve(Problem(unary, pairwise), self.settings.width_budget)
+        solution = solve(
+            Problem(unary, pairwise), self.settings.width_budget, limits=self.settings.solver
+        )
         return self._outcome(solution.states, offers)
 
-    # -- what may be chosen ------------------------------------------------------------
+    # -- candidates ------------------------------------------------------------
 
     def _choice(self, index: int, keep: bool, option: Option) -> Choice:
         node = self.space.program.nodes[index]
         classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
         shape = self.space.mesh.shape
         if keep:
-            found = tuple(-1 if axis.label is None else classes[axis.label] for axis in node.out)
+            axis_classes = tuple(
+                -1 if axis.label is None else classes[axis.label] for axis in node.out
+            )
             _, spots, _ = array_labels(node, self.space.axes.kept[index])
             lengths = node.shape
             fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
         else:
-            found, spots = classes, grids
+            axis_classes, spots = classes, grids
             lengths = tuple(label.size for label in node.labels)
             fixed = tuple(
                 label.cuts
-                if not self.anew or label.role is Role.PINNED or node.kind is Kind.OPAQUE
+                if not self.retile or label.role is Role.PINNED or node.kind is Kind.OPAQUE
                 else (label.size,) if label.role is Role.WHOLE else None
                 for label in node.labels
             )  # fmt: skip
@@ -185,10 +189,10 @@ class Splitter:
         alike = (keep, option, lengths, spots, fixed, node.kind, node.labels, node.out, node.shape,
                  node.itemsize, reads)  # fmt: skip
         family = self.families.setdefault(alike, len(self.families))
-        return Choice(index, keep, option, found, lengths, spots, fixed, mesh_parts, family)
+        return Choice(index, keep, option, axis_classes, lengths, spots, fixed, mesh_parts, family)
 
     def _start(self) -> None:
-        """The coarsest common refinement of all mesh cuts of a class."""
+        """Set the part counts of every class to the coarsest refinement of all mesh cuts."""
         for choice in self.choices:
             for klass, parts, fixed in zip(
                 choice.classes, choice.mesh_parts, choice.fixed, strict=True
@@ -197,13 +201,13 @@ class Splitter:
                     self.fine[klass] = math.lcm(self.fine.get(klass, 1), parts)
 
     def _refine_for_overlap(self) -> None:
-        """Give every worker a few tiles of the arrays that are large enough."""
-        target, workers = self.tiles.target, self.space.mesh.workers
+        """Double part counts until every worker has a few tiles of each large array."""
+        target, workers = self.costs.target, self.space.mesh.workers
         for choice in self.choices:
             node = self.space.program.nodes[choice.node]
-            if choice.keep or not self.tiles.worth_overlap(node):
+            if choice.keep or not self.costs.worth_overlap(node):
                 continue
-            common = self.tiles.common(node)
+            common = self.costs.common(node)
             while True:
                 parts = self._finest(choice)
                 each = math.prod(
@@ -211,7 +215,10 @@ class Splitter:
                     for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
                     if label in common
                 )
-                if each >= target or math.prod(parts) >= MANY_TILES * target * workers:
+                if (
+                    each >= target
+                    or math.prod(parts) >= self.settings.local.many_tiles * target * workers
+                ):
                     break
                 weights = [
                     float(size) if label in common else 0.0
@@ -223,23 +230,24 @@ class Splitter:
                 self.fine[choice.classes[widest]] *= 2
 
     def _refine_for_memory(self) -> None:
-        limit = self.tiles.limit
+        """Double part counts until every task fits the memory limit."""
+        limit = self.costs.limit
         for choice in self.choices:
             if choice.keep:
                 continue
             node = self.space.program.nodes[choice.node]
             while True:
                 parts = self._finest(choice)
-                need = self.tiles.working_set(choice, parts)
+                need = self.costs.working_set(choice, parts)
                 if need <= limit:
                     break
                 weights = [
-                    need - self.tiles.working_set(choice, _doubled(parts, label))
+                    need - self.costs.working_set(choice, _doubled(parts, label))
                     for label in range(len(parts))
                 ]
                 widest = self._widest(choice, parts, [float(weight) for weight in weights])
                 if widest is None:
-                    # pinned tiles and stored chunks are as large as they are
+                    # pinned tiles and stored chunks cannot be made smaller
                     if self.memory_limit is None or need <= self.memory_limit:
                         break
                     if node.pinned or node.stored is not None:
@@ -251,13 +259,16 @@ class Splitter:
                 self.fine[choice.classes[widest]] *= 2
 
     def _widest(self, choice: Choice, parts: Parts, weights: list[float]) -> int | None:
-        """The label most worth cutting further, labels cut by the mesh first among equals."""
+        """The label of the largest weight that can be cut further, or None.
+
+        Of labels of equal weight, those that the mesh cuts come first.
+        """
         able = [
             label
             for label, size in enumerate(choice.label_sizes)
             if choice.fixed[label] is None and parts[label] < size and weights[label] > 0
-            and len(self.tiles.cuts(choice, label, parts[label] * 2))
-            > len(self.tiles.cuts(choice, label, parts[label]))
+            and len(self.costs.cuts(choice, label, parts[label] * 2))
+            > len(self.costs.cuts(choice, label, parts[label]))
         ]  # fmt: skip
         if not able:
             return None
@@ -276,16 +287,17 @@ class Splitter:
         counts = self._part_counts(choice)
         return _Offer(
             tuple(counts),
-            np.array([self.tiles.unary(choice, parts) for parts in counts]),
-            tuple(self.tiles.chunks(choice, parts) for parts in counts),
+            np.array([self.costs.unary(choice, parts) for parts in counts]),
+            tuple(self.costs.chunks(choice, parts) for parts in counts),
             tuple(
-                tuple(self.tiles.cuts(choice, label, count) for label, count in enumerate(parts))
+                tuple(self.costs.cuts(choice, label, count) for label, count in enumerate(parts))
                 for parts in counts
             ),
         )
 
     def _part_counts(self, choice: Choice) -> list[Parts]:
-        """Part counts to choose among, cheapest first, at most :data:`MAX_CUTS`."""
+        """Part counts to choose among, at most :attr:`LocalLimits.max_cuts`."""
+        most = self.settings.local.max_cuts
         ladders: list[list[int]] = []
         for fixed, low, high in zip(
             choice.fixed, choice.mesh_parts, self._finest(choice), strict=True
@@ -298,57 +310,59 @@ class Splitter:
             while steps[-1] * 2 < high and high % (steps[-1] * 2) == 0:
                 steps.append(steps[-1] * 2)
             ladders.append(list(dict.fromkeys([*steps, high])))
-        while math.prod(map(len, ladders)) > 4 * MAX_CUTS:
+        while math.prod(map(len, ladders)) > 4 * most:
             longest = max(range(len(ladders)), key=lambda label: (len(ladders[label]), -label))
             if len(ladders[longest]) == 2:
                 break
             del ladders[longest][1]
-        offers = list(itertools.islice(itertools.product(*ladders), 64 * MAX_CUTS))
-        if len(offers) > MAX_CUTS:
-            # the finest always fits memory where anything does: it stays on offer
-            offers = sorted(offers[:-1], key=lambda parts: self.tiles.unary(choice, parts))
-            offers = [*offers[: MAX_CUTS - 1], self._finest(choice)]
+        offers = list(itertools.islice(itertools.product(*ladders), 64 * most))
+        if len(offers) > most:
+            # the finest part counts stay, since they need the least memory
+            offers = sorted(offers[:-1], key=lambda parts: self.costs.unary(choice, parts))
+            offers = [*offers[: most - 1], self._finest(choice)]
         return list(dict.fromkeys(offers))
 
-    # -- what it costs -----------------------------------------------------------------
+    # -- costs -----------------------------------------------------------------
 
     def _fused(self, source: int, reader: int) -> bool:
-        """True where dask makes one task of a block and the only block that reads it."""
-        producer, choice = self.choices[source], self.choices[reader]
-        if producer.keep or choice.keep or producer.node in self.space.program.outputs:
+        """True where Dask fuses a block with the only block that reads it."""
+        source_choice, choice = self.choices[source], self.choices[reader]
+        if source_choice.keep or choice.keep or source_choice.node in self.space.program.outputs:
             return False
-        one, other = (self.space.program.nodes[each.node] for each in (producer, choice))
-        if len(self.space.program.consumers(producer.node)) > 1 or one.resident:
+        producer_node, node = (
+            self.space.program.nodes[each.node] for each in (source_choice, choice)
+        )
+        if len(self.space.program.consumers(source_choice.node)) > 1 or producer_node.resident:
             return False
-        if len(other.edges) == 1:
-            # a chain, if every block is read by one
-            pieces = {axis.label for axis in other.edges[0].axes if axis.label is not None}
-            alike = len(pieces) == len(other.labels) and other.kind in (Kind.MAP, Kind.VIEW)
-            return alike and one.kind in (Kind.MAP, Kind.VIEW, Kind.CONTRACT)
+        if len(node.edges) == 1:
+            # a chain, if each block is read by one block
+            pieces = {axis.label for axis in node.edges[0].axes if axis.label is not None}
+            alike = len(pieces) == len(node.labels) and node.kind in (Kind.MAP, Kind.VIEW)
+            return alike and producer_node.kind in (Kind.MAP, Kind.VIEW, Kind.CONTRACT)
         return (
-            one.kind is Kind.MAP is other.kind
-            and sum(edge.producer == producer.node for edge in other.edges) == 1
-            and len(one.shape) == len(other.labels)
+            producer_node.kind is Kind.MAP is node.kind
+            and sum(edge.producer == source_choice.node for edge in node.edges) == 1
+            and len(producer_node.shape) == len(node.labels)
         )
 
     def _edges(self) -> list[tuple[int, int, Edge]]:
-        found = []
+        edges = []
         for reader, choice in enumerate(self.choices):
             node = self.space.program.nodes[choice.node]
             if choice.keep:
                 axes = tuple(AxisMap(axis) for axis in range(len(node.shape)))
-                found.append((self.space.made[choice.node], reader, Edge(choice.node, axes)))
+                edges.append((self.space.made[choice.node], reader, Edge(choice.node, axes)))
                 continue
             for edge in dict.fromkeys(node.edges):
-                found.append((self.space.source(edge.producer), reader, edge))
-        return found
+                edges.append((self.space.source(edge.producer), reader, edge))
+        return edges
 
     def _conversion_table(
         self, choice: Choice, edge: Edge, made: _Offer, used: _Offer, fused: bool
     ) -> np.ndarray:
-        """Tasks, in bytes, that turn a producer's tiles into those its reader needs.
+        """Cost, in bytes, of turning a producer's tiles into those that its reader needs.
 
-        Below zero where the producer's own tasks become part of the reader's.
+        It is negative where the producer's tasks are fused into those of the reader.
         """
         producer = self.space.program.nodes[edge.producer]
         tasks, joined = conversion_tables(edge, producer.shape, made.chunks, used.cuts)
@@ -356,29 +370,29 @@ class Splitter:
             saved = np.array([[_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)
         table = tasks * self.settings.task_bytes
-        if self.anew:
-            table += np.where(joined > 1, JOINED * producer.nbytes, 0)
-        if self.anew and choice.keep:
-            need = np.array([self.tiles.joined(choice, parts) for parts in used.parts])
-            table += np.where(joined > 1, self.tiles.excess(need), 0)
+        if self.retile:
+            table += np.where(joined > 1, self.settings.model.join_byte * producer.nbytes, 0)
+        if self.retile and choice.keep:
+            need = np.array([self.costs.joined(choice, parts) for parts in used.parts])
+            table += np.where(joined > 1, self.costs.excess(need), 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
         if self._copies(choice, edge) > 1 and not joined_by_each:
-            # a joined tile is made on one worker and sent whole to the others
+            # one worker joins a tile and sends all of it to the others
             table += np.where(joined > 1, producer.nbytes * (1 - 1 / np.maximum(joined, 1)), 0)
         return table
 
     def _copies(self, choice: Choice, edge: Edge) -> int:
-        """How many workers need the same part of an array."""
+        """Number of workers that need the same part of an array."""
         used = {axis.label for axis in edge.axes}
         return math.prod(
             size
-            for size, cut, spread in zip(
-                self.space.mesh.shape, choice.option.mesh, choice.option.spread, strict=True
+            for size, cut, copied in zip(
+                self.space.mesh.shape, choice.option.mesh, choice.option.replicated, strict=True
             )
-            if (cut is not None and cut not in used) or spread
+            if (cut is not None and cut not in used) or copied
         )
 
-    def _outcome(self, states: Sequence[int], offers: Sequence[_Offer]) -> Local:
+    def _outcome(self, states: Sequence[int], offers: Sequence[_Offer]) -> LocalCuts:
         program = self.space.program
         tasks = [0.0] * len(program.nodes)
         peak = [0] * len(program.nodes)
@@ -391,19 +405,19 @@ class Splitter:
             if choice.keep:
                 first = tilings[choice.node]
                 where = self._where(choice, chunks)
-                if any(choice.option.spread):
-                    axes = (axis for axis, spread in enumerate(choice.option.spread) if spread)
+                if any(choice.option.replicated):
+                    axes = (axis for axis, copied in enumerate(choice.option.replicated) if copied)
                     copied[choice.node] = where, tuple(axes)
-                moved = self.placed and where != first.held_at and not any(choice.option.spread)
+                moved = self.placed and where != first.held_at and not any(choice.option.replicated)
                 if chunks != first.chunks or moved:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
-                if self.anew and chunks != first.chunks:
-                    joined = self.tiles.joined(choice, parts)
+                if self.retile and chunks != first.chunks:
+                    joined = self.costs.joined(choice, parts)
                     peak[choice.node] = max(peak[choice.node], joined)
                 continue
-            tasks[choice.node] += self.tiles.tasks(choice, parts)
-            peak[choice.node] = self.tiles.working_set(choice, parts)
+            tasks[choice.node] += self.costs.tasks(choice, parts)
+            peak[choice.node] = self.costs.working_set(choice, parts)
             cuts = offer.cuts[state]
             tilings.append(
                 Tiling(
@@ -423,7 +437,7 @@ class Splitter:
                 tasks[self.choices[reader].node] += between
             elif self._fused(source, reader):
                 tasks[edge.producer] -= _count(made)
-        return Local(
+        return LocalCuts(
             tuple(tilings),
             kept,
             kept_at,
@@ -432,10 +446,10 @@ class Splitter:
             tuple(peak),
         )
 
-    # -- where it is -------------------------------------------------------------------
+    # -- placement -------------------------------------------------------------------
 
     def _where(self, choice: Choice, cuts: Sequence[Sequence[int]]) -> Where:
-        """Where the blocks of the loop nest, or of a kept array, are."""
+        """Placement of the blocks of the loop nest, or of a kept array."""
         if choice.option.follow is not None:
             return choice.option.follow
         return tuple(
@@ -444,24 +458,26 @@ class Splitter:
         )
 
     def _held(self, choice: Choice, chunks: Chunks) -> Where:
-        """Where the blocks of the result are."""
-        found = []
+        """Placement of the blocks of the result."""
+        shares = []
         taken: set[int] = set()
         node = self.space.program.nodes[choice.node]
         if choice.option.follow is not None:
             return choice.option.follow.seen([axis.label for axis in node.out])
         for column, (axis, sizes) in enumerate(zip(node.out, chunks, strict=True)):
             if axis.label is None:
-                found.append(Share())
+                shares.append(Share())
                 continue
             by = _axes_of(choice.option, axis.label) + tuple(
-                at for at, target in enumerate(choice.option.scatter) if target == column
+                mesh_axis
+                for mesh_axis, target in enumerate(choice.option.scatter)
+                if target == column
             )
             # on a diagonal two axes run along one label
-            by = tuple(at for at in by if at not in taken)
+            by = tuple(mesh_axis for mesh_axis in by if mesh_axis not in taken)
             taken.update(by)
-            found.append(self._share(choice, axis.label, by, sizes, axis.width))
-        return tuple(found)
+            shares.append(self._share(choice, axis.label, by, sizes, axis.width))
+        return tuple(shares)
 
     def _share(
         self,
@@ -471,6 +487,7 @@ class Splitter:
         sizes: Sequence[int],
         width: int = 1,
     ) -> Share:
+        """How these mesh axes divide the blocks of a label."""
         if not by:
             return Share()
         parts = math.prod(self.space.mesh.shape[axis] for axis in by)
@@ -482,7 +499,7 @@ class Splitter:
 
 
 def _axes_of(option: Option, label: int) -> tuple[int, ...]:
-    """Axes of the mesh that cut a label."""
+    """The mesh axes that cut a label."""
     return tuple(axis for axis, cut in enumerate(option.mesh) if cut == label)
 
 
@@ -491,4 +508,4 @@ def _count(chunks: Chunks) -> int:
 
 
 def _doubled(parts: Parts, label: int) -> Parts:
-    return tuple(count * 2 if at == label else count for at, count in enumerate(parts))
+    return tuple(count * 2 if position == label else count for position, count in enumerate(parts))

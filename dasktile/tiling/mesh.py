@@ -13,7 +13,8 @@ from dasktile.ir import MAX_WORKERS
 
 __all__ = ["MAX_AXES", "MAX_WORKERS", "Mesh", "mesh_shape"]
 
-#: More axes give the solver more tilings to choose from, at a price that grows as a power.
+#: Axes of a mesh by default.  Candidates grow as a power of them: (choices of an axis) ** axes.
+#: It is no setting, since the placement of persisted arrays and plans must agree on the mesh.
 MAX_AXES = 3
 
 
@@ -25,7 +26,7 @@ def mesh_shape(workers: int, max_axes: int = MAX_AXES) -> tuple[int, ...]:
     workers
         Number of processes that send bytes to each other, at least 1.
     max_axes
-        The prime factors are merged, as evenly as possible, into at most so many axes.
+        Number of axes at the most; the prime factors are merged into them as evenly as possible.
 
     Examples
     --------
@@ -43,17 +44,17 @@ def mesh_shape(workers: int, max_axes: int = MAX_AXES) -> tuple[int, ...]:
 
 
 def _primes(number: int) -> list[int]:
-    """Prime factors, largest first."""
-    found: list[int] = []
+    """Prime factors in descending order."""
+    factors: list[int] = []
     divisor = 2
     while divisor * divisor <= number:
         while number % divisor == 0:
-            found.append(divisor)
+            factors.append(divisor)
             number //= divisor
         divisor += 1
     if number > 1:
-        found.append(number)
-    return found[::-1]
+        factors.append(number)
+    return factors[::-1]
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class Mesh:
         return np.moveaxis(grid, 0, -1).reshape(self.workers, len(self.shape))
 
     def parts(self, axes: tuple[int, ...]) -> int:
-        """Into how many parts a label is cut by these axes of the mesh."""
+        """Number of parts into which these axes of the mesh cut a label."""
         return math.prod(self.shape[axis] for axis in axes)
 
     def digits(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Which of the :meth:`parts` each worker has, in mixed radix over `axes`."""
+        """Index of the part (of :meth:`parts`) that each worker has, in mixed radix over `axes`."""
         index = np.zeros(self.workers, dtype=np.int64)
         for axis in axes:
             index = index * self.shape[axis] + self.coordinates[:, axis]

@@ -1,4 +1,9 @@
-"""What the tiling of a program decides and predicts: the value every method returns."""
+"""The result of tiling a program: :class:`TilingPlan`, with predicted costs.
+
+A :class:`TilingPlan` says how arrays are cut.  It is distinct from
+:class:`dasktile.orders.plan.SchedulePlan`, the order of tasks that :func:`dasktile.plan` returns,
+and from :class:`dasktile.schedule.swaps.SwapPlan`, the swaps of such an order.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +14,23 @@ from dasktile.ir import Program, TiledProgram
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a tiling costs by the model, for every node.
+    """The cost of a tiling by the model, for every node.
 
     Parameters
     ----------
     moved
-        Bytes that workers receive from one another so that the node can run.
+        Bytes that workers receive from other workers so that the node can run.
     read
         Bytes read from storage.
     tasks
-        Tasks, those that cut and join tiles on the way in included.
+        Tasks, including those that cut and join tiles of the inputs.
     loads
-        Operations done by each worker, over the whole program.
+        Operations of each worker, over the whole program.
     peak
         Bytes of the largest working set of one task of the node: its tiles and result.
     spilled
-        Bytes written and read back of what is held from one pass over an array to the next
-        and does not fit; 0 where nobody knows how much fits.
+        Bytes spilled and read back, of arrays that are held from one pass to the next and do not
+        fit; 0 where the memory is unknown.
     """
 
     moved: tuple[int, ...]
@@ -47,32 +52,32 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """A decision about a program, with its predictions.
+class TilingPlan:
+    """How the arrays of a program are cut, with predicted costs.
 
     Parameters
     ----------
     program
-        What was planned; with more nodes than were given where arrays are there twice.
+        The program that was tiled.  It has more nodes than the original where arrays have replicas.
     workers
         Number of processes that send bytes to each other.
     method
-        The method that decided.
+        Name of the tiling method.
     before, after
-        The input's own chunks, well placed; and the plan.
+        Costs of the input's own chunks, well placed, and of the plan.
     tiled
-        The tiling, or None where the input is best left exactly as it is.
+        The tiling, or None where the input stays unchanged.
     lower_bound
-        Bytes that no tiling in the model moves less than.
+        Least bytes that any tiling in the model moves.
     proven_optimal
         True where `after` was proven to be the cheapest in the model.
     reasons
-        For every node, why it keeps its chunks; empty where it does not.
+        For every node, why it keeps its chunks; empty where its chunks change.
     verdict
-        One sentence for a person: why the plan is what it is.
+        One sentence that says why the plan was chosen.
     origin
-        For every node, the one of the program given that it is, or is a copy of; None where
-        it is that program.
+        For every node, the index in the original program of the same node, or of the node that it
+        is a replica of; None where no nodes were added.
     """
 
     program: Program

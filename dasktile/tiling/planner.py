@@ -1,4 +1,4 @@
-"""From a program to a plan: price the input, tile it anew, keep the better of the two."""
+"""From a program to a plan: price the input's own chunks and a new tiling, and take the better."""
 
 from __future__ import annotations
 
@@ -13,61 +13,29 @@ from dasktile.ir import Chunks, Kind, Node, Program, TiledProgram, Tiling, bound
 from dasktile.tiling.candidates import Space, choices
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes
-from dasktile.tiling.local import Local, MemoryLimitError, Splitter
+from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
 from dasktile.tiling.methods import Method, get
-from dasktile.tiling.plan import Plan, Price
-from dasktile.tiling.rematerialize import long_held, remade, spilled
-from dasktile.tiling.replicate import second_copies
-from dasktile.tiling.rewrite import Rewritten, Second, rewritten
+from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.rematerialize import late_readers, recompute, spilled_bytes
+from dasktile.tiling.replicate import find_replicas
+from dasktile.tiling.rewrite import ExtendedProgram, Replica, extend
 from dasktile.tiling.seconds import stock_slowdown
-from dasktile.tiling.settings import Settings
+from dasktile.tiling.settings import Acceptance, Settings
 from dasktile.tiling.solve.problem import Solution
-
-#: A plan must be cheaper than the input by this factor to be worth a rewrite.
-WORTH_IT = 0.98
-
-#: A plan with fewer tasks may cost so much more than the one that moves least.
-FEWEST_BYTES_SLACK = 1.25
-
-#: An input is taken to be unevenly spread beyond this balance; only then may a plan move
-#: more bytes than it (one worker alone moves nothing).
-UNEVEN = 1.25
-
-#: Beyond this balance it is more than chunks that are not a multiple of the workers.
-CONCENTRATED = 2.0
-
-
-#: Axes of a finer mesh that is tried too, where that is quick: three have few ways to divide many
-#: workers (64 are 4 x 4 x 4, but not 16 x 2 x 2).
-FINER_AXES = 4
-
-#: Programs for which it is tried: of so few operations with all candidates of a node that there
-#: are, from so many workers on; of so many nodes with fewer candidates, up to so many workers.
-FEW_OPERATIONS, ALL_STATES, MANY_WORKERS = 8, 640, 32
-FEW_NODES, LEAN_STATES, FEW_WORKERS = 40, 256, 16
-
-#: Bytes that a plan must move for it to be worth a second search, which takes a second.
-WORTH_FINER = 16e6
-
-#: Boxes of one node that may be looked at for that.
-MOST_BOXES = 300_000
-
-#: Arrays to be made again that are tried one by one.
-MOST_MADE_AGAIN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     """A tiling with its price.
 
-    `rewritten` is the program with more nodes than were given, where arrays are there twice.
+    `extended` is the program with nodes added for replicas, or None where none were added.
     """
 
     tiled: TiledProgram
     price: Price
     solution: Solution
-    rewritten: Rewritten | None = None
+    extended: ExtendedProgram | None = None
 
 
 def tile(
@@ -79,30 +47,30 @@ def tile(
     settings: Settings | None = None,
     threads: int = 1,
     placed: bool = False,
-    anyway: bool = False,
-) -> Plan:
+    force: bool = False,
+) -> TilingPlan:
     """Decide how every array of a program is tiled.
 
     Parameters
     ----------
     program
-        The expression.
+        The program to tile.
     workers
-        Processes that send bytes to each other.  More than
-        :data:`~dasktile.tiling.mesh.MAX_WORKERS` are planned for in groups.
+        Number of processes that send bytes to each other.  More than
+        :data:`~dasktile.tiling.mesh.MAX_WORKERS` are planned for as groups of workers.
     memory_limit
         Bytes that the tiles of one task may take, or None.
     method
-        One of :func:`dasktile.tiling.methods.methods`, or one that is not registered.
+        A name of :func:`dasktile.tiling.methods.methods`, or a method that is not registered.
     settings
-        Constants of the cost model.
+        Constants of the cost model and limits of the search; defaults for None.
     threads
         Tasks that each worker runs at once.
     placed
-        True where tasks will run where the plan says.
-    anyway
-        True to have what the method decides, although the input's own chunks may be better:
-        to compare methods.
+        True where tasks will run on the workers of the plan.
+    force
+        True to return what the method decides even if the input's own chunks cost less, so that
+        methods can be compared.
 
     Raises
     ------
@@ -114,13 +82,16 @@ def tile(
     mesh = Mesh(mesh_shape(count))
     threads *= -(-workers // mesh.workers)
     name = method if isinstance(method, str) else method.choose.__name__
-    as_is = _Planner(program, mesh, workers, settings, memory_limit, threads)
-    before = as_is.candidate(get("auto"), TIE)
+    unchanged = _Planner(program, mesh, workers, settings, memory_limit, threads)
+    before = unchanged.candidate(get("auto"), TIE)
     if method == "none":
-        return _plan(program, workers, name, before, before, "method 'none'", placed=placed)
+        return _plan(
+            program, workers, name, before, before, "method 'none'", None, placed,
+            settings.acceptance,
+        )  # fmt: skip
     chosen = get(method) if isinstance(method, str) else method
     largest = max(max(before.price.peak, default=0), settings.usual_task)
-    anew = _Planner(
+    planner = _Planner(
         program,
         Mesh(chosen.mesh(count)),
         workers,
@@ -128,68 +99,77 @@ def tile(
             settings,
             max_task=min(settings.max_task, largest),
             max_states=chosen.max_states or settings.max_states,
-            copies=None if memory_limit is None else memory_limit * threads,
+            replica_bytes=None if memory_limit is None else memory_limit * threads,
         ),
         memory_limit,
         threads,
-        anew=True,
+        retile=True,
         placed=placed,
-        twice=chosen.twice,
+        allow_replicas=chosen.allow_replicas,
     )
-    least = anew.candidate(chosen, TIE)
-    stated = least.solution
-    finer = anew.finer(least) if name in ("auto", "exact") else None
+    least = planner.candidate(chosen, TIE)
+    stated: Solution | None = least.solution
+    finer = planner.finer(least) if name in ("auto", "exact") else None
     if finer is not None:
         other = finer.candidate(chosen, TIE)
         if other.price.bytes < least.price.bytes:
             least = other
-            if finer.mesh != anew.mesh:
-                # what holds for the mesh of fewer axes need not hold for this one
+            if finer.mesh != planner.mesh:
+                # a bound for the mesh of fewer axes is none for this mesh
                 stated = other.solution
     candidates = [least]
     if name == "auto":
-        fewer = anew.candidate(chosen, settings.task_bytes)
-        if anew.cost(fewer.price) * FEWEST_BYTES_SLACK < anew.cost(least.price):
+        fewer = planner.candidate(chosen, settings.task_bytes)
+        if planner.cost(fewer.price) * settings.acceptance.fewer_tasks_ratio < planner.cost(
+            least.price
+        ):
             candidates.insert(0, fewer)
-    again = _again(anew, candidates[0], chosen) if chosen.twice else None
-    if again is not None:
-        candidates.insert(0, again)
+    recomputing = (
+        _with_recomputation(planner, candidates[0], chosen) if chosen.allow_replicas else None
+    )
+    if recomputing is not None:
+        candidates.insert(0, recomputing)
     verdict = ""
     for after in candidates:
-        if anyway:
+        if force:
             break
-        verdict = _objection(as_is, before, anew, after, memory_limit)
+        verdict = _objection(unchanged, before, planner, after, memory_limit)
         if not verdict:
             break
     else:
         after = before
-    # of programs in which arrays are made again nothing was proven
-    known = None if after is again else stated
-    return _plan(program, workers, name, before, after, verdict, known, placed)
+    # nothing was proven for programs in which arrays are recomputed
+    if after is recomputing:
+        stated = None
+    return _plan(
+        program, workers, name, before, after, verdict, stated, placed, settings.acceptance
+    )
 
 
-def _again(planner: _Planner, held: _Candidate, method: Method) -> _Candidate | None:
-    """A plan that makes arrays again instead of holding them, if that is cheaper."""
+def _with_recomputation(planner: _Planner, held: _Candidate, method: Method) -> _Candidate | None:
+    """A plan that recomputes arrays instead of holding them; None if that is not cheaper."""
     if not held.price.spilled:
         return None
-    best = held
-    late = long_held(planner.program)
-    # the largest first: what it frees the others may have
+    best, rules = held, planner.settings.acceptance
+    late = late_readers(planner.program)
+    # the largest first: the memory that it frees is there for the others
     order = sorted(late, key=lambda index: (-planner.program.nodes[index].nbytes, index))
-    found = [remade(planner.program, index, late[index]) for index in order]
-    able = [second for second in found if second is not None]
-    changes: list[Second] = []
-    for second in able[:MOST_MADE_AGAIN]:
+    possible = [
+        recompute(planner.program, index, late[index], rules.max_recomputed) for index in order
+    ]
+    able = [replica for replica in possible if replica is not None]
+    chosen: list[Replica] = []
+    for replica in able[: rules.max_recomputed_tries]:
         if not best.price.spilled:
             break
-        tried = planner.rewritten([*changes, second], method, TIE)
-        if planner.cost(tried.price) < planner.cost(best.price) * WORTH_IT:
+        tried = planner.with_replicas([*chosen, replica], method, TIE)
+        if planner.cost(tried.price) < planner.cost(best.price) * rules.max_cost_ratio:
             best = tried
-            changes.append(second)
-    rest = able[MOST_MADE_AGAIN:]
+            chosen.append(replica)
+    rest = able[rules.max_recomputed_tries :]
     if best.price.spilled and rest:
-        tried = planner.rewritten([*changes, *rest], method, TIE)
-        if planner.cost(tried.price) < planner.cost(best.price) * WORTH_IT:
+        tried = planner.with_replicas([*chosen, *rest], method, TIE)
+        if planner.cost(tried.price) < planner.cost(best.price) * rules.max_cost_ratio:
             best = tried
     return None if best is held else best
 
@@ -201,21 +181,22 @@ def _plan(
     before: _Candidate,
     after: _Candidate,
     verdict: str,
-    known: Solution | None = None,
-    placed: bool = False,
-) -> Plan:
-    # the tie-break is worth less than a byte in all, so rounding gives bytes
-    bound = 0 if known is None else max(0, math.floor(known.bound + 0.5))
+    stated: Solution | None,
+    placed: bool,
+    rules: Acceptance,
+) -> TilingPlan:
+    # the weights of tiles sum to less than a byte, so rounding gives bytes
+    bound = 0 if stated is None else max(0, math.floor(stated.bound + 0.5))
     if after.price.bytes < bound:
-        # it is none of the tilings that the bound speaks of
-        known, bound = None, 0
-    exact = known is not None and known.exact
+        # the bound does not cover this tiling
+        stated, bound = None, 0
+    exact = stated is not None and stated.exact
     proven = after.price.bytes <= bound and (exact or not after.price.bytes)
-    kept = after is before and not (placed and _worth_placing(before))
+    kept = after is before and not (placed and _worth_placing(before, rules))
     price, origin = before.price, None
-    if after.rewritten is not None:
-        price, origin = _aligned(price, after.rewritten), after.rewritten.origin
-    return Plan(
+    if after.extended is not None:
+        price, origin = _aligned(price, after.extended), after.extended.origin
+    return TilingPlan(
         program=after.tiled.program,
         workers=workers,
         method=method,
@@ -233,8 +214,8 @@ def _plan(
     )
 
 
-def _aligned(price: Price, more: Rewritten) -> Price:
-    """A price of the original, node by node beside those of a rewritten program."""
+def _aligned(price: Price, more: ExtendedProgram) -> Price:
+    """A price of the original program, with zeros for the nodes that were added."""
 
     def each(values: Sequence[int]) -> tuple[int, ...]:
         return tuple(
@@ -250,17 +231,17 @@ def _aligned(price: Price, more: Rewritten) -> Price:
     )
 
 
-def _worth_placing(before: _Candidate) -> bool:
-    """Whether to place the input's own chunks, where tiles can be placed.
+def _worth_placing(before: _Candidate, rules: Acceptance) -> bool:
+    """Whether to place the input's own chunks, if tiles can be placed.
 
-    Where few workers have most of the work, as with one chunk for a whole array, Dask leaves
-    what follows where it is, and to spread it moves more than that.
+    Where few workers have most of the work, as with one chunk for a whole array, Dask runs later
+    tasks on these workers, and spreading them would move more bytes.
     """
-    return len(before.price.loads) > 1 and before.price.balance <= CONCENTRATED
+    return len(before.price.loads) > 1 and before.price.balance <= rules.concentrated
 
 
 def _reason(node: Node, tiling: Tiling, verdict: str) -> str:
-    """Why a node keeps its chunks; empty where it does not."""
+    """Why a node keeps its chunks; empty where its chunks change."""
     if tiling.chunks != node.chunks:
         return ""
     if node.reason:
@@ -269,32 +250,33 @@ def _reason(node: Node, tiling: Tiling, verdict: str) -> str:
 
 
 def _objection(
-    as_is: _Planner, before: _Candidate, anew: _Planner, after: _Candidate, limit: int | None
+    unchanged: _Planner, before: _Candidate, planner: _Planner, after: _Candidate, limit: int | None
 ) -> str:
-    """Why the input is better left as it is; empty where the plan is better."""
+    """Why the input's own chunks are kept; empty where the plan is better."""
     too_large = max(before.price.peak, default=0)
     if limit is not None and too_large > limit and max(after.price.peak) < too_large:
         return ""
-    old, new = as_is.cost(before.price, stock=True), anew.cost(after.price)
-    if new >= old * WORTH_IT:
+    old, new = unchanged.cost(before.price, stock=True), planner.cost(after.price)
+    rules = planner.settings.acceptance
+    if new >= old * rules.max_cost_ratio:
         return "the input's own chunks cost no more, tasks and moved bytes together"
-    if after.price.bytes > before.price.bytes and before.price.balance <= UNEVEN:
+    if after.price.bytes > before.price.bytes and before.price.balance <= rules.uneven:
         return "the input's own chunks move no more bytes"
     return ""
 
 
 @dataclass
 class _Planner:
-    """One space, solved and priced in various ways.
+    """The candidates of a program on one mesh, which methods solve and which this prices.
 
     Parameters
     ----------
     program, mesh, workers, settings, memory_limit, threads, placed
         As in :func:`tile`.
-    anew
+    retile
         False to keep the input's own chunks.
-    twice
-        Whether arrays may be there twice.
+    allow_replicas
+        Whether arrays may be replicated in two shardings.
     lean
         Whether to leave out tilings that hardly ever pay, see :class:`Space`.
     """
@@ -305,60 +287,66 @@ class _Planner:
     settings: Settings
     memory_limit: int | None
     threads: int
-    anew: bool = False
+    retile: bool = False
     placed: bool = False
-    twice: bool = False
+    allow_replicas: bool = False
     lean: bool = False
 
     def __post_init__(self) -> None:
-        axes = free_axes(self.program, self.workers) if self.anew else own_axes(self.program)
+        if self.retile:
+            axes = free_axes(self.program, self.workers, self.settings.candidates)
+        else:
+            axes = own_axes(self.program)
         self.space = Space(
             self.program,
             self.mesh,
             axes,
-            self.settings.max_states,
+            self.settings,
             self.memory_limit,
-            self.twice,
+            self.allow_replicas,
             self.lean,
         )
         self.costs = Costs(self.space)
 
     def finer(self, least: _Candidate) -> _Planner | None:
-        """The same for a mesh of more axes, where the program is small enough for that."""
-        if least.price.bytes < WORTH_FINER:
+        """A planner for a mesh of more axes or with more candidates; None where too slow."""
+        limits = self.settings.finer
+        if least.price.bytes < limits.min_bytes:
             return None
-        mesh = Mesh(mesh_shape(self.mesh.workers, FINER_AXES))
-        boxes = max(choices(node) for node in self.program.nodes) ** len(mesh.shape)
-        if boxes * mesh.workers > MOST_BOXES:
+        mesh = Mesh(mesh_shape(self.mesh.workers, limits.mesh_axes))
+        rules = self.settings.candidates
+        boxes = max(choices(node, rules) for node in self.program.nodes) ** len(mesh.shape)
+        if boxes * mesh.workers > limits.max_boxes:
             return None
         operations = sum(bool(node.edges) for node in self.program.nodes)
-        if operations <= FEW_OPERATIONS and mesh.workers >= MANY_WORKERS:
-            settings = replace(self.settings, max_states=ALL_STATES)
+        if operations <= limits.few_operations and mesh.workers >= limits.many_workers:
+            settings = replace(self.settings, max_states=limits.all_states)
             return replace(self, mesh=mesh, settings=settings)
-        if len(self.program.nodes) > FEW_NODES or mesh.workers > FEW_WORKERS:
+        if len(self.program.nodes) > limits.few_nodes or mesh.workers > limits.few_workers:
             return None
         if mesh == self.mesh and least.solution.exact:
             return None
-        settings = replace(self.settings, max_states=LEAN_STATES)
+        settings = replace(self.settings, max_states=limits.lean_states)
         return replace(self, mesh=mesh, settings=settings, lean=True)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
+        """The tiling of a method, with its local cuts and its price."""
         solution = method.choose(self.costs, self.settings, tile_weight)
         if self.space.truncated:
-            # of what was left out nothing is known
+            # candidates were left out, so nothing is proven
             solution = replace(solution, bound=0.0, exact=False)
-        if self.twice:
-            changes = second_copies(self.costs, solution.states)
-            if changes:
-                found = self.rewritten(changes, method, tile_weight)
-                return replace(found, solution=solution)
+        if self.allow_replicas:
+            replicas = find_replicas(self.costs, solution.states)
+            if replicas:
+                replicated = self.with_replicas(replicas, method, tile_weight)
+                return replace(replicated, solution=solution)
         local = Splitter(
             self.space,
             solution.states,
             self.settings,
             self.memory_limit,
             self.threads,
-            self.anew,
+            self.retile,
             self.placed,
         ).run()
         tiled = TiledProgram(
@@ -366,15 +354,15 @@ class _Planner:
         )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 
-    def rewritten(
-        self, changes: Sequence[Second], method: Method, tile_weight: float
+    def with_replicas(
+        self, replicas: Sequence[Replica], method: Method, tile_weight: float
     ) -> _Candidate:
-        """The same with arrays there twice."""
-        more = rewritten(self.program, changes)
-        planner = replace(self, program=more.program, twice=False)
-        return replace(planner.candidate(method, tile_weight), rewritten=more)
+        """The tiling of a method for the program with these replicas."""
+        more = extend(self.program, replicas)
+        planner = replace(self, program=more.program, allow_replicas=False)
+        return replace(planner.candidate(method, tile_weight), extended=more)
 
-    def _price(self, states: Sequence[int], local: Local) -> Price:
+    def _price(self, states: Sequence[int], local: LocalCuts) -> Price:
         return Price(
             moved=self.costs.moved(states),
             read=tuple(
@@ -388,26 +376,26 @@ class _Planner:
 
     @cached_property
     def _spilled(self) -> int:
-        """Bytes that do not fit while they are held from one pass to the next."""
+        """Bytes spilled and read back because arrays are held from one pass to the next."""
         if self.memory_limit is None:
             return 0
-        return spilled(self.program, self.memory_limit * self.threads * self.mesh.workers)
+        return spilled_bytes(self.program, self.memory_limit * self.threads * self.mesh.workers)
 
     def _read(self, index: int, chunks: Chunks) -> int:
-        """Bytes read from storage for a node, stored chunks that are cut counted again."""
+        """Bytes read from storage for a node; a stored chunk that is cut is read several times."""
         node = self.program.nodes[index]
         if node.stored is None:
             return 0
-        again = math.prod(
+        reads = math.prod(
             _reread(tuple(stored), tuple(sizes))
             for stored, sizes in zip(node.stored, chunks, strict=True)
         )
-        if not self.anew:
-            again *= self._fused_reads(index)
-        return math.ceil(node.nbytes * again)
+        if not self.retile:
+            reads *= self._fused_reads(index)
+        return math.ceil(node.nbytes * reads)
 
     def _fused_reads(self, index: int) -> int:
-        """How often stock dask reads a source that it fuses into a contraction."""
+        """Number of times that stock Dask reads a source that it fuses into a contraction."""
         node = self.program.nodes[index]
         readers = self.program.consumers(index)
         if len(readers) != 1 or self.program.nodes[readers[0]].kind is not Kind.CONTRACT:
@@ -425,15 +413,15 @@ class _Planner:
         )
 
     def cost(self, price: Price, stock: bool = False) -> float:
-        """Everything in bytes: moved and read, tasks, and the time lost computing.
+        """The whole cost in bytes: moved, spilled and read bytes, tasks, and lost time.
 
-        Lost is what the busiest worker takes beyond an even share at full speed; the even
-        share itself is the same for every tiling.
+        The lost time is the time of the worker with most work beyond an even share.  The even
+        share is the same for every tiling.
         """
         busiest = max(price.loads, default=0.0)
         even = sum(price.loads) / max(len(price.loads), 1)
         if stock:
-            busiest *= stock_slowdown(self.program)
+            busiest *= stock_slowdown(self.program, self.settings.model)
         seconds = (busiest - even) / self.settings.work_per_second / self.threads
         return (
             price.bytes
@@ -445,7 +433,7 @@ class _Planner:
 
 
 def _reread(stored: tuple[int, ...], chunks: tuple[int, ...]) -> float:
-    """How often an element of a stored axis is read on average, for given chunks."""
+    """Number of times that an element of a stored axis is read on average, for given chunks."""
     size = sum(stored)
     if not size:
         return 1.0

@@ -1,10 +1,10 @@
-"""What must be held from one pass over an array to the next, and what can be made again instead.
+"""Arrays that are held from one pass to the next, and how they can be recomputed instead.
 
-``x - x.mean()`` reads x twice, and the second time only when all of it was read once: until then
-it is held, or written and read back where it does not fit.  If x is read from storage, or is
-made of nothing but that, it can as well be made again (rematerialisation, as compilers do for
-activations), where that is sure to give the same: not of an object or a function that nobody
-knows.
+``x - x.mean()`` reads x twice, and the second read starts when the first one has finished.  Until
+then x is held, or spilled where it does not fit.  If x is read from storage, or consists of
+elementwise functions of such arrays, it can be recomputed instead (rematerialisation, as compilers
+do for activations).  This is done only where the values are sure to be the same, which excludes
+unknown objects and unknown functions.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dasktile.ir import Kind, Program, Role
-from dasktile.tiling.rewrite import Second
-
-#: Nodes that are run again for one array at the most.
-LONGEST = 8
+from dasktile.tiling.rewrite import Replica
 
 
-def long_held(program: Program) -> dict[int, tuple[int, ...]]:
-    """Arrays that somebody reads only after all of them was read, and who does.
+def late_readers(program: Program) -> dict[int, tuple[int, ...]]:
+    """Arrays that some node reads only after the whole array was read.
 
     Returns
     -------
-    For each such node, the readers that come in a later pass.
+    For each such node, the indices of the readers in a later pass.
     """
     after = _after(program)
-    found: dict[int, tuple[int, ...]] = {}
+    held: dict[int, tuple[int, ...]] = {}
     for index in range(len(program.nodes)):
         readers = program.consumers(index)
         later = 0
@@ -34,12 +31,12 @@ def long_held(program: Program) -> dict[int, tuple[int, ...]]:
             later |= after[reader]
         late = tuple(reader for reader in readers if later >> reader & 1)
         if late:
-            found[index] = late
-    return found
+            held[index] = late
+    return held
 
 
 def _after(program: Program) -> list[int]:
-    """For every node, the set (bits) of those that need more than a tile of it to begin."""
+    """For every node, the set (as bits) of nodes that start after all of its tiles are read."""
     count = len(program.nodes)
     below, after = [0] * count, [0] * count
     for index in range(count - 1, -1, -1):
@@ -56,10 +53,10 @@ def _after(program: Program) -> list[int]:
     return after
 
 
-def most_held(program: Program) -> int:
-    """Bytes of such arrays that are there at once, if nodes run in their order."""
+def held_bytes(program: Program) -> int:
+    """Most bytes of arrays of :func:`late_readers` held at once, if nodes run in their order."""
     changes: dict[int, int] = {}
-    for index, late in long_held(program).items():
+    for index, late in late_readers(program).items():
         size = program.nodes[index].nbytes
         changes[index] = changes.get(index, 0) + size
         changes[max(late)] = changes.get(max(late), 0) - size
@@ -70,35 +67,39 @@ def most_held(program: Program) -> int:
     return most
 
 
-def spilled(program: Program, memory: int) -> int:
-    """Bytes written and read back for what does not fit.
+def spilled_bytes(program: Program, memory: int) -> int:
+    """Bytes that are spilled and read back, because held arrays exceed the memory.
 
     Parameters
     ----------
     memory
         Bytes that all workers together can hold.
     """
-    return 2 * max(0, most_held(program) - memory)
+    return 2 * max(0, held_bytes(program) - memory)
 
 
-def remade(program: Program, index: int, late: Sequence[int]) -> Second | None:
-    """How an array is made again for its late readers; None where it cannot be."""
+def recompute(program: Program, index: int, late: Sequence[int], max_nodes: int) -> Replica | None:
+    """The nodes that recompute an array for its late readers.
+
+    None where the values might differ, where that would be expensive, or where it would take more
+    than `max_nodes` nodes.
+    """
     nodes: set[int] = set()
     waiting = [index]
     while waiting:
-        at = waiting.pop()
-        node = program.nodes[at]
+        position = waiting.pop()
+        node = program.nodes[position]
         cheap = node.kind is Kind.SOURCE or (node.kind is Kind.MAP and bool(node.edges))
         same = node.repeatable and not node.pinned and not node.resident
-        if not cheap or not same or len(nodes) >= LONGEST:
+        if not cheap or not same or len(nodes) >= max_nodes:
             return None
-        if at not in nodes:
-            nodes.add(at)
+        if position not in nodes:
+            nodes.add(position)
             waiting.extend(edge.producer for edge in node.edges)
     readers = tuple(
-        (reader, at)
+        (reader, position)
         for reader in late
-        for at, edge in enumerate(program.nodes[reader].edges)
+        for position, edge in enumerate(program.nodes[reader].edges)
         if edge.producer == index
     )
-    return Second(index, readers, tuple(sorted(nodes)))
+    return Replica(index, readers, tuple(sorted(nodes)))

@@ -1,4 +1,4 @@
-"""Which readers of an array that is kept in two tilings read the second."""
+"""The readers of an array's second sharding, where it is replicated in two shardings."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import numpy as np
 
 from dasktile.tiling.candidates import Boxes, Space
 from dasktile.tiling.cost import Costs, transfer
-from dasktile.tiling.rewrite import Second
+from dasktile.tiling.rewrite import Replica
 
 
-def second_copies(costs: Costs, states: Sequence[int]) -> list[Second]:
-    """The arrays that an assignment keeps in two tilings."""
+def find_replicas(costs: Costs, states: Sequence[int]) -> list[Replica]:
+    """The arrays that an assignment replicates in two shardings, with the readers of the second."""
     space = costs.space
-    found = []
-    for node, at in space.kept.items():
-        option = space.variables[at].options[states[at]]
-        if option.also is not None:
-            readers = _readers(space, states, node, at)
+    replicas = []
+    for node, index in space.kept.items():
+        option = space.variables[index].options[states[index]]
+        if option.second_mesh is not None:
+            readers = _readers(space, states, node, index)
             if readers:
-                found.append(Second(node, tuple(readers)))
-    return found
+                replicas.append(Replica(node, tuple(readers)))
+    return replicas
 
 
-def _readers(space: Space, states: Sequence[int], node: int, at: int) -> list[tuple[int, int]]:
-    """Edges along which fewer bytes come from the second tiling than from the first."""
-    kept = space.variables[at]
-    also = kept.also
-    assert also is not None
-    first, second = _row(kept.held, states[at]), _row(also, states[at])
+def _readers(space: Space, states: Sequence[int], node: int, index: int) -> list[tuple[int, int]]:
+    """Edges along which fewer bytes come from the second sharding than from the first."""
+    kept = space.variables[index]
+    model = space.settings.model
+    second_boxes = kept.held_second
+    assert second_boxes is not None
+    first, second = _row(kept.held, states[index]), _row(second_boxes, states[index])
     made, own = space.variables[space.made[node]], states[space.made[node]]
     if own < len(made.held.lo):
-        # what is there already is the first; the copy is made of it
+        # the first sharding is the cheaper one to make from the computed array
         have = _row(made.held, own)
-        if transfer(have, [second])[0, 0] < transfer(have, [first])[0, 0]:
+        if transfer(have, [second], model)[0, 0] < transfer(have, [first], model)[0, 0]:
             first, second = second, first
     readers = []
     for reader in space.program.consumers(node):
@@ -46,11 +47,11 @@ def _readers(space: Space, states: Sequence[int], node: int, at: int) -> list[tu
             if edge.producer != node or need is None or state >= len(need.lo):
                 continue
             row = [_row(need, state)]
-            if transfer(second, row)[0, 0] < transfer(first, row)[0, 0]:
+            if transfer(second, row, model)[0, 0] < transfer(first, row, model)[0, 0]:
                 readers.append((reader, number))
     return readers
 
 
 def _row(boxes: Boxes, state: int) -> Boxes:
-    one = np.array([state])
-    return replace(boxes, lo=boxes.lo[one], hi=boxes.hi[one], active=boxes.active[one])
+    index = np.array([state])
+    return replace(boxes, lo=boxes.lo[index], hi=boxes.hi[index], active=boxes.active[index])

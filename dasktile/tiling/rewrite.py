@@ -1,4 +1,4 @@
-"""Arrays that are there twice: kept in a second tiling, or made again instead of kept."""
+"""Programs with replicas: arrays copied into a second sharding, or recomputed for some readers."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ from dataclasses import dataclass, replace
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role
 
-#: A reader of an array: its node, and which of its edges reads it.
+#: A reader of an array: the index of its node, and the position of the edge that reads it.
 Reader = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
-    """An array to be there twice.
+class Replica:
+    """A second instance of an array, which some readers read instead of the first.
 
     Parameters
     ----------
-    nodes
-        The nodes to run again, in order, the array's own one last; none to copy the array.
     node
-        The array's own node.
+        Index of the array's node.
     readers
-        Who reads the second.
+        The edges that read the replica.
+    recomputed
+        Nodes to run a second time, in topological order, the array's node last; empty where the
+        replica is a copy of the first instance.
     """
 
     node: int
     readers: tuple[Reader, ...]
-    nodes: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Rewritten:
-    """A program with more nodes.
+class ExtendedProgram:
+    """A program with nodes added for replicas.
 
     Parameters
     ----------
     program
         The program.
     origin
-        For every node, the one of the original that it is, or is a copy of.
+        For every node, the index in the original program of the same node, or of the node that it
+        is a replica of.
     added
-        For every node, whether it is not in the original.
+        For every node, True where it was added.
     """
 
     program: Program
@@ -50,8 +52,8 @@ class Rewritten:
     added: tuple[bool, ...]
 
 
-def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
-    """A program with some arrays there twice."""
+def extend(program: Program, replicas: Sequence[Replica]) -> ExtendedProgram:
+    """Add nodes for replicas to a program."""
     nodes: list[Node] = []
     origin: list[int] = []
     added: list[bool] = []
@@ -67,31 +69,31 @@ def rewritten(program: Program, changes: Sequence[Second]) -> Rewritten:
 
     for index, node in enumerate(program.nodes):
         edges = tuple(
-            replace(edge, producer=redirected.get((index, at), place[edge.producer]))
-            for at, edge in enumerate(node.edges)
+            replace(edge, producer=redirected.get((index, position), place[edge.producer]))
+            for position, edge in enumerate(node.edges)
         )
         place[index] = add(replace(node, edges=edges), index, False)
-        for change in [one for one in changes if one.node == index]:
-            if change.nodes:
-                again = dict(place)
-                for member in change.nodes:
+        for replica in [entry for entry in replicas if entry.node == index]:
+            if replica.recomputed:
+                instances = dict(place)
+                for member in replica.recomputed:
                     before = program.nodes[member]
                     reads = tuple(
-                        replace(one, producer=again[one.producer]) for one in before.edges
+                        replace(entry, producer=instances[entry.producer]) for entry in before.edges
                     )
                     times[member] += 1
                     clone = replace(before, edges=reads, copy=before.copy + times[member])
-                    again[member] = add(clone, member, True)
+                    instances[member] = add(clone, member, True)
             else:
                 times[index] += 1
                 add(_copy(node, place[index], times[index]), index, True)
-            redirected.update(dict.fromkeys(change.readers, len(nodes) - 1))
+            redirected.update(dict.fromkeys(replica.readers, len(nodes) - 1))
     outputs = tuple(place[index] for index in program.outputs)
-    return Rewritten(Program(tuple(nodes), outputs), tuple(origin), tuple(added))
+    return ExtendedProgram(Program(tuple(nodes), outputs), tuple(origin), tuple(added))
 
 
 def _copy(node: Node, source: int, number: int) -> Node:
-    """A node that only has an array in tiles of its own."""
+    """A node that copies an array, so that the copy has its own tiling."""
     axes = tuple(AxisMap(axis) for axis in range(len(node.shape)))
     return Node(
         node.name,

@@ -1,4 +1,4 @@
-"""What a cluster measured of itself, and how long plans take by that."""
+"""The measured speed of a cluster, and the time that plans take at that speed."""
 
 from __future__ import annotations
 
@@ -8,35 +8,31 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dasktile.ir import Kind, Node, Program
-from dasktile.tiling.candidates import BYTE_WORK, effort
-from dasktile.tiling.plan import Plan, Price
-from dasktile.tiling.settings import Settings
-
-#: ``np.einsum`` on a block does not run as BLAS; dasktile's blocks do.  Measured on
-#: attention and regridding, where stock spends 15 to 30 times as long in its blocks.
-EINSUM_SLOWDOWN = 16.0
+from dasktile.tiling.candidates import effort
+from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.settings import CostModel, Settings
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """How fast a cluster is, as measured by :func:`dasktile.calibrate`.
+    """The speed of a cluster, as measured by :func:`dasktile.calibrate`.
 
     Parameters
     ----------
     bandwidth
         Bytes a second that a worker receives from another while others receive too; None
-        where there are no two processes.
+        where all workers are in one process.
     task_seconds
-        Seconds that each task of a graph adds, whatever it does: the scheduler's and the
-        workers' overhead, all workers together.
+        Seconds that each further task adds to a graph: the overhead of the scheduler and of the
+        workers, all workers together.
     flops
         Floating-point operations a second of one worker thread while all are busy, as
         float64 matrix products.
     workers, threads
-        Of the cluster when it was measured, all threads together.
+        Number of worker processes, and of threads of all workers, when this was measured.
     memory
         Bytes a second that one worker thread writes to new memory while all are busy, as
-        results of elementwise operations; None where that is not known.
+        results of elementwise operations; None where that is unknown.
     """
 
     bandwidth: float | None
@@ -51,15 +47,15 @@ class Calibration:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, said: object) -> Calibration | None:
-        """What :meth:`to_dict` said, or None if it is anything else."""
-        if not isinstance(said, Mapping):
+    def from_dict(cls, numbers: object) -> Calibration | None:
+        """The calibration of a :meth:`to_dict`, or None for any other object."""
+        if not isinstance(numbers, Mapping):
             return None
-        bandwidth, memory = said.get("bandwidth"), said.get("memory")
-        task_seconds, flops = said.get("task_seconds"), said.get("flops")
-        workers, threads = said.get("workers"), said.get("threads")
-        known = [number for number in (bandwidth, memory) if number is not None]
-        if not all(map(_positive, (task_seconds, flops, workers, threads, *known))):
+        bandwidth, memory = numbers.get("bandwidth"), numbers.get("memory")
+        task_seconds, flops = numbers.get("task_seconds"), numbers.get("flops")
+        workers, threads = numbers.get("workers"), numbers.get("threads")
+        optional = [number for number in (bandwidth, memory) if number is not None]
+        if not all(map(_positive, (task_seconds, flops, workers, threads, *optional))):
             return None
         return cls(
             bandwidth=None if bandwidth is None else float(bandwidth),
@@ -85,46 +81,45 @@ class Calibration:
         )
 
 
-def predicted(
-    plan: Plan,
+def predict_seconds(
+    plan: TilingPlan,
     settings: Settings,
     task_seconds: float,
     threads: int = 1,
     memory: float | None = None,
 ) -> tuple[float, float]:
-    """Seconds that the input's own chunks take, and those that the plan takes.
+    """Seconds that the input's own chunks take, and seconds that the plan takes.
 
-    A rough model, to compare the two and to tell a minute from an hour: the busiest
-    worker's operations at full speed, plus the bytes moved, over the bandwidth of all
-    workers together, plus what tasks cost, one after another.  In truth the three overlap
-    in part, and every worker's mix of products and other operations is taken to be that
-    of the whole; reading from storage, spilling and waiting are left out.
+    A rough model that compares the two: the operations of the worker with most work at full speed,
+    plus the bytes moved at the bandwidth of all workers together, plus the overhead of all tasks.
+    In reality the three overlap in part.  The mix of products and other operations is assumed to be
+    the same on all workers.  Reading from storage, spilling and waiting are not counted.
 
     Parameters
     ----------
     plan
-        The decision.
+        The plan.
     settings
-        Speeds.
+        Speeds and constants of the cost model.
     task_seconds
         Seconds that each task adds.
     threads
         Tasks that each worker runs at once.
     memory
         Bytes a second that a thread writes as results of operations other than matrix
-        products; None to take these operations to be as fast as matrix products.
+        products; None if these operations are as fast as matrix products.
 
     Returns
     -------
-    Before and after.
+    Seconds before and seconds after.
     """
 
     def seconds(price: Price, stock: bool) -> float:
-        # a mesh of fewer workers than there are stands for groups of them
+        # each place of a mesh with fewer places than workers is a group of workers
         group = -(-plan.workers // max(1, len(price.loads)))
         work = max(price.loads, default=0.0)
         return (
-            work * _each(plan.program, settings, memory, stock) / (threads * group)
+            work * _seconds_per_operation(plan.program, settings, memory, stock) / (threads * group)
             + price.bytes / (settings.bytes_per_second * plan.workers)
             + sum(price.tasks) * task_seconds
         )
@@ -133,32 +128,34 @@ def predicted(
     return before, before if plan.tiled is None else seconds(plan.after, stock=False)
 
 
-def _each(program: Program, settings: Settings, memory: float | None, stock: bool) -> float:
-    """Seconds of an operation of a program, the mean of all."""
+def _seconds_per_operation(
+    program: Program, settings: Settings, memory: float | None, stock: bool
+) -> float:
+    """Mean seconds of one operation of a program."""
     products = 1 / settings.work_per_second
-    # what is not a product waits for memory, and its operations are counted by that
-    others = products if memory is None else 1 / (BYTE_WORK * memory)
+    # other operations are bound by memory, and counted by the bytes that they write
+    others = products if memory is None else 1 / (settings.model.byte_work * memory)
     work = total = 0.0
     for node in program.nodes:
-        operations = node.iterations * effort(node)
+        operations = node.iterations * effort(node, settings.model)
         work += operations
         each = products if node.kind is Kind.CONTRACT else others
-        total += operations * each * (_slowdown(node) if stock else 1.0)
+        total += operations * each * (_slowdown(node, settings.model) if stock else 1.0)
     return total / work if work else products
 
 
-def stock_slowdown(program: Program) -> float:
-    """How much longer stock dask computes than the operations say."""
+def stock_slowdown(program: Program, model: CostModel) -> float:
+    """Factor by which stock Dask computes longer than the number of operations implies."""
     work = slow = 0.0
     for node in program.nodes:
-        operations = node.iterations * effort(node)
+        operations = node.iterations * effort(node, model)
         work += operations
-        slow += operations * _slowdown(node)
+        slow += operations * _slowdown(node, model)
     return slow / work if work else 1.0
 
 
-def _slowdown(node: Node) -> float:
-    return EINSUM_SLOWDOWN if node.kind is Kind.CONTRACT and "einsum" in node.op else 1.0
+def _slowdown(node: Node, model: CostModel) -> float:
+    return model.einsum_slowdown if node.kind is Kind.CONTRACT and "einsum" in node.op else 1.0
 
 
 def _positive(number: object) -> bool:

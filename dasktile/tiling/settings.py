@@ -1,8 +1,222 @@
-"""Numbers that the tiling weighs; the caller takes them from the configuration."""
+"""Numbers of the cost model and limits of the search, each with its unit and its source.
+
+:class:`Settings` has what the configuration sets, and groups of numbers that it does not set.
+Functions take the settings as an argument; nothing here is read from a global.
+
+Sources are named in the docstrings: *measured* numbers were timed when the rule was written;
+*chosen* numbers are trade-offs without a measurement.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """What operations, tiles and reads cost beside the bytes between workers.
+
+    Parameters
+    ----------
+    byte_work
+        Operations in the time that one byte takes to or from memory.  A core multiplies matrices
+        at tens of Gflop/s and adds arrays at a few GB/s (measured on one core).
+    einsum_slowdown
+        Factor by which ``np.einsum`` on a block is slower than the matrix product that dasktile
+        runs instead.  Measured on attention and regridding: 15 to 30 in stock blocks.
+    shared_read
+        Share of an array that counts as moved again for every further tile of a worker that reads
+        the same part.  A scheduler without the plan spreads such tiles over workers (chosen).
+    shared_read_placed
+        The same where tasks run where the plan says: the part does not travel, but stays in
+        memory meanwhile (chosen).
+    missing_tile
+        Tasks that each tile below the target costs every worker, because the worker idles while a
+        tile travels (chosen).
+    join_byte
+        Cost of copying one byte within a worker to join tiles, in bytes moved (chosen).
+    over_limit
+        Tasks that a working set of the memory limit costs where it is exceeded.  It is above any
+        other cost, so that the limit decides (chosen).
+    fan_in
+        Partial results that one task of a reduction combines (chosen; Dask's ``split_every``
+        is 4 or more).
+    exact_union
+        Reads of one array by one node whose union is counted exactly; of more, the bounding box.
+        The number of terms doubles with each read.
+    """
+
+    byte_work: float = 5.0
+    einsum_slowdown: float = 16.0
+    shared_read: float = 0.5
+    shared_read_placed: float = 0.25
+    missing_tile: float = 4.0
+    join_byte: float = 0.75
+    over_limit: float = 1e6
+    fan_in: int = 8
+    exact_union: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateLimits:
+    """Which tilings of a node are candidates.
+
+    Parameters
+    ----------
+    balance
+        Largest worker's work over the mean that a candidate may have (chosen).  More only where
+        the chunks that a node must keep allow no better.
+    balance_slack
+        Factor over the best balance that is allowed in that case (chosen).
+    follow_balance
+        The same limit where a node follows a persisted array.  It is above `balance`, since
+        following moves nothing (chosen).
+    max_followed
+        Persisted arrays that one node may follow, the largest ones first.
+    small_share
+        Nodes that together do less than this share of one worker's work need not be divided
+        (chosen).
+    scatter_axes
+        Output axes along which a sum may be scattered, the longest ones first: further axes add
+        candidates but never reduce the bytes moved.
+    even_enough
+        Largest part over the mean up to which an axis class keeps to boundaries that data already
+        has (chosen).
+    fine_enough
+        Elements that a part of one length has at least.  Rounding up then costs 2 %
+        (by definition: 1 / 50).
+    replica_readers
+        Readers that an array must have to be replicated in two shardings.  With two readers,
+        resharding for the second one is as cheap.
+    max_paired
+        Tilings of one array that are paired each with each for a replica; of more, only those
+        along one axis.
+    """
+
+    balance: float = 1.1
+    balance_slack: float = 1.02
+    follow_balance: float = 1.5
+    max_followed: int = 4
+    small_share: float = 0.05
+    scatter_axes: int = 2
+    even_enough: float = 1.25
+    fine_enough: int = 50
+    replica_readers: int = 3
+    max_paired: int = 9
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLimits:
+    """How finely a worker's share is cut.
+
+    Parameters
+    ----------
+    max_cuts
+        Combinations of part counts among which the solver chooses for one node.
+    many_tiles
+        Factor over the target number of tiles beyond which no more are made for overlap.
+    """
+
+    max_cuts: int = 32
+    many_tiles: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """When a plan is taken instead of the input's own chunks.
+
+    Parameters
+    ----------
+    max_cost_ratio
+        A plan's cost over the input's must be below this (chosen: 2 % is within the error of
+        the model).
+    fewer_tasks_ratio
+        Factor by which a plan with fewer tasks must be cheaper than the one that moves least.
+    uneven
+        Largest worker's work over the mean beyond which the input counts as uneven.  Only then may
+        a plan move more bytes than the input, since one worker alone moves none.
+    concentrated
+        The same beyond which the input's chunks are not placed: few workers would have most of
+        the work, and Dask leaves what follows where it is.
+    max_recomputed
+        Nodes that are recomputed for one array.
+    max_recomputed_tries
+        Arrays whose recomputation is tried one by one; further ones are tried together.
+    """
+
+    max_cost_ratio: float = 0.98
+    fewer_tasks_ratio: float = 1.25
+    uneven: float = 1.25
+    concentrated: float = 2.0
+    max_recomputed: int = 8
+    max_recomputed_tries: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class FinerSearch:
+    """When a second search is run, on a mesh of more axes or with more candidates.
+
+    A mesh of three axes has few ways to divide many workers: 64 are 4 x 4 x 4, but not 16 x 2 x 2.
+    The limits keep the second search near a second (measured on the workloads of
+    ``benchmarks/``).
+
+    Parameters
+    ----------
+    mesh_axes
+        Axes of the finer mesh.
+    min_bytes
+        Bytes that the first plan moves at least.
+    max_boxes
+        Candidates of one node times workers at the most.
+    few_operations, many_workers, all_states
+        Programs of at most `few_operations` on at least `many_workers` are searched with
+        `all_states` candidates for one node, which is all of them.
+    few_nodes, few_workers, lean_states
+        Other programs of at most `few_nodes` on at most `few_workers` are searched with
+        `lean_states`, without the tilings that hardly ever pay.
+    """
+
+    mesh_axes: int = 4
+    min_bytes: float = 16e6
+    max_boxes: int = 300_000
+    few_operations: int = 8
+    many_workers: int = 32
+    all_states: int = 640
+    few_nodes: int = 40
+    few_workers: int = 16
+    lean_states: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class SolverLimits:
+    """How much work the solver does, in counts and not in seconds, so that plans repeat.
+
+    Parameters
+    ----------
+    counted_neighbours
+        Neighbours of a variable up to which its fill is counted.  Beyond that the worst is
+        assumed: an array that hundreds of nodes read is eliminated last in any case.
+    descent_forests
+        Induced forests that take turns in the descent after a bucket was split.
+    milp_pairs
+        Pairs of states up to which the integer program is written.
+    milp_nodes
+        Nodes of the branch-and-bound tree.
+    prices
+        Prices of a byte of replicas that are tried, by bisection (20 halvings of the range).
+    single_replicas
+        Arrays whose replicas are tried one by one.
+    exhaustive
+        Assignments up to which the method ``"exhaustive"`` runs.
+    """
+
+    counted_neighbours: int = 12
+    descent_forests: int = 16
+    milp_pairs: int = 20_000
+    milp_nodes: int = 50
+    prices: int = 20
+    single_replicas: int = 24
+    exhaustive: int = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,29 +226,31 @@ class Settings:
     Parameters
     ----------
     task_bytes
-        What scheduling one task costs, in bytes moved between workers.
+        Cost of scheduling one task, in bytes moved between workers.  A task costs about 1 ms of
+        the scheduler and the worker (measured), and `bytes_per_second` go in that time.
     work_per_second
         Floating-point operations a second of one worker.
     bytes_per_second
         Bytes a second between workers.
     tiles_per_worker
-        How many tiles of a large array a worker should have, so that the transfer of
-        one overlaps the computation of another.
+        Tiles of a large array that a worker should have, so that the transfer of one overlaps
+        the computation of another.
     min_tile
         Bytes below which a tile is not cut for overlap alone.
     max_task
         Bytes that the tiles of one task may take where no memory limit is given.
     usual_task
-        Bytes that they may take although no task of the input takes as much: workers are
-        to need no more memory than they did.
+        Bytes that the tiles of one task may take even if no task of the input takes as much.
+        Workers must not need more memory than for the input.
     max_states
         Tilings considered for one node at the most.
-    copies
-        Bytes of further copies of arrays that one worker may hold, all together; None for any
-        number.
     width_budget
-        Entries of the largest table of the exact solver; beyond it the answer comes
-        with a bound instead of a proof.
+        Entries of the largest table of the exact solver; beyond it the result comes with a lower
+        bound instead of a proof.
+    replica_bytes
+        Bytes of replicas that one worker may hold, all arrays together; None for any number.
+    model, candidates, local, acceptance, finer, solver
+        Numbers that the configuration does not set.
     """
 
     task_bytes: float = 0.8e6
@@ -46,4 +262,10 @@ class Settings:
     usual_task: int = 32 * 2**20
     max_states: int = 128
     width_budget: int = 4_000_000
-    copies: int | None = None
+    replica_bytes: int | None = None
+    model: CostModel = CostModel()
+    candidates: CandidateLimits = CandidateLimits()
+    local: LocalLimits = LocalLimits()
+    acceptance: Acceptance = Acceptance()
+    finer: FinerSearch = FinerSearch()
+    solver: SolverLimits = SolverLimits()

@@ -1,4 +1,4 @@
-"""What tiles of a given number of parts are, need and cost: the prices of the second level."""
+"""Costs of the second level: the chunks, memory and tasks of a node cut into given parts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,32 @@ from dasktile.tiling.candidates import Option, Space
 from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
 
-#: Into how many parts each label of a node, or each axis of a kept array, is cut.
+#: Number of parts of each label of a node, or of each axis of a kept array.
 Parts = tuple[int, ...]
-
-#: Partial results that one task combines.
-FAN_IN = 8
-
-#: Share of an array that is counted as moved again for every further tile of a worker that
-#: reads the same part of it: a scheduler that does not know the plan spreads such tiles.
-SPREAD = 0.5
-
-#: The same where tiles are placed: it does not travel, but stays in memory meanwhile.
-KEPT = 0.25
-
-#: What a tile too few costs each worker, in tasks: it waits while that tile travels.
-IDLE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One level-two variable: the parts of the labels of a node or of a kept array.
+    """A variable of the second level: the parts of the labels of a node or of a kept array.
 
-    Choices of one `family` differ in nothing that matters here, and share their offers.
+    Parameters
+    ----------
+    node
+        Index of the node.
+    keep
+        True for the array as it is kept for its readers.
+    option
+        The candidate that the first level chose.
+    classes
+        The axis class of each label, -1 where a label has none.
+    label_sizes, grids
+        Size of each label, and the positions at which it may be cut.
+    fixed
+        Chunk sizes of each label that may not be chosen; None for the others.
+    mesh_parts
+        Parts into which the mesh cuts each label.
+    family
+        Choices of one family have the same costs, and share their offers.
     """
 
     node: int
@@ -50,48 +54,49 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """The tiles that part counts give, and their price.
+class LocalCosts:
+    """Chunks, working sets and costs of a choice for given numbers of parts.
 
     Parameters
     ----------
     space, settings
-        The program with its first level's candidates, and constants.
+        The program with the candidates of the first level, and constants.
     memory_limit
         Bytes that one task's tiles and result may take, or None.
     threads
         Tasks that a worker runs at once.
-    anew
-        False where the input's own chunks are only priced.
+    retile
+        False where the input's own chunks are priced and not changed.
     placed
-        True where tasks run where the plan says.
+        True where tasks run on the workers of the plan.
     """
 
     space: Space
     settings: Settings
     memory_limit: int | None
     threads: int
-    anew: bool
+    retile: bool
     placed: bool = False
 
     @property
-    def spread(self) -> float:
-        """Share of an array that travels again for each further tile that reads it."""
-        return KEPT if self.placed else SPREAD
+    def shared_read(self) -> float:
+        """Share of an array that counts as moved again for each further tile that reads it."""
+        model = self.settings.model
+        return model.shared_read_placed if self.placed else model.shared_read
 
     @property
     def limit(self) -> int:
-        """Bytes that a task should stay within."""
-        most = self.settings.max_task
-        return most if self.memory_limit is None else min(self.memory_limit, most)
+        """Bytes that a task should not exceed."""
+        largest = self.settings.max_task
+        return largest if self.memory_limit is None else min(self.memory_limit, largest)
 
     @property
     def target(self) -> int:
-        """Tiles of a large array that each worker should have."""
+        """Number of tiles of a large array that each worker should have."""
         return max(self.settings.tiles_per_worker, self.threads)
 
     def common(self, node: Node) -> set[int]:
-        """Labels whose cut divides everything that a task reads: cutting them shares nothing."""
+        """Labels of all large inputs: cutting them makes no two tiles read the same part."""
         every = set(range(len(node.labels)))
         for edge in node.edges:
             large = self.space.program.nodes[edge.producer].nbytes >= self.settings.min_tile
@@ -100,7 +105,7 @@ class Tiles:
         return every or set(range(len(node.labels)))
 
     def worth_overlap(self, node: Node) -> bool:
-        """True where arrays are large enough to be cut so that transfers overlap work."""
+        """True where arrays are large enough to be cut for overlap of transfers and computing."""
         most = max(
             [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
         )
@@ -108,57 +113,60 @@ class Tiles:
         return most >= share * self.space.mesh.workers
 
     def cuts(self, choice: Choice, label: int, parts: int) -> tuple[int, ...]:
-        """Chunk sizes of a label in so many parts."""
+        """Chunk sizes of a label cut into a number of parts."""
         fixed = choice.fixed[label]
         if fixed is not None:
             return fixed
         return sizes(choice.label_sizes[label], parts, choice.grids[label])
 
     def unary(self, choice: Choice, parts: Parts) -> float:
-        """Tasks, in bytes, and what is lost where nothing overlaps."""
+        """Cost of a choice by itself, in bytes: tasks, shared reads, lack of overlap, memory."""
         if choice.keep:
             return 0.0
         node = self.space.program.nodes[choice.node]
         settings, workers = self.settings, self.space.mesh.workers
         cost = self.tasks(choice, parts) * settings.task_bytes
-        if self.anew:
-            cost += self.spread * self.shared(choice, parts)
-        if self.anew and self.worth_overlap(node):
+        if self.retile:
+            cost += self.shared_read * self.shared(choice, parts)
+        if self.retile and self.worth_overlap(node):
             target = self.target
             each = math.prod(parts) / math.prod(choice.mesh_parts)
             if each < target:
-                cost += IDLE * settings.task_bytes * workers * (target - each)
-        if self.anew and not node.pinned:
+                cost += (
+                    settings.model.missing_tile * settings.task_bytes * workers * (target - each)
+                )
+        if self.retile and not node.pinned:
             cost += float(self.excess(self.working_set(choice, parts)))
         return cost
 
     def excess(self, need: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """What it costs to need so many bytes for one task: nothing within the limit."""
+        """Cost of working sets of these bytes, in bytes; 0 within the limit."""
         share = np.asarray(need) / self.limit
-        return np.where(share > 1, 1e6 * self.settings.task_bytes * share, 0.0)
+        penalty = self.settings.model.over_limit * self.settings.task_bytes
+        return np.where(share > 1, penalty * share, 0.0)
 
     def joined(self, choice: Choice, parts: Parts) -> int:
-        """Bytes that it takes to join a tile of an array from pieces: it is there twice."""
+        """Bytes of a task that joins a tile from pieces: the pieces and the tile."""
         node = self.space.program.nodes[choice.node]
         sizes = self.chunks(choice, parts)
         return 2 * node.itemsize * math.prod(max(cuts, default=0) for cuts in sizes)
 
     def shared(self, choice: Choice, parts: Parts) -> float:
-        """Bytes that several tiles of one worker read alike, once for each further tile."""
+        """Bytes that further tiles of one worker read again."""
         node = self.space.program.nodes[choice.node]
         total = 0.0
         for edge in node.edges:
             used = {axis.label for axis in edge.axes}
-            again = math.prod(
+            extra_reads = math.prod(
                 max(1.0, part / held)
                 for label, (part, held) in enumerate(zip(parts, choice.mesh_parts, strict=True))
                 if label not in used
             )
-            total += self.space.program.nodes[edge.producer].nbytes * (again - 1)
+            total += self.space.program.nodes[edge.producer].nbytes * (extra_reads - 1)
         return total
 
     def tasks(self, choice: Choice, parts: Parts) -> float:
-        """Tasks that run a node's own operation."""
+        """Number of tasks that run a node's own operation."""
         node = self.space.program.nodes[choice.node]
         blocks = [len(self.cuts(choice, label, count)) for label, count in enumerate(parts)]
         every = float(math.prod(blocks))
@@ -167,18 +175,20 @@ class Tiles:
             if label.role is Role.REDUCE
         )  # fmt: skip
         tiles = math.prod(map(len, self.chunks(choice, parts)))
-        if node.kind is Kind.CONTRACT and not self.anew:
+        if node.kind is Kind.CONTRACT and not self.retile:
             # stock dask keeps every partial product and sums them in a tree of its own
             return every + (every / 4 + tiles if reduced > 1 else tiles)
         if node.kind is Kind.CONTRACT:
-            meeting = math.prod(
+            partials = math.prod(
                 count for count, label in zip(choice.mesh_parts, node.labels, strict=True)
                 if label.role is Role.REDUCE
             )  # fmt: skip
             scattered = any(target is not None for target in choice.option.scatter)
-            return every + (tiles * (1 + (meeting if scattered else 0)) if meeting > 1 else 0)
+            return every + (tiles * (1 + (partials if scattered else 0)) if partials > 1 else 0)
         if node.kind is Kind.FOLD:
-            return every + tiles * max(1, math.ceil((reduced - 1) / (FAN_IN - 1)))
+            return every + tiles * max(
+                1, math.ceil((reduced - 1) / (self.settings.model.fan_in - 1))
+            )
         if node.kind is Kind.SCAN:
             return 3 * every
         return every
@@ -198,21 +208,21 @@ class Tiles:
             for axis, size in zip(node.out, node.shape, strict=True)
         )
         if node.kind is Kind.VIEW:
-            # what is read is what is written, from however many arrays
+            # a view reads as many bytes as it writes, from any number of arrays
             return 2 * own * node.itemsize
-        # a tile joined from pieces is there twice for a moment
+        # a tile that is joined from pieces is in memory twice for a moment
         return max([sum(blocks) + own * node.itemsize] + [2 * block for block in blocks])
 
     def chunks(self, choice: Choice, parts: Parts) -> Chunks:
-        """Chunks of the array."""
+        """Chunks of the array that the node makes, or keeps for its readers."""
         cuts = [self.cuts(choice, label, count) for label, count in enumerate(parts)]
         if choice.keep:
             return tuple(cuts)
         node = self.space.program.nodes[choice.node]
-        found: list[tuple[int, ...]] = []
+        chunks: list[tuple[int, ...]] = []
         for column, (axis, size) in enumerate(zip(node.out, node.shape, strict=True)):
             if axis.label is None:
-                found.append((size,))
+                chunks.append((size,))
                 continue
             label_cuts = cuts[axis.label]
             scattered = math.prod(
@@ -220,18 +230,18 @@ class Tiles:
                 for extent, target in zip(self.space.mesh.shape, choice.option.scatter, strict=True)
                 if target == column
             )
-            if self.anew and scattered > 1 and choice.fixed[axis.label] is None:
-                wanted = choice.mesh_parts[axis.label] * scattered
-                count = math.lcm(parts[axis.label], wanted)
+            if self.retile and scattered > 1 and choice.fixed[axis.label] is None:
+                mesh_cuts = choice.mesh_parts[axis.label] * scattered
+                count = math.lcm(parts[axis.label], mesh_cuts)
                 label_cuts = self.cuts(choice, axis.label, min(count, max(size, 1)))
                 if not set(bounds(cuts[axis.label])) <= set(bounds(label_cuts)):
                     label_cuts = cuts[axis.label]
-            found.append(tuple(axis.width * cut for cut in label_cuts))
-        return tuple(found)
+            chunks.append(tuple(axis.width * cut for cut in label_cuts))
+        return tuple(chunks)
 
 
 def _span(axis: AxisMap, longest: Sequence[int], size: int) -> int:
-    """Elements of an axis that the longest block of its label touches."""
+    """Elements of an axis that the longest block of its label reads."""
     if axis.label is None:
         return size
     extent = longest[axis.label]

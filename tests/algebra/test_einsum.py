@@ -378,12 +378,12 @@ X, Y = np.ones((2, 3)), np.ones((4, 5))
         (("ij", ), "subscripts for 1 operands, but 0 operands are given"),
         (("i", X), r"operand 0 has 2 axes, shape \(2, 3\); 'i' labels 1"),
         (("ijk...", X), r"operand 0 has 2 axes, shape \(2, 3\); 'ijk...' labels 3"),
-        (("i1", X), "'1' is no label; labels are letters"),
-        (("i.j", X), "'.' is no label"),
+        (("i1", X), "'1' is not a label; labels are letters"),
+        (("i.j", X), "'.' is not a label"),
         (("......", X), "one ellipsis"),
         (("ij->i,j", X), "no comma"),
         (("i...->i", X), "an ellipsis stands for 1 axes, and the output has none"),
-        (("ij->ij->i", X), "'-' is no label"),
+        (("ij->ij->i", X), "'-' is not a label"),
     ],
 )  # fmt: skip
 def test_wrong_subscripts(arguments: tuple[Any, ...], message: str) -> None:
@@ -397,8 +397,12 @@ def test_wrong_subscripts(arguments: tuple[Any, ...], message: str) -> None:
         (TypeError, {"join": "add"}, "join must be a function; got 'add'"),
         (TypeError, {"reduce": None}, "reduce must be a function; got None"),
         (ValueError, {"reduce": np.subtract}, "one of add, multiply.*got subtract"),
-        (ValueError, {"join": np.sin}, "join sin takes 1 arrays and makes 1; there are 2 operands"),
-        (ValueError, {"join": np.divmod}, "join divmod takes 2 arrays and makes 2"),
+        (
+            ValueError,
+            {"join": np.sin},
+            "join sin takes 1 arrays and returns 1; it must take 2 operands",
+        ),
+        (ValueError, {"join": np.divmod}, "join divmod takes 2 arrays and returns 2"),
         (
             TypeError,
             {"join": lambda x: x},

@@ -19,8 +19,8 @@ from dasktile import config
 from dasktile.cluster.calibration import KEY, Calibration, _keep, calibrate
 from dasktile.cluster.target import machine
 from dasktile.report import explanation as report
-from dasktile.tiling.plan import Plan, Price
-from dasktile.tiling.seconds import EINSUM_SLOWDOWN, predicted
+from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.seconds import predict_seconds
 from dasktile.tiling.settings import Settings
 from tests.report.test_explanation import gram
 
@@ -263,7 +263,7 @@ def test_plans_use_it(client: Client) -> None:
 # Predicted --------------------------------------------------------------------------
 
 
-def plan(tiled: bool = True) -> Plan:
+def plan(tiled: bool = True) -> TilingPlan:
     def price(moved: int, tasks: int) -> Price:
         return Price((0, 0, moved), (0, 0, 0), (0, 0, tasks), (1e9, 3e9, 1e9, 1e9), (0, 0, 0))
 
@@ -275,15 +275,15 @@ SETTINGS = Settings(work_per_second=1e9, bytes_per_second=1e6)
 
 
 def test_seconds_are_work_bytes_and_tasks() -> None:
-    assert predicted(plan(), SETTINGS, 0.01) == pytest.approx((3 + 10 + 10, 3 + 1 + 0.1))
-    assert predicted(plan(), SETTINGS, 0.01, threads=3)[1] == pytest.approx(1 + 1 + 0.1)
+    assert predict_seconds(plan(), SETTINGS, 0.01) == pytest.approx((3 + 10 + 10, 3 + 1 + 0.1))
+    assert predict_seconds(plan(), SETTINGS, 0.01, threads=3)[1] == pytest.approx(1 + 1 + 0.1)
     # eight workers planned for as four pairs
     grouped = replace(plan(), workers=8)
-    assert predicted(grouped, SETTINGS, 0.01)[1] == pytest.approx(1.5 + 0.5 + 0.1)
+    assert predict_seconds(grouped, SETTINGS, 0.01)[1] == pytest.approx(1.5 + 0.5 + 0.1)
 
 
 def test_seconds_of_what_is_left_alone() -> None:
-    before, after = predicted(plan(tiled=False), SETTINGS, 0.01)
+    before, after = predict_seconds(plan(tiled=False), SETTINGS, 0.01)
     assert before == after
 
 
@@ -291,17 +291,17 @@ def test_stock_einsum_is_slow() -> None:
     found = plan()
     nodes = found.program.nodes
     program = replace(found.program, nodes=(*nodes[:2], replace(nodes[2], op="einsum")))
-    slow = predicted(replace(found, program=program), SETTINGS, 0.01)
-    plain = predicted(found, SETTINGS, 0.01)
+    slow = predict_seconds(replace(found, program=program), SETTINGS, 0.01)
+    plain = predict_seconds(found, SETTINGS, 0.01)
     assert slow[1] == plain[1]
-    assert plain[0] < slow[0] <= plain[0] + 3 * (EINSUM_SLOWDOWN - 1)
+    assert plain[0] < slow[0] <= plain[0] + 3 * (SETTINGS.model.einsum_slowdown - 1)
 
 
 def test_what_is_no_product_takes_as_long_as_its_bytes() -> None:
-    plain = predicted(plan(), SETTINGS, 0.01)
+    plain = predict_seconds(plan(), SETTINGS, 0.01)
     # five operations a byte: as fast as the products, then half as fast
-    same = predicted(plan(), SETTINGS, 0.01, memory=0.2e9)
-    slower = predicted(plan(), SETTINGS, 0.01, memory=0.1e9)
+    same = predict_seconds(plan(), SETTINGS, 0.01, memory=0.2e9)
+    slower = predict_seconds(plan(), SETTINGS, 0.01, memory=0.1e9)
     assert same == pytest.approx(plain)
     assert plain[1] < slower[1] < plain[1] + 3
 

@@ -126,6 +126,8 @@ class Worker(distributed.Worker):
 def gen_cluster(*args: Any, **kwargs: Any) -> Any:
     """As in ``distributed.utils_test``, with such workers, behind nannies too."""
     if kwargs.setdefault("Worker", Worker) is distributed.Nanny:
+        # to start a process may take longer than distributed's half a minute
+        kwargs.setdefault("timeout", 300)
         kwargs["worker_kwargs"] = {"worker_class": Worker, **kwargs.get("worker_kwargs", {})}
     return utils_test.gen_cluster(*args, **kwargs)
 

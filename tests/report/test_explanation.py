@@ -11,12 +11,12 @@ import pytest
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, TiledProgram, Tiling
 from dasktile.report import explanation as report
-from dasktile.tiling.plan import Plan, Price
+from dasktile.tiling.plan import Price, TilingPlan
 
 SIX = (1000,) * 6
 
 
-def gram(tiled: bool = True) -> Plan:
+def gram(tiled: bool = True) -> TilingPlan:
     """``y = (noise(x).T @ noise(x))`` with x in column chunks, re-tiled by rows."""
     i, j, k = AxisMap(0), AxisMap(1), AxisMap(2)
     x = Node(
@@ -70,7 +70,7 @@ def gram(tiled: bool = True) -> Plan:
     )
     after = Price((0, 0, 72_000_000), (144_000_000,) * 1 + (0, 0), (3, 3, 9), (1.0,) * 4, (0, 0, 0))
     before = Price((0, 0, 1_300_000_000), (432_000_000, 0, 0), (3, 3, 1200), (1.0,) * 4, (0, 0, 0))
-    return Plan(
+    return TilingPlan(
         program=program,
         workers=4,
         method="exact",

@@ -20,6 +20,8 @@ from tests.programs import Builder, chain, gram, transposed_add
 
 MB = 1e6
 
+LIMITS = Settings().candidates
+
 
 def test_mesh_axes_multiply_to_the_workers():
     for workers in range(1, 200):
@@ -41,7 +43,7 @@ def test_splits_nest_and_keep_to_the_grid():
 def test_free_labels_are_cut_in_parts_of_one_length():
     for size in (730, 1461, 4000, 100_000, 320_017):
         for workers in (2, 3, 4, 6, 12, 64):
-            length = unit(size, workers)
+            length = unit(size, workers, LIMITS)
             if length is None:
                 continue
             for parts in (1, workers, 2 * workers):
@@ -52,7 +54,7 @@ def test_free_labels_are_cut_in_parts_of_one_length():
                     assert len(set(found[:-1])) <= 1
                     assert found[-1] <= found[0]
             assert set(split(size, workers, length)) <= set(split(size, 4 * workers, length))
-    assert unit(100, 4) is None
+    assert unit(100, 4, LIMITS) is None
 
 
 def test_soft_grids_are_divided_where_they_are_too_coarse():
@@ -144,8 +146,8 @@ def _count(costs, source, reader, row, column):
 def test_bytes_are_what_counting_elements_gives(seed):
     rng = np.random.default_rng(seed)
     program = _random_program(rng)
-    for axes in (free_axes(program, 4), own_axes(program)):
-        costs = Costs(Space(program, Mesh((2, 2)), axes, 128))
+    for axes in (free_axes(program, 4, LIMITS), own_axes(program)):
+        costs = Costs(Space(program, Mesh((2, 2)), axes, Settings()))
         for (source, reader), table in costs.between.items():
             node = program.nodes[costs.space.variables[reader].node]
             strided = any(abs(a.step) > a.width for edge in node.edges for a in edge.axes)
@@ -161,7 +163,7 @@ def test_bytes_are_what_counting_elements_gives(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_exact_agrees_with_the_oracle(seed):
     program = _random_program(np.random.default_rng(100 + seed))
-    costs = Costs(Space(program, Mesh((2,)), free_axes(program, 2), 128))
+    costs = Costs(Space(program, Mesh((2,)), free_axes(program, 2, LIMITS), Settings()))
     try:
         oracle = get("exhaustive").choose(costs, Settings(), TIE)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Arrays that are there twice: in two tilings at once, or made again instead of held."""
+"""Arrays that are there with_replica: in two tilings at single, or made again instead of held."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from dasktile.tiling.grid import free_axes
 from dasktile.tiling.mesh import Mesh, mesh_shape
 from dasktile.tiling.methods import Method
 from dasktile.tiling.methods.exact import exact
-from dasktile.tiling.rematerialize import long_held, most_held, remade, spilled
-from dasktile.tiling.rewrite import Second, rewritten
+from dasktile.tiling.rematerialize import held_bytes, late_readers, recompute, spilled_bytes
+from dasktile.tiling.rewrite import Replica, extend
 from tests.programs import Builder
 
-ONCE = Method(exact)
+SINGLE = Method(exact)
+
+LIMITS = Settings().candidates
 
 
 @pytest.fixture(autouse=True)
@@ -69,11 +71,11 @@ def als(users: int = 4000, items: int = 3000, rank: int = 10, rounds: int = 3) -
 @pytest.mark.parametrize("workers", [4, 16])
 def test_alternating_least_squares_moves_less_with_a_second_tiling(workers: int) -> None:
     program = als()
-    once = tile(program, workers=workers, method=ONCE, anyway=True)
-    twice = tile(program, workers=workers)
-    assert twice.proven_optimal
-    assert twice.after.bytes <= 0.6 * once.after.bytes
-    assert [node.op for node in twice.program.nodes].count("copy") == 1
+    single = tile(program, workers=workers, method=SINGLE, force=True)
+    with_replica = tile(program, workers=workers)
+    assert with_replica.proven_optimal
+    assert with_replica.after.bytes <= 0.6 * single.after.bytes
+    assert [node.op for node in with_replica.program.nodes].count("copy") == 1
 
 
 def test_copies_keep_to_the_memory_there_is() -> None:
@@ -113,15 +115,17 @@ def test_the_copies_that_fit_are_made(room: int) -> None:
 
 def exact_within(program: Program, room: int) -> int:
     """Second tilings that the exact method chooses with so much room for them."""
-    space = Space(program, Mesh(mesh_shape(4)), free_axes(program, 4), 128, None, True)
+    space = Space(
+        program, Mesh(mesh_shape(4)), free_axes(program, 4, LIMITS), Settings(), None, True
+    )
     costs = Costs(space)
-    found = exact(costs, Settings(copies=room), TIE)
-    copies = costs.copies()
+    found = exact(costs, Settings(replica_bytes=room), TIE)
+    copies = costs.replica_bytes()
     taken = sum(sizes[state] for sizes, state in zip(copies, found.states, strict=True))
     assert taken <= room
     assert found.bound <= found.cost
     return sum(
-        variable.options[state].also is not None
+        variable.options[state].second_mesh is not None
         for variable, state in zip(space.variables, found.states, strict=True)
     )
 
@@ -165,7 +169,7 @@ class Counted:
 
 
 class Most(Callback):
-    """The most bytes of results that are there at once."""
+    """The most bytes of results that are there at single."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -244,26 +248,26 @@ def centred(**source: Any) -> tuple[Program, int]:
 
 def test_what_is_held_from_one_pass_to_the_next() -> None:
     program, x = centred()
-    assert long_held(program) == {x: (2,)}
-    assert most_held(program) == program.nodes[x].nbytes == 32_000_000
-    assert spilled(program, 10_000_000) == 44_000_000
-    assert spilled(program, 32_000_000) == 0
-    second = remade(program, x, (2,))
-    assert second == Second(x, ((2, 0),), (x,))
-    again = rewritten(program, [second])
+    assert late_readers(program) == {x: (2,)}
+    assert held_bytes(program) == program.nodes[x].nbytes == 32_000_000
+    assert spilled_bytes(program, 10_000_000) == 44_000_000
+    assert spilled_bytes(program, 32_000_000) == 0
+    second = recompute(program, x, (2,), 8)
+    assert second == Replica(x, ((2, 0),), (x,))
+    again = extend(program, [second])
     assert [node.op for node in again.program.nodes] == ["source", "source", "sum", "add"]
     assert again.origin == (0, 0, 1, 2) and again.added == (False, True, False, False)
-    assert most_held(again.program) == 0
+    assert held_bytes(again.program) == 0
 
 
 def test_what_streams_is_not_held() -> None:
     build = Builder()
     x = build.source((4000, 1000), (250, 1000))
     double = build.elementwise(x)
-    assert long_held(build.program(build.elementwise(x, double))) == {}
+    assert late_readers(build.program(build.elementwise(x, double))) == {}
 
 
 def test_what_is_in_memory_is_not_made_again() -> None:
     program, x = centred(pinned=True)
-    assert remade(program, x, (2,)) is None
+    assert recompute(program, x, (2,), 8) is None
     assert tile(program, workers=2, memory_limit=3_000_000).origin is None

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from dasktile.tiling.settings import SolverLimits
 from dasktile.tiling.solve.dominance import pruned
 from dasktile.tiling.solve.eliminate import solve
 from dasktile.tiling.solve.milp import integer
@@ -75,14 +76,14 @@ def test_forbidden_states_are_left_out() -> None:
 def test_the_integer_program_keeps_to_what_is_allowed(seed: int) -> None:
     problem = dense(seed, count=6, forbidden=0.3)
     start = solve(problem, 10**8).states
-    found = integer(problem, start)
+    found = integer(problem, start, SolverLimits())
     assert found is not None and found.exact
     assert np.isfinite(found.cost) and found.cost == least(problem)
 
 
 def test_programs_too_large_are_not_written() -> None:
     large = Problem([np.zeros(300), np.zeros(300)], {(0, 1): np.zeros((300, 300))})
-    assert integer(large, (0, 0)) is None
+    assert integer(large, (0, 0), SolverLimits()) is None
 
 
 def test_the_same_problem_has_the_same_solution() -> None:

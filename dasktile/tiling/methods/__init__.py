@@ -1,8 +1,8 @@
 """The tiling methods, by name.
 
-A method picks one candidate for every variable of a space whose costs are known.  All of
-them have one signature, are priced by the same exact model and end in the same second
-level (:mod:`dasktile.tiling.local`); adding one is adding one file.
+A method picks one candidate for every variable of a space, given the costs.  All methods have one
+signature, are priced by the same exact model and share the second level
+(:mod:`dasktile.tiling.local`).  A new method is one new file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def register(name: str, method: Method) -> None:
     Raises
     ------
     ValueError
-        If the name is taken.
+        If the name is registered already.
     """
     if name in _METHODS or name == "none":
         raise ValueError(f"a tiling method named {name!r} is registered already")
@@ -46,7 +46,7 @@ def get(name: str) -> Method:
     Raises
     ------
     ValueError
-        Naming those that there are.
+        If there is no such method; the message lists the names.
     """
     if name not in _METHODS:
         allowed = ", ".join(map(repr, methods()))
@@ -54,10 +54,10 @@ def get(name: str) -> Method:
     return _METHODS[name]
 
 
-register("auto", Method(exact, twice=True))
-register("exact", Method(exact, twice=True))
+register("auto", Method(exact, allow_replicas=True))
+register("exact", Method(exact, allow_replicas=True))
 register("exhaustive", Method(exhaustive))
 register("eindecomp", Method(eindecomp, places, EINDECOMP_STATES))
 register("eindecomp-exact", Method(eindecomp_exact, places, EINDECOMP_STATES))
-register("spartan", Method(spartan, mesh=spartan_mesh, twice=True))
+register("spartan", Method(spartan, mesh=spartan_mesh, allow_replicas=True))
 register("soybean", Method(soybean, mesh=soybean_mesh, max_states=SOYBEAN_STATES))

@@ -1,4 +1,4 @@
-"""What a tiling method is."""
+"""The type of a tiling method."""
 
 from __future__ import annotations
 
@@ -10,29 +10,28 @@ from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Solution
 
-#: Costs, settings and the weight of a tile against a byte, to an assignment.
+#: A function of the costs, the settings and the weight of a tile in bytes to an assignment.
 Choose = Callable[[Costs, Settings, float], Solution]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A way to decide on tilings.
+    """A tiling method: a function that chooses candidates, and the mesh that it needs.
 
     Parameters
     ----------
     choose
         Picks one candidate for every variable.  Its cost and bound are those of
-        ``costs.problem(tile_weight)``; a heuristic that has no bound says 0.
+        ``costs.problem(tile_weight)``; the bound of a heuristic is 0.
     mesh
-        The mesh that it divides a number of workers into.
+        The mesh for a number of workers.
     max_states
-        Candidates that it must be able to choose among for one node; None for as many as
-        the settings say.
-    twice
-        Whether it knows of arrays that are kept in two tilings, or made again.
+        Candidates for one node; None for :attr:`Settings.max_states`.
+    allow_replicas
+        Whether arrays may be replicated in two shardings, or recomputed.
     """
 
     choose: Choose
     mesh: Callable[[int], tuple[int, ...]] = mesh_shape
     max_states: int | None = None
-    twice: bool = False
+    allow_replicas: bool = False

@@ -1,4 +1,4 @@
-"""The oracle: every assignment, one after another, for programs small enough."""
+"""All assignments, one after another, for small programs: a reference for other methods."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from dasktile.tiling.cost import Costs
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Solution
 
-#: Assignments beyond which the search is refused.
-LIMIT = 1_000_000
-
 
 class TooManyTilingsError(ValueError):
-    """There are more tilings than this method tries."""
+    """There are more tilings than the method ``"exhaustive"`` tries."""
 
 
 def exhaustive(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
@@ -23,15 +20,16 @@ def exhaustive(costs: Costs, settings: Settings, tile_weight: float) -> Solution
     Raises
     ------
     TooManyTilingsError
-        If there are more than :data:`LIMIT`.
+        If there are more than :attr:`SolverLimits.exhaustive`.
     """
     problem = costs.problem(tile_weight)
     counts = [len(unary) for unary in problem.unary]
     total = math.prod(counts)
-    if total > LIMIT:
+    limit = settings.solver.exhaustive
+    if total > limit:
         raise TooManyTilingsError(
             f"method 'exhaustive' tries every tiling, and this expression has {total:.3g}; "
-            f"at most {LIMIT} are allowed. Use method='exact'"
+            f"at most {limit} are allowed. Use method='exact'"
         )
     best = min(itertools.product(*map(range, counts)), key=problem.cost)
     cost = problem.cost(best)

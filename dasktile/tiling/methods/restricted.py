@@ -1,4 +1,4 @@
-"""The exact problem with some of its states: what methods that decide in part leave to it."""
+"""The exact problem with some of its states, for methods that decide only a part of a tiling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.tiling.cost import Costs
-from dasktile.tiling.settings import Settings
+from dasktile.tiling.settings import Settings, SolverLimits
 from dasktile.tiling.solve.eliminate import solve
 from dasktile.tiling.solve.problem import Problem, Solution
 
@@ -18,32 +18,37 @@ Ints = npt.NDArray[np.int64]
 def best_of(
     costs: Costs, settings: Settings, tile_weight: float, allowed: Sequence[Ints]
 ) -> Solution:
-    """:func:`restricted`, within the memory that there is for copies.
+    """:func:`restricted`, within the memory limit for replicas.
 
-    Where copies of arrays would take more than ``settings.copies``, there are none.
+    Where replicas would take more than ``settings.replica_bytes``, there are none.
     """
     problem = costs.problem(tile_weight)
-    found = restricted(problem, allowed, settings.width_budget)
-    if settings.copies is None:
-        return found
-    copies = costs.copies()
-    taken = sum(float(sizes[at]) for sizes, at in zip(copies, found.states, strict=True))
-    if taken <= settings.copies:
-        return found
-    once = [own[sizes[own] == 0] for own, sizes in zip(allowed, copies, strict=True)]
-    return restricted(problem, once, settings.width_budget)
+    solution = restricted(problem, allowed, settings.width_budget, settings.solver)
+    if settings.replica_bytes is None:
+        return solution
+    replicas = costs.replica_bytes()
+    taken = sum(float(sizes[state]) for sizes, state in zip(replicas, solution.states, strict=True))
+    if taken <= settings.replica_bytes:
+        return solution
+    single = [own[sizes[own] == 0] for own, sizes in zip(allowed, replicas, strict=True)]
+    return restricted(problem, single, settings.width_budget, settings.solver)
 
 
-def restricted(problem: Problem, allowed: Sequence[Ints], width_budget: int) -> Solution:
-    """The cheapest of some states of every variable; nothing is said of the others.
+def restricted(
+    problem: Problem,
+    allowed: Sequence[Ints],
+    width_budget: int,
+    limits: SolverLimits | None = None,
+) -> Solution:
+    """The cheapest assignment among some states of every variable, without a bound.
 
     Parameters
     ----------
     problem
         All states.
     allowed
-        Indices of those to choose among.
-    width_budget
+        For every variable, indices of the states to choose among.
+    width_budget, limits
         As in :func:`dasktile.tiling.solve.eliminate.solve`.
     """
     smaller = Problem(
@@ -53,6 +58,6 @@ def restricted(problem: Problem, allowed: Sequence[Ints], width_budget: int) -> 
             for (i, j), table in problem.pairwise.items()
         },
     )
-    found = solve(smaller, width_budget).states
-    states = tuple(int(own[state]) for own, state in zip(allowed, found, strict=True))
+    chosen = solve(smaller, width_budget, limits=limits or SolverLimits()).states
+    states = tuple(int(own[state]) for own, state in zip(allowed, chosen, strict=True))
     return Solution(states, problem.cost(states), 0.0, False)

@@ -1,4 +1,4 @@
-"""States that no minimum needs, because another of the same variable is never worse."""
+"""Dominated states: another state of the same variable is never worse, so they are left out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from dasktile.tiling.solve.problem import Problem, Table
 
-#: Entries of a temporary array while states are compared.
+#: Entries of a temporary float64 array while states are compared; it bounds memory and does not
+#: change any result.
 _BLOCK = 4_000_000
 
 
@@ -21,25 +22,25 @@ class Pruned:
     Parameters
     ----------
     problem
-        Only the states that are left.
+        The problem with the remaining states.
     left
-        For every variable, which states of the original those are.
+        For every variable, the indices of the remaining states in the original problem.
     """
 
     problem: Problem
     left: tuple[npt.NDArray[np.int64], ...]
 
     def restored(self, states: Sequence[int]) -> tuple[int, ...]:
-        """An assignment in the states of the original."""
+        """The assignment in the states of the original problem."""
         return tuple(int(left[state]) for left, state in zip(self.left, states, strict=True))
 
 
 def pruned(problem: Problem) -> Pruned:
     """Leave out dominated states until there are none.
 
-    A state is dominated where another of its variable costs no more whatever its neighbours
-    do (dead-end elimination, Desmet et al. 1992; Goldstein's criterion).  Of several that cost
-    the same whatever they do, the first is left.  Some minimum of the original is left.
+    A state is dominated where another state of its variable costs no more for all states of the
+    neighbours (dead-end elimination, Desmet et al. 1992; Goldstein's criterion).  Of several states
+    with equal costs the first remains.  At least one minimum of the original remains.
     """
     left = [np.arange(len(costs)) for costs in problem.unary]
     around: list[list[tuple[int, Table]]] = [[] for _ in problem.unary]
@@ -67,12 +68,12 @@ def _undominated(
     left: Sequence[npt.NDArray[np.int64]],
     states: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
-    """Those of the states of one variable that no other dominates."""
+    """The states of one variable that no other state dominates."""
     count = len(states)
     if count < 2:
         return states
     own = unary[states]
-    # [a, b]: what a costs beyond b at the most, whatever the neighbours do
+    # [a, b]: the most that a costs more than b, over all states of the neighbours
     with np.errstate(invalid="ignore"):
         worse = own[:, None] - own[None, :]
         for other, table in around:
@@ -81,11 +82,11 @@ def _undominated(
             for start in range(0, count, step):
                 part = slice(start, start + step)
                 worse[part] += (seen[part, None] - seen[None]).max(axis=2)
-    # both forbidden: neither is better for it
+    # both forbidden: neither dominates the other
     worse = np.nan_to_num(worse, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     better = worse <= 0
     np.fill_diagonal(better, False)
-    # of those that cost the same, the first
+    # of states with equal costs, the first remains
     alike = better & better.T
     better &= ~alike | (np.arange(count)[:, None] < np.arange(count)[None, :])
     stays = ~better.any(axis=0)

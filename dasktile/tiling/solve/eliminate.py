@@ -1,12 +1,12 @@
 """Exact minimisation of a sum of unary and pairwise costs, by variable elimination.
 
-Array programs are graphs of low treewidth: eliminating one variable after another, each
-time replacing it by the table of its best answers to its neighbours, finds the true
-minimum with tables of a few thousand entries.  Where a table would grow beyond the
-budget, dominated states are left out first.  If it still would, the bucket is split
-(mini-buckets, Dechter and Rish 2003): every part is minimised on its own, which gives a
-lower bound instead of the minimum, and the assignment read back is improved by coordinate
-descent.  If that does not meet its bound, an integer program may.
+Array programs are graphs of low treewidth.  Variables are eliminated one after another: each is
+replaced by the table of its least costs for every state of its neighbours.  This finds the true
+minimum with tables of a few thousand entries.  Where a table would exceed the budget, dominated
+states are left out first.  If it still would, the bucket is split (mini-buckets, Dechter and Rish
+2003): each part is minimised by itself, which gives a lower bound instead of the minimum, and the
+assignment is improved by descent over trees.  If its cost then exceeds the bound, an integer
+program is solved.
 """
 
 from __future__ import annotations
@@ -18,19 +18,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dasktile.tiling.settings import SolverLimits
 from dasktile.tiling.solve.dominance import pruned
 from dasktile.tiling.solve.milp import integer
 from dasktile.tiling.solve.problem import Problem, Solution, Table
 
 __all__ = ["Problem", "Solution", "solve"]
 
-#: Neighbours beyond which the fill of a variable is taken at its worst instead of counted:
-#: an array that hundreds of nodes read goes last anyway.
-MANY = 12
-
-
-#: Forests that take turns in the descent.
-TURNS = 16
+_DEFAULT = SolverLimits()
 
 
 @dataclass(slots=True)
@@ -41,7 +36,9 @@ class _Factor:
     table: Table
 
 
-def solve(problem: Problem, width_budget: int, prove: bool = False) -> Solution:
+def solve(
+    problem: Problem, width_budget: int, prove: bool = False, limits: SolverLimits = _DEFAULT
+) -> Solution:
     """Minimise a problem exactly, or with a bound.
 
     Parameters
@@ -49,33 +46,35 @@ def solve(problem: Problem, width_budget: int, prove: bool = False) -> Solution:
     problem
         Unary and pairwise costs; infinite entries are forbidden states.
     width_budget
-        Entries that one table may have.
+        Entries of the largest table.
     prove
-        Try harder where that is too little, which may take seconds.
+        True to try for a proof where a table would exceed that, which may take seconds.
+    limits
+        Limits of the search.
     """
-    found = _eliminated(problem, width_budget)
-    if found.exact or not prove:
-        return found
+    best = _eliminated(problem, width_budget, limits)
+    if best.exact or not prove:
+        return best
     fewer = pruned(problem)
     if any(len(left) < len(costs) for left, costs in zip(fewer.left, problem.unary, strict=True)):
-        again = _eliminated(fewer.problem, width_budget)
-        found = _better(found, replace(again, states=fewer.restored(again.states)))
-    if found.exact:
-        return found
+        reduced = _eliminated(fewer.problem, width_budget, limits)
+        best = _better(best, replace(reduced, states=fewer.restored(reduced.states)))
+    if best.exact:
+        return best
     start = [
         int(np.argmax(left == state)) if state in left else 0
-        for left, state in zip(fewer.left, found.states, strict=True)
+        for left, state in zip(fewer.left, best.states, strict=True)
     ]
-    program = integer(fewer.problem, start)
+    program = integer(fewer.problem, start, limits)
     if program is None:
-        return found
-    return _better(found, replace(program, states=fewer.restored(program.states)))
+        return best
+    return _better(best, replace(program, states=fewer.restored(program.states)))
 
 
-def _better(one: Solution, other: Solution) -> Solution:
+def _better(first: Solution, second: Solution) -> Solution:
     """The cheaper of two assignments, with the better of their bounds."""
-    cheaper = other if other.cost < one.cost else one
-    bound = max(one.bound, other.bound)
+    cheaper = second if second.cost < first.cost else first
+    bound = max(first.bound, second.bound)
     return replace(cheaper, bound=min(bound, cheaper.cost), exact=_meets(cheaper.cost, bound))
 
 
@@ -83,10 +82,10 @@ def _meets(cost: float, bound: float) -> bool:
     return cost <= bound or math.isclose(cost, bound, rel_tol=1e-12, abs_tol=1e-9)
 
 
-def _eliminated(problem: Problem, width_budget: int) -> Solution:
+def _eliminated(problem: Problem, width_budget: int, limits: SolverLimits) -> Solution:
     """Minimise by elimination, with buckets split where tables would be too large."""
     counts = [len(costs) for costs in problem.unary]
-    order = _elimination_order(len(counts), problem.pairwise, counts)
+    order = _elimination_order(len(counts), problem.pairwise, counts, limits)
     buckets: list[list[_Factor]] = [[] for _ in counts]
     position = {variable: step for step, variable in enumerate(order)}
     constant = 0.0
@@ -115,7 +114,7 @@ def _eliminated(problem: Problem, width_budget: int) -> Solution:
 
     states = _read_back(order, buckets, counts)
     if split:
-        states = _descend(problem, states)
+        states = _descend(problem, states, limits)
     cost = problem.cost(states)
     bound = constant if split else cost
     exact = not split or _meets(cost, constant)
@@ -123,7 +122,10 @@ def _eliminated(problem: Problem, width_budget: int) -> Solution:
 
 
 def _elimination_order(
-    count: int, pairs: Mapping[tuple[int, int], Table], counts: Sequence[int]
+    count: int,
+    pairs: Mapping[tuple[int, int], Table],
+    counts: Sequence[int],
+    limits: SolverLimits,
 ) -> list[int]:
     """Min-fill with ties by table size, then by index.
 
@@ -138,9 +140,9 @@ def _elimination_order(
     def score(variable: int) -> tuple[int, float, int]:
         around = neighbours[variable]
         fill = len(around) * (len(around) - 1) // 2
-        if len(around) > MANY:
+        if len(around) > limits.counted_neighbours:
             return fill, math.inf, variable
-        fill -= sum(len(neighbours[one] & around) for one in around) // 2
+        fill -= sum(len(neighbours[neighbour] & around) for neighbour in around) // 2
         size = math.prod(float(counts[other]) for other in around) * counts[variable]
         return fill, size, variable
 
@@ -159,13 +161,15 @@ def _elimination_order(
         around = neighbours[variable]
         touched = set(around)
         filled = False
-        for one in around:
-            filled = filled or not around <= neighbours[one] | {one}
-            neighbours[one] |= around
-            neighbours[one] -= {one, variable}
-        for one in around if filled else ():
+        for neighbour in around:
+            filled = filled or not around <= neighbours[neighbour] | {neighbour}
+            neighbours[neighbour] |= around
+            neighbours[neighbour] -= {neighbour, variable}
+        for neighbour in around if filled else ():
             # fill of a second neighbour changes only where two of its own became adjacent
-            touched |= {other for other in neighbours[one] if len(neighbours[other] & around) > 1}
+            touched |= {
+                other for other in neighbours[neighbour] if len(neighbours[other] & around) > 1
+            }
         for other in sorted(touched):
             if not done[other]:
                 current[other] = score(other)
@@ -203,7 +207,7 @@ def _join(factors: Sequence[_Factor], counts: Sequence[int]) -> _Factor:
 def _read_back(
     order: Sequence[int], buckets: Sequence[Sequence[_Factor]], counts: Sequence[int]
 ) -> list[int]:
-    """Walk the elimination backwards, giving every variable its best state."""
+    """The best state of every variable, set in the reverse order of elimination."""
     states = [-1] * len(counts)
     for variable in reversed(order):
         costs = np.zeros(counts[variable])
@@ -216,30 +220,32 @@ def _read_back(
     return states
 
 
-def _descend(problem: Problem, states: list[int]) -> list[int]:
-    """Descent over trees: give all variables of an induced forest their best states at once.
+def _descend(problem: Problem, states: list[int], limits: SolverLimits) -> list[int]:
+    """Descent over trees: set all variables of an induced forest to their best states at once.
 
     Given the others, a forest is solved exactly with tables of one edge.  Forests that
     start at different variables take turns until none improves.
     """
     cost = problem.cost(states)
     count = len(states)
-    starts = sorted({turn * count // TURNS for turn in range(TURNS)})
+    starts = sorted(
+        {turn * count // limits.descent_forests for turn in range(limits.descent_forests)}
+    )
     forests = [_forest(problem, start) for start in starts]
     stale = turn = 0
     while stale < len(forests):
         inside = forests[turn % len(forests)]
-        found = _conditioned(problem, states, inside)
+        candidate = _conditioned(problem, states, inside, limits)
         turn += 1
         stale += 1
-        better = problem.cost(found)
+        better = problem.cost(candidate)
         if better < cost and not _meets(cost, better):
-            states, cost, stale = found, better, 0
+            states, cost, stale = candidate, better, 0
     return states
 
 
 def _forest(problem: Problem, start: int) -> list[int]:
-    """Variables among which there is no cycle, as many as fit, taken from `start` on."""
+    """A maximal set of variables without a cycle, taken in order from `start` on."""
     count = len(problem.unary)
     around: list[list[int]] = [[] for _ in range(count)]
     for i, j in problem.pairwise:
@@ -264,9 +270,11 @@ def _forest(problem: Problem, start: int) -> list[int]:
     return [variable for variable in range(count) if inside[variable]]
 
 
-def _conditioned(problem: Problem, states: Sequence[int], inside: Sequence[int]) -> list[int]:
+def _conditioned(
+    problem: Problem, states: Sequence[int], inside: Sequence[int], limits: SolverLimits
+) -> list[int]:
     """The best states of some variables, given those of the others."""
-    position = {variable: at for at, variable in enumerate(inside)}
+    position = {variable: index for index, variable in enumerate(inside)}
     unary = [np.array(problem.unary[variable], dtype=np.float64) for variable in inside]
     pairwise = {}
     for (i, j), table in problem.pairwise.items():
@@ -277,8 +285,8 @@ def _conditioned(problem: Problem, states: Sequence[int], inside: Sequence[int])
         elif j in position:
             unary[position[j]] += table[states[i]]
     largest = max((table.size for table in pairwise.values()), default=1)
-    best = _eliminated(Problem(unary, pairwise), largest).states
-    found = list(states)
+    best = _eliminated(Problem(unary, pairwise), largest, limits).states
+    completed = list(states)
     for variable, state in zip(inside, best, strict=True):
-        found[variable] = state
-    return found
+        completed[variable] = state
+    return completed

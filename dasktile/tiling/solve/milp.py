@@ -2,8 +2,8 @@
 
 Every state of a variable is a column that is 0 or 1, every pair of states of neighbours a
 column that follows from these (the local marginal polytope, Wainwright and Jordan 2008).
-HiGHS solves it by branch and bound; its bound is one of the whole problem, whether or not it
-comes to an end.
+HiGHS solves it by branch and bound.  Its bound holds for the whole problem even if the search
+stops early.  The search is limited in nodes and not in seconds, so that plans repeat.
 """
 
 from __future__ import annotations
@@ -15,24 +15,19 @@ from importlib import import_module
 import numpy as np
 import numpy.typing as npt
 
+from dasktile.tiling.settings import SolverLimits
 from dasktile.tiling.solve.problem import Problem, Solution, Table
 
 Ints = npt.NDArray[np.int64]
 
-#: Pairs of states beyond which the program is not even written.
-MOST = 20_000
-
-#: Nodes of the search tree; no limit in seconds, which would not give the same plan twice.
-NODES = 50
-
-#: The largest cost as HiGHS sees it: its tolerances are absolute.
+#: The largest cost after scaling.  The tolerances of HiGHS are absolute, about 1e-6.
 _STEPS = 1e6
 
-#: What may be between a cost and its bound, of the cost or of the largest, where they meet.
+#: Relative difference up to which a cost counts as equal to its bound (rounding).
 TOLERANCE = 1e-9
 
 
-def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
+def integer(problem: Problem, start: Sequence[int], limits: SolverLimits) -> Solution | None:
     """Minimise a problem with HiGHS.
 
     Parameters
@@ -40,13 +35,15 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
     problem
         Unary and pairwise costs; infinite entries are forbidden states.
     start
-        An assignment that is known; costs are counted from it.
+        A known assignment, which is returned if no better one is found.
+    limits
+        Sizes up to which the program is written, and limits of the search.
 
     Returns
     -------
     An assignment with a bound, or None where the program is too large or nothing was found.
     """
-    if sum(table.size for table in problem.pairwise.values()) > MOST:
+    if sum(table.size for table in problem.pairwise.values()) > limits.milp_pairs:
         return None
     first = np.cumsum([0, *(len(costs) for costs in problem.unary)])
     count = int(first[-1])
@@ -80,7 +77,7 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
             states = np.arange(first[variable], first[variable + 1])
             add(row + np.arange(len(states)), states, -1.0)
             row += len(states)
-    # every process of a cluster imports this module, and hardly any needs a solver
+    # imported here, since every process of a cluster imports this module and few need a solver
     optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")
     matrix = sparse.coo_array(
         (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
@@ -90,23 +87,23 @@ def integer(problem: Problem, start: Sequence[int]) -> Solution | None:
     right[:ones] = 1.0
     integral = np.zeros(len(cost))
     integral[:count] = 1
-    found = optimize.milp(
+    result = optimize.milp(
         np.where(allowed, cost, 0.0) / scale,
         integrality=integral,
         bounds=optimize.Bounds(0.0, allowed.astype(float)),
         constraints=optimize.LinearConstraint(matrix, right, right),
-        options={"node_limit": NODES, "mip_rel_gap": 0.0},
+        options={"node_limit": limits.milp_nodes, "mip_rel_gap": 0.0},
     )
     chosen = list(start)
-    if found.x is not None:
+    if result.x is not None:
         picked = [
-            int(np.argmax(found.x[low:high]))
+            int(np.argmax(result.x[low:high]))
             for low, high in zip(first[:-1], first[1:], strict=True)
         ]
         if problem.cost(picked) < problem.cost(start):
             chosen = picked
     total = problem.cost(chosen)
-    bound = -math.inf if found.mip_dual_bound is None else float(found.mip_dual_bound) * scale
+    bound = -math.inf if result.mip_dual_bound is None else float(result.mip_dual_bound) * scale
     if math.isclose(total, bound, rel_tol=TOLERANCE, abs_tol=TOLERANCE * scale * _STEPS):
         return Solution(tuple(chosen), total, total, True)
     return Solution(tuple(chosen), total, min(bound, total), total <= bound)

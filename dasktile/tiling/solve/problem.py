@@ -1,4 +1,4 @@
-"""The problem that tiling comes down to: one state for every variable, at the least cost."""
+"""The optimisation problem of tiling: choose one state for every variable at the least cost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An assignment and what is known of its quality.
+    """An assignment with its cost and a lower bound.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Solution:
     cost
         Its cost.
     bound
-        No assignment costs less.
+        A lower bound: no assignment costs less.
     exact
         True where the assignment was proven to be a minimum.
     """

@@ -29,15 +29,15 @@ def test_named_axes_are_cut_by_the_named_axes_of_the_mesh():
         ({(c, 0): (0, 1)}, (0, 0)),
         ({("matmul-2", 1): (0, 1)}, (2, 2)),
     ):
-        plan = tile(program, workers=4, method=forced(cuts), anyway=True)
+        plan = tile(program, workers=4, method=forced(cuts), force=True)
         assert plan.tiled.tilings[c].mesh == mesh
         assert plan.method == "by_hand" and plan.lower_bound == 0
 
 
 def test_what_is_not_named_is_decided_as_well_as_can_be():
     program = small_chain(True)
-    free = tile(program, workers=4, method=forced({}), anyway=True)
-    assert free.after.bytes == tile(program, workers=4, anyway=True).after.bytes
+    free = tile(program, workers=4, method=forced({}), force=True)
+    assert free.after.bytes == tile(program, workers=4, force=True).after.bytes
 
 
 def test_wrong_names_say_what_there_is():
@@ -61,34 +61,34 @@ def test_wrong_names_say_what_there_is():
 def test_an_axis_is_cut_wherever_it_goes():
     program = attention(4, 256, 4, 16)
     for axis, letter in ((0, 0), (2, 2)):
-        plan = tile(program, workers=4, method=along(("q", axis)), anyway=True)
+        plan = tile(program, workers=4, method=along(("q", axis)), force=True)
         for name in ("scores", "softmax", "attended"):
             assert _cut(plan, name) == {letter}
         assert plan.after.bytes == 0
     # by sequence, keys and values go to everyone
-    plan = tile(program, workers=4, method=along(("q", 1)), anyway=True)
+    plan = tile(program, workers=4, method=along(("q", 1)), force=True)
     assert plan.after.bytes == 3 * 2 * program.nodes[0].nbytes
 
 
 def test_a_second_axis_counts_where_the_first_is_none():
     program = llama_block(4, 64, hidden=64, heads=4, ffn=256, placed=True)
-    plan = tile(program, workers=4, method=along(("q", 2), ("gate", 2)), anyway=True)
+    plan = tile(program, workers=4, method=along(("q", 2), ("gate", 2)), force=True)
     assert _cut(plan, "scores") == {2}
     assert _cut(plan, "gate") == {2}
     assert _cut(plan, "mixed") == {3}  # heads are summed over there
-    by_batch = tile(program, workers=4, method=along(("x", 0)), anyway=True)
+    by_batch = tile(program, workers=4, method=along(("x", 0)), force=True)
     assert by_batch.after.bytes == 0
 
 
 def test_what_cannot_be_cut_so_is_cut_otherwise():
     program = attention(1, 256, 4, 16)
-    plan = tile(program, workers=4, method=along(("q", 0)), anyway=True)
+    plan = tile(program, workers=4, method=along(("q", 0)), force=True)
     assert plan.after.balance <= 1.1
 
 
 def test_data_parallel_training_moves_the_weights_there_and_back():
     program = classifier(64, 256, 128, 96)
-    plan = tile(program, workers=4, method=along(("x", 0)), anyway=True)
+    plan = tile(program, workers=4, method=along(("x", 0)), force=True)
     weights = sum(node.nbytes for node in program.nodes if node.name in ("w1", "w2"))
     assert plan.after.bytes == pytest.approx(2 * 3 * weights, rel=0.01)
 
@@ -98,7 +98,7 @@ def test_square_slicing():
         (1,), (2,), (2, 2), (3, 2), (4, 3), (4, 4)
     ]  # fmt: skip
     program = chain(False, 400)
-    plan = tile(program, workers=4, method=sqrt_slicing(program), anyway=True)
+    plan = tile(program, workers=4, method=sqrt_slicing(program), force=True)
     for node, tiling in zip(program.nodes, plan.tiled.tilings, strict=True):
         assert tiling.mesh == (node.out[0].label, node.out[1].label), node.name
     # rows of A and columns of B go to one other worker each, for each of three products

@@ -50,10 +50,16 @@ from dasktile.tiling.solve.eliminate import solve
 from tests.programs import Builder, chain, gram, transposed_add
 
 METHODS = ("eindecomp", "eindecomp-exact")
+LIMITS = Settings().candidates
 
 
 def _costs(program, workers):
-    space = Space(program, Mesh(places(workers)), free_axes(program, workers), MAX_STATES)
+    space = Space(
+        program,
+        Mesh(places(workers)),
+        free_axes(program, workers, LIMITS),
+        Settings(max_states=MAX_STATES),
+    )
     return Costs(space)
 
 
@@ -189,19 +195,19 @@ def _programs():
 def test_plans_are_whole_and_alike_every_time(name, method):
     program = _programs()[name]
     for workers in (3, 4) if name == "llama" else (1, 4, 6):
-        plan = tile(program, workers=workers, method=method, anyway=True)
+        plan = tile(program, workers=workers, method=method, force=True)
         assert plan.tiled is not None
         assert math.prod(plan.tiled.mesh) == math.prod(places(workers))
         assert not plan.proven_optimal or plan.after.bytes == 0
-        again = tile(program, workers=workers, method=method, anyway=True)
+        again = tile(program, workers=workers, method=method, force=True)
         assert again == plan
         renamed = replace(
             program,
             nodes=tuple(replace(node, name=f"z{99 - at}") for at, node in enumerate(program.nodes)),
         )
-        other = tile(renamed, workers=workers, method=method, anyway=True)
+        other = tile(renamed, workers=workers, method=method, force=True)
         assert other.after == plan.after
-        best = tile(program, workers=workers, method="exact", anyway=True)
+        best = tile(program, workers=workers, method="exact", force=True)
         if math.prod(places(workers)) == workers and best.proven_optimal:
             assert plan.after.bytes >= best.after.bytes
 
@@ -209,11 +215,11 @@ def test_plans_are_whole_and_alike_every_time(name, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_limit_holds(method):
     for name, program in _programs().items():
-        least = tile(program, workers=4, method=method, anyway=True)
+        least = tile(program, workers=4, method=method, force=True)
         for share_of in (2, 8):
             limit = max(least.after.peak) // share_of
             try:
-                plan = tile(program, workers=4, method=method, anyway=True, memory_limit=limit)
+                plan = tile(program, workers=4, method=method, force=True, memory_limit=limit)
             except dasktile.tiling.MemoryLimitError:
                 continue
             if name not in ("pinned", "shared", "whole", "gram"):
@@ -228,10 +234,12 @@ def test_copies_stay_within_the_memory():
     build.elementwise(*ways)
     costs = _costs(build.program(), 4)
     for room in (None, 10**9, 0):
-        settings = Settings(copies=room)
+        settings = Settings(replica_bytes=room)
         for choose in (eindecomp, eindecomp_exact):
             states = choose(costs, settings, TIE).states
-            taken = sum(float(sizes[at]) for sizes, at in zip(costs.copies(), states, strict=True))
+            taken = sum(
+                float(sizes[at]) for sizes, at in zip(costs.replica_bytes(), states, strict=True)
+            )
             assert room is None or taken <= room
 
 

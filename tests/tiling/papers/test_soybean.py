@@ -22,7 +22,7 @@ from tests.programs import Builder, chain, gram, transposed_add
 
 
 def _moved(program, workers, method):
-    return tile(program, workers=workers, method=method, anyway=True).after.bytes
+    return tile(program, workers=workers, method=method, force=True).after.bytes
 
 
 def _one_cut(program, parts=2):
@@ -139,7 +139,7 @@ def test_total_is_the_weighted_sum_of_the_cuts():
 
 def test_cut_by_cut_is_not_optimal_under_exact_costs():
     program = networks.mlp(400, 300, 2, input_gradient=True, placed=True)
-    exact = tile(program, workers=4, anyway=True)
+    exact = tile(program, workers=4, force=True)
     assert exact.proven_optimal
     assert exact.after.bytes == pytest.approx(2.76e6)
     assert _moved(program, 4, "soybean") >= 3.06e6
@@ -209,10 +209,10 @@ def test_never_over_the_memory_limit():
     for program in _programs():
         for limit in (10_000, 100_000, 10_000_000):
             try:
-                plan = tile(program, workers=4, method="soybean", memory_limit=limit, anyway=True)
+                plan = tile(program, workers=4, method="soybean", memory_limit=limit, force=True)
             except MemoryLimitError:
                 with pytest.raises(MemoryLimitError):
-                    tile(program, workers=4, memory_limit=limit, anyway=True)
+                    tile(program, workers=4, memory_limit=limit, force=True)
             else:
                 # what is stored or placed in larger chunks is read as it is
                 free = [peak for node, peak in zip(program.nodes, plan.after.peak, strict=True)
@@ -222,14 +222,14 @@ def test_never_over_the_memory_limit():
 
 def test_same_plan_whatever_the_names():
     for program in _programs():
-        plan = tile(program, workers=8, method="soybean", anyway=True)
-        assert plan.after.bytes >= tile(program, workers=8, anyway=True).lower_bound
+        plan = tile(program, workers=8, method="soybean", force=True)
+        assert plan.after.bytes >= tile(program, workers=8, force=True).lower_bound
         renamed = Program(
             tuple(replace(node, name=f"n{i}-{hash(node.name)}")
                   for i, node in enumerate(program.nodes)),
             program.outputs,
         )  # fmt: skip
-        again = tile(renamed, workers=8, method="soybean", anyway=True)
+        again = tile(renamed, workers=8, method="soybean", force=True)
         assert again.after == plan.after
         assert [t.chunks for t in again.tiled.tilings] == [t.chunks for t in plan.tiled.tilings]
 

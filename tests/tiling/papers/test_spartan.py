@@ -35,6 +35,7 @@ from dasktile.tiling.solve.eliminate import solve
 from tests.programs import chain, gram, transposed_add
 
 BUDGET = Settings().width_budget
+LIMITS = Settings().candidates
 ROW, COLUMN, BLOCK, WHOLE = (0, 0), (1, 1), (0, 1), (None, None)
 
 
@@ -181,7 +182,7 @@ def test_greedy_is_never_better_than_the_best_and_mostly_finds_it():
 
 def test_the_default_is_proven_optimal_on_all_random_programs():
     for program in random_programs():
-        plan = tile(program, workers=4, method="exact", anyway=True)
+        plan = tile(program, workers=4, method="exact", force=True)
         assert plan.proven_optimal
         assert plan.after.bytes == plan.lower_bound
 
@@ -189,7 +190,7 @@ def test_the_default_is_proven_optimal_on_all_random_programs():
 def test_the_default_is_what_trying_everything_finds():
     tried = 0
     for program in random_programs():
-        costs = Costs(Space(program, Mesh((2,)), free_axes(program, 2), 128))
+        costs = Costs(Space(program, Mesh((2,)), free_axes(program, 2, LIMITS), Settings()))
         if math.prod(len(variable.options) for variable in costs.space.variables) > 3000:
             continue
         tried += 1
@@ -204,7 +205,7 @@ def test_the_default_is_what_trying_everything_finds():
 def test_plans_keep_the_memory_limit_and_do_no_harm(workers):
     for program in random_programs()[:8]:
         limit = 64 * 2**20
-        plan = tile(program, workers=workers, method="spartan", memory_limit=limit, anyway=True)
+        plan = tile(program, workers=workers, method="spartan", memory_limit=limit, force=True)
         assert max(plan.after.peak) <= limit
         assert plan.lower_bound == 0
         # nobody moves less than nothing
@@ -216,7 +217,7 @@ def test_plans_keep_the_memory_limit_and_do_no_harm(workers):
 @pytest.mark.parametrize("workers", [4, 6])
 def test_states_are_candidates_and_cost_what_the_model_says(workers):
     for program in (*random_programs()[:20], chain(True), gram(3200, 256, (100, 256))):
-        space = Space(program, Mesh(mesh(workers)), free_axes(program, workers), 128)
+        space = Space(program, Mesh(mesh(workers)), free_axes(program, workers, LIMITS), Settings())
         costs = Costs(space)
         found = get("spartan").choose(costs, Settings(), TIE)
         assert found.cost == costs.problem(TIE).cost(found.states)
@@ -228,13 +229,13 @@ def test_states_are_candidates_and_cost_what_the_model_says(workers):
 
 def test_without_a_budget_nothing_is_held_twice():
     for program in random_programs()[:40]:
-        space = Space(program, Mesh((2, 2)), free_axes(program, 4), 128, 0, True)
+        space = Space(program, Mesh((2, 2)), free_axes(program, 4, LIMITS), Settings(), 0, True)
         found = get("spartan").choose(Costs(space), Settings(), TIE)
         for variable, state in zip(space.variables, found.states, strict=True):
             option = variable.options[state]
             if variable.keep:
-                assert option.also is None
-                assert not any(option.spread)
+                assert option.second_mesh is None
+                assert not any(option.replicated)
 
 
 def test_the_candidates_are_the_tilings_that_were_decided():
@@ -243,7 +244,7 @@ def test_the_candidates_are_the_tilings_that_were_decided():
     a, b = make.newarray(5120, 1280), make.newarray(1280, 2560)
     make.fold(make.map(make.dot(a, b)), 0)
     program = make.program()
-    plan = tile(program, workers=4, method="spartan", anyway=True)
+    plan = tile(program, workers=4, method="spartan", force=True)
     assert [tiling.mesh for tiling in plan.tiled.tilings] == [(0, 0)] * 5
     # every worker fetches three quarters of b, and sends its part of the sum
     assert plan.after.bytes == 4 * (3 * 1280 * 2560 * 8 // 4) + 3 * 2560 * 8
@@ -265,7 +266,7 @@ def test_satisfiable_clauses_are_tiled_at_two_units_each(variables, clauses, see
     values = [tiling == (0,) for tiling in node_tiles(graph, program, best.states)[:variables]]
     assert violated(instance, values) == 0
     assert graph.problem().cost(greedy(graph)) >= best.cost
-    plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", anyway=True)
+    plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", force=True)
     assert plan.after.bytes == 2 * clauses * UNIT == plan.lower_bound
     assert plan.proven_optimal
 
@@ -280,7 +281,7 @@ def test_clauses_that_cannot_be_satisfied_cost_four_units_more_each():
         program = sat_program(instance)
         best = solve(tiling_graph(program, 1, ("row", "column")).problem(), BUDGET)
         assert best.cost == units * program.nodes[0].nbytes
-        plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", anyway=True)
+        plan = tile(program, workers=2, memory_limit=NO_COPIES, method="exact", force=True)
         assert plan.after.bytes == units * UNIT
 
 

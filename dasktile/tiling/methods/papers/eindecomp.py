@@ -1,12 +1,12 @@
-"""EinDecomp (Bourgeois et al. 2024): partition vectors, priced by what they move at the worst.
+"""EinDecomp (Bourgeois et al. 2024): partition vectors, priced by upper bounds of bytes moved.
 
-A partition vector says into how many parts each label of an operation is cut, a power of
-two each, their product the number of workers.  It forgets which worker holds which part.
-Vectors are chosen by dynamic programming over the expression, its longest paths first
-where an array has several readers; that ignores what crosses from one path to another.
+A partition vector is the number of parts of each label of an operation.  Each number is a power of
+two, and their product is the number of workers.  A vector does not say which worker holds which
+part.  Vectors are chosen by dynamic programming over the expression.  Where an array has several
+readers, the longest paths come first, and costs between different paths are ignored.
 
-Given the vectors, the states that have them are chosen exactly, which is as kind to the
-method as can be: its own engine leaves to a scheduler where the parts are.
+Among the states that have the chosen vectors, the best are found exactly.  This favours the method:
+in its own engine a scheduler places the parts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["MAX_STATES", "eindecomp", "eindecomp_exact", "places", "restricted"]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Candidates of one node: all of a product of matrices on a mesh of four axes.
+#: Candidates of one node: all of a matrix product on a mesh of four axes.
 MAX_STATES = 640
 
-#: Workers up to which the mesh has four axes, so that it has (nearly) all vectors.
+#: Workers up to which the mesh has four axes, which gives nearly all vectors.
 FOUR_AXES = 64
 
 
@@ -57,24 +57,24 @@ class _Vertex:
         return np.stack(columns, axis=1) if columns else ones[:, None]
 
 
-#: What the search weighs: every vertex's vectors, and pairs of those of two vertices.
+#: Costs of every vertex's vectors, and of pairs of vectors of two vertices, in bytes.
 _Tables = tuple[Mapping[int, Floats], Mapping[tuple[int, int], Floats]]
 
 
 def places(workers: int) -> tuple[int, ...]:
-    """The mesh of the least power of two that is no less than the workers.
+    """The mesh of the smallest power of two that is at least the number of workers.
 
-    Up to 64 workers it has every vector of three labels; beyond, some are left out.
+    Up to 64 workers it gives every vector of three labels; for more workers some are left out.
     """
     power = 1 << max(workers - 1, 0).bit_length()
     return mesh_shape(power, 4 if power <= FOUR_AXES else 3)
 
 
 def _vertices(costs: Costs) -> dict[int, _Vertex]:
-    """Every operation; what the expression reads is none, and costs nothing anywhere."""
+    """The operations of a program; inputs are no vertices, and their tiling costs nothing."""
     space = costs.space
     shape = space.mesh.shape
-    found = {}
+    vertices = {}
     for index, node in enumerate(space.program.nodes):
         variable = space.variables[space.made[index]]
         boxes = variable.options[: len(variable.options) - len(variable.followed)]
@@ -91,8 +91,8 @@ def _vertices(costs: Costs) -> dict[int, _Vertex]:
         chosen, inverse = np.unique(rows[full], axis=0, return_inverse=True)
         inverse = inverse.reshape(-1)
         states = tuple(full[inverse == group] for group in range(len(chosen)))
-        found[index] = _Vertex(node, space.made[index], chosen, states)
-    return found
+        vertices[index] = _Vertex(node, space.made[index], chosen, states)
+    return vertices
 
 
 def _paper_tables(costs: Costs, vertices: Mapping[int, _Vertex]) -> _Tables:
@@ -102,8 +102,8 @@ def _paper_tables(costs: Costs, vertices: Mapping[int, _Vertex]) -> _Tables:
     between: dict[tuple[int, int], Floats] = {}
     for index, vertex in vertices.items():
         calls = vertex.vectors.prod(axis=1).astype(np.float64)
-        met = vertex.vectors[:, [label.role is Role.REDUCE for label in vertex.node.labels]]
-        partials = met.prod(axis=1).astype(np.float64)
+        summed = vertex.vectors[:, [label.role is Role.REDUCE for label in vertex.node.labels]]
+        partials = summed.prod(axis=1).astype(np.float64)
         result = vertex.node.size / vertex.along(vertex.node.out).prod(axis=1)
         tiles = []
         for edge in vertex.node.edges:
@@ -148,7 +148,7 @@ def _repartition(made: Ints, read: Ints, size: int) -> Floats:
 
 
 def _exact_tables(costs: Costs, vertices: Mapping[int, _Vertex], tile_weight: float) -> _Tables:
-    """The same from the exact tables: the least of the states that have the vectors."""
+    """Costs from the exact tables: the least of the states that have the vectors."""
     problem = costs.problem(tile_weight)
     space = costs.space
     own: dict[int, Floats] = {}
@@ -170,7 +170,7 @@ def _exact_tables(costs: Costs, vertices: Mapping[int, _Vertex], tile_weight: fl
                     [(row[:, None] + read).min(axis=0) for row in kept]
                 )
                 continue
-            # an input is where it is wanted
+            # an input is read where it is needed
             reach = problem.unary[source]
             if source != space.made[producer]:
                 made = problem.unary[space.made[producer]][:, None]
@@ -195,8 +195,8 @@ def _label(
 ) -> dict[int, int]:
     """The best vector of every vertex of a forest, by dynamic programming.
 
-    The paper keeps the best of the vectors that partition a result alike; what a reader
-    pays depends on nothing else, so to keep them all finds the same minimum.
+    The paper keeps the best of the vectors that partition a result in the same way.  Costs of a
+    reader depend on nothing else, so keeping all vectors finds the same minimum.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ def _search(vertices: Mapping[int, _Vertex], tables: _Tables) -> dict[int, int]:
         index: sorted({edge.producer for edge in vertex.node.edges if edge.producer in vertices})
         for index, vertex in vertices.items()
     }
-    readers = [producer for found in producers.values() for producer in found]
+    readers = [producer for inputs in producers.values() for producer in inputs]
     if len(readers) == len(set(readers)):
         return _label(list(vertices), producers, tables)
     chosen: dict[int, int] = {}
@@ -286,9 +286,9 @@ def eindecomp(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
 def eindecomp_exact(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """The same search on exact bytes instead of the paper's upper bounds.
 
-    Bounds tell apart what exact bytes do not: many vectors of one path move nothing, and
-    only some of them agree with the path it joins.  Where arrays have several readers this
-    is often worse than :func:`eindecomp`.
+    Where arrays have several readers this is often worse than :func:`eindecomp`.  Many vectors of
+    one path move no bytes, so their exact costs are equal, and only some of them agree with
+    the path that it joins.
     """
 
     def price(costs: Costs, vertices: Mapping[int, _Vertex]) -> _Tables:

@@ -1,8 +1,8 @@
-"""One cut of a whole program into parts: what it costs, and the cheapest.
+"""One cut of a whole program into parts: its cost, and the cheapest one.
 
-Two kinds of variable alternate: how an array is tiled, and which of its aligned forms an
-operation takes.  Costs are only between an operation and its arrays, so that the levels of
-a breadth-first search are those of the dataflow graph taken as undirected.
+Two kinds of variable alternate: the tiling of an array, and the aligned form of an operation.
+Costs are only between an operation and its arrays, so the levels of a breadth-first search are
+those of the undirected dataflow graph.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dasktile.tiling.solve.problem import Problem
 
 Table = npt.NDArray[np.float64]
 
-#: Joint states of the variables between two levels, at the most.
+#: Joint states of the variables between two levels at the most (bounds time and memory).
 WIDEST = 20_000
 
-#: Entries of a table where levels are wider than that.
+#: Entries of the largest table of the elimination that is used where levels are wider.
 WIDTH = 1_000_000
 
-#: Stands for a cut along none of the axes in question: one part has everything.
+#: A cut along none of the axes in question: one part has the whole array.
 ELSEWHERE = -1
 
 
 def conversion(made: int | str, wanted: int | str, parts: int = 2) -> float:
-    """Price of a conversion, over all parts, as a multiple of the array's size.
+    """Bytes of a conversion, over all parts, as a multiple of the array's bytes.
 
-    Section 4.2.1 of the paper: what a part needs minus what it has.
+    SoyBean, section 4.2.1: the bytes that a part needs minus those that it has.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def conversion(made: int | str, wanted: int | str, parts: int = 2) -> float:
 
 @dataclass
 class OneCut:
-    """The choice of one cut, for a program that may have been cut before.
+    """The problem of choosing one cut, for a program that may have been cut before.
 
     Variable ``2 * n`` is the tiling of node number n's array: an axis, or past the last
     axis replicated.  Variable ``2 * n + 1`` is the form that the node takes.
@@ -66,17 +66,17 @@ class OneCut:
     Parameters
     ----------
     program
-        What is cut.
+        The program.
     parts
-        Into how many.
+        Number of parts.
     label_cuts, axis_cuts
-        For every node, into how many parts the cuts before divided each label, and each
-        axis of the array as it is kept.
+        For every node, the number of parts into which the cuts before divided each label, and
+        each axis of the kept array.
     allowed
-        Given a node's index and the labels that could be cut: those that may be.
+        Given a node's index and the labels that could be cut, returns the labels that may be cut.
     forms
-        For every node, the labels that its forms cut; a single None where nothing can be
-        cut and one part does it all.
+        For every node, the labels that its forms cut; a single None where no label can be cut and
+        one part runs the operation.
     """
 
     program: Program
@@ -97,7 +97,7 @@ class OneCut:
             self.forms.append([*self.allowed(index, possible)] or [None])
 
     def problem(self) -> Problem:
-        """Bytes converted inside one group of the parts before."""
+        """The costs of the cut: bytes converted inside one group of the cuts before."""
         unary: list[Table] = []
         pairs: dict[tuple[int, int], Table] = {}
         for index, node in enumerate(self.program.nodes):
@@ -109,13 +109,13 @@ class OneCut:
         return Problem(unary, pairs)
 
     def _tilings(self, index: int, node: Node) -> Table:
-        """Infinite for axes that are too short."""
+        """Costs of the tilings: infinite for axes that are too short."""
         cuts = self.axis_cuts[index]
         short = [size < cut * self.parts for size, cut in zip(node.shape, cuts, strict=True)]
         return np.where([*short, False], np.inf, 0.0)
 
     def _carries(self, index: int, node: Node) -> Table:
-        """What runs from one part of a scan to the next."""
+        """Bytes of the carries from each part of a scan to the next."""
         costs = np.zeros(len(self.forms[index]))
         for column, form in enumerate(self.forms[index]):
             if form is not None and node.labels[form].role is Role.SCAN:
@@ -124,14 +124,14 @@ class OneCut:
         return costs * node.partial
 
     def _results(self, index: int, node: Node) -> float:
-        """Elements that one group makes, sums unfinished."""
+        """Elements that one group computes, partial sums included."""
         cuts = self.label_cuts[index]
         return node.size / math.prod(
             cuts[axis.label] for axis in node.out if axis.label is not None
         )
 
     def _made(self, index: int, node: Node) -> Table:
-        """From the forms to the tilings of the result, (tilings, forms)."""
+        """Bytes from the forms to the tilings of the result, (tilings, forms)."""
         red = self._results(index, node) * node.partial
         kept = node.nbytes / math.prod(self.axis_cuts[index])
         tilings = [*range(len(node.shape)), "r"]
@@ -143,13 +143,13 @@ class OneCut:
             for row, tiling in enumerate(tilings):
                 table[row, column] = kept * conversion(made, tiling, self.parts)
                 if partial:
-                    # partial results go where they are wanted, whole ones from there on
+                    # partial sums are sent first, and finished results are replicated then
                     copied = kept * conversion(made, "r", self.parts) if tiling == "r" else 0.0
                     table[row, column] = red * conversion("red", ELSEWHERE, self.parts) + copied
         return table
 
     def _read(self, index: int, node: Node, edge: Edge) -> Table:
-        """From the tilings of an array to what the forms read of it, (tilings, forms)."""
+        """Bytes from the tilings of an array to the reads of the forms, (tilings, forms)."""
         producer = self.program.nodes[edge.producer]
         cuts = self.label_cuts[index]
         needed = float(producer.itemsize)
@@ -158,9 +158,9 @@ class OneCut:
         elsewhere = needed * conversion(ELSEWHERE, 0, self.parts)
         table = np.zeros((len(producer.shape) + 1, len(self.forms[index])))
         for column, form in enumerate(self.forms[index]):
-            axes = [at for at, axis in enumerate(edge.axes) if axis.label == form]
+            axes = [position for position, axis in enumerate(edge.axes) if axis.label == form]
             if form is None or (edge.within is not None and edge.within[0] == form):
-                table[:-1, column] = elsewhere  # one part reads it all
+                table[:-1, column] = elsewhere  # one part reads the whole array
             elif not axes:
                 table[:-1, column] = needed * conversion(ELSEWHERE, "r", self.parts)
             else:
@@ -171,9 +171,10 @@ class OneCut:
         return table
 
     def _windows(self, axis: AxisMap, node: Node, size: int) -> tuple[float, float]:
-        """What the parts of a label read of an axis, and lack if it is cut alike.
+        """Elements of an axis that the parts of a label read, and those that they lack.
 
-        Both as multiples of what the whole label reads: (1, 0) where they match.
+        A part lacks what it reads outside of its own part of the axis.  Both are multiples of the
+        elements that the whole label reads: (1, 0) where the parts match.
         """
         span = _span(axis, node, size)
         if axis.identity or axis.label is None or not span:
@@ -189,7 +190,7 @@ class OneCut:
 
 
 def _pieces(label: Label) -> int:
-    """Into how many parts a label can be cut at most."""
+    """The largest number of parts into which a label can be cut."""
     if label.role is Role.WHOLE:
         return 1
     return len(label.cuts) if label.role is Role.PINNED else label.size
@@ -206,24 +207,23 @@ def _span(axis: AxisMap, node: Node, size: int) -> int:
 def by_levels(problem: Problem, widest: int = WIDEST) -> list[int]:
     """Minimise by dynamic programming over the levels of a breadth-first search.
 
-    Section 4.2.2: variables are taken level by level, and the cheapest assignment is
-    remembered for every joint state of those that still have neighbours to come, which
-    all lie in the last two levels.  Where levels are so wide that there are more than
-    `widest` of these, as around an array that many operations read, variables are taken
-    in the order of :func:`dasktile.tiling.solve.eliminate.solve` instead.
+    SoyBean, section 4.2.2: variables are processed level by level.  The cheapest assignment is
+    kept for every joint state of the variables with neighbours in later levels, which are all in
+    the last two levels.  Where there are more than `widest` joint states, as around an array that
+    many operations read, :func:`dasktile.tiling.solve.eliminate.solve` is used instead.
 
     Returns
     -------
     The state of every variable.
     """
     order, around = _levels(len(problem.unary), problem.pairwise)
-    position = {variable: at for at, variable in enumerate(order)}
+    position = {variable: step for step, variable in enumerate(order)}
     last = [max(position[other] for other in (v, *around[v])) for v in range(len(order))]
     live: list[int] = []
     rows = np.zeros((1, 0), dtype=np.int16)
     costs = np.zeros(1)
     steps: list[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]] = []
-    for at, variable in enumerate(order):
+    for step, variable in enumerate(order):
         count = len(problem.unary[variable])
         grown = costs[:, None] + problem.unary[variable][None, :]
         for column, other in enumerate(live):
@@ -233,7 +233,7 @@ def by_levels(problem: Problem, widest: int = WIDEST) -> list[int]:
         costs, parent, choice = grown.ravel()[chosen], chosen // count, chosen % count
         rows = np.column_stack([rows[parent], choice.astype(np.int16)])
         live.append(variable)
-        stay = [column for column, other in enumerate(live) if last[other] > at]
+        stay = [column for column, other in enumerate(live) if last[other] > step]
         if len(stay) < len(live):
             live = [live[column] for column in stay]
             rows = np.ascontiguousarray(rows[:, stay])
@@ -251,7 +251,7 @@ def by_levels(problem: Problem, widest: int = WIDEST) -> list[int]:
 
 
 def _cheapest(rows: npt.NDArray[np.int16], costs: Table) -> npt.NDArray[np.intp]:
-    """For every different row, where it is cheapest."""
+    """For every distinct row, the index of its cheapest instance."""
     if not rows.shape[1]:
         return np.array([np.argmin(costs)])
     whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
@@ -271,20 +271,20 @@ def _levels(
         around[j][i] = table
 
     def search(start: int, seen: set[int]) -> list[int]:
-        found = []
+        visited = []
         queue = deque([start])
         seen.add(start)
         while queue:
-            found.append(queue.popleft())
-            fresh = [other for other in sorted(around[found[-1]]) if other not in seen]
+            visited.append(queue.popleft())
+            fresh = [other for other in sorted(around[visited[-1]]) if other not in seen]
             seen.update(fresh)
             queue.extend(fresh)
-        return found
+        return visited
 
     order: list[int] = []
     seen: set[int] = set()
     for start in range(count):
         if start not in seen:
-            # what is furthest from anywhere is an end: from there on levels are narrow
+            # the variable furthest from any other is an end, from which levels are narrow
             order += search(search(start, set())[-1], seen)
     return order, around

@@ -1,7 +1,7 @@
-"""EinDecomp's partition vectors and what it says they move (sections 6 to 8.1 of its paper).
+"""EinDecomp's partition vectors and their costs (sections 6 to 8.1 of the paper).
 
-All counts are of elements and upper bounds: every input of every kernel call is taken to
-travel.  The functions take numbers or whole arrays of them.
+All costs are upper bounds, in elements: every input of every kernel call counts as moved.  The
+functions take numbers or NumPy arrays.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import numpy as np
 import numpy.typing as npt
 
-#: One number, or many at once.
+#: A number, or an array of numbers.
 Amount = float | npt.NDArray[np.float64]
 
 
@@ -21,9 +21,9 @@ def vectors(parts: int, labels: int) -> list[tuple[int, ...]]:
     Parameters
     ----------
     parts
-        Kernel calls wanted, a power of two.
+        Number of kernel calls, a power of two.
     labels
-        Distinct labels.
+        Number of distinct labels.
     """
     if parts < 1 or parts & (parts - 1):
         raise ValueError(f"parts must be a power of two; got {parts}")
@@ -38,7 +38,7 @@ def vectors(parts: int, labels: int) -> list[tuple[int, ...]]:
 
 
 def join_cost(calls: Amount, *tiles: Amount) -> Amount:
-    """Elements that travel into the kernel calls: a tile of every input for each call.
+    """Elements sent to the kernel calls: a tile of every input for each call.
 
     Parameters
     ----------
@@ -50,23 +50,23 @@ def join_cost(calls: Amount, *tiles: Amount) -> Amount:
     return calls * sum(tiles, np.float64(0.0))
 
 
-def aggregation_cost(calls: Amount, met: Amount, tile: Amount) -> Amount:
-    """Elements of partial results that travel to where they are combined.
+def aggregation_cost(calls: Amount, partials: Amount, tile: Amount) -> Amount:
+    """Elements of partial results sent to where they are combined.
 
     Parameters
     ----------
     calls
         Kernel calls, N(d).
-    met
-        Partial results that make one tile of the result.
+    partials
+        Partial results of one tile of the result.
     tile
         Elements of that tile.
     """
-    return calls / met * (met - 1) * tile
+    return calls / partials * (partials - 1) * tile
 
 
 def repartition_cost(size: Amount, made: Amount, read: Amount, common: Amount) -> Amount:
-    """Elements that travel where a consumer wants other tiles than its producer made.
+    """Elements sent where a consumer reads other tiles than its producer makes.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def repartition_cost(size: Amount, made: Amount, read: Amount, common: Amount) -
     made, read
         Elements of one tile as the producer makes it, and as the consumer reads it.
     common
-        Elements that two tiles which overlap have in common.
+        Elements in the intersection of two overlapping tiles.
     """
     extracted = np.where(np.not_equal(made, common), size / read * made, 0.0)
     return size / read * (read / common - 1) * (read + made) + extracted

@@ -1,20 +1,19 @@
-"""SoyBean: the workers are halved again and again, each cut the best for two halves.
+"""SoyBean: the workers are halved repeatedly, and each cut is the best one for two halves.
 
 Wang, Huang and Li, *Unifying Data, Model and Hybrid Parallelism in Deep Learning via Tensor
 Tiling*, sections 4.1 to 4.5.  A basic tiling cuts an array along one axis or replicates it.
-An operation has one *aligned form* for every label that may be cut: what it then reads and
-makes fits together without communication, except that a cut of a summed label makes partial
-results.  A cut costs what it takes to convert the arrays from their tilings to the forms
-and back, and dynamic programming finds the cheapest (:mod:`.onecut`).  Inside each half the
-same is done again.
+An operation has one *aligned form* for every label that may be cut: its inputs and its result then
+need no communication, except that a cut of a summed label makes partial sums.  The cost of a cut is
+the bytes of converting the arrays from their tilings to the forms and back, and dynamic programming
+finds the cheapest cut (:mod:`.onecut`).  Each half is then cut in the same way.
 
-Where this goes beyond the paper: cuts into three or more parts, which are the prime factors
-of the workers; what a conversion takes is reckoned from what an operation reads inside its
-group, which may be more than the group's part of the array; arrays that are generated or
-read are made in parts, and copies of them cost as all copies do.
+This goes beyond the paper in three points.  Cuts may be into three or more parts, which are the
+prime factors of the number of workers.  A conversion is priced by the elements that an operation
+reads inside its group, which may be more than the group's part of the array.  Arrays that are
+generated or read from storage are made in parts, and replicas of them cost as much as others.
 
-Choosing one axis of the mesh after another is not optimal under exact costs: compare with the
-default, as :mod:`benchmarks.papers.soybean` does.
+Choosing one mesh axis after another is not optimal under exact costs: compare with the default, as
+:mod:`benchmarks.papers.soybean` does.
 """
 
 from __future__ import annotations
@@ -34,35 +33,35 @@ from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.problem import Problem, Solution
 
-#: More factors than this are merged: the candidates of a node are a power of it.
+#: Cuts at the most; further factors are merged.  Candidates of a node grow as a power of it.
 MAX_CUTS = 4
 
-#: All candidates of a matrix product that is cut so often.
+#: Candidates of one node: all of a matrix product (6 for each cut) after so many cuts.
 MAX_STATES = 6**MAX_CUTS
 
-#: Cuts of equal price differ in what they really move: so many ways to break ties are tried.
+#: Random ways to break ties that are tried: cuts of equal price differ in exact bytes.
 TIES = 8
 
 Rng = np.random.Generator
 
-#: For every node, the label that each cut so far has taken; None where nothing could be cut.
+#: For every node, the label of each cut so far; None where no label could be cut.
 Forms = Sequence[Sequence[int | None]]
 
-#: Of the labels of a node that could be cut, those that may be; the node is given by its index.
+#: A filter of the labels that a cut may take: (index of the node, its labels) to labels.
 Allowed = Callable[[int, list[int]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """What the k-cut algorithm decides.
+    """The result of the k-cut algorithm.
 
     Parameters
     ----------
     forms
-        For every node and cut, the label that is cut; None where nothing can be cut.
+        For every node and cut, the label that is cut; None where no label can be cut.
     tiles
-        For every node and cut, the axis along which its array is cut to be kept, or None
-        where every part has a copy.
+        For every node and cut, the axis along which the kept array is cut, or None where it is
+        replicated.
     deltas
         For every cut, bytes converted between its parts inside one group.
     total
@@ -88,8 +87,8 @@ def soybean_mesh(workers: int) -> tuple[int, ...]:
 def soybean(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """The k-cut tiling.
 
-    The cuts say which label every axis of the mesh cuts, for every operation.  Where sums
-    end, and how arrays with several readers are kept, is then chosen by exact cost.
+    The cuts determine the label that every mesh axis cuts, for every operation.  The placement of
+    sums and of arrays with several readers is then chosen by exact cost.
     """
     program, mesh = costs.space.program, costs.space.mesh.shape
     return cheapest(costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, rng=rng))
@@ -111,13 +110,13 @@ def k_cuts(
     Parameters
     ----------
     program
-        What is tiled.
+        The program to tile.
     mesh
-        Parts of every cut.
+        Number of parts of every cut.
     restriction
-        Which labels a cut may take, given its number and what those before have taken.
+        The labels that a cut may take, given its number and the labels of the cuts before.
     rng
-        Breaks ties between cuts of equal price; None for those found first.
+        Breaks ties between cuts of equal price; None to take the first.
     """
     label_cuts = [[1] * len(node.labels) for node in program.nodes]
     axis_cuts = [[1] * len(node.shape) for node in program.nodes]
@@ -145,7 +144,7 @@ def k_cuts(
 
 
 def _untied(problem: Problem, rng: Rng) -> Problem:
-    """The same with less than a byte for every choice, at random."""
+    """The problem with a random cost of less than a byte for every state, which breaks ties."""
     most = 0.5 / len(problem.unary)
     return Problem(
         [costs + most * rng.random(len(costs)) for costs in problem.unary], problem.pairwise
@@ -155,21 +154,21 @@ def _untied(problem: Problem, rng: Rng) -> Problem:
 def cheapest(
     costs: Costs, settings: Settings, tile_weight: float, cuts: Callable[[Rng | None], Cuts]
 ) -> Solution:
-    """The best by exact cost of several ways to break ties, always the same ones."""
-    found: list[Solution] = []
+    """The best solution by exact cost of several fixed ways to break ties."""
+    solutions: list[Solution] = []
     tried = set()
     for seed in range(TIES):
-        one = cuts(np.random.default_rng(seed) if seed else None)
-        if one.forms not in tried:
-            tried.add(one.forms)
-            found.append(_as_candidates(costs, settings, tile_weight, one))
-    return min(found, key=lambda solution: solution.cost)
+        variant = cuts(np.random.default_rng(seed) if seed else None)
+        if variant.forms not in tried:
+            tried.add(variant.forms)
+            solutions.append(_as_candidates(costs, settings, tile_weight, variant))
+    return min(solutions, key=lambda solution: solution.cost)
 
 
 def _as_candidates(costs: Costs, settings: Settings, tile_weight: float, cuts: Cuts) -> Solution:
-    """The best candidates among those that agree with the cuts.
+    """The best candidates among those that agree with most cuts.
 
-    A space need not have every tiling; then those that agree with as many cuts as any.
+    A space need not have every tiling, so none may agree with all cuts.
     """
     allowed = [
         np.arange(len(variable.options))
@@ -181,11 +180,11 @@ def _as_candidates(costs: Costs, settings: Settings, tile_weight: float, cuts: C
 
 
 def _agreeing(variable: Variable, forms: Sequence[int | None]) -> np.ndarray:
-    """Candidates that cut the same labels on as many axes of the mesh as any does."""
+    """Indices of the candidates that cut the same labels on most mesh axes."""
     agreed = np.array(
         [
             -1 if option.follow is not None
-            else sum(one == other for one, other in zip(option.mesh, forms, strict=True))
+            else sum(label == form for label, form in zip(option.mesh, forms, strict=True))
             for option in variable.options
         ]
     )  # fmt: skip

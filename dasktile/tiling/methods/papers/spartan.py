@@ -1,8 +1,8 @@
 """Spartan's smart tiling, looked up among the candidates of the exact model.
 
-What :mod:`dasktile.tiling.methods.papers.tiling_graph` decides by its rough profiles says for most
-arrays which candidate to take.  Where several correspond, or none does, the cheapest by the
-exact model is taken.
+The decision of :mod:`dasktile.tiling.methods.papers.tiling_graph`, made by rough cost profiles,
+corresponds to one candidate for most arrays.  Where several correspond, or none does, the cheapest
+by the exact model is taken.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["mesh", "node_tiles", "spartan"]
 
 
 def mesh(workers: int) -> tuple[int, ...]:
-    """The square root of the workers twice, or the two factors nearest to it."""
+    """A mesh of two axes: the two factors of the number of workers nearest to its square root."""
     short = max(size for size in range(1, math.isqrt(workers) + 1) if workers % size == 0)
     return tuple(size for size in (workers // short, short) if size > 1)
 
@@ -43,9 +43,9 @@ def mesh(workers: int) -> tuple[int, ...]:
 def spartan(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     """Spartan's greedy tiling, in the candidates of the exact model.
 
-    A duplicated array may be copied or kept in other cuts than it was made in, whichever
-    moves fewer bytes; any other is held once.  Where the model has no candidate that
-    corresponds, the cheapest given the rest is taken.
+    A duplicated array may be replicated, or kept in other cuts than it was made in, whichever
+    moves fewer bytes.  All other arrays have no replicas.  Where the model has no corresponding
+    candidate, the cheapest one given the other variables is taken.
     """
     space = costs.space
     graph = tiling_graph(space.program, len(space.mesh.shape))
@@ -63,7 +63,7 @@ def node_tiles(graph: TilingGraph, program: Program, chosen: Sequence[int]) -> t
         for node, offer, state in zip(graph.groups, graph.tilings, chosen, strict=True)
     }
     return tuple(
-        tuple(None if at is None else axes[at] for at in decided[base])
+        tuple(None if axis is None else axes[axis] for axis in decided[base])
         for base, axes in views(program)
     )
 
@@ -74,35 +74,40 @@ def node_tiles(graph: TilingGraph, program: Program, chosen: Sequence[int]) -> t
 def _candidates(
     graph: TilingGraph, program: Program, variable: Variable, tiles: Sequence[Tile]
 ) -> npt.NDArray[np.int64]:
-    """Which candidates of a variable correspond to what was decided."""
+    """Indices of the candidates of a variable that correspond to the decision."""
     node, tile = program.nodes[variable.node], tiles[variable.node]
     options = variable.options
     everything = np.arange(len(options), dtype=np.int64)
     if variable.keep:
-        fitting = [whole(tile) or not (any(option.spread) or option.also) for option in options]
-    else:
-        wanted = _work(graph, program, variable.node, tiles)
-        alike = [option.follow is None and option.mesh == wanted for option in options]
-        exactly = [
-            fits and _lands(node, option, tile) for fits, option in zip(alike, options, strict=True)
+        fitting = [
+            whole(tile) or not (any(option.replicated) or option.second_mesh) for option in options
         ]
-        fitting = exactly if any(exactly) else alike
+    else:
+        labels = _work(graph, program, variable.node, tiles)
+        same_labels = [option.follow is None and option.mesh == labels for option in options]
+        exact = [
+            fits and _lands(node, option, tile)
+            for fits, option in zip(same_labels, options, strict=True)
+        ]
+        fitting = exact if any(exact) else same_labels
     return everything[fitting] if any(fitting) else everything
 
 
 def _work(graph: TilingGraph, program: Program, index: int, tiles: Sequence[Tile]) -> Tile:
-    """The labels that the mesh cuts: joins along theirs, folds where their input is."""
+    """The labels that the mesh cuts: of joins the join's label, of folds those of the input."""
     node = program.nodes[index]
     if index in graph.joins:
         return (graph.joins[index],) * len(tiles[index])
     if node.kind is Kind.FOLD and not whole(tiles[node.edges[0].producer]):
         edge = node.edges[0]
-        return tuple(label_of(edge, LOST if at is None else at) for at in tiles[edge.producer])
+        return tuple(
+            label_of(edge, LOST if axis is None else axis) for axis in tiles[edge.producer]
+        )
     return labels_of(node, tiles[index])
 
 
 def _lands(node: Node, option: Option, tile: Tile) -> bool:
-    """Whether sums end divided as the tile says."""
+    """Whether sums are scattered as in the tile."""
     return all(
         target == axis
         for label, target, axis in zip(option.mesh, option.scatter, tile, strict=True)

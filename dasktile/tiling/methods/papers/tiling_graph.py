@@ -1,10 +1,10 @@
-"""Spartan's tiling graph: what pairs of tilings cost, and one greedy pass over it.
+"""Spartan's tiling graph: costs of pairs of tilings, and one greedy pass over it.
 
 C.-C. Huang, "Scalable Machine Learning using Dataflow Graph Analysis" (New York University
-2019), sections 2.3.1 for what operators cost, 2.3.3 for the graph and the search, 2.3.4 for
-duplication.  The profiles are rough: an array that is cut as its reader wants it costs
-nothing, any other its whole size.  The graph is a problem of unary and pairwise costs, so
-that the pass can be compared with the optimum of the same costs.
+2019), sections 2.3.1 for the costs of operators, 2.3.3 for the graph and the search, 2.3.4 for
+duplication.  The cost profiles are rough: an array costs nothing if its cut suits the reader, and
+its whole size otherwise.  The graph is a problem of unary and pairwise costs, so that the greedy
+pass can be compared with the optimum of the same costs.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dasktile.tiling.solve.problem import Table
 #: (0, 0) is by rows, (1, 1) by columns, (0, 1) in blocks; all None is duplicated.
 Tile = tuple[int | None, ...]
 
-#: In a tile seen through a view, or in labels of a reader: cut along what is not there.
+#: In a tile seen through a view, or in labels of a reader: cut along an axis that does not exist.
 LOST = -1
 
-#: The tilings that there are; an axis beyond the second is cut alone as a column is.
+#: The tilings; cuts along a third or later axis count as columns.
 TILINGS = ("row", "column", "block", "duplicate")
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class PairCosts:
     """Bytes between two groups, (tilings of the producer, of the reader)."""
 
     producer: int
@@ -42,40 +42,40 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class TilingGraph:
-    """A group of tilings for every array that is no view, and what pairs of them cost.
+    """A group of tilings for every array that is no view, and costs of pairs of tilings.
 
     Parameters
     ----------
     groups
         The nodes.
     tilings
-        For every group, its tilings; a duplicate is the last.
+        For every group, its tilings; the duplicate is the last.
     unary
-        For every group, bytes that its tilings cost by themselves: updates of joins.
-    links
+        For every group, the costs of its tilings by themselves, in bytes: updates of joins.
+    pair_costs
         For every array that a group reads, directly or through views.
     connectivity
-        For every group, the number of adjacent ones, views counted.
+        For every group, the number of adjacent nodes, including views.
     joins
         For every contraction, the label along which its inputs are joined.
     copies
-        For every group, bytes of a duplicate; none where it has no such tiling.
+        For every group, bytes of a duplicate; 0 where it has no such tiling.
     """
 
     groups: tuple[int, ...]
     tilings: tuple[tuple[Tile, ...], ...]
     unary: tuple[Table, ...]
-    links: tuple[Link, ...]
+    pair_costs: tuple[PairCosts, ...]
     connectivity: tuple[int, ...]
     joins: Mapping[int, int]
     copies: tuple[float, ...]
 
     def problem(self) -> Problem:
-        """The same as unary and pairwise costs, to be minimised exactly."""
+        """The graph as a problem of unary and pairwise costs, to be minimised exactly."""
         pairwise: dict[tuple[int, int], Table] = {}
-        for link in self.links:
-            key = link.producer, link.reader
-            pairwise[key] = link.table + pairwise[key] if key in pairwise else link.table
+        for pair in self.pair_costs:
+            key = pair.producer, pair.reader
+            pairwise[key] = pair.table + pairwise[key] if key in pairwise else pair.table
         return Problem(self.unary, pairwise)
 
 
@@ -116,18 +116,20 @@ def tiling_graph(
         for index, node in zip(groups, nodes, strict=True)
         if node.kind is Kind.CONTRACT
     }
-    links = []
+    pair_costs = []
     for producer, index, edge in reads:
         base, axes = seen_as[producer]
         made, used = offers[place[base]], offers[place[index]]
         size = float(program.nodes[producer].nbytes)
         table = np.full((len(made), len(used)), size)
         for row, tile in enumerate(made):
-            seen = tuple(label_of(edge, LOST if at is None else axes[at]) for at in tile)
-            for column, wanted in enumerate(used):
-                if whole(tile) or _agrees(program.nodes[index], seen, wanted, joins.get(index)):
+            seen = tuple(label_of(edge, LOST if axis is None else axes[axis]) for axis in tile)
+            for column, reader_tile in enumerate(used):
+                if whole(tile) or _agrees(
+                    program.nodes[index], seen, reader_tile, joins.get(index)
+                ):
                     table[row, column] = 0.0
-        links.append(Link(place[base], place[index], table))
+        pair_costs.append(PairCosts(place[base], place[index], table))
     unary = tuple(_update(node, offer) for node, offer in zip(nodes, offers, strict=True))
     around = tuple(
         len({edge.producer for edge in node.edges} | set(program.consumers(index)))
@@ -137,19 +139,19 @@ def tiling_graph(
         float(node.nbytes) if _duplicated(offer) else 0.0
         for node, offer in zip(nodes, offers, strict=True)
     )
-    return TilingGraph(groups, offers, unary, tuple(links), around, joins, copies)
+    return TilingGraph(groups, offers, unary, tuple(pair_costs), around, joins, copies)
 
 
 def greedy(graph: TilingGraph, budget: float = math.inf) -> tuple[int, ...]:
     """Decide group after group, the best connected first (figure 2.8).
 
-    Every group takes the tiling that costs it least, given what is decided and with what
-    suits it best of what is not; the first of equals.
+    Every group takes its cheapest tiling, given the decided groups, and with the most suitable
+    tiling of each undecided one.  Of equal costs the first tiling is taken.
 
     Parameters
     ----------
     graph
-        What to decide.
+        The tiling graph.
     budget
         Bytes of duplicates that a worker may hold.
 
@@ -158,16 +160,16 @@ def greedy(graph: TilingGraph, budget: float = math.inf) -> tuple[int, ...]:
     For every group, its tiling.
     """
     around: list[list[tuple[int, Table]]] = [[] for _ in graph.groups]
-    for link in graph.links:
-        around[link.producer].append((link.reader, link.table))
-        around[link.reader].append((link.producer, link.table.T))
+    for pair in graph.pair_costs:
+        around[pair.producer].append((pair.reader, pair.table))
+        around[pair.reader].append((pair.producer, pair.table.T))
     chosen = [-1] * len(graph.groups)
 
     def able(group: int) -> slice:
-        """Without the duplicate, the last, if the budget has no room for it."""
+        """All tilings, or all but the duplicate (the last) if that exceeds the budget."""
         return slice(-1 if graph.copies[group] > budget else None)
 
-    for group in sorted(range(len(chosen)), key=lambda at: (-graph.connectivity[at], at)):
+    for group in sorted(range(len(chosen)), key=lambda group: (-graph.connectivity[group], group)):
         costs = graph.unary[group][able(group)]
         for other, table in around[group]:
             known = able(other) if chosen[other] < 0 else [chosen[other]]
@@ -182,7 +184,7 @@ def greedy(graph: TilingGraph, budget: float = math.inf) -> tuple[int, ...]:
 
 
 def _agrees(node: Node, seen: tuple[int, ...], tile: Tile, join: int | None) -> bool:
-    """Whether an array whose labels `seen` are cut suits an operator (section 2.3.1)."""
+    """Whether an operator can read an array whose labels `seen` are cut (section 2.3.1)."""
     if join is not None:
         return all(label == join for label in seen)
     if node.kind in (Kind.FOLD, Kind.SCAN):
@@ -192,12 +194,12 @@ def _agrees(node: Node, seen: tuple[int, ...], tile: Tile, join: int | None) -> 
 
 
 def join_label(program: Program, node: Node) -> int:
-    """Along which label of its first input a contraction is joined.
+    """The label of its first input along which a contraction is joined.
 
-    The one with which inputs that do not have it, of which every task reads all, and
-    updates of the result, which are taken to move its size, cost least.  For a product of
-    matrices that is Spartan's choice by shape (figure 2.5): along the sum unless the first
-    matrix is taller than wide.
+    It is the label with the least bytes: those of inputs without this label, which every task
+    reads in whole, and those of updates of the result, which are its size.  For a matrix product
+    this is Spartan's choice by shape (figure 2.5): along the sum unless the first matrix has more
+    rows than columns.
     """
 
     def price(label: int) -> tuple[float, bool, int]:
@@ -218,14 +220,14 @@ def join_label(program: Program, node: Node) -> int:
 
 
 def _update(node: Node, offer: tuple[Tile, ...]) -> Table:
-    """What tilings of a result cost by themselves: its updates, and those of a copy."""
+    """Costs of the tilings of a result by themselves: updates, and the bytes of a duplicate."""
     costs = np.full(len(offer), node.nbytes if node.kind is Kind.CONTRACT else 0.0)
     if _duplicated(offer) and node.kind in (Kind.CONTRACT, Kind.FOLD, Kind.SCAN):
         costs[-1] += node.nbytes
     return costs
 
 
-# -- tilings, and how they look from elsewhere -----------------------------------------
+# -- tilings, and their relation to readers and views -----------------------------------------
 
 
 def _offer(node: Node, mesh_axes: int, tilings: Sequence[str], several: bool) -> tuple[Tile, ...]:
@@ -235,22 +237,22 @@ def _offer(node: Node, mesh_axes: int, tilings: Sequence[str], several: bool) ->
         for axis, (seen, size) in enumerate(zip(node.out, node.shape, strict=True))
         if size > 1 and seen.label is not None and node.labels[seen.label].role is not Role.WHOLE
     ]
-    found: list[Tile] = [
+    tiles: list[Tile] = [
         (axis,) * mesh_axes for axis in able if ("row" if axis == 0 else "column") in tilings
     ]
     if "block" in tilings and mesh_axes > 1:
         half = -(-mesh_axes // 2)
-        found += [
-            (one,) * half + (other,) * (mesh_axes - half)
-            for one, other in itertools.combinations(able, 2)
+        tiles += [
+            (first,) * half + (second,) * (mesh_axes - half)
+            for first, second in itertools.combinations(able, 2)
         ]
-    if not found or ("duplicate" in tilings and several):
-        found.append((None,) * mesh_axes)
-    return tuple(dict.fromkeys(found))
+    if not tiles or ("duplicate" in tilings and several):
+        tiles.append((None,) * mesh_axes)
+    return tuple(dict.fromkeys(tiles))
 
 
 def whole(tile: Tile) -> bool:
-    """True for a duplicate, and for what cannot be cut."""
+    """True for a duplicate, and for an array that cannot be cut."""
     return all(axis is None for axis in tile)
 
 
@@ -259,31 +261,35 @@ def _duplicated(offer: tuple[Tile, ...]) -> bool:
 
 
 def labels_of(node: Node, tile: Tile) -> Tile:
-    """The labels that make the axes that a tile cuts."""
+    """The labels of the axes that a tile cuts."""
     return tuple(LOST if axis is None or axis < 0 else node.out[axis].label for axis in tile)
 
 
 def label_of(edge: Edge, axis: int) -> int:
-    """The reader's label that walks an axis of the array."""
+    """The reader's label along an axis of the array."""
     label = None if axis == LOST else edge.axes[axis].label
     return LOST if label is None else label
 
 
 def views(program: Program) -> list[tuple[int, tuple[int, ...]]]:
-    """For every node, the array that it is a view of and where that one's axes are in it."""
-    found: list[tuple[int, tuple[int, ...]]] = []
+    """For every node, the array that it is a view of, and the position of each of its axes."""
+    bases: list[tuple[int, tuple[int, ...]]] = []
     for index, node in enumerate(program.nodes):
         if not _is_view(program, node):
-            found.append((index, tuple(range(len(node.shape)))))
+            bases.append((index, tuple(range(len(node.shape)))))
             continue
-        base, axes = found[node.edges[0].producer]
-        place = {axis.label: at for at, axis in enumerate(node.out) if axis.label is not None}
-        found.append((base, tuple(place.get(label_of(node.edges[0], at), LOST) for at in axes)))
-    return found
+        base, axes = bases[node.edges[0].producer]
+        place = {
+            axis.label: position for position, axis in enumerate(node.out) if axis.label is not None
+        }
+        bases.append(
+            (base, tuple(place.get(label_of(node.edges[0], position), LOST) for position in axes))
+        )
+    return bases
 
 
 def _is_view(program: Program, node: Node) -> bool:
-    """A slice or a flip, or the axes of one array in another order; a copy is none."""
+    """Whether a node is a slice, a flip or a permutation of axes; a copy is not a view."""
     if len(node.edges) != 1 or node.edges[0].chunks is not None:
         return False
     edge = node.edges[0]

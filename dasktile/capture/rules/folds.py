@@ -8,7 +8,7 @@ order of the additions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -347,35 +347,13 @@ def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | No
         return None
     if view.layers[rows].annotations or not accumulates(out.dtype, step.call):
         return None
-    tasks = view.tasks(rows)
-    head = tasks.get((rows, 0, 0))
-    if not isinstance(head, Task) or len(head.args) not in (2, 3):
+    counts = _histogram_rows(view, rows)
+    bins = None if counts is None else _known_bins(counts.bins)
+    array = None if counts is None else _whole(view, counts.sources)
+    if counts is None or bins is None or array is None or array.dtype.kind not in "biuf":
         return None
-    at = (0, 2)[: len(head.args) - 1]
-    keys = [reference(head.args[place]) for place in at]
-    if not all(isinstance(key, tuple) for key in keys):
+    if not _row_by_row(view.tasks(rows), rows, counts, array.numblocks):
         return None
-    sources = tuple(key[0] for key in keys)
-    array = _whole(view, sources)
-    bins = head.args[1]
-    if array is None or array.dtype.kind not in "biuf":
-        return None
-    blocks = list(itertools.product(*map(range, array.numblocks)))
-    if len(blocks) != len(tasks):
-        return None
-    for row, block in enumerate(blocks):
-        task = tasks.get((rows, row, 0))
-        if not isinstance(task, Task) or task.func is not histogram_counts or task.kwargs:
-            return None
-        if len(task.args) != len(head.args) or task.args[1] is not bins:
-            return None
-        for place, source in zip(at, sources, strict=True):
-            if reference(task.args[place]) != (source, *block):
-                return None
-    if isinstance(bins, GraphNode):
-        if bins.dependencies:
-            return None
-        bins = bins({})
     axes = tuple(range(len(array.shape)))
     dtype = np.dtype(tree.last.call.keywords.get("dtype", out.dtype))
     fold = Fold(
@@ -386,8 +364,67 @@ def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | No
     )
     maps = tuple(AxisMap(axis) for axis in axes)
     return Found("histogram", Kind.FOLD, _labels(array, axes), (AxisMap(None),), fold,
-                 tuple(Input(source, maps) for source in sources),
+                 tuple(Input(source, maps) for source in counts.sources),
                  partial=float(dtype.itemsize), work=8.0)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What the tasks of a histogram's rows have in common.
+
+    Parameters
+    ----------
+    sources
+        The arrays whose blocks are counted: the data, and weights if there are any.
+    places
+        Where these are among the arguments.
+    bins
+        The argument that has the edges of the bins.
+    """
+
+    sources: tuple[str, ...]
+    places: tuple[int, ...]
+    bins: Any
+
+
+def _histogram_rows(view: GraphView, rows: str) -> _Counts | None:
+    """What the first task says of all."""
+    head = view.tasks(rows).get((rows, 0, 0))
+    if not isinstance(head, Task) or len(head.args) not in (2, 3):
+        return None
+    places = (0, 2)[: len(head.args) - 1]
+    keys = [reference(head.args[place]) for place in places]
+    if not all(isinstance(key, tuple) for key in keys):
+        return None
+    return _Counts(tuple(key[0] for key in keys), places, head.args[1])
+
+
+def _known_bins(bins: Any) -> Any:
+    """The edges of the bins; None where a task computes them."""
+    if not isinstance(bins, GraphNode):
+        return bins
+    return None if bins.dependencies else bins({})
+
+
+def _row_by_row(
+    tasks: Mapping[Any, Any], rows: str, counts: _Counts, numblocks: tuple[int, ...]
+) -> bool:
+    """Whether there is one task for each block, in order, that makes its histogram a row."""
+    blocks = list(itertools.product(*map(range, numblocks)))
+    return len(blocks) == len(tasks) and all(
+        _counts_block(tasks.get((rows, row, 0)), counts, block) for row, block in enumerate(blocks)
+    )
+
+
+def _counts_block(task: Any, counts: _Counts, block: tuple[int, ...]) -> bool:
+    if not isinstance(task, Task) or task.func is not histogram_counts or task.kwargs:
+        return False
+    if len(task.args) != len(counts.sources) + 1 or task.args[1] is not counts.bins:
+        return False
+    return all(
+        reference(task.args[place]) == (source, *block)
+        for place, source in zip(counts.places, counts.sources, strict=True)
+    )
 
 
 def histogram_block(bins: Any, x: Any, weights: Any = None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +21,9 @@ from dasktile._compat.dask import (
     prefixscan_combine,
     prefixscan_first,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
 from dasktile.capture.references import reference
-from dasktile.capture.rules.trees import read_step, unwrap
+from dasktile.capture.rules.trees import Step, read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
 
 Function = Callable[..., Any]
@@ -115,49 +115,74 @@ def _plausible(layer: Mapping[Any, Any], name: str, ndim: int) -> bool:
 
 def _sequential(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
     """Every block scanned, then one carry after the other merged in."""
-    name, ndim = array.name, len(array.shape)
-    sources = view.dependencies(name)
-    step = read_step(view, sources[0])
-    if len(sources) != 1 or step is None or len(step.inputs) != 1 or step.call.args:
+    blocks = _scanned_blocks(view, array)
+    if blocks is None:
         return None
-    rule = RULES.get(step.call.function)
-    axis = step.axis
-    if rule is None or not set(step.call.keywords) <= {"dtype"} or step.keepdims is not None:
-        return None
-    if not isinstance(axis, int) or not 0 <= axis < ndim or step.blocks != array.numblocks:
-        return None
-    tasks = view.tasks(name)
-    last = tuple(slice(-1, None) if at == axis else slice(None) for at in range(ndim))
-    merge: Function | None = None
-    for block in itertools.product(*map(range, array.numblocks)):
-        task, carry = tasks.get((name, *block)), tasks.get((name, "extra", *block))
-        scanned = (sources[0], *block)
-        if block[axis] == 0:
-            if not isinstance(task, Alias) or task.target != scanned:
-                return None
-            continue
-        before = tuple(at - 1 if i == axis else at for i, at in enumerate(block))
-        if type(task) is not Task or type(carry) is not Task:
-            return None
-        merge = merge or task.func
-        if task.func is not merge or carry.func is not merge:
-            return None
-        if [*map(reference, task.args)] != [(name, "extra", *block), scanned]:
-            return None
-        if len(carry.args) != 2 or reference(carry.args[0]) != (name, "extra", *before):
-            return None
-        end = carry.args[1]
-        if not isinstance(end, Task) or end.func is not operator.getitem:
-            return None
-        if reference(end.args[0]) != (sources[0], *before) or end.args[1:] != (last,):
-            return None
-    if len(tasks) != 2 * array_blocks(array):
-        return None
-    merge = merge or rule.merges[0]
-    if not any(merge is known for known in rule.merges):
+    step, axis, rule = blocks
+    merges = _carried(view.tasks(array.name), array, view.dependencies(array.name)[0], axis)
+    merge = None if merges is None else _one_of(merges, rule)
+    if merge is None:
         return None
     function = partial(step.call.function, axis=axis, **step.call.keywords)
     return Scan(function, merge, axis), step.inputs[0]
+
+
+def _scanned_blocks(view: GraphView, array: ArrayInfo) -> tuple[Step, int, Rule] | None:
+    """The only layer that is read: the scan of every block by itself, its axis and its rule."""
+    sources = view.dependencies(array.name)
+    step = read_step(view, sources[0])
+    if len(sources) != 1 or step is None or len(step.inputs) != 1 or step.call.args:
+        return None
+    rule, axis = RULES.get(step.call.function), step.axis
+    if rule is None or not set(step.call.keywords) <= {"dtype"} or step.keepdims is not None:
+        return None
+    if not isinstance(axis, int) or not 0 <= axis < len(array.shape):
+        return None
+    return None if step.blocks != array.numblocks else (step, axis, rule)
+
+
+def _carried(
+    tasks: Mapping[Any, Any], array: ArrayInfo, scanned: str, axis: int
+) -> list[Function] | None:
+    """The functions that merge carries into scanned blocks; None for any other tasks."""
+    last = tuple(slice(-1, None) if at == axis else slice(None) for at in range(len(array.shape)))
+    merges: list[Function] = []
+    for block in itertools.product(*map(range, array.numblocks)):
+        task, carry = tasks.get((array.name, *block)), tasks.get((array.name, "extra", *block))
+        if block[axis] == 0:
+            if not isinstance(task, Alias) or task.target != (scanned, *block):
+                return None
+            continue
+        if type(task) is not Task or type(carry) is not Task:
+            return None
+        before = tuple(at - 1 if i == axis else at for i, at in enumerate(block))
+        carried = (array.name, "extra", *before)
+        if not _adds_last(carry, carried, (scanned, *before), last):
+            return None
+        if [*map(reference, task.args)] != [(array.name, "extra", *block), (scanned, *block)]:
+            return None
+        merges += [task.func, carry.func]
+    return merges if len(tasks) == 2 * array_blocks(array) else None
+
+
+def _adds_last(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -> bool:
+    """Whether a carry is that of the block before, merged with the last elements of that."""
+    if len(carry.args) != 2 or reference(carry.args[0]) != carried:
+        return False
+    end = carry.args[1]
+    return (
+        isinstance(end, Task)
+        and end.func is operator.getitem
+        and reference(end.args[0]) == block
+        and end.args[1:] == (last,)
+    )
+
+
+def _one_of(merges: Sequence[Function], rule: Rule) -> Function | None:
+    """The function of all merges, the first of the rule if there are none; None if unknown."""
+    merge = merges[0] if merges else rule.merges[0]
+    same = all(other is merge for other in merges)
+    return merge if same and any(merge is known for known in rule.merges) else None
 
 
 def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:

@@ -1,4 +1,4 @@
-"""Arrays that are there with_replica: in two tilings at single, or made again instead of held."""
+"""Replicas: arrays in two shardings at once, or recomputed instead of held."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ class Counted:
 
 
 class Most(Callback):
-    """The most bytes of results that are there at single."""
+    """The most bytes of results in memory at once."""
 
     def __init__(self) -> None:
         self.held = 0

@@ -1,4 +1,4 @@
-"""Decides how the arrays of a Dask expression are cut into tiles, and where they live."""
+"""Chooses the tiles of all arrays of a Dask expression together, and the workers that hold them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ __all__ = [
     "worker_data",
 ]
 
-#: What is imported when it is asked for: distributed takes longer than all the rest, and every
-#: process of a cluster imports this package.
-_LATER = {
+#: Names imported on first use, with their modules: importing distributed is slow, and every process
+#: of a cluster imports this package.
+_LAZY = {
     "SchedulePlan": "dasktile.orders.plan",
     "calibrate": "dasktile.cluster.calibration",
     "disable": "dasktile.runtime.install",
@@ -57,10 +57,10 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(_LAZY[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LAZY})

@@ -14,15 +14,21 @@ from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config, tiling
+from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.extend import extended
 from dasktile.capture.highlevel import capture_graph
+from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
-from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.errors import (
+    InconsistentGraphWarning,
+    InternalErrorWarning,
+    UnsupportedCollectionWarning,
+)
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.writer import lower
 from dasktile.report import explanation as report
@@ -97,7 +103,7 @@ def optimize(
     if holders.unsupported:
         _warn_unsupported()
     new = None
-    if holders.arrays:
+    if holders.arrays and not missing(CAPTURE):
         asked = _Asked.of(holders, keep_chunks, target, method)
         new = _guarded(_rewrite, asked)
     if new is None:
@@ -127,6 +133,9 @@ def explain(
     if holders.unsupported:
         _warn_unsupported()
     unknown = list(holders.unknown.values())
+    if missing(CAPTURE):
+        verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
+        return report.nothing(target.workers, method, unknown, verdict)
     if not holders.arrays:
         verdict = "array expressions are left as they are" if holders.unsupported else ""
         return report.nothing(target.workers, method, unknown, verdict)
@@ -161,6 +170,7 @@ def compare(
     -------
     A :class:`~dasktile.report.comparison.Comparison`; print it.
     """
+    require(CAPTURE, "dasktile.compare")
     names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")
     for name in names:
         target = _arguments(name, workers, memory_limit, False)
@@ -200,7 +210,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     **kwargs
         Passed on to ``dask.array.optimization.optimize``, which runs afterwards.
     """
-    if isinstance(dsk, HighLevelGraph):
+    if isinstance(dsk, HighLevelGraph) and not missing(CAPTURE):
         target = _arguments("auto", None, None, True)
         try:
             tiled = _guarded(_rewrite_graph, dsk, keys, target)
@@ -405,6 +415,14 @@ def _guarded(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
     except _REFUSALS:
         raise
+    except UndeclaredReadError as error:
+        warnings.warn(
+            f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
+            " such graphs of arrays that were rechunked",
+            InconsistentGraphWarning,
+            stacklevel=3,
+        )
+        return None
     except Exception as error:
         if config.setting("raise-errors"):
             raise

@@ -1,4 +1,4 @@
-"""Settings: their defaults, registered with dask, and how the pure modules get them."""
+"""Settings from ``dask.config``, and the values that the pure modules are given."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from dask.utils import parse_bytes
 from dasktile.tiling.seconds import Calibration
 from dasktile.tiling.settings import Settings
 
-#: What ``dasktile.yaml`` beside this file says.
+#: Default settings, from ``dasktile.yaml``.
 defaults: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("dasktile.yaml").read_text(encoding="utf-8")
 )
 
 dask.config.update_defaults(defaults)
 
-#: What a measurement is taken for at the least and at the most, so that none that went
-#: wrong makes plans that no cluster would want.
-_SANE = {
+#: Limits that measured values are clipped to (bytes, bytes a second, operations a second), so
+#: that a failed measurement cannot cause an absurd plan.
+_LIMITS = {
     "cost.task-bytes": (0.05e6, 20e6),
     "cost.bandwidth": (1e6, 1e12),
     "cost.flops": (1e8, 1e15),
@@ -34,12 +34,13 @@ def tiling_settings(measured: Calibration | None = None) -> Settings:
     Parameters
     ----------
     measured
-        Of the cluster; stands in for the settings ``cost.*`` that nobody changed.
+        Measured speeds of the cluster; they replace the settings ``cost.*`` that have their
+        default values.
 
     Raises
     ------
     ValueError
-        Where a setting is not what it should be, naming it.
+        If a setting is invalid, naming it.
     """
     flops = bandwidth = task_bytes = None
     if measured is not None:
@@ -66,7 +67,7 @@ def spill_settings() -> dict[str, Any]:
     Raises
     ------
     ValueError
-        Where a setting is not what it should be, naming it.
+        If a setting is invalid, naming it.
     """
     clean = setting("spill.keep-clean")
     if not isinstance(clean, bool):
@@ -83,22 +84,22 @@ def setting(name: str) -> Any:
 
 
 def _measured(name: str, value: float | None) -> float:
-    """A setting, or what was measured for it where the setting is the default."""
+    """The value of a setting, or the measured value if the setting has its default."""
     own = positive(name)
     section, _, key = name.partition(".")
     if value is None or own != _number(defaults["dasktile"][section][key]):
         return own
-    least, most = _SANE[name]
+    least, most = _LIMITS[name]
     return min(max(value, least), most)
 
 
 def positive(name: str) -> float:
-    """A setting that is a number above 0, or bytes written as people do.
+    """A setting that is a number above 0, or a string such as ``"2 GB"``.
 
     Raises
     ------
     ValueError
-        Where it is not, naming it.
+        If it is not, naming it.
     """
     value = setting(name)
     number = _number(value)
@@ -111,11 +112,11 @@ def positive(name: str) -> float:
 
 
 def _number(value: object) -> float:
-    """A number, or one written as people do; 0 where it is neither."""
+    """A number, also from a string such as ``"2 GB"``; 0 if the value is neither."""
     number = 0.0
     if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
-            # "2e9" is a string to YAML 1.1; "0.8 GB" is one to everybody.
+            # YAML 1.1 reads 2e9 as a string
             number = float(value)
         except ValueError:
             number = _parsed(str(value))

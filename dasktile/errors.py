@@ -1,15 +1,23 @@
-"""What dasktile warns of.
+"""Warnings.
 
-Wrong arguments raise plain ``ValueError`` and ``TypeError``; an expression that is not
-understood is no error at all, and ``explain`` says why it was left alone.
+Invalid arguments raise ``ValueError`` or ``TypeError``.  An expression that dasktile cannot read is
+not an error: it is returned unchanged, and ``explain`` shows the reason.
 """
 
 from __future__ import annotations
 
 
 class UnsupportedCollectionWarning(UserWarning):
-    """A collection of a kind that dasktile does not read was returned as it was."""
+    """A collection of a kind that dasktile cannot read was returned unchanged."""
 
 
 class InternalErrorWarning(RuntimeWarning):
-    """Something failed inside dasktile; the input was returned as it was."""
+    """An error occurred inside dasktile; the input was returned unchanged."""
+
+
+class MissingNameWarning(UserWarning):
+    """A private name of Dask is missing in the installed version; a feature of dasktile is off."""
+
+
+class InconsistentGraphWarning(UserWarning):
+    """Tasks of a graph read keys that the graph does not declare; it was returned unchanged."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from distributed import Scheduler, Worker
 
+from dasktile._compat import distributed as internals
 from dasktile.runtime.install import NAME
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import Spill
@@ -17,6 +18,6 @@ from dasktile.runtime.worker.plugin import TileWorkerPlugin
 async def dask_setup(server: Scheduler | Worker) -> None:
     """Put the plugin on a scheduler or worker that starts."""
     if isinstance(server, Scheduler):
-        await server.register_scheduler_plugin(TileSchedulerPlugin(), name=NAME, idempotent=True)
+        await internals.preload_scheduler(server, TileSchedulerPlugin(), NAME)
     elif isinstance(server, Worker):
-        await server.plugin_add(TileWorkerPlugin(Spill()), name=NAME)
+        await internals.preload_worker(server, TileWorkerPlugin(Spill()), NAME)

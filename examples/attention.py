@@ -2,9 +2,9 @@
 
     python examples/attention.py [--workers 4] [--length 512]
 
-``da.einsum`` cuts its inputs again wherever a block of the result would be larger than
-those of the inputs, so that better chunks alone do not help.  dasktile writes the products
-themselves, cut along batch and heads, which nothing is summed over.
+``da.einsum`` re-chunks its inputs if a block of the result would be larger than those of the
+inputs, so better chunks of the inputs alone do not help.  dasktile writes the products itself, cut
+along batch and heads, which are not summed over.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python examples/attention_einsum.py [--workers 4] [--length 256]
 
-The projections and products are sums of products as everywhere.  Softmax is three more: the
-largest score of every query is a maximum over the keys, the weights are a join of scores and
-largest scores, and what they are divided by is their sum.  So all of it is labels, and
-dasktile decides for all of it at once along which of them the work is divided.
+The projections and products are sums of products.  Softmax adds three more summations: the maximum
+of the scores over the keys, the exponential of scores minus maximum, and the sum that the weights
+are divided by.  All steps share the same labels, and dasktile chooses for all of them together
+along which labels the work is divided.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python examples/logistic_regression.py [--workers 4] [--rows 200000] [--steps 5]
 
-The design matrix comes in chunks along its features.  Read from files it is read in rows
-instead, and after that only gradients and weights travel; already in memory it stays
-where it is, because moving it once costs more than the sums of ``x @ w`` in every step.
+The design matrix has chunks along its features.  Read from files, it is read by rows
+instead, and only gradients and weights move.  If it is in memory already, dasktile does not
+move it, because that would cost more than the sums of ``x @ w`` in every step.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A field chunked along time is turned into anomalies (its mean over time is subtracted)
 and every map is then multiplied by a dense regridding matrix.  Stock Dask cuts both into
 a grid of all their chunks and multiplies block by block with ``np.einsum``; dasktile reads
-every stored chunk once and multiplies with BLAS, and says so before anything is computed.
+every stored chunk once and multiplies with BLAS; ``explain`` shows this before the computation.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 import dasktile
 from dasktile.capture.highlevel import capture, describable
 from dasktile.lower.writer import lower
-from tests.support import check_graph, random_tiling
+from tests.support import check_graph, output_graphs, random_tiling
 
 #: Settings under which rewriting pays even for the smallest arrays.
 EAGER = {
@@ -85,7 +85,7 @@ def in_random_tiles(arrays: Sequence[da.Array], seed: int) -> Sequence[Any]:
     new = [
         da.Array(graph, name, chunks, meta=array._meta)
         for graph, name, chunks, array in zip(
-            lowered.graphs, lowered.names, lowered.chunks, arrays, strict=True
+            output_graphs(lowered), lowered.names, lowered.chunks, arrays, strict=True
         )
     ]
     return dask.compute(*new, scheduler="sync")

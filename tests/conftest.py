@@ -44,6 +44,18 @@ def raise_errors() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def workers_may_be_away() -> Iterator[None]:
+    """Clusters do not close a nanny because its worker is not there at some moment.
+
+    Distributed looks for a worker once, some time after it left, and does not ask whether it
+    came back and left again: a nanny that starts it for the second time is closed for good.
+    See docs/upstream/lost-worker-check.md.
+    """
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "365 days"}):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def log_again() -> None:
     """What was logged in one test is no reason not to log it in the next."""

@@ -19,8 +19,9 @@ from dasktile.runtime.install import NAME
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.scheduler.roots import HELD
 
-#: Seconds that anything here may take.
-LIMIT = 60
+#: Seconds after which something hangs.  To start a process may take a minute where others wait
+#: for the same processors.
+LIMIT = 300
 
 #: So that each of three workers reads eight tiles, and can be given two at once.
 SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}

@@ -22,6 +22,7 @@ from dasktile.ir import (
     Tiling,
     output_chunks,
 )
+from dasktile.lower.writer import Lowered
 
 MESH = (2, 2)
 
@@ -93,6 +94,14 @@ def _halves(size: int, parts: int) -> list[int]:
 def as_array(graph: HighLevelGraph, name: str, chunks: Chunks, dtype: Any) -> da.Array:
     """The dask array of a name in a graph."""
     return da.Array(graph, name, chunks, dtype=dtype, meta=np.empty((0,) * len(chunks), dtype))
+
+
+def output_graphs(lowered: Lowered) -> list[HighLevelGraph]:
+    """For every output of a lowered program, the layers that it needs.
+
+    A dask collection must have no other: Dask takes layers that none reads for its own.
+    """
+    return [lowered.graph.cull_layers([name]) for name in lowered.names]
 
 
 def is_exact(graph: HighLevelGraph) -> bool:

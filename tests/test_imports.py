@@ -1,4 +1,4 @@
-"""Who may import what: decisions are pure, and one layer at a time touches dask graphs."""
+"""The table of allowed imports, and where private names of dask may be used."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dasktile
+from dasktile._compat.dask import NAMES
 
 ROOT = Path(dasktile.__file__).parent
 NUMERIC = {"numpy", "scipy"}
@@ -19,12 +20,17 @@ NUMERIC = {"numpy", "scipy"}
 #: For every part of the package: what it may import of the package, and from elsewhere.
 #: The standard library is everybody's.  A longer name outranks a shorter one.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
+    "_compat": (set(), set()),
+    "_compat.dask": ({"errors"}, {"dask", "numpy"}),
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
-    "capture": ({"ir", "capture"}, {"dask", "numpy", "tlz"}),
+    "capture": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy", "tlz"}),
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "schedule.compiled": (set(), {"numba", "numpy"}),
-    "lower": ({"ir", "capture", "lower", "schedule.placement"}, {"dask", "numpy"}),
+    "lower": (
+        {"_compat.dask", "ir", "capture", "lower", "schedule.placement"},
+        {"dask", "numpy"},
+    ),
     "algebra.subscripts": (set(), set()),
     "algebra.settings": (set(), set()),
     "algebra.paths": (
@@ -47,11 +53,19 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask", "numpy"},
     ),
+    "_compat.distributed": ({"_compat.distributed"}, {"dask", "distributed", "tornado"}),
     "errors": (set(), set()),
     "config": ({"tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
     "cluster.settings": (set(), set()),
     "cluster.target": (
-        {"cluster.settings", "config", "tiling.plan", "tiling.seconds", "tiling.settings"},
+        {
+            "_compat.distributed",
+            "cluster.settings",
+            "config",
+            "tiling.plan",
+            "tiling.seconds",
+            "tiling.settings",
+        },
         {"dask"},
     ),
     "cluster.located": (
@@ -61,9 +75,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.svg": ({"ir"}, {"cairosvg"}),
     "report.explanation": ({"ir", "report.svg", "tiling.plan"}, set()),
     "report.timeline": ({"report.explanation"}, set()),
-    "orders.apply": ({"capture.tasks", "runtime.scheduler.priorities"}, {"dask"}),
+    "orders.apply": (
+        {
+            "_compat.dask",
+            "capture.references",
+            "capture.tasks",
+            "runtime.scheduler.priorities",
+        },
+        {"dask"},
+    ),
     "orders.plan": (
         {
+            "_compat.dask",
             "capture.tasks",
             "config",
             "cluster.target",
@@ -75,11 +98,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "numpy"},
     ),
     "report.comparison": ({"report.explanation", "tiling.plan"}, set()),
-    "collections.boundary": ({"ir", "capture"}, {"dask", "numpy"}),
+    "collections.boundary": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy"}),
     "collections.unpack": ({"ir", "collections.boundary", "capture.base"}, {"dask"}),
     "collections.output_chunks": (set(), set()),
     "api": (
         {
+            "_compat.dask",
             "ir",
             "collections.boundary",
             "capture",
@@ -105,6 +129,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (set(), set()),
     "runtime.scheduler.plugin": (
         {
+            "_compat.distributed",
             "runtime.scheduler.dashboard",
             "runtime.scheduler.prometheus",
             "runtime.scheduler.replicas",
@@ -117,24 +142,35 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"distributed"},
     ),
-    "runtime.scheduler.priorities": (set(), set()),
-    "runtime.scheduler.replicas": (set(), {"distributed"}),
+    "runtime.scheduler.priorities": ({"_compat.distributed"}, set()),
+    "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
-        {"runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},
-        {"distributed"},
+        {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},
+        set(),
     ),
-    "runtime.tiers.host": ({"runtime.tiers.base"}, {"dask", "distributed", "numpy"}),
+    "runtime.tiers.host": (
+        {"_compat.distributed", "runtime.tiers.base"},
+        {"dask", "numpy"},
+    ),
     "runtime.tiers.cuda": ({"runtime.tiers.base", "runtime.tiers.host"}, {"cupy", "numpy"}),
     "testing.emulated": (
-        {"runtime.tiers.base", "runtime.tiers.host"},
-        {"dask", "distributed", "numpy"},
+        {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.host"},
+        {"dask", "numpy"},
     ),
     "runtime.worker.store": (
-        {"runtime.engine", "runtime.tiers", "runtime.worker.buffers", "schedule.residency"},
-        {"distributed", "numpy"},
+        {
+            "_compat.distributed",
+            "runtime.engine",
+            "runtime.tiers",
+            "runtime.worker.buffers",
+            "schedule.instructions",
+            "schedule.residency",
+        },
+        {"numpy"},
     ),
     "runtime.worker.spilling": (
         {
+            "_compat.distributed",
             "runtime.failures",
             "runtime.nextuse",
             "runtime.worker.store",
@@ -144,16 +180,23 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed", "tornado"},
     ),
     "runtime.worker.data": (
-        {"config", "runtime.worker.store", "runtime.tiers", "schedule.residency"},
+        {
+            "_compat.distributed",
+            "config",
+            "runtime.worker.store",
+            "runtime.tiers",
+            "schedule.instructions",
+        },
         {"dask", "distributed"},
     ),
     "runtime.failures": (set(), set()),
     "runtime.worker.takeover": (set(), set()),
     "runtime.worker.buffers": (set(), {"numpy"}),
-    "runtime.nextuse": ({"schedule.residency"}, set()),
-    "runtime.scheduler.roots": (set(), {"distributed"}),
+    "runtime.nextuse": ({"_compat.distributed", "schedule.instructions"}, set()),
+    "runtime.scheduler.roots": ({"_compat.distributed"}, {"distributed"}),
     "runtime.install": (
         {
+            "_compat.distributed",
             "cluster.clients",
             "runtime.scheduler.plugin",
             "runtime.worker.data",
@@ -163,6 +206,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "preload": (
         {
+            "_compat.distributed",
             "runtime.install",
             "runtime.scheduler.plugin",
             "runtime.worker.data",
@@ -171,20 +215,31 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"distributed"},
     ),
     "runtime.worker.plugin": (
-        {"runtime.failures", "runtime.worker.spilling", "runtime.worker.data"},
+        {
+            "_compat.distributed",
+            "runtime.failures",
+            "runtime.worker.spilling",
+            "runtime.worker.data",
+        },
         {"distributed"},
     ),
     "cluster.clients": (set(), {"distributed"}),
     "runtime.metrics": (
-        {"report.explanation", "cluster.clients", "runtime.worker.plugin"},
+        {"_compat.distributed", "report.explanation", "cluster.clients", "runtime.worker.plugin"},
         {"distributed"},
     ),
     "runtime.scheduler.dashboard": (
-        {"report.explanation", "runtime.metrics", "runtime.worker.plugin"},
-        {"bokeh", "distributed", "tornado"},
+        {"_compat.distributed", "report.explanation", "runtime.metrics", "runtime.worker.plugin"},
+        {"bokeh", "distributed"},
     ),
     "cluster.calibration": (
-        {"cluster.clients", "cluster.settings", "tiling.seconds"},
+        {
+            "_compat.dask",
+            "_compat.distributed",
+            "cluster.clients",
+            "cluster.settings",
+            "tiling.seconds",
+        },
         {"dask", "distributed", "numpy"},
     ),
     "runtime.scheduler.prometheus": ({"runtime.metrics", "runtime.worker.plugin"}, {"distributed"}),
@@ -214,6 +269,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
 #: Parts that may import when a function runs what they do not import at once.
 LATE = {
     "__main__",
+    "_compat.distributed",
     "report.svg",
     "runtime.scheduler.dashboard",
     "runtime.install",
@@ -282,6 +338,81 @@ def test_imports_point_downwards(module: str) -> None:
     assert not late or part in LATE
 
 
+@cache
+def reached(module: str, packages: tuple[str, ...] = ("dask", "distributed")) -> frozenset[str]:
+    """Full names in other packages that a module imports, or reaches as attributes of modules."""
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    #: What a name of this module is bound to.
+    bound: dict[str, str] = {}
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] in packages:
+                    names.add(alias.name)
+                    first = alias.name.split(".")[0]
+                    bound[alias.asname or first] = alias.name if alias.asname else first
+        elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in packages:
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                names.add(f"{node.module}.{alias.name}")
+
+    def path(node: ast.AST) -> str:
+        match node:
+            case ast.Name(id=name):
+                return bound.get(name, "")
+            case ast.Attribute(value=value, attr=name):
+                return f"{path(value)}.{name}" if path(value) else ""
+            case ast.Call(func=ast.Name(id="getattr"), args=[value, ast.Constant(value=name), *_]):
+                return f"{path(value)}.{name}" if path(value) else ""
+            case ast.Call(func=function, args=[ast.Constant(value=str(name)), *_]):
+                called = ast.unparse(function).rpartition(".")[2]
+                known = called in ("import_module", "__import__", "importorskip")
+                return name if known and name.split(".")[0] in packages else ""
+        return ""
+
+    names.update(name for node in ast.walk(tree) if (name := path(node)))
+    return frozenset(names)
+
+
+def is_private(name: str) -> bool:
+    parts = [part for part in name.split(".") if not part.startswith("__")]
+    return any(part.startswith("_") for part in parts) or any(
+        name == entry.path or name.startswith(f"{entry.path}.") for entry in NAMES
+    )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_private_names_of_dask_are_imported_in_one_place(module: str) -> None:
+    if part_of(module).split(".")[0] != "_compat":
+        assert {name for name in reached(module) if is_private(name)} == set()
+
+
+def test_private_names_are_noticed_however_they_are_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "example.py"
+    file.write_text(
+        "import dask.array as da\n"
+        "import dask.array.core\n"
+        "from importlib import import_module\n"
+        "from dask.array import _shuffle, chunk\n"
+        "from dask._task_spec import Task as T\n"
+        "da.routines._matmul; dask.array.core._enforce_dtype; chunk.sum; da.sum\n"
+        "getattr(da.reductions, '_sqrt', None); import_module('dask.array.ma')._chunk_count\n"
+    )
+    monkeypatch.setitem(MODULES, "example", file)
+    assert {name for name in reached("example") if is_private(name)} == {
+        "dask._task_spec.Task",
+        "dask.array._shuffle",
+        "dask.array.chunk.sum",
+        "dask.array.core._enforce_dtype",
+        "dask.array.ma._chunk_count",
+        "dask.array.reductions._sqrt",
+        "dask.array.routines._matmul",
+    }
+
+
 def test_no_cycles() -> None:
     graph = {module: imports(module)[0] - {module} for module in MODULES if module != "demo"}
     try:
@@ -293,6 +424,108 @@ def test_no_cycles() -> None:
 def test_importing_dasktile_does_not_start_distributed() -> None:
     code = "import sys, dasktile; assert 'distributed' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+#: What is documented of distributed, and may be imported anywhere.
+DOCUMENTED = {
+    *("Client", "LocalCluster", "Scheduler", "SchedulerPlugin", "Status", "Worker"),
+    *("WorkerPlugin", "default_client", "wait"),
+}
+
+#: What objects of distributed are called.
+OF_DISTRIBUTED = {
+    *("client", "scheduler", "worker", "dask_scheduler", "dask_worker", "server", "manager"),
+    *("state", "ts", "ws", "task", "handlers", "stream_handlers", "worker_restrictions"),
+}
+
+#: States of tasks; "memory", "waiting", "released" and others are words of dasktile's, too.
+STATES = {"no-worker", "processing", "queued", "erred", "executing", "long-running", "flight"}
+
+OUTSIDE_COMPAT = [name for name in MODULES if not name.startswith("_compat")]
+
+
+def names_in(node: ast.expr) -> set[str]:
+    """All names on the way to an attribute or item: of ``self.a.b["c"].d``, self, a and b."""
+    names = set()
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr.removeprefix("_"))
+    return names | ({node.id} if isinstance(node, ast.Name) else set())
+
+
+def touches_of_distributed(tree: ast.Module) -> list[tuple[int, str]]:
+    """Lines that use what is not documented of distributed, as far as names tell."""
+    found = []
+    typing_only = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        bad = False
+        match node:
+            case ast.Import(names=names):
+                bad = any(each.name.startswith("distributed.") for each in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                inside = module.startswith("distributed.")
+                unknown = {each.name for each in names} - DOCUMENTED
+                bad = (inside or (module == "distributed" and bool(unknown))) and (
+                    node not in typing_only
+                )
+            case ast.Attribute(value=value, attr=attr):
+                private = attr.startswith("_") and not attr.startswith("__")
+                own = isinstance(value, ast.Name) and value.id in ("self", "cls")
+                bad = private and not own and bool(names_in(node) & OF_DISTRIBUTED)
+                changed = isinstance(node.ctx, (ast.Store, ast.Del))
+                bad |= changed and bool(names_in(node) & OF_DISTRIBUTED)
+            case ast.Subscript(ctx=ast.Store() | ast.Del()):
+                bad = bool(names_in(node) & OF_DISTRIBUTED)
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr"), args=[of, name, *_]):
+                of_distributed = names_in(ast.Attribute(of, "")) & OF_DISTRIBUTED
+                constant = isinstance(name, ast.Constant) and str(name.value)
+                bad = bool(of_distributed and (not constant or constant.startswith("_")))
+            case ast.Constant(value=str(value)):
+                bad = value in STATES
+        if bad:
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        name
+        for name in OUTSIDE_COMPAT
+        if name.startswith(("runtime", "cluster", "preload", "testing", "orders"))
+    ],
+)
+def test_what_is_undocumented_of_distributed_is_used_in_one_module(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    assert touches_of_distributed(tree) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import distributed.spill",
+        "from distributed.spill import SpillBuffer",
+        "from distributed import system",
+        "since = self.scheduler._no_workers_since",
+        "ts._queueable",
+        "worker.execute = self.execute",
+        "worker.handlers['get_data'] = self.get_data",
+        "self.worker.memory_manager.data = store",
+        "del worker.handlers['get_data']",
+        "ts.priority = (0, 1)",
+        "getattr(scheduler, '_no_workers_since', None)",
+        "setattr(worker, name, function)",
+        "ts.state == 'no-worker'",
+    ],
+)
+def test_use_of_what_is_undocumented_is_noticed(line: str) -> None:
+    assert touches_of_distributed(ast.parse(line))
 
 
 def test_annotations_are_for_users_too() -> None:

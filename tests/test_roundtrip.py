@@ -13,7 +13,14 @@ import pytest
 
 from dasktile.capture.highlevel import capture
 from dasktile.lower.writer import lower
-from tests.support import as_array, check_graph, every_way, random_chunks, random_tiling
+from tests.support import (
+    as_array,
+    check_graph,
+    every_way,
+    output_graphs,
+    random_chunks,
+    random_tiling,
+)
 
 
 class Lazy:
@@ -162,7 +169,7 @@ def retiled(arrays: Sequence[da.Array], rng: random.Random, how: str) -> list[da
     found = [
         as_array(graph, name, chunks, array.dtype)
         for graph, name, chunks, array in zip(
-            lowered.graphs, lowered.names, lowered.chunks, arrays, strict=True
+            output_graphs(lowered), lowered.names, lowered.chunks, arrays, strict=True
         )
     ]
     for before, after in zip(arrays, found, strict=True):

@@ -23,7 +23,7 @@ from dasktile.capture.highlevel import capture
 from dasktile.ir import validate
 from dasktile.lower.writer import Lowered, lower
 from tests.expressions import Expression, Value, expressions, grown, outputs
-from tests.support import as_array, check_graph, is_exact, random_tiling
+from tests.support import as_array, check_graph, is_exact, output_graphs, random_tiling
 
 #: Settings under which rewriting pays even for the smallest arrays.
 EAGER = {
@@ -119,7 +119,7 @@ def rebuilt(lowered: Lowered, arrays: Sequence[da.Array]) -> list[da.Array]:
     return [
         as_array(graph, name, chunks, array.dtype)
         for graph, name, chunks, array in zip(
-            lowered.graphs, lowered.names, lowered.chunks, arrays, strict=True
+            output_graphs(lowered), lowered.names, lowered.chunks, arrays, strict=True
         )
     ]
 

@@ -29,17 +29,16 @@ from rich.table import Table
 import dasktile
 from benchmarks.meters import Cluster, Measured, same
 from benchmarks.papers import transformers
+from benchmarks.papers.algorithms.forced import along, sqrt_slicing, square
 from benchmarks.sized import Sized, opened, sized, write
 from dasktile.ir import Program
 from dasktile.report.explanation import format_bytes
 from dasktile.tiling import tile
 from dasktile.tiling.methods import Method
-from dasktile.tiling.methods.forced import along, sqrt_slicing, square
 from dasktile.tiling.methods.papers.partitions import (
     aggregation_cost,
     join_cost,
     repartition_cost,
-    vector_count,
 )
 
 #: The methods compared everywhere.
@@ -95,6 +94,12 @@ def arithmetic() -> list[dict[str, Any]]:
         _row("worked examples", what, str(paper), f"{float(ours):.0f}", "")
         for what, paper, ours in examples
     ]
+
+
+def vector_count(parts: int, labels: int) -> int:
+    """How many partition vectors there are: N balls in D buckets."""
+    power = parts.bit_length() - 1
+    return math.comb(power + labels - 1, labels - 1)
 
 
 def cases() -> Iterator[Case]:

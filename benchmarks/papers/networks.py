@@ -55,7 +55,7 @@ class Training(Network):
         batch, height, width, channels = self.nodes[read].shape
         weight = self.source(f"w{name}", kernel, kernel, channels, filters)
         sizes = (batch, height // stride, width // stride, filters, channels, kernel, kernel)
-        roles = (Role.FREE, Role.HALO, Role.HALO, Role.FREE, Role.REDUCE, Role.WHOLE, Role.WHOLE)
+        roles = (Role.FREE, Role.FREE, Role.FREE, Role.FREE, Role.REDUCE, Role.WHOLE, Role.WHOLE)
         image = _image(kernel, stride, (0, 1, 2, 4))
         made = self.loops(
             f"x{name}", "convolution", sizes, roles, _axes(0, 1, 2, 3),
@@ -131,7 +131,7 @@ class Training(Network):
         kernel, _, channels, filters = self.nodes[layer.weight].shape
         batch, height, width, _ = self.nodes[layer.read].shape
         sizes = (batch, height, width, channels, filters, kernel, kernel)
-        roles = (Role.FREE, Role.HALO, Role.HALO, Role.FREE, Role.REDUCE, Role.WHOLE, Role.WHOLE)
+        roles = (Role.FREE, Role.FREE, Role.FREE, Role.FREE, Role.REDUCE, Role.WHOLE, Role.WHOLE)
         image = _image(kernel, 1, (0, 1, 2, 4))
         return self.loops(name, "gradient", sizes, roles, _axes(0, 1, 2, 3),
                           Edge(gradient, image), Edge(layer.weight, _axes(5, 6, 3, 4)))  # fmt: skip

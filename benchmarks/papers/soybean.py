@@ -24,6 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.papers import networks
+from benchmarks.papers.algorithms.parallelism import (
+    data_parallel,
+    hybrid_parallel,
+    model_parallel,
+)
 from dasktile.ir import Program
 from dasktile.tiling import Settings, tile
 from dasktile.tiling.candidates import Space
@@ -31,13 +36,7 @@ from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.methods import Method, get
-from dasktile.tiling.methods.papers.soybean import (
-    data_parallel,
-    hybrid_parallel,
-    k_cuts,
-    model_parallel,
-    soybean_mesh,
-)
+from dasktile.tiling.methods.papers.soybean import k_cuts, soybean_mesh
 
 #: Where the samples are, in all networks.
 BATCH = ("samples", 0)

@@ -40,13 +40,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.papers.algorithms.allocate import lifetimes, pack, time_in_memory
+from benchmarks.papers.algorithms.crossing import crossing_bound
+from benchmarks.papers.algorithms.genetic import Evolved, Seed, in_classes, swapadvisor
 from benchmarks.papers.models import MODELS, Model, memory
 from benchmarks.papers.models.layers import Device
 from benchmarks.papers.models.resnet import resnet152
 from dasktile.schedule import order as orders
-from dasktile.schedule.allocate import lifetimes, pack, time_in_memory
-from dasktile.schedule.crossing import crossing_bound
-from dasktile.schedule.genetic import Evolved, Seed, in_classes, swapadvisor
 from dasktile.schedule.search import Planned, plan
 from dasktile.schedule.simulate import Link, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, plan_swaps

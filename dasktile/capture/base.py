@@ -9,18 +9,17 @@ never visited.  A layer that no recogniser knows is left alone, with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, GraphNode, Task, TaskRef, convert_legacy_graph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from dasktile._compat.dask import GraphNode, convert_legacy_graph
+from dasktile.capture.references import Key, Keys, head_of, read_by, references
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
-
-Key = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,13 +146,24 @@ class GraphView:
         """The tasks of a layer, as dask's task objects whatever form they were in."""
         if name not in self._tasks:
             layer = self.layers[name]
-            self._tasks[name] = dict(convert_legacy_graph(dict(layer), _Keys(self, name)))
+            known = self.keys((name, *self.graph.dependencies.get(name, ())))
+            self._tasks[name] = dict(convert_legacy_graph(dict(layer), known))
         return self._tasks[name]
+
+    def keys(self, names: Iterable[str]) -> Keys:
+        """The keys of some layers."""
+        layers = {name: self.layers[name] for name in names if name in self.layers}
+        heads = {
+            name: self.heads(name)
+            for name, layer in layers.items()
+            if not isinstance(layer, Blockwise)
+        }
+        return Keys(layers, heads)
 
     def heads(self, name: str) -> frozenset[Any]:
         """What the keys of a layer start with: mostly nothing but its name."""
         if name not in self._heads:
-            self._heads[name] = frozenset(map(_head, self.layers[name]))
+            self._heads[name] = frozenset(map(head_of, self.layers[name]))
         return self._heads[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:
@@ -170,81 +180,23 @@ class GraphView:
         if len(names) < 2:
             return tuple(names)
         layer = self.layers[name]
-        mentions: Iterable[Any]
-        if isinstance(layer, Blockwise):
-            mentions = (key for part in (layer.indices, layer.task) for key in mentioned(part))
-        else:
-            mentions = (key for task in layer.values() for key in mentioned(task))
-        found: dict[str, None] = {}
         heads = {head: other for other in sorted(names) for head in self._owned(other)}
-        for key in mentions:
-            # of a plain tuple that is a key, the name is met by itself
-            head = _head(key)
-            if isinstance(head, str) and head in heads:
+        found: dict[str, None] = {}
+        for key in read_by(layer) if isinstance(layer, Blockwise) else self._read_in(name):
+            if (head := head_of(key)) in heads:
                 found[heads[head]] = None
                 if len(found) == len(names):
                     break
         return (*found, *(other for other in sorted(names) if other not in found))
+
+    def _read_in(self, name: str) -> Iterable[Key]:
+        return (key for task in self.tasks(name).values() for key in references(task))
 
     def _owned(self, name: str) -> Iterable[Any]:
         layer = self.layers.get(name)
         if layer is None or isinstance(layer, Blockwise):
             return (name,)
         return self.heads(name)
-
-
-def mentioned(part: Any) -> Iterator[Any]:
-    """Everything in a task, or a part of one, that may be a key, from left to right."""
-    stack = [part]
-    while stack:
-        at = stack.pop()
-        if isinstance(at, TaskRef):
-            yield at.key
-        elif isinstance(at, Alias):
-            yield at.target
-        elif isinstance(at, Task):
-            stack.extend(reversed([*at.args, *at.kwargs.values()]))
-        elif isinstance(at, str):
-            yield at
-        elif isinstance(at, (list, tuple)):
-            stack.extend(reversed(at))
-        elif isinstance(at, dict):
-            stack.extend(reversed(at.values()))
-
-
-class _Keys:
-    """What counts as a key in a layer: its own keys, and those of the layers it reads."""
-
-    def __init__(self, view: GraphView, name: str) -> None:
-        #: Numbers of blocks of Blockwise layers: to look a key up in one of those would
-        #: write out all its tasks.
-        self._blocks: dict[Any, tuple[int, ...]] = {}
-        #: All other layers by what their keys start with: a node may read thousands.
-        self._others: dict[Any, list[Layer]] = {}
-        for other in (name, *view.graph.dependencies.get(name, ())):
-            layer = view.layers.get(other)
-            if isinstance(layer, Blockwise):
-                dims = layer.dims
-                self._blocks[other] = tuple(dims[symbol] for symbol in layer.output_indices)
-            elif layer is not None:
-                for head in view.heads(other):
-                    self._others.setdefault(head, []).append(layer)
-
-    def __contains__(self, key: Key) -> bool:
-        if type(key) is tuple and key:
-            blocks = self._blocks.get(key[0])
-            if blocks is not None:
-                if len(key) != len(blocks) + 1:
-                    return False
-                for place, count in zip(key[1:], blocks, strict=True):
-                    if not isinstance(place, int) or not 0 <= place < count:
-                        return False
-                return True
-        return any(key in layer for layer in self._others.get(_head(key), ()))
-
-
-def _head(key: Key) -> Any:
-    return key[0] if type(key) is tuple and key else key
 
 
 Recogniser = Callable[[GraphView, str], "Found | Same | None"]

@@ -11,21 +11,27 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task
-from dask.array import chunk, routines, slicing
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 
+from dasktile._compat.dask import (
+    Task,
+    argtopk_aggregate,
+    bincount_agg,
+    chunk_argtopk,
+    chunk_topk,
+    getitem_variadic,
+    histogramdd_multiarg,
+    histogramdd_rect,
+    topk_aggregate,
+)
 from dasktile.capture.base import ArrayInfo, GraphView
 from dasktile.capture.rules.fold_table import RULES
 
-_TOPK = (chunk.topk, chunk.topk_aggregate)
-_ARGTOPK = (chunk.argtopk, chunk.argtopk_aggregate)
+_TOPK = (chunk_topk, topk_aggregate)
+_ARGTOPK = (chunk_argtopk, argtopk_aggregate)
 #: Functions whose blocks have sizes that only the values tell, or are no arrays at all.
-_UNKNOWN = tuple(
-    getattr(routines, name, None)
-    for name in ("_bincount_agg", "_block_histogramdd_rect", "_block_histogramdd_multiarg")
-)
+_UNKNOWN = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
 
 
 def correct(view: GraphView) -> None:
@@ -34,13 +40,13 @@ def correct(view: GraphView) -> None:
         if name in view.roots:
             continue
         if isinstance(layer, Blockwise):
-            if layer.task.func is slicing.getitem_variadic:  # a mask of unknown values
+            if layer.task.func is getitem_variadic:  # a mask of unknown values
                 view._arrays[name] = None
             continue
         function, keywords = called(layer)
         if function is None:
             continue
-        if function in (chunk.topk_aggregate, chunk.argtopk_aggregate):
+        if function in (topk_aggregate, argtopk_aggregate):
             view._arrays[name] = _largest(view, name, keywords)
         elif function in _UNKNOWN or _sized_by_user(function, keywords):
             view._arrays[name] = None
@@ -56,7 +62,7 @@ def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:
 
 def mistyped(layer: Layer) -> bool:
     """True if a layer makes plain arrays although it says otherwise."""
-    return called(layer)[0] is chunk.argtopk_aggregate
+    return called(layer)[0] is argtopk_aggregate
 
 
 def _largest(view: GraphView, name: str, keywords: dict[str, Any]) -> ArrayInfo | None:
@@ -77,7 +83,7 @@ def _largest(view: GraphView, name: str, keywords: dict[str, Any]) -> ArrayInfo 
     if not 0 < count <= source.shape[axis]:
         return None
     chunks = (*said.chunks[:axis], (count,), *said.chunks[axis + 1 :])
-    places = called(view.layers[name])[0] is chunk.argtopk_aggregate
+    places = called(view.layers[name])[0] is argtopk_aggregate
     dtype = np.dtype(np.intp) if places else said.dtype
     return ArrayInfo(name, tuple(map(sum, chunks)), dtype, chunks)
 

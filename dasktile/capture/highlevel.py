@@ -37,6 +37,7 @@ from dasktile.capture.rules import (
     transforms,
     views,
 )
+from dasktile.capture.undeclared import check_reads
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 
 #: The first that answers decides.  Contractions come before folds, which would take
@@ -89,9 +90,16 @@ def describable(array: Array) -> bool:
 
 
 def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured:
-    """Capture what a graph computes for the arrays `roots`, its outputs in this order."""
+    """Capture what a graph computes for the arrays `roots`, its outputs in this order.
+
+    Raises
+    ------
+    UndeclaredReadError
+        If tasks read what the graph does not declare.
+    """
     view = GraphView(graph, {root.name: root for root in roots})
     correct(view)
+    check_reads(view)
     answers = _walk(view, [root.name for root in roots])
     order = _sorted(answers, [root.name for root in roots])
     index = {name: number for number, name in enumerate(order)}

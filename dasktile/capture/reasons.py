@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from dask._task_spec import GraphNode, TaskRef
-from dask.array import chunk, core
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
-from dask.layers import ArrayBlockIdDep, ArrayValuesDep
 from dask.utils import funcname, key_split
 
+from dasktile._compat.dask import (
+    ArrayBlockIdDep,
+    ArrayOverlapLayer,
+    ArrayValuesDep,
+    GraphNode,
+    TaskRef,
+    chunk_arange,
+    chunk_linspace,
+    enforce_dtype,
+)
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called
 from dasktile.capture.rules.contraction import is_product
@@ -32,7 +39,7 @@ def reason_for(view: GraphView, name: str) -> str:
     function, _ = called(layer)
     if getattr(function, "__module__", "") == "dask.array.random":
         return "random numbers depend on the chunks"
-    if function is chunk.arange or function is chunk.linspace:
+    if function is chunk_arange or function is chunk_linspace:
         return "fractions are rounded differently in other chunks"
     if (getattr(function, "__module__", "") or "").startswith("dasktile."):
         return "already tiled by dasktile"
@@ -46,7 +53,7 @@ def _blockwise_reason(layer: Blockwise) -> str:
     deps = layer.io_deps.values()
     if any(isinstance(dep, (ArrayBlockIdDep, ArrayValuesDep)) for dep in deps):
         return "its function asks for the number of its block"
-    if function is core._enforce_dtype:
+    if function is enforce_dtype:
         function = keywords.get("enforce_dtype_function")
     if is_product(layer):
         return "products of this type or form may come out differently in other chunks"
@@ -72,7 +79,7 @@ def _overlap_reason(view: GraphView, name: str) -> str:
         applied = trim[2]
     elif any(overlapping(view, other) for other in view.dependencies(name)):
         applied = name
-    elif type(view.layers[name]).__name__ == "ArrayOverlapLayer":
+    elif isinstance(view.layers[name], ArrayOverlapLayer):
         readers = _readers(view, name)
         applied = next((r for r in readers if isinstance(view.layers[r], Blockwise)), "")
         if not applied:

@@ -8,19 +8,27 @@ partial results of a sum, say) counts as large as the largest array that it is m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef, resolve_aliases
-from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph
 from dask.sizeof import sizeof
 from dask.utils import key_split
 
-from dasktile.capture.base import GraphView, mentioned
+from dasktile._compat.dask import (
+    Alias,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    getitem,
+    resolve_aliases,
+)
+from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called, correct
+from dasktile.capture.references import references
 from dasktile.capture.rules.fold_table import RULES
 
 #: Functions that multiply matrices.
@@ -142,7 +150,7 @@ def _is_view(node: GraphNode) -> bool:
     if name in ("getitem", "getitem_any"):
         index = node.args[1] if len(node.args) == 2 else None
         index = index if isinstance(index, tuple) else (index,)
-        return all(isinstance(one, slice | int) or one is None for one in index)
+        return all(isinstance(one, slice | int | np.integer) or one is None for one in index)
     return name == "transpose"
 
 
@@ -158,29 +166,13 @@ def _reached(
         if key in found or key not in dsk:
             stack.pop()
         elif key not in begun:
-            reads = dict.fromkeys(real(read) for read in _in_order(dsk[key]))
+            reads = dict.fromkeys(real(read) for read in references(dsk[key]))
             begun[key] = [read for read in reads if read in dsk]
             stack.extend(reversed(begun[key]))
         else:
             found[key] = begun[key]
             stack.pop()
     return found
-
-
-def _in_order(node: GraphNode) -> Sequence[Any]:
-    """What a task reads, in the order in which it is mentioned."""
-    needs = node.dependencies
-    if len(needs) < 2:
-        return list(needs)
-    found = dict.fromkeys(key for key in mentioned(node) if _is_in(key, needs))
-    return [*found, *sorted(needs - found.keys(), key=repr)]
-
-
-def _is_in(key: Any, needs: Collection[Any]) -> bool:
-    try:
-        return key in needs
-    except TypeError:  # a list is no key
-        return False
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import uuid
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -12,10 +13,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from distributed import Client, Scheduler, SchedulerPlugin
+from distributed import Client
 
+from dasktile._compat import distributed as internals
+from dasktile._compat.dask import CALIBRATE, List, Task, TaskRef, require
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.tiling.seconds import Calibration
@@ -63,6 +65,7 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
     TimeoutError
         If the cluster does not finish within a minute.
     """
+    require(CALIBRATE, "dasktile.calibrate")
     client = client_of(client)
     if not isinstance(refresh, bool):
         raise TypeError(
@@ -93,22 +96,13 @@ async def _calibrate(client: Client, refresh: bool, settings: ClusterSettings) -
 
 async def _keep(client: Client, calibration: Calibration) -> None:
     """Store the result on the scheduler."""
-    numbers = calibration.to_dict()
-    outer, inner = KEY
-    name = RESTORER
-
-    # sent by value, since the scheduler may not have this package
-    def keep(dask_scheduler: Scheduler) -> None:
-        class Restorer(SchedulerPlugin):
-            def restart(self, scheduler: Scheduler) -> None:
-                scheduler.task_metadata.setdefault(outer, {})[inner] = dict(numbers)
-
-        dask_scheduler.plugins.pop(name, None)
-        restorer = Restorer()
-        dask_scheduler.add_plugin(restorer, name=name)
-        restorer.restart(dask_scheduler)
-
-    await client.run_on_scheduler(keep)
+    value = calibration.to_dict()
+    await client.set_metadata(KEY, value)
+    topic, item = KEY
+    keep = internals.metadata_keeper(RESTORER, topic, item, value)
+    unavailable = await client.run_on_scheduler(keep)
+    if unavailable:
+        warnings.warn(unavailable, stacklevel=2)
 
 
 async def _measure(

@@ -17,6 +17,7 @@ from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
 from dasktile import config
+from dasktile._compat import distributed as internals
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.seconds import Calibration, predict_seconds
@@ -166,7 +167,7 @@ def _current_machine() -> Machine | None:
     if threading.current_thread().name.startswith("Dask-Offload"):
         # This is a scheduler, which optimises graphs in a thread of its own.  A request of a
         # client would wait for the event loop, which waits for this thread.
-        return _scheduler_machine(distributed)
+        return _own_scheduler()
     try:
         client = distributed.default_client()
     except ValueError:
@@ -227,10 +228,8 @@ def _order(metadata: Mapping[str, Any], workers: int) -> tuple[str, ...]:
     return order if len(order) == workers else ()
 
 
-def _scheduler_machine(distributed: Any) -> Machine | None:
-    # distributed has no public function that returns the scheduler of this process
-    instances = getattr(distributed.Scheduler, "_instances", ())
-    running = [scheduler for scheduler in instances if scheduler.workers]
+def _own_scheduler() -> Machine | None:
+    running = internals.own_schedulers()
     if len(running) != 1:
         return None
     # copied first, since the event loop may add workers during the iteration

@@ -13,15 +13,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from dask._task_spec import GraphNode
 from dask.base import get_name_from_key
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer
 
+from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import ArrayInfo, GraphView
 from dasktile.capture.corrections import correct
-from dasktile.ir import Chunks
+from dasktile.capture.references import is_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
             below = [found for found in _read_by(graph, view, name) if found not in seen]
             seen.update(below)
             pending.extend(below)
-        elif not _in_grid(key, name, info.chunks):
+        elif not is_block(key, name, info.numblocks):
             return None
         elif name not in arrays:
             if not _complete(graph.layers[name], info):
@@ -134,18 +133,6 @@ def _read_by(graph: HighLevelGraph, view: GraphView, name: str) -> Sequence[Any]
         info = view.array(read)
         found.append((read, *(0 for _ in info.chunks)) if info is not None else read)
     return found
-
-
-def _in_grid(key: Any, name: str, chunks: Chunks) -> bool:
-    return (
-        isinstance(key, tuple)
-        and key[0] == name
-        and len(key) == len(chunks) + 1
-        and all(
-            isinstance(block, (int, np.integer)) and 0 <= block < len(sizes)
-            for block, sizes in zip(key[1:], chunks, strict=True)
-        )
-    )
 
 
 def _complete(layer: Layer, info: ArrayInfo) -> bool:

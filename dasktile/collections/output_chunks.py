@@ -1,8 +1,7 @@
-"""Chunks in which arrays of xarray objects are handed over.
+"""Chunks of the arrays of xarray objects after tiling.
 
-Whoever writes such an object to a store with one task for each chunk needs chunks that are
-all equal but for the last, and none that shares a chunk of the store with another.  Tiles
-need not be like that.
+Writing such an object to a store, one task for each chunk, requires uniform chunks (the last may be
+smaller), none of which shares a chunk of the store with another.  Tiles need not be uniform.
 """
 
 from __future__ import annotations
@@ -11,61 +10,62 @@ import math
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-#: Chunks for each tile that may be cut of it where the input had no more.
-_MOST = 2
+#: Largest number of chunks per tile, unless the input has more chunks.
+_MOST_PER_TILE = 2
 
-#: Share of a tile by which tiles may differ and still be made equal by moving their edges.
-_NEAR = 1 / 16
+#: Largest difference of tile sizes, as a share of the largest, at which their boundaries are
+#: shifted to make them uniform.
+_NEARLY_UNIFORM = 1 / 16
 
 
 def storable(
     tiles: tuple[int, ...], own: tuple[int, ...], encoded: Collection[int] = ()
 ) -> tuple[int, ...]:
-    """Chunks along a dimension, as like tiles as can be, that can be written side by side.
+    """Chunks along a dimension that a store accepts, as similar to the tiles as possible.
 
     Parameters
     ----------
     tiles
-        The sizes of the tiles.
+        Sizes of the tiles.
     own
-        The chunks that the input has.
+        Chunk sizes of the input.
     encoded
-        Sizes of the chunks that the input says it is to be stored in.
+        Chunk sizes in the encodings of the input's variables.
 
     Returns
     -------
-    The tiles where they can be, else what they can be cut into without moving anything,
-    else tiles of which only the edges have moved, else the chunks of the input.  Where
-    these cannot be written either, the tiles.
+    The first of these that a store accepts: the tiles; the tiles cut into smaller chunks, which
+    moves nothing; the tiles with shifted boundaries; the chunks of the input.  If it accepts none,
+    the tiles.
     """
-    # what did not fit the input's chunks is not dasktile's to mend
+    # an encoding that the input's own chunks do not fit cannot be written in any case
     stored = [size for size in encoded if _fits(own, size)]
 
-    def can_be(chunks: Sequence[int]) -> bool:
+    def accepted(chunks: Sequence[int]) -> bool:
         return _uniform(chunks) and all(_fits(chunks, size) for size in stored)
 
     size, largest = sum(tiles), max(tiles, default=0)
-    if can_be(tiles):
+    if accepted(tiles):
         return tiles
     pieces = _equal(size, math.gcd(*_edges(tiles)))
-    if len(pieces) <= max(len(own), _MOST * len(tiles)) and can_be(pieces):
+    if len(pieces) <= max(len(own), _MOST_PER_TILE * len(tiles)) and accepted(pieces):
         return pieces
     rounded = _equal(size, largest)
-    near = largest - min(tiles) <= max(1, _NEAR * largest)
-    if near and len(rounded) == len(tiles) and can_be(rounded):
+    near = largest - min(tiles) <= max(1, _NEARLY_UNIFORM * largest)
+    if near and len(rounded) == len(tiles) and accepted(rounded):
         return rounded
-    if can_be(own) or not all(_fits(tiles, size) for size in stored):
+    if accepted(own) or not all(_fits(tiles, size) for size in stored):
         return own
     return tiles
 
 
 def _edges(chunks: Sequence[int]) -> list[int]:
-    """Where chunks meet."""
+    """Positions of the boundaries between chunks."""
     return list(accumulate(chunks))[:-1]
 
 
 def _fits(chunks: Sequence[int], size: int) -> bool:
-    """True where no two chunks share one of the store's of a size."""
+    """True if no two chunks share a chunk of the store, whose chunks have `size` elements."""
     return all(edge % size == 0 for edge in _edges(chunks))
 
 
@@ -74,7 +74,7 @@ def _uniform(chunks: Sequence[int]) -> bool:
 
 
 def _equal(size: int, part: int) -> tuple[int, ...]:
-    """So much in equal parts, the last of which may be smaller."""
+    """`size` elements in chunks of `part` elements; the last may be smaller."""
     if not 0 < part < size:
         return (size,)
     return (part,) * (size // part) + ((size % part,) if size % part else ())

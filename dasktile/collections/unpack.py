@@ -1,8 +1,8 @@
-"""Arrays inside what a user passes, and the same object around other arrays.
+"""The arrays in a user's collections, and the same collections with other arrays.
 
-A dask array holds itself; lists, tuples and dicts hold what is in them; xarray objects
-hold the arrays of their variables.  Of any other dask collection only the keys are known,
-so that the arrays behind them must keep their names and chunks.
+Lists, tuples and dicts are searched recursively; xarray objects contain the arrays of their
+variables.  Of any other dask collection only the keys are public, so the arrays under these keys
+must keep their names and chunks.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dasktile.ir import Chunks
 
 @dataclass(frozen=True)
 class Rewritten:
-    """Arrays written again.
+    """Arrays after lowering.
 
     Parameters
     ----------
     graph
-        What they are made by.
+        The graph that computes them.
     names
-        The new name of every array that was written again, by its old name.
+        The new name of every re-tiled array, by its old name.
     chunks
         Their new chunks, by the old name.
     """
@@ -41,7 +41,7 @@ class Rewritten:
     chunks: Mapping[str, Chunks]
 
     def array(self, old: Array) -> Array:
-        """The array in the place of an old one; the same object where nothing changed."""
+        """The array that replaces `old`; the same object if it was not re-tiled."""
         if old.name not in self.names:
             return old
         name = self.names[old.name]
@@ -61,12 +61,11 @@ class Member:
     Parameters
     ----------
     name
-        Of the array.
+        Name of the array.
     dims
-        Its dimensions.
+        Names of its dimensions.
     encoded
-        For every dimension, the size of the chunks that it is to be stored in; empty where
-        its variable does not say.
+        For every dimension, the chunk size in the variable's encoding; empty if it has none.
     """
 
     name: str
@@ -74,29 +73,28 @@ class Member:
     encoded: tuple[int, ...] = ()
 
 
-#: Makes an object again, around new arrays.
+#: Makes a copy of a user's object with new arrays.
 Rebuild = Callable[[Rewritten], Any]
 
 
 @dataclass
 class Holders:
-    """Everything found in a user's objects.
+    """All arrays in a user's objects.
 
     Parameters
     ----------
     arrays
-        The arrays, each once, in the order in which they were met.
+        The arrays by name, in the order of the objects.
     graphs
         The graphs that they come from.
     fixed
-        Names of those that must keep their names and chunks.
+        Names of arrays that must keep their names and chunks.
     unknown
-        Arrays with chunks of unknown size: only what is below them can be tiled.
+        Arrays with unknown chunk sizes: only the arrays they are computed from can be tiled.
     unsupported
-        True where there were array expressions, which are not read.
+        True if there are array expressions, which are not supported.
     groups
-        Arrays that share named dimensions, and must agree on the chunks along each: those
-        of one xarray object.
+        Arrays of one xarray object, which must have the same chunks along each shared dimension.
     """
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
@@ -107,11 +105,11 @@ class Holders:
     groups: list[tuple[Member, ...]] = field(default_factory=list)
 
     def open(self, value: Any) -> Rebuild:
-        """Take note of the arrays in a value; returns how to make the value again."""
+        """Record the arrays in a value; returns a function that rebuilds the value."""
         if type(value) is Array:
             return self._array(value)
         if isinstance(value, Array):
-            # how to make an object of somebody's subclass again is not known
+            # the constructor of a subclass is not known
             return lambda new: value
         if type(value) in (list, tuple):
             return self._sequence(value, type(value))
@@ -135,7 +133,7 @@ class Holders:
             return self._collection(value)
         chunks = tuple(tuple(int(size) for size in sizes) for sizes in value.chunks)
         info = ArrayInfo(value.name, tuple(map(sum, chunks)), value.dtype, chunks)
-        # What the array says outranks what a layer below other arrays says of it.
+        # the array's own chunks take precedence over the annotations of its layer
         self.arrays[value.name] = info
         self.graphs.append(value.dask)
         return lambda new: new.array(value)
@@ -149,21 +147,21 @@ class Holders:
         whole = items if whole is None else whole
         rebuilds = [self.open(item) for item in items]
 
-        def rebuild(new: Rewritten) -> Any:
-            found = [again(new) for again in rebuilds]
-            if all(one is other for one, other in zip(found, items, strict=True)):
+        def sequence(new: Rewritten) -> Any:
+            rebuilt = [rebuild(new) for rebuild in rebuilds]
+            if all(item is old for item, old in zip(rebuilt, items, strict=True)):
                 return whole
-            return build(found)
+            return build(rebuilt)
 
-        return rebuild
+        return sequence
 
     def _xarray(self, value: Any) -> Rebuild:
         xarray = sys.modules["xarray"]
         if isinstance(value, xarray.Variable):
-            again = self.open(value._data if is_dask_collection(value) else None)
+            rebuild = self.open(value._data if is_dask_collection(value) else None)
 
             def variable(new: Rewritten) -> Any:
-                data = again(new)
+                data = rebuild(new)
                 return value if data is None or data is value.data else value.copy(data=data)
 
             return variable
@@ -184,11 +182,13 @@ class Holders:
         return dataset
 
     def _tie(self, variables: Iterable[Any]) -> None:
-        found = [variable for variable in variables if type(variable._data) is Array]
-        if found:
-            self.groups.append(
-                tuple(Member(one._data.name, one.dims, _encoded(one)) for one in found)
-            )
+        members = tuple(
+            Member(variable._data.name, variable.dims, _encoded(variable))
+            for variable in variables
+            if type(variable._data) is Array
+        )
+        if members:
+            self.groups.append(members)
 
     def _data_array(self, value: Any) -> Rebuild:
         names = [name for name in value.coords if is_dask_collection(value.coords[name].variable)]
@@ -210,11 +210,11 @@ class Holders:
         graph = value.__dask_graph__()
         if not isinstance(graph, HighLevelGraph) or not hasattr(value, "__dask_postpersist__"):
             return lambda new: value
-        found = boundary(graph, value.__dask_keys__())
-        if found is None:
+        ends = boundary(graph, value.__dask_keys__())
+        if ends is None:
             return lambda new: value
-        names = [array.name for array in found.arrays]
-        for array in found.arrays:
+        names = [array.name for array in ends.arrays]
+        for array in ends.arrays:
             self.arrays.setdefault(array.name, array)
         self.fixed.update(names)
         self.graphs.append(graph)
@@ -223,8 +223,8 @@ class Holders:
             if not new.names.keys() & names:
                 return value
             top = reachable(new.graph, names)
-            again, arguments = value.__dask_postpersist__()
-            return again(splice(graph, found, top), *arguments)
+            build, arguments = value.__dask_postpersist__()
+            return build(splice(graph, ends, top), *arguments)
 
         return rebuild
 
@@ -232,22 +232,22 @@ class Holders:
 def _changed(
     names: Sequence[Any], rebuilds: Sequence[Rebuild], old: Any, new: Rewritten
 ) -> dict[Any, Any]:
-    found = {name: again(new) for name, again in zip(names, rebuilds, strict=True)}
-    return {name: variable for name, variable in found.items() if variable is not old[name]}
+    rebuilt = {name: rebuild(new) for name, rebuild in zip(names, rebuilds, strict=True)}
+    return {name: variable for name, variable in rebuilt.items() if variable is not old[name]}
 
 
 def _encoded(variable: Any) -> tuple[int, ...]:
-    """The chunks that a variable is to be stored in, one size for each of its dimensions."""
-    # tasks write whole shards, where there are any
-    said = variable.encoding.get("shards") or variable.encoding.get("chunks")
-    if not isinstance(said, (list, tuple)) or len(said) != variable.ndim:
+    """Chunk sizes of a variable's encoding, one for each of its dimensions."""
+    # a task must write whole shards, if the store has shards
+    sizes = variable.encoding.get("shards") or variable.encoding.get("chunks")
+    if not isinstance(sizes, (list, tuple)) or len(sizes) != variable.ndim:
         return ()
-    return tuple(said) if all(isinstance(size, int) and size > 0 for size in said) else ()
+    return tuple(sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else ()
 
 
 def _is_expression(value: Any) -> bool:
     """An array of dask's query planning, or of the package ``dask_array``."""
-    # Asked of the class: delayed objects have every attribute.
+    # attributes of the class, because delayed objects have every attribute
     kind = type(value)
     return hasattr(kind, "expr") and hasattr(kind, "chunks") and is_dask_collection(value)
 

@@ -30,7 +30,8 @@ Window = tuple[int, int, int]
 class Role(enum.Enum):
     """The meaning of cutting a label, for the operation that loops over it."""
 
-    #: May be cut anywhere; tiles are independent.
+    #: May be cut anywhere; tiles are independent.  Where an axis map is wider than one element,
+    #: every tile also reads the halo: the edges of its neighbours.
     FREE = "free"
     #: May be cut anywhere; the partial results are then combined.
     REDUCE = "reduce"
@@ -38,8 +39,6 @@ class Role(enum.Enum):
     WHOLE = "whole"
     #: May be cut; a carry then runs from each piece to the next.
     SCAN = "scan"
-    #: May be cut; every piece reads a halo of its neighbours, too (the axis map's width).
-    HALO = "halo"
     #: Keeps the cuts of the input (random sources, user functions, persisted data).
     PINNED = "pinned"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dask._task_spec import Task
+from dasktile._compat.dask import Task
 
 
 class Anchored(Task):

@@ -18,10 +18,11 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask._task_spec import Alias, Task, _execute_subgraph
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
+from dasktile._compat.dask import FUSE, Alias, Task, execute_subgraph, fuse_tasks, missing
+from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.schedule.placement import Placement, decode, token
 
@@ -87,7 +88,7 @@ def coned(
         and isinstance(layers[name], (MaterializedLayer, Blockwise))
         and not layers[name].annotations
     ]
-    if sum(len(layers[name]) for name in mine) <= _MOST:
+    if not missing(FUSE) and sum(len(layers[name]) for name in mine) <= _MOST:
         cones = _Cones(layers, dependencies, mine, outputs, limits)
         for _ in range(_ROUNDS):
             if not cones.form():
@@ -337,7 +338,7 @@ class _Cones:
         the latter had no other reader.  Checked with dask 2026.7.1 and 2026.8.0.  What reads
         tiles too is none of the tasks that distributed takes for roots.
         """
-        fused: Any = Task.fuse(*(self.tasks[key] for key in keys))
+        fused: Any = fuse_tasks(*(self.tasks[key] for key in keys))
         is_root = fused.data_producer and all(map(self.is_free, fused.dependencies))
         return Task(fused.key, run_cone, *fused.args, _data_producer=is_root)
 
@@ -389,8 +390,8 @@ def run_cone(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values
     reads, values
         What is none of the tasks' result.
     """
-    return _execute_subgraph(tasks, key, reads, *values)
+    return execute_subgraph(tasks, key, reads, *values)
 
 
 def _name(key: Any) -> str:
-    return str(key[0] if type(key) is tuple else key)
+    return str(head_of(key))

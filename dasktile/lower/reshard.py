@@ -15,11 +15,16 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, GraphNode, Task, TaskRef
-from dask.array.chunk import getitem
-from dask.array.core import _concatenate2, concatenate3
-from dask.core import reshapelist
 
+from dasktile._compat.dask import (
+    Alias,
+    GraphNode,
+    Task,
+    TaskRef,
+    concatenate2,
+    concatenate3,
+    getitem,
+)
 from dasktile.ir import Chunks, Window, bounds
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import slices_of
@@ -222,8 +227,10 @@ def _as_array(block: Any) -> Any:
 def join(shape: tuple[int, ...], *blocks: Any) -> Any:
     """Concatenate a grid of blocks, given in C order, `shape` blocks along each axis."""
     blocks = tuple(map(_as_array, blocks))
-    nested = reshapelist(shape, list(blocks))
+    nested: list[Any] = list(blocks)
+    for size in reversed(shape[1:]):
+        nested = [nested[at : at + size] for at in range(0, len(nested), size)]
     if any(block.dtype != blocks[0].dtype for block in blocks):
         # concatenate3 would cast them all to the first one's
-        return _concatenate2(nested, axes=list(range(len(shape))))
+        return concatenate2(nested, axes=list(range(len(shape))))
     return concatenate3(nested)

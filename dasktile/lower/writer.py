@@ -16,10 +16,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias
-from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
 from dasktile.capture.rules.blockwise import Map
@@ -73,9 +72,6 @@ class Lowered:
     ----------
     graph
         The graph: no more than all outputs together need.
-    graphs
-        For every output, the part of the graph that it needs.  A dask collection must
-        have no other: Dask takes the layers that nobody reads for the collection's own.
     names, chunks
         For every output of the program, the name of its array and its chunks.
     layers
@@ -83,7 +79,6 @@ class Lowered:
     """
 
     graph: HighLevelGraph
-    graphs: tuple[HighLevelGraph, ...]
     names: tuple[str, ...]
     chunks: tuple[Chunks, ...]
     layers: Mapping[int, str]
@@ -155,7 +150,6 @@ def lower(
     graph = writer.graph([name for name, _ in found], cone, threads)
     return Lowered(
         graph,
-        tuple(graph.cull_layers([name]) for name, _ in found),
         tuple(name for name, _ in found),
         tuple(chunks for _, chunks in found),
         {index: name for index, name in writer.made.items() if name in graph.layers},

@@ -1,4 +1,4 @@
-"""Collections whose tasks say in which order they run."""
+"""Collections whose tasks carry their position in a planned order."""
 
 from __future__ import annotations
 
@@ -6,50 +6,59 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask._task_spec import Alias, Task, convert_legacy_graph
 from dask.array.core import Array
-from dask.base import collections_to_expr, tokenize
+from dask.base import tokenize
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+from dasktile._compat.dask import (
+    PLAN,
+    Alias,
+    Task,
+    collections_to_expr,
+    convert_legacy_graph,
+    require,
+)
+from dasktile.capture.references import head_of, with_head
 from dasktile.capture.tasks import without_aliases
 from dasktile.runtime.scheduler.priorities import ORDER
 
 
 @dataclass(frozen=True, slots=True)
-class Low:
+class TaskSet:
     """The tasks that run when collections are computed.
 
     Parameters
     ----------
-    tasks
-        By key.
+    nodes
+        Task-spec nodes by key.
     annotations
-        What layers say of their tasks: by the annotation's name, values by key.
+        By the name of an annotation, its value for each key.
     wanted
-        Keys that are asked for.
+        Keys of the results.
     """
 
-    tasks: Mapping[Any, Any]
+    nodes: Mapping[Any, Any]
     annotations: Mapping[str, Mapping[Any, Any]]
     wanted: Sequence[Any]
 
     @classmethod
-    def of(cls, collections: Sequence[Any]) -> Low:
-        """Of collections, as Dask would optimise them together."""
-        wanted = list(flatten([one.__dask_keys__() for one in collections]))
-        # `dask.optimize` forgets annotations; checked with dask 2026.7.1 and 2026.8.0
-        found: Any = collections_to_expr(collections).optimize()
-        low = without_aliases(convert_legacy_graph(found.__dask_graph__()), wanted)
-        return cls(low, found.__dask_annotations__(), wanted)
+    def of(cls, collections: Sequence[Any]) -> TaskSet:
+        """The tasks of collections after Dask's own optimisation of all of them together."""
+        require(PLAN, "planning the order of tasks")
+        wanted = list(flatten([collection.__dask_keys__() for collection in collections]))
+        # `dask.optimize` drops annotations; checked with dask 2026.7.1 and 2026.8.0
+        optimized: Any = collections_to_expr(collections).optimize()
+        nodes = without_aliases(convert_legacy_graph(optimized.__dask_graph__()), wanted)
+        return cls(nodes, optimized.__dask_annotations__(), wanted)
 
     def running(self) -> set[Any]:
-        """Keys of what is a task, and no other name of one."""
-        return {key for key, node in self.tasks.items() if not isinstance(node, Alias)}
+        """Keys of all tasks, aliases excepted."""
+        return {key for key, node in self.nodes.items() if not isinstance(node, Alias)}
 
 
 class OrderedArray(Array):
-    """An array whose graph is optimised already, and says in which order it runs."""
+    """An array whose graph is optimised and annotated with an order."""
 
     __slots__ = ()
     __dask_optimize__ = None
@@ -63,7 +72,7 @@ def _ordered_array(graph: Any, name: str, chunks: Any, dtype: Any, meta: Any) ->
 
 
 class Values(dict[Any, Any]):
-    """A value for some keys, to be called as annotations are."""
+    """Values of an annotation by key, callable as dask calls annotations."""
 
     def __call__(self, key: Any) -> Any:
         return self.get(key)
@@ -73,48 +82,49 @@ class Values(dict[Any, Any]):
 
 
 def renamed(key: Any) -> Any:
-    """The key of a task of an array that is put in order.
+    """The key of a task in an ordered array.
 
-    Another than the task has otherwise, of which Dask may have made something else: the same
-    key must always stand for the same task.
+    It differs from the original key: the optimised task need not be the task that the original
+    key stands for in another graph.
     """
-    name, *block = key if isinstance(key, tuple) else (key,)
+    name = head_of(key)
     if not isinstance(name, str):
         return key
     op, dash, token = name.rpartition("-")
-    new = f"{op}{dash}{tokenize('in order', token)}"
-    return (new, *block) if isinstance(key, tuple) else new
+    return with_head(key, f"{op}{dash}{tokenize('in order', token)}")
 
 
-def ordered(one: Any, low: Low, place: Mapping[Any, int]) -> Any:
-    """A collection whose tasks say when they run.
+def ordered(collection: Any, tasks: TaskSet, place: Mapping[Any, int]) -> Any:
+    """The collection with an optimised graph whose tasks carry their position in an order.
 
     Parameters
     ----------
-    one
-        The collection.  Arrays get tasks of other keys.
-    low
-        Its tasks, and perhaps those of others.
+    collection
+        The collection.  The tasks of arrays get new keys.
+    tasks
+        The tasks of this collection, among others.
     place
-        The place of every task in the order.
+        The position of every task in the order, by key.
 
     Raises
     ------
     TypeError
-        If it is no dask collection.
+        If it is not a dask collection.
     """
-    keys = list(flatten([one.__dask_keys__()]))
-    tasks = dict(HighLevelGraph.from_collections("plan", low.tasks).cull(keys))
+    keys = list(flatten([collection.__dask_keys__()]))
+    needed = dict(HighLevelGraph.from_collections("plan", tasks.nodes).cull(keys))
     names = {}
-    if type(one) in (Array, OrderedArray):
-        # not what is data already, nor what is in a cluster's memory
-        names = {key: renamed(key) for key, node in tasks.items() if isinstance(node, Task | Alias)}
+    if type(collection) in (Array, OrderedArray):
+        # data nodes and results in a cluster's memory keep their keys
+        names = {
+            key: renamed(key) for key, node in needed.items() if isinstance(node, Task | Alias)
+        }
     layers: dict[str, dict[Any, Any]] = {}
-    for key, node in tasks.items():
+    for key, node in needed.items():
         new = names.get(key, key)
         node = node.substitute(names, key=new)
         layers.setdefault(_name(new), {})[new] = node
-    annotations = _annotations(low, tasks, place, names)
+    annotations = _annotations(tasks, needed, place, names)
     graph = HighLevelGraph(
         {name: MaterializedLayer(some, annotations=annotations) for name, some in layers.items()},
         {
@@ -128,31 +138,36 @@ def ordered(one: Any, low: Low, place: Mapping[Any, int]) -> Any:
             for name, some in layers.items()
         },
     )
-    if type(one) in (Array, OrderedArray):
-        name = _name(names.get(keys[0], keys[0])) if keys else one.name
-        return _ordered_array(graph, name, one.chunks, one.dtype, one._meta)
-    rebuild, arguments = one.__dask_postpersist__()
+    if type(collection) in (Array, OrderedArray):
+        name = _name(names.get(keys[0], keys[0])) if keys else collection.name
+        return _ordered_array(graph, name, collection.chunks, collection.dtype, collection._meta)
+    rebuild, arguments = collection.__dask_postpersist__()
     return rebuild(graph, *arguments)
 
 
 def _name(key: Any) -> str:
-    return str(key[0] if isinstance(key, tuple) and key else key)
+    return str(head_of(key))
 
 
 def _annotations(
-    low: Low, tasks: Mapping[Any, Any], place: Mapping[Any, int], names: Mapping[Any, Any]
+    tasks: TaskSet, needed: Mapping[Any, Any], place: Mapping[Any, int], names: Mapping[Any, Any]
 ) -> dict[str, Values]:
-    """What is said of tasks, in front of all where they are in the order."""
-    found = {
-        name: Values({names.get(key, key): values[key] for key in tasks if key in values})
-        for name, values in low.annotations.items()
+    """Annotations of the needed tasks by their new keys, with priority and position added."""
+    annotations = {
+        name: Values({names.get(key, key): values[key] for key in needed if key in values})
+        for name, values in tasks.annotations.items()
     }
-    own = low.annotations.get("priority", {})
-    positions = {key: place[key] for key in tasks if key in place}
-    # a fraction, so that graphs of others wait no longer than for any other
+    own = tasks.annotations.get("priority", {})
+    positions = {key: place[key] for key in needed if key in place}
+    # fractions of 1: tasks of other graphs rank as they do beside any other graph
     count = max(len(place), 1)
-    found["priority"] = Values(
-        {names.get(key, key): own.get(key, 0) - at / count for key, at in positions.items()}
+    annotations["priority"] = Values(
+        {
+            names.get(key, key): own.get(key, 0) - position / count
+            for key, position in positions.items()
+        }
     )
-    found[ORDER] = Values({names.get(key, key): at for key, at in positions.items()})
-    return {name: values for name, values in found.items() if values}
+    annotations[ORDER] = Values(
+        {names.get(key, key): position for key, position in positions.items()}
+    )
+    return {name: values for name, values in annotations.items() if values}

@@ -1,4 +1,4 @@
-"""Plans of the order of tasks and of what is swapped: from a collection to one that follows it."""
+"""``dasktile.plan``: the order of tasks and the swaps between memory and disk or host."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef
 from dask.base import is_dask_collection, tokenize
 from dask.highlevelgraph import HighLevelGraph
 from dask.order import order as dask_order
 
 from dasktile import config
+from dasktile._compat.dask import Task, TaskRef
 from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
-from dasktile.orders.apply import Low, ordered
+from dasktile.orders.apply import TaskSet, ordered
 from dasktile.report.explanation import format_bytes, format_seconds
 from dasktile.report.timeline import Timeline, draw, lane
 from dasktile.schedule.search import Planned
@@ -35,44 +35,45 @@ from dasktile.schedule.simulate import Link, Run, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, plan_walk, walk
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 
-#: Plans that are remembered: the same expression often comes again.
-REMEMBERED = 16
+#: Number of plans in the cache: the same expression is often planned several times.
+CACHED_PLANS = 16
 
-#: Searches shorter than this show no progress, in seconds.
-LONG = 2.0
+#: Seconds; shorter searches show no progress bar.
+PROGRESS_AFTER = 2.0
 
+#: Version of the JSON format.
 _VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
 class SchedulePlan:
-    """An order of tasks, what is swapped in and out on the way, and how good that is.
+    """An order of tasks, the bytes swapped in and out, and lower bounds of both.
 
     Parameters
     ----------
     order
-        The tasks' keys (of a :class:`~dasktile.schedule.taskgraph.TaskGraph`, the operations'
-        names) in the order in which they run.
+        Keys of the tasks in the order in which they run; for a
+        :class:`~dasktile.schedule.taskgraph.TaskGraph`, names of the operations.
     swap_in_bytes, swap_out_bytes
-        Bytes copied into memory, and out of it.
+        Bytes copied into memory and out of it.
     makespan
-        Seconds that the plan takes in the simulation.
+        Seconds that the simulated plan takes.
     lower_bound
-        Bytes in both directions together that no choice of what is swapped can be below, for
-        this order.
+        Bytes in both directions together that any eviction policy swaps at least in this
+        order.
     time_bound
-        Seconds that it cannot be below.
+        Seconds that any eviction policy takes at least in this order.
     ideal
-        Seconds of all tasks, where memory has no end.
+        Seconds with unlimited memory.
     memory_limit
-        Bytes that the plan was made for.
+        Bytes of memory that the plan fits in.
     peak
-        Bytes of memory in use at most.
+        Most bytes in memory at any time.
     method
-        How the order was found.
+        The rule or search that produced the order.
     before
-        The same of the order that Dask would run the tasks in, with a store that fetches what
-        is asked for and lets leave what was used longest ago: bytes in, bytes out, seconds.
+        Bytes swapped in, bytes swapped out and seconds of Dask's own order, with fetching on
+        demand and eviction of the least recently used.
     """
 
     order: tuple[Hashable, ...]
@@ -87,7 +88,7 @@ class SchedulePlan:
     method: str
     before: tuple[int, int, float]
     _collections: tuple[Any, ...] = field(default=(), repr=False)
-    _low: Low | None = field(default=None, repr=False)
+    _tasks: TaskSet | None = field(default=None, repr=False)
     _draw: Callable[[], Timeline] | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -98,8 +99,8 @@ class SchedulePlan:
         return (
             f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)} ({self.method}):"
             f" takes {format_seconds(self.makespan)} instead of {format_seconds(old_seconds)}"
-            f" (no less than {format_seconds(self.time_bound)},"
-            f" {format_seconds(self.ideal)} with memory without end),"
+            f" (lower bound {format_seconds(self.time_bound)},"
+            f" {format_seconds(self.ideal)} with unlimited memory),"
             f" swaps {format_bytes(swaps)}{instead} (lower bound for this order {bound})"
         )
 
@@ -121,7 +122,7 @@ class SchedulePlan:
         }
 
     def save(self, filename: str | Path) -> Path:
-        """Write the plan as JSON, to be had back by :func:`load_plan`."""
+        """Write the plan as JSON; :func:`load_plan` reads it."""
         path = Path(filename)
         path.write_text(json.dumps(self.to_dict()), encoding="utf-8")
         return path
@@ -129,15 +130,15 @@ class SchedulePlan:
     def apply(self, *collections: Any) -> Any:
         """Collections that run in the order of the plan.
 
-        The order becomes priorities, which distributed follows on any cluster; workers with
-        dasktile's store (:func:`dasktile.enable`) let leave and fetch what the priorities say.
-        The schedulers of one process have an order of their own and keep to that.  The results
-        are already optimised; what is computed from them further is not in the plan.
+        The order becomes task priorities, which distributed follows on any cluster; workers with
+        dasktile's store (:func:`dasktile.enable`) evict and prefetch by these priorities.  The
+        schedulers of one process (threads, processes, synchronous) ignore priorities.  The
+        returned collections are already optimised; operations added to them are not planned.
 
         Parameters
         ----------
         *collections
-            Those that the plan is of; not needed unless the plan was loaded.
+            The collections that were planned; needed only if the plan was loaded from a file.
 
         Returns
         -------
@@ -146,27 +147,29 @@ class SchedulePlan:
         Raises
         ------
         ValueError
-            If there are no collections, or not those that the plan is of.
+            If there are no collections, or others than those that were planned.
         """
         given = collections or self._collections
         if not all(map(is_dask_collection, given)):
-            kinds = ", ".join(type(one).__name__ for one in given)
-            raise TypeError(f"apply takes the dask collections that the plan is of; got {kinds}")
+            kinds = ", ".join(type(collection).__name__ for collection in given)
+            raise TypeError(f"apply takes the dask collections that were planned; got {kinds}")
         if not given:
-            raise ValueError("this plan has no collections with it: pass those that it is of")
-        low = self._low if given is self._collections and self._low else Low.of(given)
-        place = {key: at for at, key in enumerate(self.order)}
-        missing = len(place.keys() - low.tasks.keys())
-        if missing or not place.keys() >= low.running():
-            wrong = "these collections have tasks that are not in the plan"
+            raise ValueError(
+                "a plan loaded from a file has no collections: pass those that were planned"
+            )
+        tasks = self._tasks if given is self._collections and self._tasks else TaskSet.of(given)
+        place = {key: position for position, key in enumerate(self.order)}
+        missing = len(place.keys() - tasks.nodes.keys())
+        if missing or not place.keys() >= tasks.running():
+            problem = "these collections have tasks that are not in the plan"
             if missing:
-                wrong = f"{missing} of the plan's {len(place)} tasks are not in these collections"
-            raise ValueError(f"{wrong}: a plan is of exactly the expressions that it was made for")
-        found = tuple(ordered(one, low, place) for one in given)
-        return found[0] if len(found) == 1 else found
+                problem = f"{missing} of the plan's {len(place)} tasks are not in these collections"
+            raise ValueError(f"{problem}: a plan applies to the planned expressions only")
+        results = tuple(ordered(collection, tasks, place) for collection in given)
+        return results[0] if len(results) == 1 else results
 
     def visualize(self, filename: str | Path = "plan.svg") -> Path:
-        """Draw what is computed and copied when, and the memory that takes.
+        """Draw the simulated computation, copies and memory over time.
 
         Parameters
         ----------
@@ -174,27 +177,29 @@ class SchedulePlan:
             Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib.
         """
         if self._draw is None:
-            raise ValueError("a plan that was loaded has no timeline: make it again to draw it")
+            raise ValueError(
+                "a plan loaded from a file has no timeline: call dasktile.plan to draw one"
+            )
         return draw(self._draw(), filename)
 
 
 def load_plan(filename: str | Path) -> SchedulePlan:
-    """A plan that :meth:`SchedulePlan.save` has written.
+    """Read a plan that :meth:`SchedulePlan.save` has written.
 
     Raises
     ------
     ValueError
-        If the file holds none, or one of another version.
+        If the file contains no plan, or one of another version.
     """
-    said = f"{str(filename)!r} holds no plan of this version of dasktile"
+    message = f"{str(filename)!r} contains no plan of this version of dasktile"
     try:
-        found = json.loads(Path(filename).read_text(encoding="utf-8"))
-        if found.pop("version") != _VERSION:
-            raise ValueError(said)
-        order = tuple(_key(key) for key in found.pop("order"))
-        return SchedulePlan(order=order, before=tuple(found.pop("before")), **found)
+        fields = json.loads(Path(filename).read_text(encoding="utf-8"))
+        if fields.pop("version") != _VERSION:
+            raise ValueError(message)
+        order = tuple(_key(key) for key in fields.pop("order"))
+        return SchedulePlan(order=order, before=tuple(fields.pop("before")), **fields)
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(said) from None
+        raise ValueError(message) from None
 
 
 def plan(
@@ -206,7 +211,7 @@ def plan(
     seed: int = 0,
     repeat: bool = False,
 ) -> SchedulePlan:
-    """Decide in which order tasks run, and what is swapped out of memory and back when.
+    """Choose the order of tasks and the swaps of a computation that exceeds memory.
 
     Parameters
     ----------
@@ -215,39 +220,39 @@ def plan(
         :class:`~dasktile.schedule.taskgraph.TaskGraph`.
     memory_limit
         Bytes of results that one worker can hold, as a number or as a string such as
-        ``"2 GB"``.  By default what the workers of the client say.
+        ``"2 GB"``.  By default the memory limit of the client's workers.
     device
-        ``"host"``: memory with a disk below; ``"cuda"``: a GPU's with the host's below.  What can
-        be copied in a second is in the settings ``dasktile.plan``.
+        ``"host"``: memory with a disk below; ``"cuda"``: a GPU's memory with the
+        host's below.  The bandwidths are in the settings ``dasktile.plan``.
     workers
         A count, a ``distributed.Client``, or None for the current client's workers, else one.
-        Several are planned for as one of their memory together.
+        Several workers are planned for as one worker with the sum of their memory.
     search_seconds
-        For how long changes of the best order are tried; 0 for none.
+        Seconds of local search, starting from the best order; 0 for no search.
     seed
-        Of those changes.
+        Seed of the search.
     repeat
-        The operations of a TaskGraph run again and again: what is in memory at the end is what
-        was at the start.
+        The operations of a TaskGraph run in a loop: memory has the same content at the end of
+        an iteration as at its start.
 
     Returns
     -------
-    A :class:`SchedulePlan`.  Without a search the same arguments give the same plan; the best
-    that a search finds in its time depends on the machine, and is remembered for the next
-    time that the same is asked.
+    A :class:`SchedulePlan`.  Without a search the same arguments give the same plan.  The result
+    of a search depends on the speed of the machine; it is cached for calls with the same
+    arguments.
 
     Raises
     ------
     ValueError, TypeError
-        Naming the argument that is wrong; or the task that alone needs more than the limit.
+        Naming the invalid argument, or a task that needs more memory than the limit.
 
     Examples
     --------
     >>> import dask.array as da
     >>> import dasktile
     >>> x = da.random.default_rng(0).random((4000, 4000), chunks=(500, 500))
-    >>> found = dasktile.plan(x @ x.T, memory_limit="100 MB", workers=1)
-    >>> y = found.apply()
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="100 MB", workers=1)
+    >>> y = schedule.apply()
     """
     link = _link(device)
     for name, value in (("search_seconds", search_seconds), ("seed", seed)):
@@ -266,30 +271,31 @@ def plan(
         names = graph.op_names or tuple(range(len(graph)))
         return _plan(graph, names, {}, limit, link, search_seconds, seed, repeat)
     if not collections or not all(map(is_dask_collection, collections)):
-        kinds = ", ".join(type(one).__name__ for one in collections) or "nothing"
+        kinds = ", ".join(type(each).__name__ for each in collections) or "nothing"
         raise TypeError(f"plan takes dask collections, or one TaskGraph; got {kinds}")
     if repeat:
         raise ValueError("repeat=True is for a TaskGraph: collections are computed once")
     target = machine(workers)
     limit = _limit(memory_limit, target) * target.workers
-    graphs = [one.__dask_graph__() for one in collections]
+    graphs = [collection.__dask_graph__() for collection in collections]
     high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)))
-    low = Low.of(collections)
-    found = tasks(high, low.tasks, low.wanted)
-    given = {"dask.order": _usual_order(found)}
-    made = _plan(
-        _graph_of(found, target), found.keys, given, limit, link, search_seconds, seed, repeat
+    optimized = TaskSet.of(collections)
+    sized = tasks(high, optimized.nodes, optimized.wanted)
+    given = {"dask.order": _dask_order(sized)}
+    schedule = _plan(
+        _graph_of(sized, target), sized.keys, given, limit, link, search_seconds, seed, repeat
     )
-    return replace(made, _collections=collections, _low=low)
+    return replace(schedule, _collections=collections, _tasks=optimized)
 
 
-def _usual_order(found: Tasks) -> Any:
-    """The order that Dask would give the tasks, if their keys were numbers.
+def _dask_order(sized: Tasks) -> Any:
+    """The order of ``dask.order`` for the same graph with numbers as keys.
 
-    It breaks ties by the order of sets, which for names is another in every process.
+    ``dask.order`` breaks ties by the iteration order of sets, which for strings depends on the
+    hash seed.
     """
     graph: dict[Any, Any] = {
-        number: Task(number, len, *map(TaskRef, reads)) for number, reads in enumerate(found.reads)
+        number: Task(number, len, *map(TaskRef, reads)) for number, reads in enumerate(sized.reads)
     }
     rank = dask_order(graph)
     return np.argsort([rank[number] for number in range(len(graph))], kind="stable")
@@ -300,7 +306,9 @@ def _limit(memory_limit: object, target: Machine) -> int:
     if limit is None and target.memory_limit is not None:
         limit = target.memory_limit * target.threads
     if limit is None:
-        raise ValueError("memory_limit must be given where no client's workers say what they have")
+        raise ValueError(
+            "memory_limit must be given if there is no client whose workers have a memory limit"
+        )
     return limit
 
 
@@ -317,49 +325,50 @@ def _link(device: object) -> Link:
     raise ValueError(f"device must be 'host' or 'cuda'; got {device!r}")
 
 
-def _graph_of(found: Tasks, target: Machine) -> TaskGraph:
-    """Tasks as operations; each makes one datum, its result.
+def _graph_of(sized: Tasks, target: Machine) -> TaskGraph:
+    """Tasks as operations, each with one datum, its result.
 
-    They take as long as tasks of their name did so far, else what their bytes and products do.
+    The duration of a task is the mean of earlier tasks of the same name, else an estimate from
+    its bytes and operations.
     """
     settings, seconds = target.settings(), config.positive("plan.task-seconds")
     memory = config.positive("plan.memory-bandwidth")
     if target.calibration is not None:
         seconds = target.calibration.task_seconds
         memory = target.calibration.memory or memory
-    base = list(range(len(found.keys)))
-    for number, viewed in enumerate(found.views):
+    base = list(range(len(sized.keys)))
+    for number, viewed in enumerate(sized.views):
         if viewed >= 0:
             base[number] = base[viewed]
-    # a view takes nothing, and keeps what it is a view of
-    sizes = [size if base[number] == number else 0 for number, size in enumerate(found.sizes)]
-    reads = [dict.fromkeys([*reads, *(base[read] for read in reads)]) for reads in found.reads]
-    took = target.durations() if target.durations is not None else {}
+    # a view takes no memory of its own, and keeps the array that it is a view of
+    sizes = [size if base[number] == number else 0 for number, size in enumerate(sized.sizes)]
+    reads = [dict.fromkeys([*reads, *(base[read] for read in reads)]) for reads in sized.reads]
+    measured = target.durations() if target.durations is not None else {}
 
     def time_of(number: int) -> float:
-        name = found.names[number]
-        if name in took:
-            return took[name]
+        name = sized.names[number]
+        if name in measured:
+            return measured[name]
         if base[number] != number:
             return seconds
-        touched = found.sizes[number] + sum(found.sizes[read] for read in found.reads[number])
-        return seconds + touched / memory + found.work[number] / settings.work_per_second
+        touched = sized.sizes[number] + sum(sized.sizes[read] for read in sized.reads[number])
+        return seconds + touched / memory + sized.work[number] / settings.work_per_second
 
-    times = [time_of(number) for number in range(len(found.keys))]
+    times = [time_of(number) for number in range(len(sized.keys))]
     return taskgraph(
         times,
         sizes,
-        reads=[list(one) for one in reads],
-        writes=[[number] for number in range(len(found.keys))],
-        kept=dict.fromkeys([*found.wanted, *(base[number] for number in found.wanted)]),
-        op_names=found.names,
-        data_names=found.names,
+        reads=[list(each) for each in reads],
+        writes=[[number] for number in range(len(sized.keys))],
+        kept=dict.fromkeys([*sized.wanted, *(base[number] for number in sized.wanted)]),
+        op_names=sized.names,
+        data_names=sized.names,
     )
 
 
 _lock = threading.Lock()
 
-#: Plans by what they were made of, the oldest first.
+#: The cache: plans by a token of their inputs, the oldest first.
 _plans: OrderedDict[str, tuple[Planned, Run, tuple[int, int, float]]] = OrderedDict()
 
 
@@ -376,8 +385,8 @@ def _plan(
     parts = (graph.time, graph.size, graph.touched.pointer, graph.touched.index, graph.kinds,
              graph.present, graph.kept)  # fmt: skip
     token = tokenize(parts, given, limit, link.rates, search_seconds, seed, repeat)
-    known = _plans.get(token)
-    if known is None:
+    cached = _plans.get(token)
+    if cached is None:
         with _progress(search_seconds) as clock:
             planned = find(
                 graph, limit, link, given=given, repeat=repeat, search_seconds=search_seconds,
@@ -389,12 +398,12 @@ def _plan(
         steps = walk(graph, start, repeat)
         swaps = plan_walk(graph, steps, memory, ON_DEMAND, repeat)
         seconds = simulate(graph, swaps, memory, link, steps).makespan
-        known = planned, run, (swaps.swap_in_bytes, swaps.swap_out_bytes, seconds)
+        cached = planned, run, (swaps.swap_in_bytes, swaps.swap_out_bytes, seconds)
         with _lock:
-            _plans[token] = known
-            while len(_plans) > REMEMBERED:
+            _plans[token] = cached
+            while len(_plans) > CACHED_PLANS:
                 _plans.popitem(last=False)
-    planned, run, before = known
+    planned, run, before = cached
     least = planned.least
     return SchedulePlan(
         order=tuple(names[op] for op in planned.order.tolist()),
@@ -414,8 +423,8 @@ def _plan(
 
 @contextmanager
 def _progress(seconds: float) -> Iterator[Callable[[], float]]:
-    """A clock; of a long search that somebody watches it shows how much is left."""
-    if seconds < LONG or not sys.stderr.isatty():
+    """A clock; for a long search in a terminal it also updates a progress bar."""
+    if seconds < PROGRESS_AFTER or not sys.stderr.isatty():
         yield time.monotonic
         return
     progress = import_module("rich.progress")
@@ -476,11 +485,11 @@ def _taken(graph: TaskGraph, planned: Planned, run: Run) -> tuple[tuple[float, i
         changes.append((end, -int(size[datum])))
     for datum, start in zip(swaps.in_datum.tolist(), run.copies_in[0].tolist(), strict=True):
         changes.append((start, int(size[datum])))
-    now, found = 0, []
+    taken, steps = 0, []
     for seconds, change in sorted(changes):
-        now += change
-        found.append((seconds, now))
-    return tuple(found)
+        taken += change
+        steps.append((seconds, taken))
+    return tuple(steps)
 
 
 def _plain(key: Any) -> Any:

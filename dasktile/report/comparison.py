@@ -1,4 +1,4 @@
-"""What every tiling method would choose for one expression, priced alike, as a table."""
+"""The tilings that each method chooses for one expression, priced by the same model."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from dasktile.tiling.plan import TilingPlan
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What one method chooses.
+    """The tiling chosen by one method.
 
     Parameters
     ----------
     method
-        Its name; ``"none"`` stands for the input's own chunks.
+        Name of the method; ``"none"`` keeps the input's own chunks.
     bytes
-        Moved between workers, by the exact model.
+        Bytes moved between workers, by the exact model.
     tasks
         Number of tasks.
     peak
         Bytes of the largest task: its inputs and its result.
     proven_optimal
-        True where it was proven that no tiling moves less.
+        True if it was proven that no tiling moves fewer bytes.
     refused
-        Why the method chooses nothing; empty where it does.
+        Why the method found no tiling; empty if it found one.
     """
 
     method: str
@@ -40,20 +40,20 @@ class Choice:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What several methods choose; print it.
+    """The tilings chosen by several methods, as a table: print it.
 
     Parameters
     ----------
     workers
         Processes that send bytes to each other.
     lower_bound
-        Bytes that no tiling in the model moves less than; 0 where the exact method was not
-        asked.
+        Bytes that every tiling in the model moves at least; 0 if the exact method was not
+        among those compared.
     choices
         One for each method.
     kept
-        Why ``optimize`` would leave the input as it is whatever the default chooses; empty where
-        it would not, or nobody asked the default.
+        Why ``optimize`` would return the input unchanged although ``"auto"`` finds a tiling; empty
+        if it would not, or if ``"auto"`` was not among the methods.
     """
 
     workers: int
@@ -87,29 +87,29 @@ class Comparison:
             for row in rows
         ]
         lines.insert(1, "-" * max(map(len, lines)))
-        found = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"
+        workers = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"
         bound = format_bytes(self.lower_bound)
-        said = f"{found}; no tiling moves less than {bound}\n\n" + "\n".join(lines)
+        text = f"{workers}; no tiling moves less than {bound}\n\n" + "\n".join(lines)
         if self.kept:
-            said += f"\n\noptimize would leave the input as it is: {self.kept}"
-        return said
+            text += f"\n\noptimize would return the input unchanged: {self.kept}"
+        return text
 
     def _row(self, choice: Choice) -> tuple[str, ...]:
         if choice.refused:
             return choice.method, "", "", "", "", choice.refused
         least = self.lower_bound
         times = "1.00" if choice.bytes <= least else f"{choice.bytes / least:.2f}" if least else "-"
-        said = {"none": "the input's own chunks"}.get(choice.method, "")
-        said = "proven optimal" if choice.proven_optimal else said
+        remark = {"none": "the input's own chunks"}.get(choice.method, "")
+        remark = "proven optimal" if choice.proven_optimal else remark
         return (choice.method, format_bytes(choice.bytes), times, f"{choice.tasks:,}",
-                format_bytes(choice.peak), said)  # fmt: skip
+                format_bytes(choice.peak), remark)  # fmt: skip
 
 
 def comparison(
     workers: int, plans: Sequence[tuple[str, TilingPlan | str]], kept: str = ""
 ) -> Comparison:
-    """A comparison of plans by method; a text stands for the reason why there is none."""
-    found = [
+    """Compare plans by method; a string in the place of a plan is the reason why there is none."""
+    choices = [
         Choice(name, refused=plan)
         if isinstance(plan, str)
         else Choice(
@@ -121,17 +121,17 @@ def comparison(
         )
         for name, plan in plans
     ]
-    # only the exact method bounds more than what it has chosen
+    # only the exact method bounds all tilings, not just its own candidates
     bounds = [
         plan.lower_bound
         for name, plan in plans
         if name in ("auto", "exact") and not isinstance(plan, str)
     ]
-    least = min((choice.bytes for choice in found if not choice.refused), default=0)
+    least = min((choice.bytes for choice in choices if not choice.refused), default=0)
     bound = min(max(bounds, default=0), least)
-    # what is proven of the candidates of one mesh need not hold for those of another
-    found = [
+    # a proof over the candidates of one mesh does not hold for those of another mesh
+    choices = [
         replace(choice, proven_optimal=choice.proven_optimal and choice.bytes <= bound)
-        for choice in found
+        for choice in choices
     ]
-    return Comparison(workers, bound, tuple(found), kept)
+    return Comparison(workers, bound, tuple(choices), kept)

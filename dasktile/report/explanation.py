@@ -1,4 +1,4 @@
-"""What a plan says to a person: a table, HTML, a picture, numbers for a program."""
+"""The result of ``explain``: a plan as a table, HTML, a picture or a dict."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dasktile.ir import Chunks
 from dasktile.report import svg as picture
 from dasktile.tiling.plan import TilingPlan
 
-#: Per cent beyond which a bound says nothing of how good a plan is.
+#: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
 
-#: Balance beyond which work counts as unevenly spread.
+#: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """One array of the expression.
+    """One array of the expression: a row of the table.
 
     Parameters
     ----------
@@ -37,9 +37,9 @@ class NodeReport:
     read_before, read_after
         Bytes read from storage.
     tasks_before, tasks_after
-        Tasks, those that cut and join tiles included.
+        Number of tasks, those that cut and join tiles included.
     reason
-        Why the array keeps its chunks, empty where it does not.
+        Why the array keeps its chunks; empty if it is re-tiled.
     inputs
         The arrays it is made of, as positions in ``Explanation.nodes``.
     """
@@ -62,7 +62,12 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What dasktile would do with an expression, and what it expects of that.
+    """The plan of an expression, and its predicted cost, before and after.
+
+    ``str()`` shows a table, one row for each array.  *chunks* are those of the input and *tiles*
+    those of the plan, as their count and the largest size; ``=`` if both are the same.  *moved
+    before* and *moved after* are the bytes that workers receive from each other for the
+    operation, with the chunks and with the tiles.
 
     Parameters
     ----------
@@ -72,31 +77,30 @@ class Explanation:
         The tiling method.
     bytes_before, bytes_after
         Bytes moved between workers, with the input's own chunks and with the plan's,
-        both predicted by the same model and well placed.
+        both predicted by the same model, which places every task on its best worker.
     read_before, read_after
         Bytes read from storage.
     tasks_before, tasks_after
         Number of tasks.
     lower_bound
-        Bytes moved between workers that no tiling in the model can beat.
+        Bytes that every tiling in the model moves between workers at least.
     proven_optimal
-        True where the plan was proven to be the cheapest in the model.
+        True if no tiling in the model moves fewer bytes.
     changed
-        False where the input is best left exactly as it is.
+        False if the input is returned unchanged.
     verdict
-        One sentence: why the plan is what it is.
+        Why the input is returned unchanged, in one sentence; empty if it is not.
     nodes
         One row for every array of the expression, inputs first.
     spilled_before, spilled_after
-        Bytes written and read back because what is held from one pass over an array to the
-        next does not fit in memory; 0 where no limit is known.
+        Bytes written to disk and read back because arrays that several passes read do not fit
+        in memory; 0 if no memory limit is known.
     balance_before, balance_after
         The busiest worker's operations over the mean; 1 is even.
     seconds_before, seconds_after
-        How long it takes, roughly: the busiest worker's operations, bytes over the
-        bandwidth of all workers, and what tasks cost, one after another.  Reading from
-        storage is left out.  None where the cluster was not measured
-        (``dasktile.calibrate``).
+        Predicted run time in seconds, a rough sum of three terms: operations of the busiest
+        worker, bytes over the bandwidth of all workers, and overhead of all tasks.  Reading
+        from storage is left out.  None without a measurement (``dasktile.calibrate``).
     """
 
     workers: int
@@ -121,13 +125,13 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
-        found = _plain(asdict(self))
-        assert isinstance(found, dict)
-        return found
+        values = _plain(asdict(self))
+        assert isinstance(values, dict)
+        return values
 
     def __str__(self) -> str:
-        alone = _left_alone(self.nodes, self.verdict)
-        parts = [self._summary(), _table(self.nodes), "\n".join(alone)]
+        kept = _kept_lines(self.nodes, self.verdict)
+        parts = [self._summary(), _table(self.nodes), "\n".join(kept)]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
@@ -144,12 +148,12 @@ class Explanation:
             "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
             for cells in (_cells(index, node) for index, node in enumerate(self.nodes))
         )
-        alone = "".join(
-            f"<div>{html.escape(line)}</div>" for line in _left_alone(self.nodes, self.verdict)
+        kept = "".join(
+            f"<div>{html.escape(line)}</div>" for line in _kept_lines(self.nodes, self.verdict)
         )
         return (
             f"<div>{lines}<table><thead><tr>{header}</tr></thead>"
-            f"<tbody>{rows}</tbody></table>{alone}</div>"
+            f"<tbody>{rows}</tbody></table>{kept}</div>"
         )
 
     def visualize(self, filename: str | Path = "dasktile.svg") -> Path:
@@ -179,7 +183,7 @@ class Explanation:
                 inputs=node.inputs,
                 edge=_moved_line(node),
                 hint=node.reason,
-                alone=bool(node.reason),
+                kept=bool(node.reason),
             )
             for index, node in enumerate(self.nodes)
         ]
@@ -195,14 +199,14 @@ class Explanation:
             if self.tasks_after != self.tasks_before:
                 tasks += f" instead of {self.tasks_before:,}"
         else:
-            moved = f"left as it is: moves {format_bytes(self.bytes_before)} between workers"
+            moved = f"unchanged: moves {format_bytes(self.bytes_before)} between workers"
             tasks = f"{self.tasks_before:,} tasks"
         lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
         if self.spilled_before or self.spilled_after:
-            held = " of what is held from one pass to the next and does not fit"
-            lines.append(_instead("spills", self.spilled_before, self.spilled_after, held))
+            where = " to disk, because arrays read in several passes do not fit in memory"
+            lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
@@ -211,7 +215,7 @@ class Explanation:
         if self.seconds_before is not None and self.seconds_after is not None:
             after, before = format_seconds(self.seconds_after), format_seconds(self.seconds_before)
             instead = f" instead of {before}" if self.changed and after != before else ""
-            lines.append(f"takes very roughly {after}{instead}")
+            lines.append(f"predicted run time: about {after}{instead}")
         if not self.changed and self.verdict:
             lines.append(self.verdict)
         return "\n".join(lines)
@@ -225,7 +229,7 @@ class Explanation:
         if 0 < self.lower_bound < self.bytes_after:
             above = 100 * (self.bytes_after / self.lower_bound - 1)
             if above > _LOOSE:
-                return f"{bound}: how near that is, is not known"
+                return f"{bound}: optimality gap unknown"
             return f"{bound}: within {max(1, math.ceil(above))} %"
         return bound
 
@@ -240,19 +244,18 @@ def explanation(
     unknown: Sequence[_Unknown] = (),
     seconds: tuple[float, float] | None = None,
 ) -> Explanation:
-    """Say what a plan does.
+    """Describe a plan.
 
     Parameters
     ----------
     plan
-        The decision.
+        The plan.
     outputs
-        For every output of the program, the chunks it is handed over in, where those
-        are not the tiling's.
+        For every output of the program, its final chunks, or None if those are the tiling's.
     unknown
         Arrays on top of the program whose chunk sizes are not known.
     seconds
-        How long the input takes as it is, and by the plan, where that was predicted.
+        Predicted seconds of the input and of the plan; None without a prediction.
     """
     before, after = seconds or (None, None)
     handed = {
@@ -263,7 +266,7 @@ def explanation(
     nodes = tuple(
         NodeReport(
             name=node.name,
-            op=f"{node.op} again" if node.copy and node.op != "copy" else node.op,
+            op=f"{node.op} (recomputed)" if node.copy and node.op != "copy" else node.op,
             shape=node.shape,
             dtype=node.dtype,
             chunks_before=node.chunks,
@@ -305,14 +308,14 @@ def explanation(
 def nothing(
     workers: int, method: str, unknown: Sequence[_Unknown] = (), verdict: str = ""
 ) -> Explanation:
-    """What is said where there is no array that dasktile could tile."""
+    """The explanation of an expression without arrays that could be tiled."""
     verdict = verdict or ("" if unknown else "no dask arrays to tile")
     rows = tuple(map(_unknown_row, unknown))
     return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
 
 
 class _Unknown(Protocol):
-    """What is known of an array whose chunk sizes are not."""
+    """An array whose chunk sizes are unknown."""
 
     @property
     def name(self) -> str: ...
@@ -350,7 +353,17 @@ def _chunks_after(plan: TilingPlan, index: int, handed: dict[int, Chunks]) -> Ch
 
 # Text -------------------------------------------------------------------------------
 
-_TITLES = ("", "operation", "from", "shape", "dtype", "chunks", "tiles", "moved", "then")
+_TITLES = (
+    "",
+    "operation",
+    "from",
+    "shape",
+    "dtype",
+    "chunks",
+    "tiles",
+    "moved before",
+    "moved after",
+)
 _RIGHT = (0, 7, 8)
 #: Widest operation name, and list of inputs, printed in full.
 _NAME = 24
@@ -381,11 +394,11 @@ def _inputs(numbers: Sequence[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    found = " ".join(
+    text = " ".join(
         f"{first}-{last}" if last > first + 1 else " ".join(map(str, range(first, last + 1)))
         for first, last in runs
     )
-    return found if len(found) <= _FROM else found[: _FROM - 2].rpartition(" ")[0] + " …"
+    return text if len(text) <= _FROM else text[: _FROM - 2].rpartition(" ")[0] + " …"
 
 
 def _table(nodes: Sequence[NodeReport]) -> str:
@@ -404,11 +417,11 @@ def _table(nodes: Sequence[NodeReport]) -> str:
     return "\n".join(lines)
 
 
-def _left_alone(nodes: Sequence[NodeReport], said: str) -> list[str]:
-    """Why arrays keep their chunks, one line for each reason that was not `said` before."""
+def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
+    """Why arrays keep their chunks, one line for each reason other than the `verdict`."""
     groups: dict[str, list[int]] = {}
     for index, node in enumerate(nodes):
-        if node.reason and node.reason != said:
+        if node.reason and node.reason != verdict:
             groups.setdefault(node.reason, []).append(index)
     if not groups:
         return []
@@ -426,7 +439,7 @@ def _instead(verb: str, before: int, after: int, what: str) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for a person: ``1.2 GiB``, ``12 KiB``, ``0 B``."""
+    """Bytes with a unit: ``1.2 GiB``, ``12 KiB``, ``0 B``."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if size < 999.5 or unit == "TiB":
@@ -437,7 +450,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for a person, two digits of them: ``12 ms``, ``3.4 s``, ``25 min``."""
+    """Seconds with a unit and two digits: ``12 ms``, ``3.4 s``, ``25 min``."""
     units = (("ms", 1e-3, 0.995), ("s", 1.0, 99.5), ("min", 60.0, 5970.0), ("h", 3600.0, math.inf))
     unit, size = next((unit, size) for unit, size, most in units if seconds < most)
     count = seconds / size

@@ -1,4 +1,4 @@
-"""The expression drawn as boxes in layers, without any drawing library.
+"""The picture of an expression: boxes in layers, drawn without any library.
 
 Boxes are put into layers by their distance from the inputs, ordered within a layer by
 where their neighbours are, and joined by curves.  An edge that crosses layers gets a
@@ -20,7 +20,7 @@ _WIDTH, _GAP, _LAYER_GAP, _MARGIN = 250, 30, 64, 24
 _LINE, _GRID, _LANE = 16, 44, 14
 #: Width of a letter, about.
 _LETTER = 7
-#: A grid with more lines than this is drawn as grey: nobody could count them.
+#: A grid with more lines than this is drawn as a grey area.
 _LINES = 16
 
 
@@ -37,11 +37,11 @@ class Box:
     inputs
         Positions of the boxes it reads.
     edge
-        Written where the inputs come in.
+        Label at the point where the inputs enter the box.
     hint
-        Shown when the pointer rests on the box.
-    alone
-        True where the array keeps its chunks.
+        Tooltip.
+    kept
+        True if the array keeps its chunks.
     """
 
     title: str
@@ -52,18 +52,18 @@ class Box:
     inputs: tuple[int, ...]
     edge: str
     hint: str
-    alone: bool
+    kept: bool
 
 
 def write(path: Path, boxes: Sequence[Box], caption: Sequence[str]) -> Path:
-    """Draw boxes into a file, in the format that its name ends with.
+    """Draw boxes into a file, in the format given by the suffix of its name.
 
     Raises
     ------
     ValueError
-        Where the name ends otherwise.
+        If the name has another suffix.
     ImportError
-        Where ``cairosvg`` is needed and missing.
+        If ``cairosvg`` is needed and not installed.
     """
     suffix = path.suffix.lower()
     if suffix == ".svg":
@@ -85,12 +85,12 @@ def _converter(suffix: str) -> Callable[..., bytes]:
             f"writing {suffix} needs the package cairosvg (pip install cairosvg);"
             " .svg and .dot need nothing"
         ) from error
-    found: Callable[..., bytes] = cairosvg.svg2png if suffix == ".png" else cairosvg.svg2pdf
-    return found
+    converter: Callable[..., bytes] = cairosvg.svg2png if suffix == ".png" else cairosvg.svg2pdf
+    return converter
 
 
 def dot(boxes: Sequence[Box], caption: Sequence[str]) -> str:
-    """The expression in the language of Graphviz."""
+    """The expression as a Graphviz document."""
 
     def quoted(*lines: str) -> str:
         text = "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
@@ -98,7 +98,7 @@ def dot(boxes: Sequence[Box], caption: Sequence[str]) -> str:
 
     out = ["digraph dasktile {", f"  label={quoted(*caption)}; node [shape=box];"]
     for index, box in enumerate(boxes):
-        style = ' style="dashed"' if box.alone else ""
+        style = ' style="dashed"' if box.kept else ""
         out.append(f"  n{index} [label={quoted(box.title, *box.lines)}{style}];")
         for position, producer in enumerate(box.inputs):
             label = f" [label={quoted(box.edge)}]" if position == 0 else ""
@@ -141,7 +141,7 @@ text { font: 12px sans-serif; fill: #222; }
 .moved { fill: #a33; }
 .halo { stroke: white; stroke-width: 4px; }
 .box { fill: #f7f9fc; stroke: #567; }
-.alone { fill: #f4f4f4; stroke: #999; stroke-dasharray: 4 3; }
+.kept { fill: #f4f4f4; stroke: #999; stroke-dasharray: 4 3; }
 .edge { fill: none; stroke: #89a; stroke-width: 1.2; }
 .grid { fill: white; stroke: #567; stroke-width: 0.8; }
 .many { fill: #ccd; }
@@ -150,7 +150,7 @@ text { font: 12px sans-serif; fill: #222; }
 
 def _draw(box: Box, x: float, y: float) -> list[str]:
     out = [f"<g><title>{escape(box.hint)}</title>"] if box.hint else ["<g>"]
-    style = "alone" if box.alone else "box"
+    style = "kept" if box.kept else "box"
     out.append(
         f'<rect class="{style}" x="{x:g}" y="{y:g}" width="{_WIDTH}"'
         f' height="{_height(box)}" rx="5"/>'
@@ -210,7 +210,7 @@ _Point = tuple[float, float]
 
 
 def _layout(boxes: Sequence[Box]) -> tuple[list[_Point], list[list[_Point]], int, int]:
-    """Where every box and every edge goes; width and height of it all."""
+    """Positions of all boxes, routes of all edges, and the width and height of the picture."""
     depth: list[int] = []
     for box in boxes:
         depth.append(1 + max((depth[producer] for producer in box.inputs), default=-1))
@@ -299,7 +299,7 @@ def _spread(
     wide: list[float],
     wanted: dict[int, float] | None = None,
 ) -> None:
-    """Put members side by side, near where they want to be, none upon another."""
+    """Place members side by side without overlap, near the positions `wanted`."""
     at = -math.inf
     for member in members:
         want = wanted[member] if wanted else 0.0

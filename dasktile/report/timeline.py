@@ -1,4 +1,4 @@
-"""A picture of a plan: what is computed and copied when, and how much memory that takes."""
+"""The picture of a schedule: computation, copies and memory over time."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from typing import Any
 
 from dasktile.report.explanation import format_bytes, format_seconds
 
-#: What pictures can be written as.
+#: Suffixes of the files that can be written.
 _FORMATS = (".svg", ".png", ".pdf", ".html")
 
-#: Colours that people who see few of them can tell apart (Okabe and Ito).
+#: A colour-blind-safe palette (Okabe and Ito).
 _COLOURS = {"compute": "#0072B2", "copy in": "#009E73", "copy out": "#D55E00"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """Something that takes time.
+    """One interval of a lane: a task or a copy.
 
     Parameters
     ----------
     start, end
         Seconds.
     name
-        What it is.
+        Name of the task or of the array that is copied.
     """
 
     start: float
@@ -39,16 +39,16 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What happens when.
+    """The events of a schedule.
 
     Parameters
     ----------
     lanes
-        By name, bars that do not overlap.
+        For every lane, by name, its bars, which do not overlap.
     memory
-        Seconds, and the bytes that are taken from then on.
+        Pairs of a time in seconds and the bytes in memory from then on.
     limit
-        Bytes that there are.
+        Memory limit in bytes.
     title
         One line.
     """
@@ -60,20 +60,20 @@ class Timeline:
 
 
 def draw(timeline: Timeline, filename: str | Path) -> Path:
-    """Write a picture.
+    """Write the picture of a schedule to a file.
 
     Parameters
     ----------
     timeline
-        What to draw.
+        The schedule.
     filename
-        Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  A page of HTML has the picture and
-        the longest bars in it, and refers to nothing elsewhere.
+        Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  An HTML page contains the picture
+        and a table of the longest bars, and loads nothing else.
 
     Raises
     ------
     ValueError
-        For another kind of file.
+        If the suffix is another one.
     ImportError
         If matplotlib is not installed.
     """
@@ -84,9 +84,9 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
         raise ImportError(
-            "pictures of plans need matplotlib: pip install matplotlib, or dasktile[plans]"
+            "drawing a plan needs matplotlib: pip install matplotlib, or dasktile[plans]"
         ) from None
-    # the same picture has the same bytes
+    # a fixed salt: the same picture gives the same file
     with matplotlib.rc_context({"svg.hashsalt": "dasktile"}):
         figure = _figure(timeline)
         if path.suffix == ".html":
@@ -141,7 +141,7 @@ def _page(timeline: Timeline, figure: Any) -> str:
         f"<title>{html.escape(timeline.title)}</title><style>body{{font-family:sans-serif}}"
         "td,th{text-align:left;padding-right:1.5em}</style></head><body>"
         f"<h1>{html.escape(timeline.title)}</h1>"
-        f"<p>At most {format_bytes(most)} of {format_bytes(timeline.limit)} are taken.</p>"
+        f"<p>Peak memory {format_bytes(most)}, limit {format_bytes(timeline.limit)}.</p>"
         f"<img alt='timeline' src='data:image/svg+xml;base64,{data}'>{''.join(parts)}"
         "</body></html>\n"
     )

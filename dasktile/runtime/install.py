@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
+from dasktile._compat import distributed as internals
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import Spill, bytes_of, flag, part_of
@@ -100,13 +101,17 @@ def disable(client: Client | None = None) -> Any:
 
 
 async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
-    if not await client.run_on_scheduler(_finder()):
+    if await client.run_on_scheduler(_finder()) is None:
         warnings.warn(
             "dasktile cannot be imported by the scheduler; the cluster is left as it is, and"
             " optimised collections cannot run on it. Install dasktile on the scheduler and on"
             " every worker",
             stacklevel=2,
         )
+        return
+    reason = await client.run_on_scheduler(_unusable)
+    if reason is not None:
+        warnings.warn(reason, stacklevel=2)
         return
     # workers that spill so already would give all results back, and take them over again
     same = await client.run_on_scheduler(_spills_so, spill)
@@ -130,11 +135,15 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
                 f" before: {', '.join(sorted(failed))}. Their logs say why",
                 stacklevel=2,
             )
-    lacking = [
-        address
-        for address, found in (await client.run(_finder(), on_error="return")).items()
-        if found is not True
-    ]
+    unavailable = await client.run_on_scheduler(_unavailable)
+    lacking = []
+    for address, features in (await client.run(_finder(), on_error="return")).items():
+        if isinstance(features, dict):
+            unavailable = {**features, **unavailable}
+        else:
+            lacking.append(address)
+    for reason in unavailable.values():
+        warnings.warn(reason, stacklevel=2)
     if lacking:
         warnings.warn(
             f"dasktile cannot be imported by these workers: {', '.join(sorted(lacking))}."
@@ -149,49 +158,62 @@ async def _disable(client: Client) -> None:
         await client.run_on_scheduler(_take_off)
     except ImportError:
         return
-    if NAME in await client.run_on_scheduler(_worker_plugins):
+    if NAME in await client.run_on_scheduler(_worker_plugin_names):
         await client.unregister_worker_plugin(NAME)
 
 
 def _take_off(dask_scheduler: Scheduler) -> None:
-    plugin = dask_scheduler.plugins.get(NAME)
+    plugin = internals.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
-        dask_scheduler.remove_plugin(NAME)
+        internals.remove_plugin(dask_scheduler, NAME)
         plugin.detach()
 
 
-def _worker_plugins(dask_scheduler: Scheduler) -> list[str]:
-    return list(dask_scheduler.worker_plugins)
+def _worker_plugin_names(dask_scheduler: Scheduler) -> list[str]:
+    return internals.worker_plugin_names(dask_scheduler)
+
+
+def _unusable(dask_scheduler: Scheduler) -> str | None:
+    """Why no plugin can be put on the scheduler; None if one can."""
+    return internals.check_enable(dask_scheduler)
+
+
+def _unavailable(dask_scheduler: Scheduler) -> dict[str, str]:
+    """Features that the scheduler's plugin lacks, and why."""
+    plugin = internals.plugin_of(dask_scheduler, NAME)
+    features = plugin.unavailable if isinstance(plugin, TileSchedulerPlugin) else {}
+    return {feature.value: reason for feature, reason in features.items()}
 
 
 def _finder() -> Any:
     # A function of no module is sent by value, to where the package may be missing.
-    def find() -> bool:
+    def find(dask_worker: Worker | None = None) -> dict[str, str] | None:
+        """Features that a worker's plugin lacks, and why; None without the package."""
         try:
-            import dasktile.runtime.scheduler.plugin  # noqa: F401
+            from dasktile.runtime.worker.plugin import unavailable_on
         except ImportError:
-            return False
-        return True
+            return None
+        return {} if dask_worker is None else unavailable_on(dask_worker)
 
     return find
 
 
 async def _heartbeat(dask_worker: Worker) -> int:
     """Let the scheduler know what a worker can do; errors in taking its results over."""
-    await dask_worker.heartbeat()
-    plugin: Any = getattr(dask_worker.plugins.get(NAME), "plugin", None)
+    await internals.heartbeat(dask_worker)
+    plugin: Any = getattr(internals.plugin_of(dask_worker, NAME), "plugin", None)
     return 0 if plugin is None or plugin.spilling is not None else int(plugin.errors)
 
 
 def _spills_so(spill: Spill | None, dask_scheduler: Scheduler) -> bool:
-    plugin = dask_scheduler.plugins.get(NAME)
+    plugin = internals.plugin_of(dask_scheduler, NAME)
     if spill is None or not isinstance(plugin, TileSchedulerPlugin):
         return False
-    return NAME in dask_scheduler.worker_plugins and plugin.spill == spill
+    return NAME in internals.worker_plugin_names(dask_scheduler) and plugin.spill == spill
 
 
 def _tell_all(dask_scheduler: Scheduler) -> None:
-    plugin = dask_scheduler.plugins.get(NAME)
+    plugin = internals.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
         plugin.tell_all()
 

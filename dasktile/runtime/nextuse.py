@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from dasktile.schedule.residency import DYING
+from dasktile._compat import distributed as internals
+from dasktile.schedule.instructions import DYING
 
 #: The annotation that tells a task's readers.
 ANNOTATION = "dasktile-uses"
@@ -24,8 +25,8 @@ USES = "dasktile-uses"
 MANY = 32
 
 #: The scheduler's states of tasks that a worker knows, and of those that are going to read.
-_SENT = frozenset({"processing", "memory"})
-_READS = frozenset({"waiting", "no-worker", "queued", "processing"})
+_SENT = frozenset({internals.PROCESSING, internals.MEMORY})
+_READS = frozenset({internals.WAITING, internals.NO_WORKER, internals.QUEUED, internals.PROCESSING})
 
 MORE, CLIENT = "more", "client"
 
@@ -88,8 +89,7 @@ class Teller:
                 # perhaps somebody else wants it now
                 known[task] = None
                 continue
-            # annotations may be shared by all tasks of a layer
-            task.annotations = {**(task.annotations or {}), ANNOTATION: readers(task, keys)}
+            internals.annotate(task, ANNOTATION, readers(task, keys))
             for read in task.dependencies:
                 if read.state in _SENT:
                     known[read] = None
@@ -102,19 +102,19 @@ class Teller:
         tasks = list(self._scheduler.tasks.values())
         for task in tasks:
             if task.state in _READS and task.state not in _SENT:
-                task.annotations = {**(task.annotations or {}), ANNOTATION: readers(task)}
+                internals.annotate(task, ANNOTATION, readers(task))
         self._tell(task for task in tasks if task.state in _SENT)
         self.send()
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """A task has changed its state; called for every step of every task."""
-        if finish == "processing":
+        if finish == internals.PROCESSING:
             self.sent(key)
-        elif start == "processing" and finish == "memory":
+        elif start == internals.PROCESSING and finish == internals.MEMORY:
             self.ran(key)
-        elif start == "memory" and finish == "released":
+        elif start == internals.MEMORY and finish == internals.RELEASED:
             self.again(key)
-        elif start in _READS and finish in ("released", "erred"):
+        elif start in _READS and finish in (internals.RELEASED, internals.ERRED):
             self.given_up(key)
 
     def sent(self, key: Any) -> None:
@@ -161,7 +161,7 @@ class Teller:
         for task in tasks:
             uses = readers(task, new)
             # what is stolen or made again takes them along
-            task.annotations = {**(task.annotations or {}), ANNOTATION: uses}
+            internals.annotate(task, ANNOTATION, uses)
             for worker in task.who_has or ([task.processing_on] if task.processing_on else ()):
                 if _listens(worker):
                     self._uses.setdefault(worker.address, {})[task.key] = uses
@@ -178,15 +178,14 @@ class Teller:
         told, self._uses = self._uses, {}
         ran, self._ran = self._ran, {}
         for address in sorted({*told, *ran}):
-            if address in self._scheduler.stream_comms:
-                message = {"uses": [*told.get(address, {}).items()], "ran": ran.get(address, [])}
-                self._scheduler.worker_send(address, {"op": USES, **message})
+            message = {"uses": [*told.get(address, {}).items()], "ran": ran.get(address, [])}
+            internals.send_to_worker(self._scheduler, address, {"op": USES, **message})
 
 
 def _listens(worker: Any) -> bool:
     """Whether a worker knows the message; one that does not would break off."""
     told = worker.metrics.get("dasktile")
-    return isinstance(told, dict) and bool(told.get("store"))
+    return isinstance(told, dict) and bool(told.get("store")) and told.get("hints", True)
 
 
 def readers(task: Any, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
@@ -331,4 +330,9 @@ def _numbers(priorities: Iterable[Iterable[Any]], then: str) -> tuple[list[int],
 
 
 #: States of tasks that do not read any more.
-_RUN = frozenset({"memory", "released", "error", "forgotten", "erred", "flight", "fetch"})
+_RUN = frozenset(
+    {
+        *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN),
+        *(internals.ERROR, internals.ERRED, internals.FLIGHT, internals.FETCH),
+    }
+)

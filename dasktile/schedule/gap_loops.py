@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from dasktile.schedule.compiled import compiled
-from dasktile.schedule.swap_loops import READ, Array
+from dasktile.schedule.swap_loops import READ, Array, Pools
 
 
 @compiled
@@ -19,9 +19,7 @@ def fill(
     out_datum: Array,
     out_at: Array,
     profile: Array,
-    room: Array,
-    pool: Array,
-    capacity: Array,
+    pools: Pools,
     last: bool,
 ) -> None:
     """Let data stay that would leave and come back although there is room; shortest gaps first.
@@ -29,6 +27,7 @@ def fill(
     Events that are not needed any more get the datum -1, and `profile` grows.  `last` lets
     those stay too that leave and do not come back.
     """
+    room, pool, capacity = pools.room, pools.pool, pools.capacity
     n = profile.shape[1]
     back = np.full(len(out_datum), -1, np.int64)
     for event in range(len(in_datum)):
@@ -69,9 +68,7 @@ def extend(
     out_at: Array,
     copies: Array,
     profile: Array,
-    room: Array,
-    pool: Array,
-    capacity: Array,
+    pools: Pools,
     since: Array,
 ) -> None:
     """Let data come in earlier where there is room for them, at the positions `since` at most.
@@ -79,6 +76,7 @@ def extend(
     What is dropped makes room as soon as it may, not only when its room is taken; what must be
     copied out is on its way then, and others would wait for it.
     """
+    room, pool, capacity = pools.room, pools.pool, pools.capacity
     n = profile.shape[1]
     change = np.zeros((profile.shape[0], n + 1), np.int64)
     for out in range(len(out_datum)):

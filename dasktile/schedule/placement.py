@@ -255,8 +255,3 @@ def worker_order(workers: dict[str, tuple[str, object]]) -> list[str]:
         return host, number is None, number or 0, str(name), address
 
     return sorted(workers, key=place)
-
-
-def worker_of(position: int, places: int, workers: int) -> int:
-    """Which of so many workers, in order, a place of a mesh falls to."""
-    return position * workers // places

@@ -30,104 +30,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dasktile.schedule.eviction import Buffer, Victims
-
-#: When a tile is needed next that no task will read, and that nobody else wants: it is removed
-#: soon.
-DYING = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the rules leave open.
-
-    Parameters
-    ----------
-    capacity
-        Bytes of every tier, from the fastest; None for one without a limit.
-    keep_clean
-        Whether a tile that was fetched stays on the tier it came from.  Must be off where
-        tasks change what they read in place: the copy would be of the old values.
-    prefetch
-        Tiles that are fetched at once before a task asks for them.
-    ahead
-        Part of their tier that such tiles may take from what is needed later than they, but
-        sooner than what tasks read now.
-    dirty
-        How much later than another a tile must be needed to be chosen although it has to be
-        written first.
-
-    Raises
-    ------
-    ValueError
-        If there are no two tiers, or a number is out of range.
-    """
-
-    capacity: Sequence[int | None]
-    keep_clean: bool = True
-    prefetch: int = 2
-    ahead: float = 0.05
-    dirty: float = 2.0
-
-    def __post_init__(self) -> None:
-        if len(self.capacity) < 2:
-            raise ValueError(f"capacity must have at least two tiers, not {self.capacity!r}")
-        if any(bytes_ is not None and bytes_ < 0 for bytes_ in self.capacity):
-            raise ValueError(f"capacity must not be negative, but is {self.capacity!r}")
-        if self.prefetch < 0:
-            raise ValueError(f"prefetch must be at least 0, not {self.prefetch!r}")
-        if not 0 <= self.ahead <= 1:
-            raise ValueError(f"ahead must be between 0 and 1, not {self.ahead!r}")
-        if self.dirty < 1:
-            raise ValueError(f"dirty must be at least 1, not {self.dirty!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """Copy a tile from one tier to the next, and say when that is done.
-
-    Attributes
-    ----------
-    key, life
-        The tile; `life` tells it from one of the same key that was there before.
-    source, target
-        Tiers, one apart.
-    size
-        Bytes that are expected on the target.
-    """
-
-    key: Hashable
-    life: int
-    source: int
-    target: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Free what a tile has on a tier."""
-
-    key: Hashable
-    life: int
-    tier: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """All that was asked for under a name is where tasks read it, and stays there.
-
-    Except for what could not be copied there; whoever copies knows.
-    """
-
-    request: Hashable
-
-
-Instruction = Copy | Drop | Ready
+from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, Settings
 
 
 @dataclass(slots=True, eq=False)
 class _Tile:
     key: Hashable
-    life: int
+    #: Distinguishes it from earlier tiles of its key.
+    generation: int
     size: int
     #: The tier that tasks read it on.
     home: int
@@ -215,7 +125,8 @@ class Residency:
         self._dying: dict[Buffer, bool] = {}
         self._full = [False] * len(self.capacity)
         self._tiles: dict[Hashable, _Tile] = {}
-        self._ghosts: dict[tuple[Hashable, int], _Tile] = {}
+        #: Removed tiles whose copies have not ended, by key and generation.
+        self._removed: dict[tuple[Hashable, int], _Tile] = {}
         self._shared: dict[Hashable, Buffer] = {}
         self._victims = [Victims(settings.dirty) for _ in self.capacity]
         self._requests: dict[Hashable, _Request] = {}
@@ -244,10 +155,6 @@ class Residency:
     def tiers(self, key: Hashable) -> tuple[int, ...]:
         """Tiers that have a tile, the fastest first."""
         return tuple(sorted(self._tiles[key].on))
-
-    def life(self, key: Hashable) -> int:
-        """What tells a tile from earlier ones of its key."""
-        return self._tiles[key].life
 
     def staying(self, tier: int) -> int:
         """Bytes on a tier, without what is being written to leave it or will be removed."""
@@ -308,10 +215,10 @@ class Residency:
         """A tile is needed no more."""
         tile = self._tiles.pop(key)
         tile.gone = True
-        self._ghosts[key, tile.life] = tile
+        self._removed[key, tile.generation] = tile
         out: list[Instruction] = []
         # its memory is read or written until all copies have ended
-        self._bury(tile, out)
+        self._free_removed(tile, out)
         self._rank_all(tile)
         self._arrived(tile)
         return self._settled(out)
@@ -467,7 +374,7 @@ class Residency:
             self.capacity[copy.target] = min(more, self._allowed[copy.target])
         out: list[Instruction] = []
         if tile.gone:
-            self._bury(tile, out)
+            self._free_removed(tile, out)
         elif copy.target > copy.source:
             self._leave_if_stored(tile.on[copy.source], out)
             self._clean(tile, out)
@@ -490,7 +397,7 @@ class Residency:
         tile = self._landed(copy)
         out: list[Instruction] = []
         if tile.gone:
-            self._bury(tile, out)
+            self._free_removed(tile, out)
             return self._settled(out)
         source = tile.on[copy.source]
         if copy.target > copy.source:
@@ -761,7 +668,7 @@ class Residency:
     # Bookkeeping
 
     def _copy(self, tile: _Tile, source: int, target: int, out: list[Instruction]) -> None:
-        copy = Copy(tile.key, tile.life, source, target, tile.size)
+        copy = Copy(tile.key, tile.generation, source, target, tile.size)
         tile.flights[target] = copy
         self.used[target] += copy.size
         self._fetching += target < source
@@ -770,8 +677,8 @@ class Residency:
 
     def _landed(self, copy: Copy) -> _Tile:
         tile = self._tiles.get(copy.key)
-        if tile is None or tile.life != copy.life:
-            tile = self._ghosts[copy.key, copy.life]
+        if tile is None or tile.generation != copy.generation:
+            tile = self._removed[copy.key, copy.generation]
         del tile.flights[copy.target]
         self.used[copy.target] -= copy.size
         self._fetching -= copy.target < copy.source
@@ -809,7 +716,7 @@ class Residency:
         """Take a tile off a tier."""
         buffer = tile.on.pop(tier)
         buffer.tiles.remove(tile)
-        out.append(Drop(tile.key, tile.life, tier))
+        out.append(Drop(tile.key, tile.generation, tier))
         if tier == tile.home:
             self._not_ahead(tile)
         if not buffer.tiles:
@@ -831,9 +738,10 @@ class Residency:
                 self._stays(other)
             self._rank(other)
 
-    def _bury(self, tile: _Tile, out: list[Instruction]) -> None:
+    def _free_removed(self, tile: _Tile, out: list[Instruction]) -> None:
+        """Take a removed tile off all tiers once none of its copies is being made."""
         if not tile.flights:
-            del self._ghosts[tile.key, tile.life]
+            del self._removed[tile.key, tile.generation]
             for tier in sorted(tile.on):
                 self._off(tile, tier, out)
 

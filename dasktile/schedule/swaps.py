@@ -248,25 +248,19 @@ def _planned(
     dirty_start = np.zeros(graph.data_count, np.bool_)
     dirty_start[graph.updates.index] = True
     dirty_start &= started
+    pools = kernels.Pools(memory.room, memory.pool, memory.capacity)
     space = len(steps.data) + 64
     failed = np.array([kernels.FULL])
     while failed[0] == kernels.FULL:
         failed, *events, profile, ended = kernels.decide(
-            steps.at,
-            steps.data,
-            steps.kind,
-            steps.following,
-            memory.room,
-            memory.pool,
-            memory.capacity,
-            graph.present,
-            started,
-            dirty_start,
-            np.minimum(positions + policy.lead, n - 1),
-            positions + int(policy.lead * policy.spare),
-            int(policy.least_recent),
-            policy.dirty,
-            policy.threshold,
+            kernels.Steps(steps.at, steps.data, steps.kind, steps.following),
+            pools,
+            kernels.Start(graph.present, started, dirty_start),
+            kernels.Horizon(
+                np.minimum(positions + policy.lead, n - 1),
+                positions + int(policy.lead * policy.spare),
+            ),
+            kernels.Rules(int(policy.least_recent), policy.dirty, policy.threshold),
             space,
         )
         space *= 2
@@ -274,12 +268,10 @@ def _planned(
         name = graph.op_name(int(steps.order[failed[0]]))
         raise ValueError(f"what {name} touches does not fit into the memory")
     in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at = events
-    room, pool, capacity = memory.room, memory.pool, memory.capacity
     if policy.fill:
         left, returns = out_datum.copy(), in_gap[(in_datum >= 0) & (in_gap >= 0)]
         gaps.fill(
-            in_datum, in_trigger, in_gap, out_datum, out_at, profile, room, pool, capacity,
-            not repeat,
+            in_datum, in_trigger, in_gap, out_datum, out_at, profile, pools, not repeat
         )  # fmt: skip
         back = (left >= 0) & (out_datum < 0)
         back[returns] = False
@@ -300,7 +292,7 @@ def _planned(
         since = np.maximum(positions - policy.back, 0)
         gaps.extend(
             in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, copies,
-            profile, room, pool, capacity, since,
+            profile, pools, since,
         )  # fmt: skip
     left = out_datum >= 0
     number = np.cumsum(left) - 1

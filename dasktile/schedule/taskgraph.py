@@ -197,14 +197,6 @@ class TaskGraph:
         first[data[starts]] = at[starts]
         return Trace(touched, following, first)
 
-    def critical_path(self) -> float:
-        """Seconds of the longest chain of operations."""
-        done = np.zeros(len(self))
-        for op in topological(self.before, self.after):
-            needs = self.before[op]
-            done[op] = self.time[op] + (done[needs].max() if len(needs) else 0.0)
-        return float(done.max(initial=0.0))
-
 
 @dataclass(slots=True)
 class Builder:

@@ -30,10 +30,9 @@ from dask.array.chunk_types import register_chunk_type
 from dask.array.dispatch import numel_lookup, to_numpy_dispatch
 from dask.base import normalize_token
 from dask.sizeof import sizeof
-from distributed.protocol.numpy import deserialize_numpy_ndarray, serialize_numpy_ndarray
-from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from dasktile._compat import distributed as internals
 from dasktile.runtime.tiers.base import Device, Tier
 from dasktile.runtime.tiers.host import Host
 
@@ -516,12 +515,12 @@ def _token(array: EmulatedArray) -> Any:
 
 
 def _serialize(array: EmulatedArray) -> tuple[dict[str, Any], list[Any]]:
-    header, frames = serialize_numpy_ndarray(array.get())
+    header, frames = internals.serialize_array(array.get())
     return header, frames
 
 
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> EmulatedArray:
-    return to_device(deserialize_numpy_ndarray(header, frames))
+    return to_device(internals.deserialize_array(header, frames))
 
 
 def _to_numpy(array: EmulatedArray, **kwargs: Any) -> Array:
@@ -542,7 +541,7 @@ def _numel(
 register_chunk_type(EmulatedArray)
 sizeof.register(EmulatedArray, _sizeof)
 normalize_token.register(EmulatedArray, _token)
-dask_serialize.register(EmulatedArray, _serialize)
-dask_deserialize.register(EmulatedArray, _deserialize)
+if not internals.check_emulated():
+    internals.register_serialization(EmulatedArray, _serialize, _deserialize)
 to_numpy_dispatch.register(EmulatedArray, _to_numpy)
 numel_lookup.register(EmulatedArray, _numel)

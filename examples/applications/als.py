@@ -2,8 +2,8 @@
 
     python examples/applications/als.py [--workers 4] [--size 4000]
 
-Users' factors need the ratings by rows, films' factors need them by columns.  Ratings are many
-and factors are few, so that ratings are best left in rows and sums over a film's ratings sent.
+Users' factors need the ratings by rows, films' factors need them by columns.  Ratings are large and
+factors are small, so the best plan keeps the ratings in rows and sends sums over a film's ratings.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def main() -> None:
     arguments = parser.parse_args()
     inputs = data(arguments.size)
     result = build(*inputs)
-    told = dasktile.explain(result, workers=arguments.workers)
-    print(str(told).partition("\n\n")[0])  # the rest is a table of all arrays
+    explanation = dasktile.explain(result, workers=arguments.workers)
+    print(str(explanation).partition("\n\n")[0])  # the rest is a table of all arrays
     (found,) = dask.compute(dasktile.optimize(result, workers=arguments.workers))
     print("as scikit-learn:", check(found, *inputs))
 

@@ -2,8 +2,8 @@
 
     python examples/applications/kmeans.py [--workers 4] [--size 40000]
 
-The points come in blocks of columns.  Distances need all coordinates of a point, and centres
-are sums over points, so points are best read by rows, and centres are all that travels.
+The points have chunks along their coordinates.  Distances need all coordinates of a point, and
+centres are sums over points, so the best plan reads points by rows and moves only centres.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def main() -> None:
     arguments = parser.parse_args()
     inputs = data(arguments.size)
     result = build(*inputs)
-    told = dasktile.explain(result, workers=arguments.workers)
-    print(str(told).partition("\n\n")[0])  # the rest is a table of all arrays
+    explanation = dasktile.explain(result, workers=arguments.workers)
+    print(str(explanation).partition("\n\n")[0])  # the rest is a table of all arrays
     (found,) = dask.compute(dasktile.optimize(result, workers=arguments.workers))
     print("as scikit-learn:", check(found, *inputs))
 

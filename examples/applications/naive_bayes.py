@@ -1,4 +1,4 @@
-"""Multinomial naive Bayes: fitted to documents, then asked for their classes.
+"""Multinomial naive Bayes: fitted to documents, then used to classify them.
 
     python examples/applications/naive_bayes.py [--workers 4] [--size 20000]
 
@@ -53,8 +53,8 @@ def main() -> None:
     arguments = parser.parse_args()
     inputs = data(arguments.size)
     result = build(*inputs)
-    told = dasktile.explain(result, workers=arguments.workers)
-    print(str(told).partition("\n\n")[0])  # the rest is a table of all arrays
+    explanation = dasktile.explain(result, workers=arguments.workers)
+    print(str(explanation).partition("\n\n")[0])  # the rest is a table of all arrays
     (found,) = dask.compute(dasktile.optimize(result, workers=arguments.workers))
     print("as scikit-learn:", check(found, *inputs))
 

@@ -52,8 +52,8 @@ def main() -> None:
     arguments = parser.parse_args()
     inputs = data(arguments.size)
     result = build(*inputs)
-    told = dasktile.explain(result, workers=arguments.workers)
-    print(str(told).partition("\n\n")[0])  # the rest is a table of all arrays
+    explanation = dasktile.explain(result, workers=arguments.workers)
+    print(str(explanation).partition("\n\n")[0])  # the rest is a table of all arrays
     (found,) = dask.compute(dasktile.optimize(result, workers=arguments.workers))
     print("as scikit-learn:", check(found, *inputs))
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks.papers import swapadvisor
+from benchmarks.papers.algorithms.crossing import crossing_bound
 from benchmarks.papers.models import MODELS, Model, memory
 from benchmarks.papers.models.layers import Device, Network
 from benchmarks.papers.models.resnet import resnet152
 from benchmarks.papers.models.rnn import brnn, rnn
 from benchmarks.papers.swapadvisor import graph_of
 from dasktile.schedule.compiled import COMPILED
-from dasktile.schedule.crossing import crossing_bound
 from dasktile.schedule.search import plan
 from dasktile.schedule.taskgraph import TaskGraph
 

@@ -247,7 +247,7 @@ def test_plans_use_it(client: Client) -> None:
         # 2 * 2000**3 operations on 2 threads at 50 Gflop/s
         assert found.seconds_before > 0.08 < found.seconds_after < 10
         assert found.seconds_before > found.seconds_after
-        assert "very roughly" in str(found) and "very roughly" in found._repr_html_()
+        assert "predicted run time" in str(found) and "predicted run time" in found._repr_html_()
         assert found.to_dict()["seconds_after"] == found.seconds_after
     assert machine(client).settings() == config.tiling_settings(FAST)
     assert machine(4).calibration is None
@@ -308,9 +308,9 @@ def test_what_is_no_product_takes_as_long_as_its_bytes() -> None:
 
 def test_seconds_are_shown() -> None:
     said = str(report.explanation(plan(), seconds=(200.0, 3.42)))
-    assert "takes very roughly 3.4 s instead of 3.3 min" in said
+    assert "predicted run time: about 3.4 s instead of 3.3 min" in said
     kept = str(report.explanation(plan(tiled=False), seconds=(0.0123, 0.0123)))
-    assert "takes very roughly 12 ms\n" in kept
+    assert "predicted run time: about 12 ms\n" in kept
 
 
 @pytest.mark.parametrize(

@@ -86,15 +86,15 @@ def test_closed_clients_are_named(cluster: LocalCluster, call: Callable[..., Any
 
 
 @pytest.mark.parametrize(
-    ("has_it", "where"), [([False], "by the scheduler"), ([True, False], "by these workers: ")]
+    ("answers", "where"), [([None], "by the scheduler"), ([{}, None], "by these workers: ")]
 )
 def test_says_what_cannot_run_where_the_package_is_missing(
-    client: Client, monkeypatch: pytest.MonkeyPatch, has_it: list[bool], where: str
+    client: Client, monkeypatch: pytest.MonkeyPatch, answers: list[Any], where: str
 ) -> None:
-    answers = iter(has_it)
+    left = iter(answers)
 
     def finder() -> Any:
-        found = next(answers)
+        found = next(left)
         return lambda: found
 
     monkeypatch.setattr(install, "_finder", finder)
@@ -105,5 +105,5 @@ def test_says_what_cannot_run_where_the_package_is_missing(
     assert f"cannot be imported {where}" in told
     assert "optimised collections cannot run" in told
     assert "Install dasktile on" in told and "every worker" in told
-    if len(has_it) > 1:
+    if len(answers) > 1:
         assert all(address in told for address in client.scheduler_info()["workers"])

@@ -22,7 +22,7 @@ from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.data import Spill
 from dasktile.runtime.worker.plugin import TileWorkerPlugin
 from dasktile.runtime.worker.store import TileStore
-from dasktile.schedule.residency import Settings
+from dasktile.schedule.instructions import Settings
 
 #: Seconds that anything may take here.
 LIMIT = 30
@@ -126,6 +126,8 @@ class Worker(distributed.Worker):
 def gen_cluster(*args: Any, **kwargs: Any) -> Any:
     """As in ``distributed.utils_test``, with such workers, behind nannies too."""
     if kwargs.setdefault("Worker", Worker) is distributed.Nanny:
+        # to start a process may take longer than distributed's half a minute
+        kwargs.setdefault("timeout", 300)
         kwargs["worker_kwargs"] = {"worker_class": Worker, **kwargs.get("worker_kwargs", {})}
     return utils_test.gen_cluster(*args, **kwargs)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from tests.expressions import Expression, Value
 from tests.operations.axes import blocks, centred, computed_mask, fft, gufunc, overlap, shifted
 from tests.operations.elementwise import astype, binary, clip, operators, special, unary, where
+from tests.operations.handwritten import cloned, layer
 from tests.operations.moves import (
     assigned,
     broadcast,
@@ -46,5 +47,6 @@ OPERATIONS: tuple[Operation, ...] = (
     *(transpose, transpose, swap, slicing, slicing, slicing, fancy, fancy, pointwise_index),
     *(reshape, reshape, join, join, broadcast, flip, roll, rechunk, rechunk, dims, pad, diff),
     *(triangle, diagonal, repeat, rotate, insertion, assigned, coarsen),
+    *(layer, layer, layer, cloned),
     *(fft, shifted, overlap, overlap, gufunc, blocks, computed_mask, centred),
 )

@@ -100,9 +100,9 @@ def test_what_was_said_of_tasks_is_kept() -> None:
 def test_a_plan_is_of_its_own_expressions() -> None:
     plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
     np.testing.assert_allclose(plan.apply(product()).compute(), EXPECTED)
-    with pytest.raises(ValueError, match="is of exactly the expressions"):
+    with pytest.raises(ValueError, match="applies to the planned expressions only"):
         plan.apply(source() + 5)
-    with pytest.raises(ValueError, match="is of exactly the expressions"):
+    with pytest.raises(ValueError, match="applies to the planned expressions only"):
         plan.apply(product(), source() + 5)
     with pytest.raises(ValueError, match="repeat=True is for a TaskGraph"):
         dasktile.plan(product(), memory_limit=20 * TILE, workers=1, repeat=True)
@@ -154,7 +154,7 @@ def test_a_plan_can_be_saved(tmp_path: Path) -> None:
     plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
     loaded = dasktile.load_plan(plan.save(tmp_path / "plan.json"))
     assert loaded.to_dict() == plan.to_dict()
-    with pytest.raises(ValueError, match="pass those that it is of"):
+    with pytest.raises(ValueError, match="pass those that were planned"):
         loaded.apply()
     np.testing.assert_allclose(loaded.apply(product()).compute(), EXPECTED)
     with pytest.raises(ValueError, match="are not in these collections"):
@@ -163,7 +163,7 @@ def test_a_plan_can_be_saved(tmp_path: Path) -> None:
         loaded.visualize(tmp_path / "plan.svg")
     for text in ("{}", "[]", "no JSON", '{"version": 1}', '{"version": 1, "order": 3}'):
         (tmp_path / "other.json").write_text(text)
-        with pytest.raises(ValueError, match="holds no plan"):
+        with pytest.raises(ValueError, match="contains no plan"):
             dasktile.load_plan(tmp_path / "other.json")
 
 

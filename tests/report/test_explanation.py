@@ -90,11 +90,11 @@ def test_table_reads_well() -> None:
         4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8 MiB: within 3 %); 15 tasks instead of 1,206
         reads 137 MiB instead of 412 MiB from storage
 
-           operation                 from  shape         dtype    chunks             tiles                moved      then
-        -----------------------------------------------------------------------------------------------------------------
-        0  from-zarr                       (6000, 3000)  float64  3 of (6000, 1000)  =                      0 B       0 B
-        1  map_blocks of a very lo…  0     (6000, 3000)  float64  3 of (6000, 1000)  =                      0 B       0 B
-        2  matmul                    1     (3000, 3000)  float64  9 of (1000, 1000)  1 of (3000, 3000)  1.2 GiB  68.7 MiB
+           operation                 from  shape         dtype    chunks             tiles              moved before  moved after
+        -------------------------------------------------------------------------------------------------------------------------
+        0  from-zarr                       (6000, 3000)  float64  3 of (6000, 1000)  =                           0 B          0 B
+        1  map_blocks of a very lo…  0     (6000, 3000)  float64  3 of (6000, 1000)  =                           0 B          0 B
+        2  matmul                    1     (3000, 3000)  float64  9 of (1000, 1000)  1 of (3000, 3000)       1.2 GiB     68.7 MiB
 
         chunks kept:
           1: user function in map_blocks"""  # noqa: E501
@@ -104,7 +104,7 @@ def test_table_reads_well() -> None:
 def test_says_when_nothing_is_gained() -> None:
     first, _, why = str(report.explanation(gram(tiled=False))).splitlines()[:3]
     assert why == "the input's own chunks cost no more"
-    assert first.startswith("4 workers, left as it is: moves 1.2 GiB between workers")
+    assert first.startswith("4 workers, unchanged: moves 1.2 GiB between workers")
     assert first.endswith("; 1,206 tasks")
 
 

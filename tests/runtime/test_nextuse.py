@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dasktile.runtime.nextuse import ANNOTATION, MANY, USES, NextUses, Teller, number
-from dasktile.schedule.residency import DYING
+from dasktile.schedule.instructions import DYING
 
 
 def task(key: Any, order: int, state: str = "waiting", **more: Any) -> Any:

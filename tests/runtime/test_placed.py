@@ -24,7 +24,6 @@ from dasktile.schedule.placement import (
     decode,
     encode,
     near_even,
-    worker_of,
     worker_order,
 )
 from tests.support import random_chunks
@@ -340,6 +339,6 @@ def test_a_mesh_is_laid_over_any_number_of_workers(places, workers):
     table = Homes(names).table(places)
     assert len(table) == places
     assert list(table) == sorted(table, key=names.index)
-    assert table == tuple(names[worker_of(place, places, workers)] for place in range(places))
+    assert table == tuple(names[place * workers // places] for place in range(places))
     if workers <= places:
         assert set(table) == set(names)

@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from dasktile.schedule.residency import (
-    DYING,
-    Copy,
-    Drop,
-    Instruction,
-    Ready,
-    Residency,
-    Settings,
-)
+from dasktile.schedule.instructions import DYING, Copy, Drop, Instruction, Ready, Settings
+from dasktile.schedule.residency import Residency
 
 INF = float("inf")
 
@@ -37,39 +30,42 @@ class Worker:
     def do(self, instructions: Sequence[Instruction]) -> None:
         for one in instructions:
             match one:
-                case Copy(key, life, source, target, size):
-                    assert source in self.on[key, life]
-                    assert target not in self.on[key, life]
+                case Copy(key, generation, source, target, size):
+                    assert source in self.on[key, generation]
+                    assert target not in self.on[key, generation]
                     assert abs(source - target) == 1
-                    assert size == self.sizes[key, life]
+                    assert size == self.sizes[key, generation]
                     self.flights.append(one)
-                case Drop(key, life, tier):
-                    on = self.on[key, life]
+                case Drop(key, generation, tier):
+                    on = self.on[key, generation]
                     on.remove(tier)
                     for copy in self.flights:
-                        assert (copy.key, copy.life, copy.source) != (key, life, tier)
+                        assert (copy.key, copy.generation, copy.source) != (key, generation, tier)
                     pinned = {
                         tile
                         for name in self.ready
                         if name in self.asked
                         for tile in self.asked[name]
                     }
-                    if self.is_there(key, life):
+                    if self.is_there(key, generation):
                         assert on
-                        assert tier > 0 or (key, life) not in pinned
+                        assert tier > 0 or (key, generation) not in pinned
                 case Ready(name):
                     assert name not in self.ready
                     self.ready.add(name)
-                    for key, life in self.asked[name]:
+                    for key, generation in self.asked[name]:
                         assert (
-                            0 in self.on[key, life]
-                            or not self.is_there(key, life)
+                            0 in self.on[key, generation]
+                            or not self.is_there(key, generation)
                             or key in self.unread
                             or self.residency._tiles[key].unreadable
                         )
 
-    def is_there(self, key: Hashable, life: int) -> bool:
-        return key in self.residency and self.residency.life(key) == life
+    def generation(self, key: Hashable) -> int:
+        return self.residency._tiles[key].generation
+
+    def is_there(self, key: Hashable, generation: int) -> bool:
+        return key in self.residency and self.generation(key) == generation
 
     def add(self, key: Hashable, size: int = 1, next_use: float | None = None, **more: Any) -> None:
         # what is said of a tile may come before anything is known of it here
@@ -80,7 +76,7 @@ class Worker:
     def request(
         self, name: Hashable, *keys: Hashable, now: float | None = None, room: int = 0
     ) -> None:
-        self.asked[name] = [(key, self.residency.life(key)) for key in keys]
+        self.asked[name] = [(key, self.generation(key)) for key in keys]
         self.do(self.residency.request(name, keys, now, room))
 
     def release(self, name: Hashable) -> None:
@@ -94,7 +90,7 @@ class Worker:
             self.unread |= {copy.key} if copy.target < copy.source and not full else set()
             self.do(self.residency.failed(copy, full))
             return
-        self.on[copy.key, copy.life].add(copy.target)
+        self.on[copy.key, copy.generation].add(copy.target)
         if copy.target > copy.source:
             self.written += copy.size
         else:
@@ -709,8 +705,8 @@ def check(worker: Worker) -> None:
     residency = worker.residency
     used = [0] * len(residency.used)
     seen = set()
-    for tile in [*residency._tiles.values(), *residency._ghosts.values()]:
-        assert set(tile.on) == worker.on[tile.key, tile.life]
+    for tile in [*residency._tiles.values(), *residency._removed.values()]:
+        assert set(tile.on) == worker.on[tile.key, tile.generation]
         for buffer in tile.on.values():
             assert tile in buffer.tiles
             if id(buffer) not in seen:
@@ -723,12 +719,12 @@ def check(worker: Worker) -> None:
         id(buffer): buffer for tile in residency._tiles.values() for buffer in tile.on.values()
     }
     buffers |= {
-        id(buffer): buffer for tile in residency._ghosts.values() for buffer in tile.on.values()
+        id(buffer): buffer for tile in residency._removed.values() for buffer in tile.on.values()
     }
     for tier, size in enumerate(residency._leaving):
         leaves = [one for one in buffers.values() if one.tier == tier]
         assert size == sum(one.size for one in leaves if one.leaving or one.dying)
     assert {id(one) for one in residency._dying} == {at for at in buffers if buffers[at].dying}
     ahead = sum(tile.size for tile in residency._tiles.values() if tile.ahead)
-    ahead += sum(tile.size for tile in residency._ghosts.values() if tile.ahead)
+    ahead += sum(tile.size for tile in residency._removed.values() if tile.ahead)
     assert residency._ahead == ahead

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from dasktile.schedule import order as orders
 from dasktile.schedule.bounds import least_swaps, time_bound
 from dasktile.schedule.compiled import COMPILED
-from dasktile.schedule.replay import rehearse
 from dasktile.schedule.simulate import Link, Run, ideal, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, SwapPlan, check, plan_swaps
 from dasktile.schedule.taskgraph import Builder, TaskGraph
 from tests.graphs import figure_41, figure_43, graphs, matmul, recurrent
+from tests.schedule.rehearsal import rehearse
 
 #: A byte a second each way, both ways at once.
 UNIT = Link(1, 1, None)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task, TaskRef
-from dask.blockwise import Blockwise, blockwise_token
-from dask.layers import ArrayChunkShapeDep
+from dask.blockwise import Blockwise
 from dask.utils import key_split
 
+from dasktile._compat.dask import ArrayChunkShapeDep, Task, TaskRef, blockwise_token
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Recogniser, Same
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
 from dasktile.capture.user_kernels import lookup

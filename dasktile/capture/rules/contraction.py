@@ -12,11 +12,17 @@ import operator
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task
-from dask.array import chunk, routines
-from dask.array.einsumfuncs import chunk_einsum
 from dask.blockwise import Blockwise
 
+from dasktile._compat.dask import (
+    Task,
+    chunk_sum,
+    einsum_block,
+    getitem,
+    matmul_block,
+    sum_products,
+    tensordot_block,
+)
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser
 from dasktile.capture.rules.blockwise import Contract, Operands, operands
 from dasktile.capture.rules.trees import Call, read_level, read_tree, unwrap
@@ -24,9 +30,9 @@ from dasktile.ir import AxisMap, Kind, Label, Role
 
 #: The block functions of products, and what people call the operation.
 _PRODUCTS = (
-    (routines._matmul, "matmul"),
-    (routines._tensordot, "tensordot"),
-    (chunk_einsum, "einsum"),
+    (matmul_block, "matmul"),
+    (tensordot_block, "tensordot"),
+    (einsum_block, "einsum"),
 )
 
 
@@ -36,7 +42,7 @@ def contraction(view: GraphView, name: str) -> Found | None:
     if info is None:
         return None
     if isinstance(layer, Blockwise):
-        return _found(view, layer, info) if layer.task.func is chunk_einsum else None
+        return _found(view, layer, info) if layer.task.func is einsum_block else None
     product = _squeezed(view, name) or _summed(view, name)
     return _found(view, product, info) if product is not None else None
 
@@ -110,7 +116,7 @@ def _exact(layer: Blockwise, read: Operands, info: ArrayInfo) -> bool:
 
 
 def _keywords(layer: Blockwise) -> dict[str, Any]:
-    if layer.task.func is not chunk_einsum:
+    if layer.task.func is not einsum_block:
         return {}
     return {"optimize": layer.task.kwargs.get("optimize", False)}
 
@@ -122,13 +128,13 @@ def _summed_symbols(layer: Blockwise) -> tuple[str, ...] | None:
     if layer.concatenate or layer.new_axes or any(names is None for names in symbols):
         return None
     names = [names for names in symbols if names is not None]
-    if function is routines._matmul:
+    if function is matmul_block:
         if kwargs or len(names) != 2 or len(outer) < 3:
             return None
         batch, (row, inner, column) = outer[:-3], outer[-3:]
         fits = names == [(*batch, row, inner), (*batch, inner, column)]
         return (inner,) if fits else None
-    if function is routines._tensordot:
+    if function is tensordot_block:
         return _tensordot_symbols(kwargs, names, outer)
     return _einsum_symbols(kwargs, names, outer)
 
@@ -171,14 +177,14 @@ def _squeezed(view: GraphView, name: str) -> Blockwise | None:
     """The products of a matmul with one block along the summed axis, squeezed."""
     below = view.dependencies(name)
     product = view.layers.get(below[0]) if len(below) == 1 else None
-    if not isinstance(product, Blockwise) or product.task.func is not routines._matmul:
+    if not isinstance(product, Blockwise) or product.task.func is not matmul_block:
         return None
     count = len(product.output_indices)
     index = (*(slice(None) for _ in range(count - 2)), 0, slice(None))
     if product.dims[product.output_indices[-2]] != 1:
         return None
     for key, task in view.tasks(name).items():
-        if not isinstance(task, Task) or task.func not in (operator.getitem, chunk.getitem):
+        if not isinstance(task, Task) or task.func not in (operator.getitem, getitem):
             return None
         if task.args[1] != index or set(task.dependencies) != {(below[0], *key[1:-1], 0, key[-1])}:
             return None
@@ -224,7 +230,7 @@ def _step_blocks(view: GraphView, name: str) -> tuple[int, ...] | None:
 
 def _sums(call: Call) -> bool:
     plain = not call.args and set(call.keywords) <= {"dtype"}
-    return plain and call.function in (routines._chunk_sum, chunk.sum)
+    return plain and call.function in (sum_products, chunk_sum)
 
 
 RECOGNISERS: tuple[Recogniser, ...] = (contraction,)

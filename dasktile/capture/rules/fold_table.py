@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from dask.array import chunk as blocks
-from dask.array import reductions
 
+from dasktile._compat.dask import (
+    arg_agg,
+    arg_chunk,
+    arg_combine,
+    available,
+    chunk_argmax,
+    chunk_argmin,
+    chunk_max,
+    chunk_min,
+    chunk_topk,
+    count_block,
+    mean_agg,
+    mean_chunk,
+    mean_combine,
+    moment_agg,
+    moment_chunk,
+    moment_combine,
+    nanarg_agg,
+    nanargmax_block,
+    nanargmin_block,
+    nanmax_skip,
+    nanmin_skip,
+    nannumel,
+    numel,
+    topk_aggregate,
+)
 from dasktile.capture.rules.trees import Call
-
-# With array expressions switched on, ``dask.array.ma`` is a function of the same name.
-ma = importlib.import_module("dask.array.ma")
 
 Function = Callable[..., Any]
 Keywords = frozenset[str]
@@ -60,9 +80,9 @@ class Rule:
     def partial(self, dtype: np.dtype[Any], first: Call) -> float:
         """Bytes of a partial per element of the result."""
         items = 1
-        if first.function is reductions.mean_chunk:
+        if first.function is mean_chunk:
             items = 2
-        elif first.function is reductions.moment_chunk:
+        elif first.function is moment_chunk:
             items = 1 + first.keywords.get("order", 2)
         return float(items * dtype.itemsize)
 
@@ -82,12 +102,12 @@ def agree(rule: Rule, first: Call, between: Call | None, last: Call) -> bool:
         if len({call.keywords.get(keyword, default) for call in calls}) != 1:
             return False
     missing = first.keywords.get("sum") is np.nansum
-    counts = (None, reductions.nannumel if missing else reductions.numel)
+    counts = (None, nannumel if missing else numel)
     if not any(first.keywords.get("numel") is count for count in counts[missing:]):
         return False
     if any(call.keywords.get("sum", np.sum) not in (np.sum, np.nansum) for call in calls):
         return False
-    if first.function is reductions.moment_chunk:
+    if first.function is moment_chunk:
         # with integers, every block's moments are rounded
         return all(_kind(call) in "fc" for call in (first, last))
     return True
@@ -116,7 +136,7 @@ def _as_first(first: Call, _: Call) -> Function:
 
 
 def _mean_combine(_: Call, __: Call) -> Function:
-    return reductions.mean_combine
+    return mean_combine
 
 
 def _moment_combine(first: Call, _: Call) -> Function:
@@ -124,7 +144,7 @@ def _moment_combine(first: Call, _: Call) -> Function:
     if first.keywords.get("sum") is np.nansum:
         # blocks without any number have an undefined mean, which counts for nothing
         keywords["sum"] = np.nansum
-    return partial(reductions.moment_combine, **keywords)
+    return partial(moment_combine, **keywords)
 
 
 _NONE: Keywords = frozenset()
@@ -142,8 +162,7 @@ def _extremum(op: str, first: Function) -> Rule:
     return Rule(op, _NONE, _NONE, _NONE, (first,), _as_first, kinds="biufcmM")
 
 
-#: Reductions by the function of the step and the one that finishes.
-RULES: Mapping[tuple[Function, Function], Rule] = {
+_RULES: Mapping[tuple[Function, Function], Rule] = {
     (np.sum, np.sum): _plain("sum", np.sum),
     (np.prod, np.prod): _plain("prod", np.prod),
     (np.any, np.any): _plain("any", np.any),
@@ -151,38 +170,37 @@ RULES: Mapping[tuple[Function, Function], Rule] = {
     (np.nansum, np.sum): _plain("nansum", np.sum),
     (np.nanprod, np.prod): _plain("nanprod", np.prod),
     (np.count_nonzero, np.sum): _plain("count_nonzero", np.sum),
-    (ma._chunk_count, np.sum): _plain("count", np.sum),
+    (count_block, np.sum): _plain("count", np.sum),
     (np.min, np.min): _extremum("min", np.min),
     (np.max, np.max): _extremum("max", np.max),
-    (reductions.chunk_min, np.min): _extremum("min", reductions.chunk_min),
-    (reductions.chunk_max, np.max): _extremum("max", reductions.chunk_max),
-    (reductions._nanmin_skip, reductions._nanmin_skip): _extremum(
-        "nanmin", reductions._nanmin_skip
-    ),
-    (reductions._nanmax_skip, reductions._nanmax_skip): _extremum(
-        "nanmax", reductions._nanmax_skip
-    ),
-    (reductions.mean_chunk, reductions.mean_agg): Rule(
+    (chunk_min, np.min): _extremum("min", chunk_min),
+    (chunk_max, np.max): _extremum("max", chunk_max),
+    (nanmin_skip, nanmin_skip): _extremum("nanmin", nanmin_skip),
+    (nanmax_skip, nanmax_skip): _extremum("nanmax", nanmax_skip),
+    (mean_chunk, mean_agg): Rule(
         "mean",
         _MEAN | _DTYPE,
         _MEAN,
         _DTYPE,
-        (reductions.mean_combine,),
+        (mean_combine,),
         _mean_combine,
         work=2.0,
     ),
-    (reductions.moment_chunk, reductions.moment_agg): Rule(
+    (moment_chunk, moment_agg): Rule(
         "var",
         _MOMENT | _DTYPE | {"numel", "implicit_complex_dtype"},
         _MOMENT,
         _MOMENT | _DTYPE | {"ddof"},
-        (reductions.moment_combine,),
+        (moment_combine,),
         _moment_combine,
         work=6.0,
     ),
-    (blocks.topk, blocks.topk_aggregate): Rule(
-        "topk", _K, _K, _K, (blocks.topk,), _as_first, work=4.0
-    ),
+    (chunk_topk, topk_aggregate): Rule("topk", _K, _K, _K, (chunk_topk,), _as_first, work=4.0),
+}
+
+#: Reductions by the function of the step and the one that finishes.
+RULES: Mapping[tuple[Function, Function], Rule] = {
+    functions: rule for functions, rule in _RULES.items() if available(*functions, *rule.combines)
 }
 
 #: Functions that add or multiply in the type of the array where none is given.
@@ -203,18 +221,24 @@ class Argument:
 
 def nanargmin(x: Any, axis: int | None, keepdims: bool = False) -> Any:
     """Place of the least number; of slices without any number, any place."""
-    return blocks.argmax(x == np.nanmin(x, axis=axis, keepdims=True), axis, keepdims)
+    return chunk_argmax(x == np.nanmin(x, axis=axis, keepdims=True), axis, keepdims)
 
 
 def nanargmax(x: Any, axis: int | None, keepdims: bool = False) -> Any:
     """Place of the greatest number; of slices without any number, any place."""
-    return blocks.argmax(x == np.nanmax(x, axis=axis, keepdims=True), axis, keepdims)
+    return chunk_argmax(x == np.nanmax(x, axis=axis, keepdims=True), axis, keepdims)
 
+
+_ARGUMENTS: Mapping[tuple[Function, Function, Function], Argument] = {
+    (np.min, chunk_argmin, arg_agg): Argument("argmin", chunk_argmin),
+    (np.max, chunk_argmax, arg_agg): Argument("argmax", chunk_argmax),
+    (np.nanmin, nanargmin_block, nanarg_agg): Argument("nanargmin", nanargmin),
+    (np.nanmax, nanargmax_block, nanarg_agg): Argument("nanargmax", nanargmax),
+}
 
 #: By the functions for the value and for the place, and the one that finishes.
 ARGUMENTS: Mapping[tuple[Function, Function, Function], Argument] = {
-    (np.min, blocks.argmin, reductions.arg_agg): Argument("argmin", blocks.argmin),
-    (np.max, blocks.argmax, reductions.arg_agg): Argument("argmax", blocks.argmax),
-    (np.nanmin, reductions._nanargmin, reductions.nanarg_agg): Argument("nanargmin", nanargmin),
-    (np.nanmax, reductions._nanargmax, reductions.nanarg_agg): Argument("nanargmax", nanargmax),
+    functions: argument
+    for functions, argument in _ARGUMENTS.items()
+    if available(*functions, arg_chunk, arg_combine, chunk_argmax)
 }

@@ -15,14 +15,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from dask._task_spec import GraphNode, Task
-from dask.array import reductions, routines
-from dask.array.core import _concatenate2
 from dask.blockwise import Blockwise
 from dask.core import flatten
 from tlz import compose  # type: ignore[import-untyped]
 
+from dasktile._compat.dask import (
+    GraphNode,
+    Task,
+    arg_agg,
+    arg_chunk,
+    arg_combine,
+    bincount_agg,
+    concatenate2,
+    histogram_counts,
+    nanarg_agg,
+)
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import reference
 from dasktile.capture.rules.fold_table import ARGUMENTS, RULES, Rule, accumulates, agree
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
@@ -33,7 +42,6 @@ from dasktile.capture.rules.trees import (
     read_level,
     read_step,
     read_tree,
-    reference,
     unwrap,
 )
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
@@ -89,9 +97,9 @@ def recognise_fold(view: GraphView, name: str) -> Found | None:
     if level is None:
         return None
     last = level.call.function
-    if last is reductions.arg_agg or last is reductions.nanarg_agg:
+    if last is arg_agg or last is nanarg_agg:
         return _arg_fold(view, name)
-    if last is routines._bincount_agg:
+    if last is bincount_agg:
         return _bincount(view, name)
     if all(known is not last for _, known in RULES):
         return None
@@ -199,9 +207,7 @@ def _arg_fold(view: GraphView, name: str) -> Found | None:
         return None
     combine = tree.between.call if tree.between else None
     if combine is not None and (
-        combine.function is not reductions.arg_combine
-        or combine.args != last.args
-        or combine.keywords
+        combine.function is not arg_combine or combine.args != last.args or combine.keywords
     ):
         return None
     ndim = len(array.shape)
@@ -215,10 +221,10 @@ def _arg_fold(view: GraphView, name: str) -> Found | None:
         return None
     search = rule.search
     order = (_in_order,) if flat and ndim > 1 else ()
-    joined = partial(_concatenate2, axes=sorted(axes))
+    joined = partial(concatenate2, axes=sorted(axes))
     fold = ArgFold(
-        partial(reductions.arg_chunk, first.args[0], search),
-        compose(partial(reductions.arg_combine, search, axis=axes, keepdims=True), *order, joined),
+        partial(arg_chunk, first.args[0], search),
+        compose(partial(arg_combine, search, axis=axes, keepdims=True), *order, joined),
         compose(
             partial(last.function, search, axis=axes, keepdims=tree.last.keepdims),
             *order,
@@ -244,7 +250,7 @@ def _arg_blocks(view: GraphView, name: str) -> Block | None:
         function = first.func
     else:
         return None
-    if unwrap(function).function is not reductions.arg_chunk:
+    if unwrap(function).function is not arg_chunk:
         return None
     array = _whole(view, sources)
     if array is None:
@@ -307,7 +313,7 @@ def _bincount(view: GraphView, name: str) -> Found | None:
     if call.function is not np.bincount or call.args or set(call.keywords) != {"minlength"}:
         return None
     if between is not None and (
-        between.call.function is not routines._bincount_agg
+        between.call.function is not bincount_agg
         or dict(between.call.keywords) != dict(tree.last.call.keywords)
     ):
         return None
@@ -317,7 +323,7 @@ def _bincount(view: GraphView, name: str) -> Found | None:
     if out.shape != (call.keywords["minlength"],) or 0 in out.shape:
         return None
     chunk = partial(np.bincount, minlength=call.keywords["minlength"])
-    combine = bind(partial(routines._bincount_agg, **tree.last.call.keywords), tree.last)
+    combine = bind(partial(bincount_agg, **tree.last.call.keywords), tree.last)
     fold = Fold(chunk, combine, tree.last.function, (0,))
     inputs = tuple(Input(source, (AxisMap(0),)) for source in step.inputs)
     return Found("bincount", Kind.FOLD, _labels(array, (0,)), (AxisMap(None),), fold, inputs,
@@ -329,7 +335,7 @@ def _is_histogram(view: GraphView, name: str) -> bool:
     if layer is None or isinstance(layer, Blockwise) or not len(layer):
         return False
     task = next(iter(layer.values()))
-    return isinstance(task, Task) and task.func is routines._block_hist
+    return isinstance(task, Task) and task.func is histogram_counts
 
 
 def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | None:
@@ -359,7 +365,7 @@ def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | No
         return None
     for row, block in enumerate(blocks):
         task = tasks.get((rows, row, 0))
-        if not isinstance(task, Task) or task.func is not routines._block_hist or task.kwargs:
+        if not isinstance(task, Task) or task.func is not histogram_counts or task.kwargs:
             return None
         if len(task.args) != len(head.args) or task.args[1] is not bins:
             return None
@@ -386,7 +392,7 @@ def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | No
 
 def histogram_block(bins: Any, x: Any, weights: Any = None) -> Any:
     """The histogram of one tile, as a row."""
-    return routines._block_hist(x, bins, weights)
+    return histogram_counts(x, bins, weights)
 
 
 def add_rows(rows: Any, dtype: npt.DTypeLike, keepdims: bool) -> Any:

@@ -15,9 +15,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from dask._task_spec import GraphNode, Task, TaskRef
-from dask.array import chunk, core, fft, reductions, routines
 
+from dasktile._compat.dask import (
+    GraphNode,
+    Task,
+    TaskRef,
+    apply_and_enforce,
+    asarray_isnull,
+    chunk_astype,
+    enforce_dtype,
+    execute_subgraph,
+    fftfreq_block,
+    handle_where,
+    isnonzero,
+    safe_sqrt,
+    select_block,
+    variadic_choose,
+)
 from dasktile.capture.user_kernels import lookup
 
 _OPERATORS = (
@@ -25,15 +39,10 @@ _OPERATORS = (
     " rshift sub truediv xor"
 )
 
-#: Functions of dask's own modules; missing ones are from other releases of dask.
+#: Functions of dask's own modules.
 _PRIVATE = (
-    (chunk, "astype"),
-    (fft, "_fftfreq_block"),
-    (reductions, "_sqrt"),
-    (routines, "_asarray_isnull"),
-    (routines, "_isnonzero"),
-    (routines, "_select"),
-    (routines, "variadic_choose"),
+    *(chunk_astype, fftfreq_block, safe_sqrt, asarray_isnull),
+    *(isnonzero, select_block, variadic_choose),
 )
 
 #: Elementwise functions, each with the names of those keyword arguments that may be
@@ -49,15 +58,12 @@ _TABLE: dict[Any, frozenset[str]] = {
         )
     },
     np.digitize: frozenset({"bins"}),
-    **{getattr(module, name): frozenset() for module, name in _PRIVATE if hasattr(module, name)},
+    **{function: frozenset() for function in _PRIVATE},
 }
 
 #: The number of positional arguments with which a function is elementwise: ``np.where(x)``
 #: is not, and neither is ``np.digitize(x, bins)`` if the bins are an array in blocks.
 _POSITIONAL = {np.where: 3, np.digitize: 1}
-
-# wrapped around a function of map_blocks by enforce_ndim=True
-_ENFORCED = getattr(core, "apply_and_enforce", None)
 
 _UFUNC_KEYWORDS = {"dtype", "casting", "order", "subok", "where", "out"}
 
@@ -95,13 +101,14 @@ def is_pointwise(
         use = lookup(function)
         if use is not None:
             return use.elementwise and not known
-        if function is core._enforce_dtype:
+        if function is enforce_dtype:
             kwargs.pop("enforce_dtype", None)
             function = kwargs.pop("enforce_dtype_function")
-        elif function is core._elemwise_handle_where:
+        elif function is handle_where:
             function = kwargs.pop("elemwise_where_function")
             arguments -= 2
-        elif function is _ENFORCED:
+        elif function is apply_and_enforce:
+            # wrapped around a function of map_blocks by enforce_ndim=True
             kwargs.pop("expected_ndim", None)
             function = kwargs.pop("_func")
         elif isinstance(function, functools.partial):
@@ -154,7 +161,7 @@ def is_pointwise_task(task: Task, known: bool = False) -> bool:
 
 def _fused(task: Task) -> Mapping[Any, GraphNode] | None:
     """The inner tasks of a fused one, or None."""
-    if getattr(task.func, "__name__", "") != "_execute_subgraph" or not task.args:
+    if task.func is not execute_subgraph or not task.args:
         return None
     inner = task.args[0]
     return inner if isinstance(inner, Mapping) else None

@@ -15,20 +15,26 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from dask._task_spec import (
-    Alias,
+from dask.utils import M
+
+from dasktile._compat.dask import (
     DataNode,
+    Dict,
     GraphNode,
     NestedContainer,
     Task,
-    TaskRef,
-    _identity_cast,
+    concatenate3,
+    concatenate_shaped,
+    getitem,
+    getter,
+    getter_inline,
+    getter_nofancy,
+    identity_cast,
+    shuffle_concatenate,
+    shuffle_getitem,
 )
-from dask._task_spec import Dict as DictNode
-from dask.array import _shuffle, chunk, core
-from dask.utils import M
-
-from dasktile.capture.base import ArrayInfo, GraphView, Key
+from dasktile.capture.base import ArrayInfo, GraphView
+from dasktile.capture.references import Key, head_of, is_block, reference
 from dasktile.ir import bounds
 
 #: What counts as an integer; asking the abstract class is far slower.
@@ -319,14 +325,14 @@ def _refuse(what: Any) -> Any:
 #: What the functions of a view layer do to blocks.
 RULES: Mapping[Hashable, Callable[..., Any]] = {
     operator.getitem: _getitem,
-    chunk.getitem: _getitem,
-    core.getter: _getter,
-    core.getter_inline: _getter,
-    core.getter_nofancy: _getter,
-    core.concatenate3: _concatenate3,
-    core.concatenate_shaped: _concatenate_shaped,
-    _shuffle._getitem: _boxed_getitem,
-    _shuffle.concatenate_arrays: _concatenate_sorted,
+    getitem: _getitem,
+    getter: _getter,
+    getter_inline: _getter,
+    getter_nofancy: _getter,
+    concatenate3: _concatenate3,
+    concatenate_shaped: _concatenate_shaped,
+    shuffle_getitem: _boxed_getitem,
+    shuffle_concatenate: _concatenate_sorted,
     np.concatenate: _concatenate,
     np.broadcast_to: _broadcast_to,
     np.transpose: _transpose,
@@ -334,7 +340,7 @@ RULES: Mapping[Hashable, Callable[..., Any]] = {
     np.take: _take,
     M.transpose: _transpose,
     M.swapaxes: _swapaxes,
-    _identity_cast: _cast,
+    identity_cast: _cast,
 }
 
 
@@ -380,15 +386,9 @@ class Trace:
 
     def source(self, key: Key) -> ArrayInfo | None:
         """The array of another layer that a key is a block of."""
-        if type(key) is not tuple or not key or type(key[0]) is not str:
-            return None
-        info = self._arrays.get(key[0])
-        if info is None or len(key) != len(info.shape) + 1:
-            return None
-        for number, count in zip(key[1:], info.numblocks, strict=True):
-            if not isinstance(number, INTEGERS) or not 0 <= int(number) < count:
-                return None
-        return info
+        head = head_of(key)
+        info = self._arrays.get(head) if isinstance(head, str) else None
+        return info if info is not None and is_block(key, info.name, info.numblocks) else None
 
     def _source(self, key: Key) -> Block:
         info = self.source(key)
@@ -399,20 +399,18 @@ class Trace:
             edges = self._bounds[info.name] = tuple(bounds(sizes) for sizes in info.chunks)
         axes = tuple(
             Axis(axis, range(edge[number], edge[number + 1]))
-            for axis, (edge, number) in enumerate(zip(edges, key[1:], strict=True))
+            for axis, (edge, number) in enumerate(zip(edges, map(int, key[1:]), strict=True))
         )
         return Block(info.name, axes)
 
     def _run(self, node: Any) -> Any:
-        if isinstance(node, TaskRef):
-            return self.block(node.key)
+        if (key := reference(node)) is not None:
+            return self.block(key)
         if not isinstance(node, GraphNode):
             return node
-        if isinstance(node, Alias):
-            return self.block(node.target)
         if isinstance(node, DataNode):
             return node.value
-        if isinstance(node, DictNode):
+        if isinstance(node, Dict):
             return _refuse("a dictionary")
         if isinstance(node, NestedContainer):
             items = [self._run(item) for item in node.args]

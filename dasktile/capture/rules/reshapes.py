@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 from dask.utils import M, key_split
 
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
+from dasktile._compat.dask import DataNode, Task
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import reference
 from dasktile.capture.rules.provenance import Trace
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
@@ -25,9 +26,6 @@ COARSER, FEWEST = 4, 8
 @dataclass(frozen=True, slots=True)
 class Reshape:
     """Every block is a window of the input in another shape."""
-
-    in_shape: tuple[int, ...]
-    out_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +53,7 @@ def reshape(view: GraphView, name: str) -> Found | None:
         task = trace.tasks.get((name, *place))
         if not isinstance(task, Task) or not _is_reshape(task):
             return None
-        key, shape = _key(task.args[0]), _value(task.args[1])
+        key, shape = reference(task.args[0]), _value(task.args[1])
         source = trace.source(key)
         if source is None or (old is not None and source is not old):
             return None
@@ -64,7 +62,7 @@ def reshape(view: GraphView, name: str) -> Found | None:
         expected = tuple([sizes[number] for sizes, number in zip(new.chunks, place, strict=True)])
         if ((shape,) if isinstance(shape, int) else tuple(shape)) != expected:
             return None
-        if seen.of(key[1:]) != made.of(place):
+        if seen.of(tuple(map(int, key[1:]))) != made.of(place):
             return None
     if old is None or old.dtype != new.dtype:
         return None
@@ -79,12 +77,6 @@ def _is_reshape(task: Any) -> bool:
         and len(task.args) == 2
         and not task.kwargs
     )
-
-
-def _key(node: Any) -> Key:
-    if isinstance(node, TaskRef):
-        return node.key
-    return node.target if isinstance(node, Alias) else node
 
 
 class _Visits:
@@ -145,7 +137,7 @@ def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Found | None:
         kind=Kind.VIEW,
         labels=tuple(labels),
         out=tuple(out),
-        kernel=Reshape(old.shape, new.shape),
+        kernel=Reshape(),
         inputs=(Input(old.name, tuple(reads)),),
     )
 
@@ -209,7 +201,7 @@ def repeat(view: GraphView, name: str) -> Found | None:
         task = trace.tasks.get((name, *place))
         if not isinstance(task, Task) or task.func is not np.repeat or len(task.args) != 2:
             return None
-        key, times = _key(task.args[0]), _value(task.args[1])
+        key, times = reference(task.args[0]), _value(task.args[1])
         axis = _value(task.kwargs.get("axis"))
         if type(times) is not int or type(axis) is not int or set(task.kwargs) != {"axis"}:
             return None

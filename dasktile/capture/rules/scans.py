@@ -10,12 +10,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, Task
-from dask.array import reductions
 from dask.blockwise import Blockwise
 
+from dasktile._compat.dask import (
+    Alias,
+    Task,
+    available,
+    cumprod_merge,
+    cumsum_merge,
+    prefixscan_combine,
+    prefixscan_first,
+)
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
-from dasktile.capture.rules.trees import read_step, reference, unwrap
+from dasktile.capture.references import reference
+from dasktile.capture.rules.trees import read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
 
 Function = Callable[..., Any]
@@ -55,8 +63,8 @@ class Rule:
 
 
 RULES: Mapping[Function, Rule] = {
-    np.cumsum: Rule((reductions._cumsum_merge, operator.add), np.sum),
-    np.cumprod: Rule((reductions._cumprod_merge, operator.mul), np.prod),
+    np.cumsum: Rule(tuple(filter(available, (cumsum_merge, operator.add))), np.sum),
+    np.cumprod: Rule(tuple(filter(available, (cumprod_merge, operator.mul))), np.prod),
     np.nancumsum: Rule((operator.add,), np.nansum),
     np.nancumprod: Rule((operator.mul,), np.nanprod),
 }
@@ -99,9 +107,9 @@ def _plausible(layer: Mapping[Any, Any], name: str, ndim: int) -> bool:
     if isinstance(task, Alias):
         return True
     if isinstance(task, Task):
-        return task.func is reductions._prefixscan_first
+        return task.func is prefixscan_first
     return isinstance(task, tuple) and (
-        task[:1] == (reductions._prefixscan_first,) or (name, "extra") + (0,) * ndim in layer
+        task[:1] == (prefixscan_first,) or (name, "extra") + (0,) * ndim in layer
     )
 
 
@@ -179,7 +187,7 @@ def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
             wrong = task.func is not merge
         else:
             begins = block[axis] == 0
-            step = reductions._prefixscan_first if begins else reductions._prefixscan_combine
+            step = prefixscan_first if begins else prefixscan_combine
             if not begins and len(args) == 6:
                 merge = merge or args[1]
                 wrong = args.pop(1) is not merge

@@ -11,12 +11,22 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from dask._task_spec import DataNode, GraphNode, Task, TaskRef
-from dask.array import chunk, core, wrap
 from dask.blockwise import Blockwise
-from dask.layers import ArrayChunkShapeDep, ArraySliceDep
 from dask.utils import key_split
 
+from dasktile._compat.dask import (
+    ArrayChunkShapeDep,
+    ArraySliceDep,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    broadcast_trick,
+    chunk_arange,
+    getter,
+    getter_inline,
+    getter_nofancy,
+)
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser, Verbatim
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Role, bounds
 
@@ -71,10 +81,10 @@ class InMemory:
 REPEATABLE = {"h5py", "netCDF4", "numpy", "tensorstore", "xarray", "zarr"}
 
 #: Functions that slice an array-like, as ``getter(array, slices)``.
-_GETTERS = (core.getter, core.getter_nofancy, core.getter_inline, operator.getitem)
+_GETTERS = (getter, getter_nofancy, getter_inline, operator.getitem)
 
 # dask.array.wrap makes its functions by currying this one
-_UNIFORM = getattr(wrap._broadcast_trick_inner, "func", wrap._broadcast_trick_inner)
+_UNIFORM = getattr(broadcast_trick, "func", broadcast_trick)
 
 
 def created(view: GraphView, name: str) -> Found | None:
@@ -151,7 +161,7 @@ def counted(view: GraphView, name: str) -> Found | None:
     if isinstance(layer, Blockwise) or info is None or len(info.shape) != 1:
         return None
     first = next(iter(layer.values()), None)
-    if not isinstance(first, Task) or _innermost(first.func) is not chunk.arange:
+    if not isinstance(first, Task) or _innermost(first.func) is not chunk_arange:
         return None
     places = bounds(info.chunks[0])
     values: range | None = None

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Task
-from dask.array import overlap
 from dask.blockwise import Blockwise
 from dask.utils import key_split
 
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
+from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import Key
 from dasktile.capture.rules.provenance import Block, Trace, Unknown
 from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
@@ -99,8 +99,7 @@ def _found(
         op=key_split(kernel.task.key),
         kind=Kind.MAP,
         labels=tuple(
-            Label(size, Role.HALO if width > 1 else Role.FREE, cuts)
-            for size, width, cuts in zip(new.shape, widths, new.chunks, strict=True)
+            Label(size, Role.FREE, cuts) for size, cuts in zip(new.shape, new.chunks, strict=True)
         ),
         out=tuple(AxisMap(axis) for axis in range(len(new.shape))),
         kernel=Stencil(kernel.task, kernel.block, offset, old.shape),
@@ -129,7 +128,7 @@ def trimmed(
     partials: list[Any] = [
         value
         for value, index in layer.indices
-        if index is None and isinstance(value, functools.partial) and value.func is overlap._trim
+        if index is None and isinstance(value, functools.partial) and value.func is trim
     ]
     arrays = [
         value for value, index in layer.indices if index is not None and value not in layer.io_deps
@@ -202,10 +201,10 @@ def overlapping(view: GraphView, name: str) -> tuple[str, ...]:
 
     Above the one that does it there may be one that drops blocks of a boundary.
     """
-    if type(view.layers.get(name)).__name__ == "ArrayOverlapLayer":
+    if isinstance(view.layers.get(name), ArrayOverlapLayer):
         return (name,)
     below = view.dependencies(name)
-    if len(below) == 1 and type(view.layers.get(below[0])).__name__ == "ArrayOverlapLayer":
+    if len(below) == 1 and isinstance(view.layers.get(below[0]), ArrayOverlapLayer):
         return (name, below[0])
     return ()
 

@@ -9,11 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, Task
-from dask.array import routines
 from dask.blockwise import Blockwise
 from dask.utils import key_split
 
+from dasktile._compat.dask import Alias, Task, along_axis_block, isin_block
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser
 from dasktile.capture.rules.blockwise import Map, operands
 from dasktile.capture.rules.pointwise import is_pointwise_task
@@ -111,7 +110,7 @@ def along_axis(view: GraphView, name: str) -> Found | None:
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None:
         return None
-    if layer.task.func is not routines._inner_apply_along_axis or len(layer.indices) != 1:
+    if layer.task.func is not along_axis_block or len(layer.indices) != 1:
         return None
     symbols = layer.indices[0][1]
     if symbols is None:
@@ -125,7 +124,7 @@ def isin(view: GraphView, name: str) -> Found | None:
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 2:
         return None
-    if layer.task.func is not getattr(routines, "_isin_kernel", None):
+    if layer.task.func is not isin_block:
         return None
     *outer, last = layer.output_indices
     symbols = [symbols for _, symbols in layer.indices]

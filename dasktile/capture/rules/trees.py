@@ -14,12 +14,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dask._task_spec import Alias, GraphNode, List, Task, TaskRef, _identity_cast
-from dask.array.core import _concatenate2
-from dask.blockwise import Blockwise, blockwise_token
+from dask.blockwise import Blockwise
 from tlz import compose  # type: ignore[import-untyped]
 
+from dasktile._compat.dask import (
+    Alias,
+    GraphNode,
+    Task,
+    TaskRef,
+    blockwise_token,
+    concatenate2,
+    identity_cast,
+    list_to_container,
+)
 from dasktile.capture.base import GraphView
+from dasktile.capture.references import reference
 
 Block = tuple[int, ...]
 
@@ -193,7 +202,7 @@ def read_level(view: GraphView, name: str) -> Level | None:
     outer: tuple[Callable[..., Any], ...] = getattr(function, "funcs", ())
     if len(outer) == 1:
         first = unwrap(function.first)  # type: ignore[attr-defined]
-        if first.function is not _concatenate2 or first.args or set(first.keywords) != {"axes"}:
+        if first.function is not concatenate2 or first.args or set(first.keywords) != {"axes"}:
             return None
         inner, joins = outer[0], True
     call = unwrap(inner)
@@ -212,7 +221,7 @@ def bind(function: Callable[..., Any], like: Level) -> Callable[..., Any]:
     """`function` as the combining step of the tree that `like` finishes."""
     bound = partial(function, axis=like.axes, keepdims=True)
     if like.joins:
-        joined: Callable[..., Any] = compose(bound, partial(_concatenate2, axes=sorted(like.axes)))
+        joined: Callable[..., Any] = compose(bound, partial(concatenate2, axes=sorted(like.axes)))
         return joined
     return bound
 
@@ -282,7 +291,7 @@ def _refs(argument: Any, depth: int) -> list[Any]:
     if depth == 0:
         key = reference(argument)
         return [] if key is None else [key]
-    if not isinstance(argument, Task) or argument.func not in (_identity_cast, List.to_container):
+    if not isinstance(argument, Task) or argument.func not in (identity_cast, list_to_container):
         return []
     found = []
     for item in argument.args:
@@ -291,11 +300,3 @@ def _refs(argument: Any, depth: int) -> list[Any]:
             return []
         found += inner
     return found
-
-
-def reference(argument: Any) -> Any:
-    """The key that an argument of a task stands for, None where it is no key."""
-    if isinstance(argument, TaskRef):
-        return argument.key
-    # this is what dask makes of a key in a task written as a tuple
-    return argument.target if isinstance(argument, Alias) else None

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, Task
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 from dask.utils import key_split
 
+from dasktile._compat.dask import Alias, DataNode, Task
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Recogniser, Same
 from dasktile.capture.rules.provenance import (
     Block,

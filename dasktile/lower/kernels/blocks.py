@@ -11,12 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from dask._task_spec import DataNode, GraphNode, Task, TaskRef
-from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.blockwise import Blockwise, BlockwiseDep
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
-from dask.layers import ArrayChunkShapeDep
 
+from dasktile._compat.dask import (
+    ArrayChunkShapeDep,
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    getter,
+    getter_inline,
+    getter_nofancy,
+)
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, InMemory, Read
 from dasktile.ir import Chunks, bounds

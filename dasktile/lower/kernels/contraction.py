@@ -14,10 +14,9 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from dask._task_spec import Alias, GraphNode, Task, TaskRef
-from dask.array.chunk import getitem
 from dask.highlevelgraph import MaterializedLayer
 
+from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
 from dasktile.ir import Follow, Share, bounds, output_chunks
 from dasktile.lower.anchored import Anchored

@@ -16,9 +16,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from dask._task_spec import GraphNode, Task
 from dask.highlevelgraph import MaterializedLayer
 
+from dasktile._compat.dask import GraphNode, Task
 from dasktile.capture.rules.blockwise import Contract
 from dasktile.capture.rules.einsums import EinSum, Recipe, reduced_labels
 from dasktile.lower.emit import Emission, Emitted, emit

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from dask._task_spec import Alias, List, Task, TaskRef
 from dask.blockwise import blockwise
 from dask.highlevelgraph import MaterializedLayer
 from dask.typing import Key
 
+from dasktile._compat.dask import Alias, List, Task, TaskRef
+from dasktile.capture.references import head_of
 from dasktile.capture.rules.folds import ArgFold, Fold
 from dasktile.capture.rules.scans import Scan
 from dasktile.ir import Follow, Share, Where, bounds, output_chunks
@@ -151,7 +152,7 @@ def _owned(
     if combined:
         emitted.add(name, MaterializedLayer(combined), {partials})
     reads = {key for task in tasks.values() for key in task.dependencies}
-    layers = {key[0] for key in reads if isinstance(key, tuple)}
+    layers = {head_of(key) for key in reads}
     emitted.add(emission.name, MaterializedLayer(tasks), {str(layer) for layer in layers})
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dask._task_spec import Alias, GraphNode, TaskRef
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
+from dasktile._compat.dask import Alias, GraphNode, TaskRef
 from dasktile.capture.base import GraphView, Verbatim
+from dasktile.capture.references import Key, head_of, with_head
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import salted
-
-Key = Any
 
 
 @emit.register
@@ -99,15 +98,14 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
 
 
 def _own_key(key: Key, name: str, new: str, salt: str) -> Key:
-    head, *block = key if isinstance(key, tuple) and key else (key,)
-    renamed = new if head == name else f"{head}{salt}"
-    return (renamed, *block) if isinstance(key, tuple) else renamed
+    head = head_of(key)
+    return with_head(key, new if head == name else f"{head}{salt}")
 
 
 def _read_key(view: GraphView, key: Key, reads: Mapping[str, str]) -> Key:
-    head = key[0] if isinstance(key, tuple) and key else key
+    head = head_of(key)
     if isinstance(head, str) and head in reads:
-        return (reads[head], *key[1:]) if isinstance(key, tuple) else reads[head]
+        return with_head(key, reads[head])
     for old, new in reads.items():
         layer = view.layers.get(old)
         if layer is not None and not isinstance(layer, Blockwise) and key in layer:

@@ -7,9 +7,9 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
-from dask._task_spec import Alias, DataNode, GraphNode, Task, TaskRef
 from dask.utils import M
 
+from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
 from dasktile.capture.rules.reshapes import Repeat, Reshape
 from dasktile.capture.rules.stencils import Stencil
 from dasktile.capture.rules.views import Gather, Join, Take

@@ -1,7 +1,7 @@
 """A page about dasktile in the dashboard of the scheduler, at ``/dasktile``.
 
 Distributed's dashboard is a Bokeh application behind the scheduler's HTTP server, which asks a
-list of applications in turn; this is one more.  Checked with distributed 2026.7.1 and 2026.8.0.
+list of applications in turn; this is one more.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 
 from distributed import Scheduler
 
+from dasktile._compat import distributed as internals
 from dasktile.report.explanation import format_bytes
 from dasktile.runtime.metrics import Planned, owners, short_name
 from dasktile.runtime.worker.plugin import Summary
 
 logger = logging.getLogger(__name__)
 
-#: Name of the page in the dashboard's menu, and its path.
+#: Name of the page in the dashboard's menu.
 _PAGE = "dasktile"
-_ROUTE = "/" + _PAGE
 
 #: Milliseconds between two looks at the counts; heartbeats come every 500 ms or more.
 _INTERVAL = 1000
@@ -48,32 +48,11 @@ def add_page(scheduler: Scheduler, plugin: Planned) -> bool:
     """
     try:
         remove_page(scheduler)
-        dashboard = _dashboard(scheduler)
-        if dashboard is None:
-            return False
-        # Here and not above: a dashboard is proof that there is a Bokeh that distributed
-        # can work with, and clients, which import this module too, need none.
-        from distributed.dashboard.core import BokehApplication
-        from distributed.dashboard.scheduler import template_variables
-        from tornado.ioloop import IOLoop
-
-        variables = template_variables(scheduler)
-        application = BokehApplication(
-            {_ROUTE: _Document(plugin)},
-            scheduler,
-            prefix=dashboard.prefix,
-            template_variables=variables,
-        )
-        application.initialize(IOLoop.current())
-        scheduler.http_application.add_application(application)
-        application.start()
-        # Distributed's own pages have the same list, so that their menus show this one.
-        variables["pages"].append(_PAGE)
+        return internals.add_page(scheduler, _PAGE, _Document(plugin))
     except Exception:
         plugin.errors += 1
         logger.exception("dasktile could not add its page to the dashboard")
         return False
-    return True
 
 
 def remove_page(scheduler: Scheduler) -> None:
@@ -87,29 +66,9 @@ def remove_page(scheduler: Scheduler) -> None:
         That was given to `add_page`.
     """
     try:
-        applications = scheduler.http_application.applications
-        for application in [app for app in applications if _has_page(app)]:
-            applications.remove(application)
-            application.stop()
-        if _dashboard(scheduler) is not None:
-            from distributed.dashboard.scheduler import template_variables
-
-            pages = template_variables(scheduler)["pages"]
-            pages[:] = [page for page in pages if page != _PAGE]
+        internals.remove_page(scheduler, _PAGE)
     except Exception:
         logger.exception("dasktile could not remove its page from the dashboard")
-
-
-def _dashboard(scheduler: Scheduler) -> Any:
-    """The dashboard of a scheduler, None where it was not started."""
-    for application in scheduler.http_application.applications:
-        if any(path.endswith("/status") for path in getattr(application, "app_paths", ())):
-            return application
-    return None
-
-
-def _has_page(application: Any) -> bool:
-    return any(path.endswith(_ROUTE) for path in getattr(application, "app_paths", ()))
 
 
 def layer_bars(
@@ -149,15 +108,12 @@ class _Document:
         self.plugin = plugin
 
     def __call__(self, scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
-        from distributed.dashboard.components.scheduler import BOKEH_THEME, env
-
         charts = _Charts(scheduler, self.plugin)
         charts.update()
         doc.title = "Dask: dasktile"
         doc.add_root(charts.root)
-        doc.template = env.get_template("simple.html")
         doc.template_variables.update(extra)
-        doc.theme = BOKEH_THEME
+        internals.style(doc)
         doc.add_periodic_callback(charts.update, _INTERVAL)
 
 
@@ -184,7 +140,8 @@ class _Charts:
 
     def update(self) -> None:
         # The page may be open when the plugin, and this with it, is removed.
-        if not any(map(_has_page, self.scheduler.http_application.applications)):
+        applications = internals.applications(self.scheduler)
+        if not any(internals.has_page(each, f"/{_PAGE}") for each in applications):
             return
         try:
             self._update()

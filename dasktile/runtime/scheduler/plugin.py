@@ -12,11 +12,12 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
-from distributed.scheduler import TaskState
 
+from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import Feature
 from dasktile.runtime.nextuse import Teller
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import put_in_order
@@ -26,6 +27,9 @@ from dasktile.runtime.scheduler.roots import HELD, Roots, is_ours, is_root, send
 from dasktile.runtime.worker.plugin import folded
 from dasktile.schedule.homes import Homes, Layer
 from dasktile.schedule.placement import MARK, primary, token, worker_order
+
+if TYPE_CHECKING:
+    from distributed.scheduler import TaskState
 
 logger = logging.getLogger("dasktile")
 
@@ -45,7 +49,7 @@ SETTLE = 0.1
 _TOLD = 1000
 
 #: States of tasks that are not yet sent to a worker.
-_PENDING = ("released", "waiting", "no-worker")
+_PENDING = (internals.RELEASED, internals.WAITING, internals.NO_WORKER)
 
 
 class TileSchedulerPlugin(SchedulerPlugin):
@@ -68,6 +72,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         Times that anything failed in here, on the page or among the metrics.
     failures
         Those of them that concern tasks; after a few the plugin lets go of everything.
+    unavailable
+        Features for which this distributed lacks something, and what.
     """
 
     name = "dasktile"
@@ -81,6 +87,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.placed = 0
         self.errors = 0
         self.failures = 0
+        self.unavailable: dict[Feature, str] = {}
         self.homes = Homes([])
         self._names: dict[str, object] = {}
         #: Names of arrays that tasks follow, by their tokens.
@@ -96,30 +103,44 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Begin; :meth:`start` for those who cannot wait."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
+        self.unavailable = internals.check_scheduler(scheduler)
+        self.tells = self.tells and self._has(Feature.HINTS) and self._has(Feature.METRICS)
         self.teller = Teller(scheduler, lambda send: self.loop.call_soon(self._tell, send))
-        self.roots = Roots(scheduler, lambda address: self.homes.place(address), self._guard)
-        self._lay_out()
-        add_page(scheduler, self)
-        add_collector(scheduler, self)
-        if self.placement:
+        self.roots = Roots(
+            scheduler,
+            lambda address: self.homes.place(address),
+            self._guard,
+            self._has(Feature.ROOTS),
+        )
+        if self._has(Feature.PLACEMENT):
+            self._lay_out()
+        if self._has(Feature.METRICS):
+            if self._has(Feature.PAGE):
+                add_page(scheduler, self)
+            add_collector(scheduler, self)
+        if self.placement and self._has(Feature.PLACEMENT) and self._has(Feature.REPLICAS):
             keep_for_readers(scheduler)
         self._watch = self.loop.call_later(WATCH, self._look)
+
+    def _has(self, feature: Feature) -> bool:
+        return feature not in self.unavailable
 
     def detach(self) -> None:
         """Leave the scheduler as if the plugin had never been there."""
         self._watch.cancel()
         self._let_go()
-        remove_page(self.scheduler)
+        if self._has(Feature.PAGE):
+            remove_page(self.scheduler)
         remove_collector(self.scheduler)
-        keep_as_before(self.scheduler)
-        said = self.scheduler.task_metadata.get(METADATA, {})
-        said.pop("workers", None)
-        if not said:
-            self.scheduler.task_metadata.pop(METADATA, None)
+        if self._has(Feature.REPLICAS):
+            keep_as_before(self.scheduler)
+        if self._has(Feature.PLACEMENT):
+            internals.withdraw(self.scheduler, METADATA, "workers")
 
     async def close(self) -> None:
         self._watch.cancel()
-        remove_page(self.scheduler)
+        if self._has(Feature.PAGE):
+            remove_page(self.scheduler)
         remove_collector(self.scheduler)
         self.roots.clear()
 
@@ -129,14 +150,15 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _look(self) -> None:
         """Now and then, see whether the plugin is still wanted, and what no transition tells."""
-        registered = self.scheduler.plugins.get(self.name)
+        registered = internals.plugin_of(self.scheduler, self.name)
         if registered is None:
             self.detach()
         elif registered is not self:
             # one that was put in its place has what is on the scheduler
             self._let_go()
         else:
-            self._guard(self._recount)
+            if self._has(Feature.PLACEMENT):
+                self._guard(self._recount)
             if self.roots.homes:
                 self._guard(self.roots.look)
             self._watch = self.loop.call_later(WATCH, self._look)
@@ -169,6 +191,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _let_go(self) -> None:
         """Let all tasks run anywhere."""
         self.roots.let_go()
+        if not self._has(Feature.PLACEMENT):
+            return
         for ts in self.scheduler.tasks.values():
             if is_ours(ts):
                 set_free(ts)
@@ -176,21 +200,20 @@ class TileSchedulerPlugin(SchedulerPlugin):
     # -- workers ------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        self._guard(self._come, worker)
-        self.roots.wake()
+        if self._has(Feature.PLACEMENT):
+            self._guard(self._come, worker)
+            self.roots.wake()
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
-        self._guard(self._go, worker)
-        self.roots.wake()
+        if self._has(Feature.PLACEMENT):
+            self._guard(self._go, worker)
+            self.roots.wake()
 
     def _idle(self) -> bool:
         """True if no task runs or could, so that no home matters to any."""
-        scheduler = self.scheduler
-        # others that no worker can run may stay for ever
-        busy = scheduler.queued or any(map(is_ours, scheduler.unrunnable))
-        return not (busy or any(ws.processing for ws in scheduler.workers.values()))
+        return internals.nothing_to_run(self.scheduler, is_ours)
 
     def _order(self) -> list[str]:
         """The workers that there are, as meshes are laid over them."""
@@ -222,9 +245,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
                     self._come(address)
 
     def _publish(self) -> None:
-        if self.placement:
-            said = self.scheduler.task_metadata.setdefault(METADATA, {})
-            said["workers"] = list(self.homes.workers)
+        if self.placement and self._has(Feature.PLACEMENT):
+            internals.publish(self.scheduler, METADATA, "workers", list(self.homes.workers))
 
     def _come(self, address: str) -> None:
         name = self.scheduler.workers[address].name
@@ -296,31 +318,37 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         if self.failures < MAX_FAILURES:
             tasks = list(tasks)
-            self._guard(put_in_order, scheduler, tasks)
+            if self._has(Feature.ORDER):
+                self._guard(put_in_order, scheduler, tasks)
             if self.tells:
                 self._tell(self.teller.new, tasks)
-            self._guard(self._place, tasks)
+            if self._has(Feature.PLACEMENT):
+                self._guard(self._place, tasks)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        if finish == "processing":
+        if self._has(Feature.PLACEMENT):
+            self._follow(key, start, finish)
+        if self.tells:
+            self._tell(self.teller.transition, key, start, finish)
+
+    def _follow(self, key: Any, start: str, finish: str) -> None:
+        """Hold root tasks, or let them go, as tasks change their states."""
+        if finish == internals.PROCESSING:
             ts = self.scheduler.tasks[key]
             if is_ours(ts):
                 self.roots.forget(key)
                 self._guard(self._keep_from_thieves, ts)
-        elif finish == "no-worker":
+        elif finish == internals.NO_WORKER:
             ts = self.scheduler.tasks[key]
             if is_ours(ts):
                 self._guard(self.roots.hold, ts)
-        elif finish == "forgotten":
+        elif finish == internals.FORGOTTEN:
             self.roots.forget(key)
-        elif start == "processing" or start == "memory":
-            if finish == "released":
+        elif start in (internals.PROCESSING, internals.MEMORY):
+            if finish == internals.RELEASED:
                 self._guard(self._again, key)
             if self.roots.ready:
                 self.roots.wake()
-
-        if self.tells:
-            self._tell(self.teller.transition, key, start, finish)
 
     def _again(self, key: Any) -> None:
         """Hold a root back whose result is lost, as it was the first time."""
@@ -333,8 +361,13 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _keep_from_thieves(self, ts: TaskState) -> None:
         ws = ts.processing_on
-        if ws is not None and ts.worker_restrictions and ws.address in ts.worker_restrictions:
-            keep_from_thieves(self.scheduler, ts)
+        if (
+            ws is not None
+            and ts.worker_restrictions
+            and ws.address in ts.worker_restrictions
+            and self._has(Feature.STEALING)
+        ):
+            internals.keep_from_stealing(self.scheduler, ts)
 
     # -- homes --------------------------------------------------------------------------
 
@@ -440,8 +473,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if block is None or layer.placement is None or layer.placement.follow is None:
             return None
         if not self._leaders:
-            groups = self.scheduler.task_groups
-            self._leaders = {token(name): name for name in groups if isinstance(name, str)}
+            names = internals.array_names(self.scheduler)
+            self._leaders = {token(name): name for name in names if isinstance(name, str)}
         leader = self._leaders.get(layer.placement.follow[0])
         ts = self.scheduler.tasks.get((leader or "", *block))
         return None if ts is None else self._whereabouts(ts, homes)
@@ -497,21 +530,10 @@ def _is_leaving(ws: Any) -> bool:
 def _is_new(ts: TaskState) -> bool:
     """True for a task that is to run, and of which no user has said where."""
     return (
-        ts.state == "released"
+        ts.state == internals.RELEASED
         and ts.run_spec is not None
         and not ts.worker_restrictions
         and not ts.host_restrictions
         and not ts.resource_restrictions
         and not ts.actor
     )
-
-
-def keep_from_thieves(scheduler: Scheduler, ts: TaskState) -> None:
-    """Take a task that was just sent to its home out of reach of work stealing.
-
-    There is no public way.  Checked with distributed 2026.7.1 and 2026.8.0.
-    """
-    stealing: Any = scheduler.extensions.get("stealing")
-    if stealing is not None:
-        stealing.remove_key_from_stealable(ts)
-        stealing.unknown_durations.get(ts.prefix.name, set()).discard(ts)

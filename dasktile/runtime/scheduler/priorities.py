@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from dasktile._compat import distributed as internals
+
 #: The annotation that says which task of a plan comes when; see :mod:`dasktile.orders.apply`.
 ORDER = "dasktile-order"
 
@@ -30,6 +32,7 @@ def put_in_order(scheduler: Any, keys: Iterable[Any]) -> None:
         if task is None or not task.annotations or not task.priority:
             continue
         place = task.annotations.get(ORDER)
-        if isinstance(place, int) and task.state == "released":
+        if isinstance(place, int) and task.state == internals.RELEASED:
             # without the fraction that is its place
-            task.priority = (math.floor(task.priority[0]), task.priority[1], place)
+            user, generation = task.priority[:2]
+            internals.set_priority(task, (math.floor(user), generation, place))

@@ -13,11 +13,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import Scheduler
-from distributed.metrics import monotonic
-from distributed.scheduler import TaskState, WorkerState
+from dasktile._compat import distributed as internals
+
+if TYPE_CHECKING:
+    from distributed import Scheduler
+    from distributed.scheduler import TaskState
 
 #: Seconds without any task for its home after which a root goes to another worker, if that is
 #: idle.
@@ -43,14 +45,12 @@ def is_ours(ts: TaskState) -> bool:
 
 def send(ts: TaskState, home: str) -> None:
     """Let a task run at home, and elsewhere only if there is no such worker."""
-    ts.worker_restrictions = only(home)
-    ts.loose_restrictions = True
+    internals.restrict(ts, only(home), loose=True)
 
 
 def set_free(ts: TaskState) -> None:
     """Let a task run anywhere."""
-    ts.worker_restrictions = None
-    ts.loose_restrictions = False
+    internals.restrict(ts, None, loose=False)
 
 
 def is_root(ts: TaskState) -> bool:
@@ -76,6 +76,8 @@ class Roots:
         Sorts addresses.
     guard
         Calls a function and deals with whatever it raises.
+    usable
+        False to hold nothing back, because distributed lacks what that needs.
 
     Attributes
     ----------
@@ -90,6 +92,7 @@ class Roots:
         scheduler: Scheduler,
         place: Callable[[str], Any],
         guard: Callable[..., None],
+        usable: bool = True,
     ) -> None:
         self.scheduler = scheduler
         self.homes: dict[Any, str] = {}
@@ -97,6 +100,7 @@ class Roots:
         self.woken = False
         self._place = place
         self._guard = guard
+        self._usable = usable
         self._loop = asyncio.get_running_loop()
         self._turn = itertools.count()
         #: When homes of tasks that are ready were last seen to take one.
@@ -104,17 +108,20 @@ class Roots:
 
     @property
     def holding(self) -> bool:
-        """False where the scheduler is configured to send everything to workers at once."""
-        return not math.isinf(self.scheduler.WORKER_SATURATION)
+        """False where root tasks are sent to workers at once."""
+        return self._usable and internals.limits_roots(self.scheduler)
 
     def keep(self, ts: TaskState, home: str) -> None:
         """Hold a task back."""
         self.homes[ts.key] = home
-        ts.worker_restrictions = only(HELD)
-        ts.loose_restrictions = False
+        internals.restrict(ts, only(HELD), loose=False)
 
     def hold(self, ts: TaskState) -> None:
         """Note that a task could run now, of those with a home."""
+        if not self._usable:
+            # no worker runs; the next one that does may have it
+            set_free(ts)
+            return
         if ts.key not in self.homes:
             # No worker runs.  Of tasks whose home is gone the scheduler would not think again
             # when one does.
@@ -134,7 +141,7 @@ class Roots:
     def move(self, ts: TaskState, home: str) -> None:
         """Give a task that is held back another home."""
         self.homes[ts.key] = home
-        if ts.state == "no-worker":
+        if ts.state == internals.NO_WORKER:
             self._queue(ts)
 
     def forget(self, key: Any) -> None:
@@ -152,7 +159,7 @@ class Roots:
 
     def wake(self) -> None:
         """Look for free slots, as soon as the scheduler is done with what it does."""
-        if not self.woken:
+        if self._usable and not self.woken:
             self.woken = True
             self._loop.call_soon(self._awake)
 
@@ -163,7 +170,7 @@ class Roots:
     def release(self) -> None:
         """Send every worker as many roots as it has slots for."""
         recommendations: dict[Any, Any] = {}
-        slots = {ws.address: self._slots(ws) for ws in self.scheduler.running}
+        slots = {ws.address: internals.slots(self.scheduler, ws) for ws in self.scheduler.running}
         for home in sorted(self.ready, key=self._place):
             waiting = self.ready[home]
             while waiting and slots:
@@ -171,7 +178,7 @@ class Roots:
                 ts = self.scheduler.tasks.get(key)
                 if (
                     ts is None
-                    or ts.state != "no-worker"
+                    or ts.state != internals.NO_WORKER
                     or ts.priority != priority
                     or self.homes.get(key) != home
                     or key in recommendations
@@ -186,19 +193,19 @@ class Roots:
                 if chosen == home:
                     self._served.pop(home, None)
                 send(ts, chosen)
-                recommendations[key] = "processing"
+                recommendations[key] = internals.PROCESSING
                 slots[chosen] -= 1
             if not waiting:
                 del self.ready[home]
         if recommendations:
-            self.scheduler.transitions(recommendations, stimulus_id=_STIMULUS)
+            internals.transition(self.scheduler, recommendations, _STIMULUS)
 
     def _chosen(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
         """The worker for the most urgent task of a home, if there is room for it."""
         if home in slots:
             if slots[home] > 0 or (slots[home] == 0 and self._before_queue(priority)):
                 return home
-            if monotonic() - self._served.get(home, math.inf) <= STALL:
+            if internals.now() - self._served.get(home, math.inf) <= STALL:
                 return None
         # gone, leaving, paused, or busy for long: whoever has most room
         other = max(slots, key=lambda address: (slots[address], address))
@@ -211,37 +218,16 @@ class Roots:
 
         It takes a slot before anybody else hears that there is one.
         """
-        queued: Any = self.scheduler.queued
-        return bool(queued) and priority < queued.peek().priority
-
-    def _slots(self, ws: WorkerState) -> int:
-        """Tasks that a worker may be given before it is as full as the scheduler allows."""
-        most = max(1, math.ceil(ws.nthreads * self.scheduler.WORKER_SATURATION))
-        # Tasks that wait for others, which they have submitted, take no slot.
-        return most - (len(ws.processing) - len(ws.long_running))
+        first = internals.first_queued(self.scheduler)
+        return first is not None and bool(priority < first.priority)
 
     def look(self) -> None:
         """Now and then: what no transition tells."""
-        self._renew()
-        now = monotonic()
+        # Those that are held have a worker, and wait for their turn.
+        internals.restart_timeouts(self.scheduler, self.homes)
+        now = internals.now()
         self._served = {home: self._served.get(home, now) for home in self.ready}
         self.wake()
-
-    def _renew(self) -> None:
-        """Start the time again after which tasks fail for want of a worker.
-
-        Those that are held have one, and wait for their turn.  From when no worker runs
-        the time does pass.
-        """
-        if not self.scheduler.no_workers_timeout:
-            return
-        lacking = self.scheduler._no_workers_since
-        unrunnable, now = self.scheduler.unrunnable, monotonic()
-        for key in self.homes:
-            ts = self.scheduler.tasks.get(key)
-            if ts in unrunnable and (lacking is None or unrunnable[ts] <= lacking):
-                del unrunnable[ts]  # they are in order of time
-                unrunnable[ts] = now
 
     def let_go(self) -> None:
         """Hand everything that is held to the scheduler."""
@@ -263,9 +249,9 @@ class Roots:
     def _hand_over(self, held: Iterable[TaskState]) -> None:
         recommendations: dict[Any, Any] = {
             # by way of its queue
-            ts.key: "released"
+            ts.key: internals.RELEASED
             for ts in held
-            if ts.state == "no-worker" and self.scheduler.tasks.get(ts.key) is ts
+            if ts.state == internals.NO_WORKER and self.scheduler.tasks.get(ts.key) is ts
         }
         if recommendations:
-            self.scheduler.transitions(recommendations, stimulus_id=_STIMULUS)
+            internals.transition(self.scheduler, recommendations, _STIMULUS)

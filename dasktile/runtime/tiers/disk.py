@@ -11,9 +11,7 @@ import weakref
 from contextlib import suppress
 from typing import Any, Literal
 
-from distributed.protocol.serialize import deserialize_bytes, serialize_bytelist
-from distributed.utils import nbytes
-
+from dasktile._compat import distributed as internals
 from dasktile.runtime.tiers.base import Held, Tier
 
 
@@ -43,7 +41,7 @@ class Disk(Tier):
 
     def store(self, value: Any) -> Held:
         try:
-            frames = serialize_bytelist(value, compression=self._compression, on_error="raise")
+            frames = internals.to_frames(value, self._compression)
         except OSError as error:
             # not the disk's: there may be room for others
             raise TypeError(f"cannot serialize an object of type {type(value)}") from error
@@ -56,7 +54,7 @@ class Disk(Tier):
         except BaseException:
             self._unlink(path)
             raise
-        return Held(path, sum(map(nbytes, frames)))
+        return Held(path, sum(map(internals.frame_bytes, frames)))
 
     def load(self, held: Held) -> Any:
         with open(held.content, "rb", buffering=0) as file:
@@ -67,7 +65,7 @@ class Disk(Tier):
                 rest = rest[count:]
         if rest:
             raise OSError(f"{held.content} should have {held.size} bytes, {len(rest)} are missing")
-        return deserialize_bytes(buffer)
+        return internals.from_buffer(buffer)
 
     def free(self, held: Held) -> None:
         self._unlink(held.content)

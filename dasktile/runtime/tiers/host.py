@@ -10,14 +10,8 @@ from typing import Any
 
 import numpy as np
 from dask.sizeof import sizeof
-from distributed.protocol.serialize import (
-    dask_deserialize,
-    dask_serialize,
-    deserialize,
-    serialize,
-)
-from distributed.utils import nbytes
 
+from dasktile._compat import distributed as internals
 from dasktile.runtime.tiers.base import Held, Tier
 
 #: Memory of the host, one byte each.
@@ -52,7 +46,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes of the frames."""
-        return sum(map(nbytes, self.frames or ()))
+        return sum(map(internals.frame_bytes, self.frames or ()))
 
     def clear(self) -> None:
         """Let go of the frames; who asks for them afterwards fails."""
@@ -89,8 +83,7 @@ def _deserialize(header: dict[str, Any], frames: list[Any]) -> Packed:
 
 
 sizeof.register(Packed, _sizeof)
-dask_serialize.register(Packed, _serialize)
-dask_deserialize.register(Packed, _deserialize)
+internals.register_serialization(Packed, _serialize, _deserialize)
 
 
 class Host(Tier):
@@ -136,7 +129,7 @@ class Host(Tier):
 
     def pack(self, value: Any) -> tuple[Packed, int]:
         """Copy a value to the host; with the bytes that it takes there."""
-        header, frames = serialize(value, serializers=("dask", "pickle"), on_error="raise")
+        header, frames = internals.to_host(value)
         copied = type(value) in self._copied
         packed = Packed(
             {"value": header, "copied": copied},
@@ -149,7 +142,7 @@ class Host(Tier):
         header, frames = packed.parts()
         if not header["copied"]:
             frames = [bytearray(frame) for frame in frames]
-        return deserialize(header["value"], frames)
+        return internals.from_host(header["value"], frames)
 
     def release(self, packed: Packed) -> None:
         """Let go of the memory of what was packed; called once for each."""

@@ -10,15 +10,14 @@ from typing import Any
 
 import dask
 from dask.utils import parse_bytes
-from distributed import Worker, system
-from distributed.protocol.compression import get_compression_settings
-from distributed.spill import SpillBuffer
+from distributed import Worker
 
+from dasktile._compat import distributed as internals
 from dasktile.config import spill_settings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.tiers import device as device_called
 from dasktile.runtime.worker.store import TileStore
-from dasktile.schedule.residency import Settings
+from dasktile.schedule.instructions import Settings
 
 logger = logging.getLogger("dasktile")
 
@@ -49,11 +48,11 @@ def make_store(
     prefetch
         Whether results are fetched before tasks ask for them.
     """
-    limit = system.MEMORY_LIMIT if memory_limit is None else memory_limit
+    limit = internals.machine_memory() if memory_limit is None else memory_limit
     most = dask.config.get(f"{_MEMORY}.max-spill")
     disk = Disk(
         os.path.join(worker_local_directory, "storage"),
-        get_compression_settings(f"{_MEMORY}.spill-compression"),
+        internals.compression(f"{_MEMORY}.spill-compression"),
     )
     capacity = (host_budget(limit), None if most is False else parse_bytes(most))
     options = spill_settings()
@@ -112,25 +111,23 @@ def store_of(worker: Worker, spill: Spill) -> TileStore | None:
     data: Any = worker.data
     if isinstance(data, TileStore):
         return data
-    manager = worker.memory_manager
-    limit = spill.memory_limit or manager.memory_limit
+    configured = internals.limits(worker)
+    limit = spill.memory_limit or configured.memory
     on_device = spill.device_memory_limit
     if type(data).__module__.startswith("dask_cuda."):
         on_device = on_device or getattr(getattr(data, "device_buffer", None), "n", None)
         limit = spill.memory_limit or getattr(getattr(data, "host_buffer", None), "n", limit)
     else:
-        thresholds = manager.memory_target_fraction, manager.memory_spill_fraction
-        would_spill = bool(manager.memory_limit and any(thresholds))
         # where distributed spills by itself, a dict is the user's
-        if type(data) is not (SpillBuffer if would_spill else dict):
+        if type(data) is not internals.default_data(worker):
             logger.info("Results stay in the %s that this worker was given", type(data).__name__)
             return None
-        if on_device is None and not (limit and any(thresholds)):
+        if on_device is None and not (limit and (configured.target or configured.spill)):
             return None
     store = make_store(
         worker.local_directory, limit or None, on_device, spill.device, spill.prefetch
     )
-    if limit == manager.memory_limit:
+    if limit == configured.memory:
         # which may be changed while the worker runs
         store.limit = None
     return store

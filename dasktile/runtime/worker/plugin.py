@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distributed import Worker, WorkerPlugin
-from distributed.utils import key_split_group
 
+from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import Feature
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.worker.data import Spill, store_of
 from dasktile.runtime.worker.spilling import Spilling
@@ -26,7 +27,7 @@ _COUNTED = 1000
 #: Layers named in a heartbeat, those with most bytes.
 _TOLD = 32
 
-_RAN = ("executing", "long-running")
+_RAN = (internals.EXECUTING, internals.LONG_RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def layer_of(key: object) -> str:
     """
     if isinstance(key, tuple) and key:
         return str(key[0])
-    return str(key_split_group(key))
+    return internals.layer_name(key)
 
 
 def folded(counts: dict[str, int], most: int) -> dict[str, int]:
@@ -133,6 +134,8 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         Tasks run.
     spilling
         What keeps the results, None for a worker that does it in its own way.
+    unavailable
+        Features for which this distributed lacks something, and what.
     """
 
     name = NAME
@@ -142,6 +145,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         self.received: dict[str, int] = {}
         self.tasks = 0
         self.spilling: Spilling | None = None
+        self.unavailable: dict[Feature, str] = {}
         self._spill = spill
         self._worker: Worker | None = None
 
@@ -153,13 +157,21 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         worker
             The worker; its heartbeats carry the counts from now on.
         """
-        self._worker = worker
-        worker.metrics[NAME] = self.summary
-        if self._spill is not None:
+        self.unavailable = internals.check_worker(worker, self._spill is not None)
+        if Feature.METRICS not in self.unavailable:
+            self._worker = worker
+            internals.add_metric(worker, NAME, self.summary)
+        if self._spill is not None and Feature.SPILLING not in self.unavailable:
             try:
                 store = store_of(worker, self._spill)
                 if store is not None:
-                    spilling = Spilling(worker, store, self._spill.memory_limit)
+                    spilling = Spilling(
+                        worker,
+                        store,
+                        self._spill.memory_limit,
+                        hints=Feature.HINTS not in self.unavailable,
+                        prefetch=Feature.PREFETCH not in self.unavailable,
+                    )
                     try:
                         spilling.attach()
                     except BaseException:
@@ -178,8 +190,8 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         worker
             The worker that was given to ``setup``.
         """
-        if worker.metrics.get(NAME) == self.summary:
-            del worker.metrics[NAME]
+        if self._worker is not None:
+            internals.remove_metric(worker, NAME, self.summary)
         if self.spilling is not None:
             self.spilling.detach()
             self.spilling = None
@@ -197,9 +209,9 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         """
         if self.spilling is not None:
             self.spilling.transition(key, start, finish)
-        if finish != "memory":
+        if finish != internals.MEMORY or self._worker is None:
             return
-        if start == "flight":
+        if start == internals.FLIGHT:
             try:
                 self._arrived(key)
             except Exception:
@@ -210,7 +222,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
     def _arrived(self, key: Any) -> None:
         if self._worker is None:
             return
-        task = self._worker.state.tasks[key]
+        task = internals.worker_tasks(self._worker)[key]
         waiting = _layers(task.waiters) or _layers(task.dependents)
         layer = min(waiting) if waiting else layer_of(key)
         received = self.received
@@ -232,15 +244,19 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         try:
             received = self.received
             most = heapq.nlargest(_TOLD, received.items(), key=lambda item: item[1])
-            return {
+            summary = {
                 "received": sum(received.values()),
                 "tasks": self.tasks,
                 "tiles": len(worker.data),
-                "held": worker.state.nbytes,
+                "held": internals.held_bytes(worker),
                 "errors": self._errors(),
                 "layers": dict(most),
                 "store": self._store(),
             }
+            if Feature.HINTS in self.unavailable:
+                # the message would end the worker
+                summary["hints"] = False
+            return summary
         except Exception:
             self._failed("summarise for a heartbeat")
             return {}
@@ -260,8 +276,8 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         """
         found: dict[str, tuple[int, int]] = {}
         if self._worker is not None:
-            for task in self._worker.state.tasks.values():
-                if task.state == "memory":
+            for task in internals.worker_tasks(self._worker).values():
+                if task.state == internals.MEMORY:
                     layer = layer_of(task.key)
                     tiles, size = found.get(layer, (0, 0))
                     found[layer] = (tiles + 1, size + task.get_nbytes())
@@ -295,4 +311,12 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
 
 
 def _layers(tasks: Iterable[Any]) -> set[str]:
-    return {layer_of(task.key) for task in tasks if task.state != "memory"}
+    return {layer_of(task.key) for task in tasks if task.state != internals.MEMORY}
+
+
+def unavailable_on(worker: Worker) -> dict[str, str]:
+    """Features that a worker's plugin lacks, and why."""
+    plugin: Any = internals.plugin_of(worker, NAME)
+    # It may be wrapped, so that workers without the package can open it.
+    features = getattr(getattr(plugin, "plugin", plugin), "unavailable", {})
+    return {feature.value: reason for feature, reason in features.items()}

@@ -13,26 +13,21 @@ import threading
 import time
 from collections.abc import Collection, Iterable, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes, key_split
-from distributed import Worker
-from distributed.comm.core import Comm
-from distributed.core import Status
-from distributed.metrics import context_meter
-from distributed.worker import WORKER_ANY_RUNNING
-from distributed.worker_state_machine import (
-    ExecuteFailureEvent,
-    RemoveReplicasEvent,
-    RescheduleEvent,
-)
+from distributed import Status, Worker
 from tornado.ioloop import PeriodicCallback
 
+from dasktile._compat import distributed as internals
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.worker.store import LostTileError, TileStore, unknown
 from dasktile.runtime.worker.takeover import move
 from dasktile.schedule.budget import Budget
+
+if TYPE_CHECKING:
+    from distributed.comm.core import Comm
 
 #: Where distributed warns of this; it says it no more than once in a while.
 _monitor = logging.getLogger("distributed.worker.memory")
@@ -41,7 +36,10 @@ _monitor = logging.getLogger("distributed.worker.memory")
 _SHOWN = 0.005
 
 #: States of tasks that do not read their inputs any more, or not here.
-_OVER = ("memory", "released", "forgotten", "error", "fetch", "flight", "missing")
+_OVER = (
+    *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN, internals.ERROR),
+    *(internals.FETCH, internals.FLIGHT, internals.MISSING),
+)
 
 #: Kinds of tasks of which it is remembered what they make.
 _KINDS = 1000
@@ -64,15 +62,29 @@ class Spilling(Guarded):
         What it is to have for its results; empty, or the worker's already.
     limit
         Bytes that the worker may take, None for what it has been told itself.
+    hints
+        Whether the worker can handle the scheduler's hints of when results are needed.
+    prefetch
+        Whether the worker says which task runs next.
     """
 
-    def __init__(self, worker: Worker, store: TileStore, limit: int | None = None) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        store: TileStore,
+        limit: int | None = None,
+        *,
+        hints: bool = True,
+        prefetch: bool = True,
+    ) -> None:
         super().__init__()
         self.worker = worker
         self.store = store
         self.limit = limit
         self.budget = Budget()
-        self.uses = NextUses(worker.state.tasks)
+        self.hints = hints
+        self.prefetch = prefetch
+        self.uses = NextUses(internals.worker_tasks(worker))
         #: What tasks that run have asked for.
         self._holds: dict[Any, int] = {}
         self._sending = 0
@@ -81,50 +93,43 @@ class Spilling(Guarded):
         #: Bytes that a task of a layer's kind has made last.
         self._made: dict[str, int] = {}
         self._before: MutableMapping[Any, Any] | None = None
-
-    # Attributes of a worker that are replaced; checked with distributed 2026.7.1 and 2026.8.0.
+        self._overrides: list[internals.Override] = []
 
     def attach(self) -> None:
         """Move the worker's results to the store, and let tasks and peers ask for them there."""
         worker: Any = self.worker
-        self._execute, self._gather_dep = worker.execute, worker.gather_dep
-        self._get_data = worker.handlers["get_data"]
-        self._update_data = worker.handlers["update_data"]
+        self._original = internals.methods_of(worker)
         self._watch()
         if worker.data is not self.store:
             # they may be more than fits in memory
             move(worker.data, self.store, self.store.settle)
             self._before = worker.data
-            worker.memory_manager.data = worker.state.data = self.store
+            internals.replace_data(worker, self.store)
         self.store.next_use = self._next_use
         self.store.waiter = threading.get_ident()
         self.store.relieve = self._relieve
         self._expect(list(self.store))
-        worker.execute = self.execute
-        worker.gather_dep = self.gather_dep
-        worker.handlers["get_data"] = self.get_data
-        worker.handlers["update_data"] = self.update_data
-        worker.stream_handlers[USES] = self.told
-        interval = worker.memory_manager.memory_monitor_interval or 0.1
+        self._overrides = internals.replace_methods(
+            worker,
+            internals.WorkerMethods(self.execute, self.gather_dep, self.get_data, self.update_data),
+        )
+        if self.hints:
+            internals.handle_message(worker, USES, self.told)
+        interval = internals.limits(worker).interval or 0.1
         self._watching = PeriodicCallback(self._watch, interval * 1000)
-        worker.periodic_callbacks[USES] = self._watching
+        internals.add_callback(worker, USES, self._watching)
         self._watching.start()
 
     def detach(self) -> None:
         """Leave the worker as it was.  A store that it has had from its start stays."""
         worker: Any = self.worker
         self._watching.stop()
-        worker.periodic_callbacks.pop(USES, None)
-        for name, own in (("execute", self.execute), ("gather_dep", self.gather_dep)):
-            if getattr(worker, name) == own:
-                delattr(worker, name)
-        handlers = worker.handlers
-        if handlers["get_data"] == self.get_data:
-            handlers["get_data"] = self._get_data
-        if handlers["update_data"] == self.update_data:
-            handlers["update_data"] = self._update_data
-        # the scheduler may have sent something already, and an unknown message ends a worker
-        worker.stream_handlers[USES] = _ignore
+        internals.remove_callback(worker, USES)
+        while self._overrides:
+            internals.uninstall(self._overrides.pop())
+        if self.hints:
+            # the scheduler may have sent something already, and an unknown message ends a worker
+            internals.handle_message(worker, USES, _ignore)
         self.store.next_use, self.store.relieve, self.store.waiter = unknown, None, None
         if worker.status in (Status.closing, Status.closed):
             self.store.close()
@@ -136,7 +141,7 @@ class Spilling(Guarded):
                 # one cannot be read, or not be kept there: they all stay
                 self._failed("give results back")
             else:
-                worker.memory_manager.data = worker.state.data = self._before
+                internals.replace_data(worker, self._before)
                 self.store.close()
                 return
         self.store.forget_uses()
@@ -146,7 +151,7 @@ class Spilling(Guarded):
     def _limit(self, *parts: Any) -> int | None:
         """Bytes of the first part of the worker's memory that is configured."""
         # the least that anybody has said
-        limits = (self.limit, self.store.limit, self.worker.memory_manager.memory_limit)
+        limits = (self.limit, self.store.limit, internals.limits(self.worker).memory)
         limit = min(filter(None, limits), default=None)
         part = next(filter(None, parts), None)
         return int(part * limit) if part and limit else None
@@ -154,15 +159,15 @@ class Spilling(Guarded):
     def _watch(self) -> None:
         """Give results the room that the rest of the process leaves."""
         try:
-            store, manager = self.store, self.worker.memory_manager
+            store, limits = self.store, internals.limits(self.worker)
             store.age()
-            budget = target = self._limit(manager.memory_target_fraction)
-            if target is not None and manager.memory_spill_fraction is not False:
+            budget = target = self._limit(limits.target)
+            if target is not None and limits.spill is not False:
                 # before the process: what leaves between the two would be counted twice
                 results = store.used(store.host)
-                self.budget.sample(self.worker.monitor.get_process_memory(), results)
+                self.budget.sample(internals.process_memory(self.worker), results)
                 # half way to where the monitor steps in: the rest is for what comes and goes
-                spill = self._limit(manager.memory_spill_fraction) or target
+                spill = self._limit(limits.spill) or target
                 budget = min(target, self.budget.of((target + max(target, spill)) // 2))
             if self._relieved and store.leaving(store.host):
                 # what was told to leave would stay if there was room again
@@ -176,12 +181,12 @@ class Spilling(Guarded):
 
     def _relieve(self) -> None:
         """Let results go until the process takes what it should, without waiting for that."""
-        store, manager = self.store, self.worker.memory_manager
-        target = self._limit(manager.memory_target_fraction, manager.memory_spill_fraction)
+        store, limits = self.store, internals.limits(self.worker)
+        target = self._limit(limits.target, limits.spill)
         if target is None:
             return
         results = store.used(store.host)
-        above = self.worker.monitor.get_process_memory() - target
+        above = internals.process_memory(self.worker) - target
         self._relieved = True
         store.squeeze(store.host, results - above)
         if above > 0 and not store.used(store.host):
@@ -190,7 +195,7 @@ class Spilling(Guarded):
                 " not be released to the OS; see https://distributed.dask.org/en/latest/"
                 "worker-memory.html#memory-not-released-back-to-the-os for more information."
                 " -- Worker memory limit: %s",
-                format_bytes(manager.memory_limit or 0),
+                format_bytes(limits.memory or 0),
             )
 
     # Tasks
@@ -200,7 +205,7 @@ class Spilling(Guarded):
         name = None
         keys: list[Any] = []
         kind = key_split(key)
-        task = self.worker.state.tasks.get(key)
+        task = internals.worker_tasks(self.worker).get(key)
         if task is not None:
             keys = [read.key for read in task.dependencies]
             now = self._starts(task)
@@ -209,21 +214,21 @@ class Spilling(Guarded):
             name = await self._hold(keys, self._made.get(kind, 1), now)
             stop = time.time()
             if stop - start > _SHOWN:
-                # as Worker.execute does where it reads itself
-                task.startstops.append({"action": "disk-read", "start": start, "stop": stop})
-                context_meter.digest_metric("disk-read", stop - start, "seconds")
-            actors = self.worker.state.actors
+                internals.note_reading(task, start, stop)
+            actors = internals.actors(self.worker)
             if any(read not in self.store and read not in actors for read in keys):
                 # cancelled while it waited, and asked for again: its inputs come anew
                 self._release(name)
-                return RescheduleEvent(key=key, stimulus_id=f"dasktile-anew-{stop}")
+                return internals.run_later(key, f"dasktile-anew-{stop}")
         if name is not None:
             self._holds[key] = name
         if task is not None:
             # what is held cannot leave: what counts is who reads it after this task
             self._expect(keys, starts=task)
         try:
-            event = self._lost(task, keys) or await self._execute(key, stimulus_id=stimulus_id)
+            event = self._lost(task, keys) or await self._original.execute(
+                key, stimulus_id=stimulus_id
+            )
         finally:
             self.uses.ends(key)
             self._release(self._holds.pop(key, None))
@@ -234,33 +239,31 @@ class Spilling(Guarded):
             self._made[kind] = made
         return event
 
-    def _lost(self, task: Any, keys: Iterable[Any]) -> ExecuteFailureEvent | None:
+    def _lost(self, task: Any, keys: Iterable[Any]) -> Any:
         """That a task failed whose inputs cannot be read; None if they can be.
 
         Not left to the worker: it logs the error with the frame that has the other inputs, and
         they would keep their memory for as long as the log is kept.
         """
-        if task is None or self.worker.status not in WORKER_ANY_RUNNING:
+        if task is None or not internals.is_running(self.worker):
             return None
         try:
             for key in keys:
                 if key not in self.store.fast and key in self.store:
                     self.store[key]
         except LostTileError as error:
-            return ExecuteFailureEvent.from_exception(
-                error, key=task.key, run_id=task.run_id, stimulus_id=f"execute-lost-{time.time()}"
-            )
+            return internals.failed(task, error, f"execute-lost-{time.time()}")
         return None
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """What a new task reads is needed; called for every step of every task."""
-        if finish == "long-running":
+        if finish == internals.LONG_RUNNING:
             # it may wait for tasks that need the room
             self._release(self._holds.pop(key, None))
-        elif finish in ("released", "forgotten"):
+        elif finish in (internals.RELEASED, internals.FORGOTTEN):
             self.uses.forget(key)
-        if start == "released" and finish != "forgotten":
-            task = self.worker.state.tasks.get(key)
+        if start == internals.RELEASED and finish != internals.FORGOTTEN:
+            task = internals.worker_tasks(self.worker).get(key)
             if task is not None and task.run_spec is not None:
                 self._expect(
                     read.key for read in task.dependencies if not self.uses.knows(read.key, task)
@@ -284,10 +287,9 @@ class Spilling(Guarded):
     def _starts(self, task: Any) -> float | None:
         """Tell the store of a task that starts, and of those that come next."""
         try:
-            if self.store.away:
-                state = self.worker.state
-                soon = state.ready.peek().dependencies if state.ready else ()
-                self.store.look([read.key for read in soon])
+            if self.store.away and self.prefetch:
+                soon = internals.next_ready(self.worker)
+                self.store.look([] if soon is None else [read.key for read in soon.dependencies])
             return number(task.priority) if task.priority else None
         except Exception:
             self._failed("look ahead")
@@ -316,9 +318,8 @@ class Spilling(Guarded):
         serializers: list[str] | None = None,
     ) -> Any:
         """Send results once they are in memory; what cannot be read is left out, and is lost."""
-        worker = self.worker
-        most = worker.transfer_outgoing_count_limit
-        if most is not False and worker.transfer_outgoing_count + self._sending >= 2 * most:
+        now, most = internals.outgoing(self.worker)
+        if most is not None and now + self._sending >= 2 * most:
             # nothing is fetched for a peer that is told to come again
             return {"status": "busy"}
         self._sending += 1
@@ -334,7 +335,7 @@ class Spilling(Guarded):
                 return {"status": "busy"}
             self._lose(left)
             keys = [key for key in keys if key not in left]
-            return await self._get_data(comm, keys, who=who, serializers=serializers)
+            return await self._original.get_data(comm, keys, who=who, serializers=serializers)
         finally:
             self._release(name)
 
@@ -343,7 +344,7 @@ class Spilling(Guarded):
 
         As long as it believes that they are here, peers ask for them.
         """
-        tasks = [self.worker.state.tasks.get(key) for key in keys]
+        tasks = [internals.worker_tasks(self.worker).get(key) for key in keys]
         # tasks here that are going to read one are to fail first, and say why
         lost = [
             task.key
@@ -351,9 +352,7 @@ class Spilling(Guarded):
             if task is not None and all(one.state in _OVER for one in task.dependents)
         ]
         if lost:
-            self.worker.handle_stimulus(
-                RemoveReplicasEvent(keys=lost, stimulus_id=f"lost-{time.time()}")
-            )
+            internals.lose(self.worker, lost, f"lost-{time.time()}")
 
     async def gather_dep(
         self,
@@ -366,12 +365,14 @@ class Spilling(Guarded):
         """Fetch results of a peer once what must leave for them has left."""
         # no room is kept for them: two workers that fetch from each other would wait for it
         self._release(await self._hold((), 1))
-        return await self._gather_dep(worker, to_gather, total_nbytes, stimulus_id=stimulus_id)
+        return await self._original.gather_dep(
+            worker, to_gather, total_nbytes, stimulus_id=stimulus_id
+        )
 
     async def update_data(self, data: dict[Any, Any], stimulus_id: str | None = None) -> Any:
         """Take what a client scatters, as fast as others leave."""
         self._release(await self._hold((), 1))
-        return self._update_data(data, stimulus_id=stimulus_id)
+        return self._original.update_data(data, stimulus_id=stimulus_id)
 
     async def _hold(
         self,

@@ -26,29 +26,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from distributed.sizeof import safe_sizeof
-from distributed.spill import SpilledSize
-from distributed.utils import RateLimiterFilter
 
+from dasktile._compat import distributed as internals
 from dasktile.runtime.engine import Engine, Variable, inline, pool
 from dasktile.runtime.tiers import Device, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
-from dasktile.schedule.residency import (
+from dasktile.schedule.instructions import (
     DYING,
     Copy,
     Drop,
     Instruction,
     Ready,
-    Residency,
     Settings,
 )
+from dasktile.schedule.residency import Residency
 
 logger = logging.getLogger(__name__)
 for _often in ("%s to %s failed", "Spill to %s reached its limit"):
-    logger.addFilter(RateLimiterFilter(_often))
+    internals.limit_rate(logger, _often)
 
 #: Values below this many bytes are not worth a file; they stay in memory.
 SMALL = 1024
@@ -59,6 +57,25 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None), np.generic, np.nda
 
 def _no_clock() -> float:
     return 0.0
+
+
+class Spilled(NamedTuple):
+    """Bytes of values that are on the last tier alone, as distributed's ``SpilledSize``.
+
+    Parameters
+    ----------
+    memory
+        Bytes, as the scheduler counts them.
+    disk
+        Bytes of files.
+    """
+
+    memory: int
+    disk: int
+
+    def plus(self, memory: int = 0, disk: int = 0) -> Spilled:
+        """The sum with further bytes."""
+        return Spilled(self.memory + memory, self.disk + disk)
 
 
 class LostTileError(RuntimeError):
@@ -179,7 +196,7 @@ class TileStore(MutableMapping[Any, Any]):
         self._counted: Counter[str] = Counter()
         self.blocked = 0.0
         self.waiter: int | None = None
-        self._below = SpilledSize(0, 0)
+        self._below = Spilled(0, 0)
         self._pools = {
             f"{source} to {target}": ThreadPoolExecutor(
                 threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
@@ -212,7 +229,7 @@ class TileStore(MutableMapping[Any, Any]):
             return iter([*self._units, *self._small])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        size = safe_sizeof(value)
+        size = internals.safe_sizeof(value)
         home, memory, whole = self._place(value)
         whole = max(size, whole)
         with self._lock:
@@ -292,7 +309,7 @@ class TileStore(MutableMapping[Any, Any]):
             self._values.pop(key, None)
             one = unit.keys.pop(key)
             if self._is_spilled(unit):
-                self._below -= SpilledSize(one.size, 0)
+                self._below = self._below.plus(memory=-one.size)
             if unit.keys:
                 self._do(self._residency.expect({unit: unit.next_use()}))
             else:
@@ -325,7 +342,7 @@ class TileStore(MutableMapping[Any, Any]):
     disk = slow
 
     @property
-    def spilled_total(self) -> SpilledSize:
+    def spilled_total(self) -> Spilled:
         """Bytes of the values that are on the last tier alone, and bytes of all files."""
         return self._below
 
@@ -438,7 +455,7 @@ class TileStore(MutableMapping[Any, Any]):
         for key in [key for key, certain in self._small.items() if not certain]:
             value = self._values[key]
             del self._small[key]
-            size = safe_sizeof(value)
+            size = internals.safe_sizeof(value)
             self._add(key, value, size, size, self.host, None)
 
     def resize(self, tier: int, capacity: int | None) -> None:
@@ -655,17 +672,17 @@ class TileStore(MutableMapping[Any, Any]):
         return min(unit.held, default=0) == self._last
 
     @staticmethod
-    def _bytes(unit: _Unit) -> SpilledSize:
+    def _bytes(unit: _Unit) -> int:
         """Bytes of the values of a unit, as the scheduler counts them."""
-        return SpilledSize(sum(one.size for one in unit.keys.values()), 0)
+        return sum(one.size for one in unit.keys.values())
 
     def _drop(self, unit: Any, tier: int) -> None:
         held = unit.held.pop(tier)
         variable = unit.variables.pop(tier)
         if tier == self._last:
-            self._below -= SpilledSize(0, held.size)
+            self._below = self._below.plus(disk=-held.size)
         elif self._is_spilled(unit):
-            self._below += self._bytes(unit)
+            self._below = self._below.plus(memory=self._bytes(unit))
         if tier == 0:
             self._gone += held.size
         if tier == unit.home:
@@ -707,10 +724,10 @@ class TileStore(MutableMapping[Any, Any]):
             self._metrics[label, "bytes"] += made.size if down else held.size
             self._metrics[label, "seconds"] += self._clock() - start
             if not down and self._is_spilled(unit):
-                self._below -= self._bytes(unit)
+                self._below = self._below.plus(memory=-self._bytes(unit))
             unit.held[copy.target] = made
             if copy.target == self._last:
-                self._below += SpilledSize(0, made.size)
+                self._below = self._below.plus(disk=made.size)
             elif copy.target == unit.home:
                 self._come(unit, made.content)
             self._do(self._residency.copied(copy, made.size))

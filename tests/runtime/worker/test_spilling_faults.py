@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,10 +27,9 @@ from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.testing import emulated
 from dasktile.testing.emulated import DeviceFullError, EmulatedDevice, to_device, use
 
-LIMIT = 60
-
-#: Seconds within which an error reaches the client, where nothing is to be waited for.
-PROMPT = 15
+#: Seconds after which something hangs.  To start a process may take a minute where others wait
+#: for the same processors.
+LIMIT = 300
 
 SIZE = 200_000
 TILES = 10
@@ -444,27 +444,39 @@ def test_tasks_that_do_not_fit_beside_each_other(
         assert gpu.peak <= gpu.capacity
 
 
-def test_inputs_larger_than_the_device(device: Callable[[float], EmulatedDevice]) -> None:
+def patient(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have tasks wait for room for longer than any test, where they wait."""
+    [worker] = cluster.workers.values()
+    plugin: Any = worker.plugins["dasktile"]
+    module = sys.modules[type(plugin.plugin.spilling).__module__]
+    monkeypatch.setattr(module, "PATIENCE", 10 * LIMIT)
+
+
+def test_inputs_larger_than_the_device(
+    device: Callable[[float], EmulatedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     device(4.5)
-    with spilling(20, threads=2, device=4) as (_, client):
+    with spilling(20, threads=2, device=4) as (cluster, client):
         tiles = made(client, on_device)
+        patient(cluster, monkeypatch)
         result = client.submit(on_device_total, *tiles)
-        start = time.monotonic()
         with pytest.raises(LostTileError, match="no room for 200000 bytes on the device"):
             result.result(LIMIT)
-        assert time.monotonic() - start < PROMPT
         # of the others nothing is lost
         found = client.gather(client.map(on_device_total, tiles, pure=False))
         assert found == sums(range(TILES))
 
 
-def test_a_task_larger_than_the_device(device: Callable[[float], EmulatedDevice]) -> None:
+def test_a_task_larger_than_the_device(
+    device: Callable[[float], EmulatedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     device(4.5)
-    with spilling(20, threads=2, device=4) as (_, client):
+    with spilling(20, threads=2, device=4) as (cluster, client):
         tiles = made(client, on_device)
+        patient(cluster, monkeypatch)
         result = client.submit(too_much, tiles[0])
         with pytest.raises(DeviceFullError, match="no room for"):
-            result.result(PROMPT)
+            result.result(LIMIT)
         found = client.gather(client.map(on_device_total, tiles, pure=False))
         assert found == sums(range(TILES))
 

@@ -15,7 +15,7 @@ import pytest
 
 from dasktile.runtime.tiers import Disk, Held
 from dasktile.runtime.worker.store import LostTileError, TileStore
-from dasktile.schedule.residency import Settings
+from dasktile.schedule.instructions import Settings
 
 LIMIT = 30
 SIZE = 80_000

@@ -32,7 +32,7 @@ import pytest
 from dasktile.runtime.tiers import Disk, Held, Tier
 from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.store import LostTileError, TileStore
-from dasktile.schedule.residency import DYING, Settings
+from dasktile.schedule.instructions import DYING, Settings
 from dasktile.testing import emulated
 from dasktile.testing.emulated import EmulatedArray, EmulatedDevice, use
 
@@ -341,7 +341,7 @@ class World:
         assert (residency._fetching, residency._ahead) == (0, 0)
         for left in (
             *(store._values, store._units, store._memories, store._waiting, store._small),
-            *(residency._tiles, residency._ghosts, residency._shared, residency._requests),
+            *(residency._tiles, residency._removed, residency._shared, residency._requests),
             *(residency._line, residency._waiting, residency._dying),
         ):
             assert not left, left

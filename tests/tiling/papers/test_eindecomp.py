@@ -12,6 +12,7 @@ import pytest
 
 import dasktile
 from benchmarks.papers import eindecomp as benchmark
+from benchmarks.papers.eindecomp import vector_count
 from benchmarks.papers.matmul_bounds import (
     NEAR,
     best_grid,
@@ -43,7 +44,6 @@ from dasktile.tiling.methods.papers.partitions import (
     aggregation_cost,
     join_cost,
     repartition_cost,
-    vector_count,
     vectors,
 )
 from dasktile.tiling.solve.eliminate import solve

@@ -16,17 +16,9 @@ from benchmarks.papers import soybean as paper
 from dasktile.ir import AxisMap, Program, validate
 from dasktile.tiling import MemoryLimitError, tile
 from dasktile.tiling.methods.papers.onecut import OneCut, by_levels, conversion
-from dasktile.tiling.methods.papers.soybean import (
-    data_parallel,
-    hybrid_parallel,
-    k_cuts,
-    model_parallel,
-    soybean_mesh,
-)
+from dasktile.tiling.methods.papers.soybean import k_cuts, soybean_mesh
 from dasktile.tiling.solve.eliminate import solve
 from tests.programs import Builder, chain, gram, transposed_add
-
-BATCH = ("samples", 0)
 
 
 def _moved(program, workers, method):
@@ -145,29 +137,6 @@ def test_total_is_the_weighted_sum_of_the_cuts():
     assert cuts.total == pytest.approx(cuts.deltas[0] + 3 * cuts.deltas[1])
 
 
-def test_data_and_model_parallelism_are_special_cases():
-    program = networks.mlp(400, 300, 5, input_gradient=True)
-    formula = paper.example()
-    data = k_cuts(program, (2, 2, 2, 2), ("data",) * 4, BATCH)
-    assert data.total == pytest.approx(formula["data"])
-    for node, forms in zip(program.nodes, data.forms, strict=True):
-        if node.name.startswith("x"):
-            assert set(forms) == {0}
-    free = k_cuts(program, (2, 2, 2, 2))
-    mixed = k_cuts(program, (2, 2, 2, 2), ("data", "data", "model", "model"), BATCH)
-    assert free.total <= mixed.total < data.total
-
-
-def test_special_cases_move_what_the_formulas_say():
-    program = networks.mlp(400, 300, 5)
-    weights, activations = 1.8e6, 2.4e6
-    found = _moved(program, 8, data_parallel(BATCH))
-    assert found == pytest.approx(paper.exchanged(weights, 8))
-    found = _moved(program, 8, model_parallel(BATCH))
-    # one of ten exchanges is saved: layers are cut by columns and rows in turn
-    assert found == pytest.approx(0.9 * paper.exchanged(activations, 8))
-
-
 def test_cut_by_cut_is_not_optimal_under_exact_costs():
     program = networks.mlp(400, 300, 2, input_gradient=True, placed=True)
     exact = tile(program, workers=4, force=True)
@@ -263,25 +232,6 @@ def test_same_plan_whatever_the_names():
         again = tile(renamed, workers=8, method="soybean", force=True)
         assert again.after == plan.after
         assert [t.chunks for t in again.tiled.tilings] == [t.chunks for t in plan.tiled.tilings]
-
-
-def test_wrong_cuts_are_refused():
-    program = networks.mlp(8, 8, 1)
-    with pytest.raises(ValueError, match=r"'some'.*'any', 'data', 'model'"):
-        k_cuts(program, (2,), ("some",))
-    with pytest.raises(ValueError, match="batch is None"):
-        k_cuts(program, (2,), ("data",))
-    with pytest.raises(ValueError, match="'nothing'"):
-        k_cuts(program, (2,), ("data",), ("nothing", 0))
-    with pytest.raises(ValueError, match="axis 2"):
-        k_cuts(program, (2,), ("data",), ("samples", 2))
-
-
-def test_hybrid_takes_the_first_cuts_by_batch():
-    program = networks.mlp(400, 300, 2)
-    found = [_moved(program, 4, hybrid_parallel(BATCH, cuts)) for cuts in (0, 1, 2)]
-    assert found[0] == _moved(program, 4, model_parallel(BATCH))
-    assert found[2] == _moved(program, 4, data_parallel(BATCH))
 
 
 def test_expressions_of_dask():

@@ -29,8 +29,7 @@ from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.methods import get
-from dasktile.tiling.methods.papers.joins import Observed
-from dasktile.tiling.methods.papers.spartan import mesh, node_tiles, observing
+from dasktile.tiling.methods.papers.spartan import mesh, node_tiles
 from dasktile.tiling.methods.papers.tiling_graph import greedy, tiling_graph
 from dasktile.tiling.solve.eliminate import solve
 from tests.programs import chain, gram, transposed_add
@@ -111,27 +110,6 @@ def test_products_are_joined_along_the_sum_unless_the_first_is_taller_than_wide(
     # what every task reads all of costs its size, however it is cut
     assert {made for (made, _), cost in right.items() if cost == 0} == ({ROW} if join else set())
     assert list(graph.unary[graph.groups.index(product)]) == [rows * 7 * 8] * 3
-
-
-def test_what_was_observed_corrects_the_update_and_may_change_the_join():
-    make = Maker()
-    a, b = make.newarray(40, 50), make.newarray(50, 7)
-    make.dot(a, b)
-    program = make.program()
-    node = program.nodes[2]
-    nothing = Observed()
-    seen = nothing.observe(node, 3 * node.nbytes)
-    assert (nothing.update(node), seen.update(node)) == (node.nbytes, 3 * node.nbytes)
-    assert tiling_graph(program).joins == {2: 1}
-    assert tiling_graph(program, observed=seen).joins == {2: 0}
-    assert seen.observe(node, node.nbytes / 2).update(node) == node.nbytes / 2
-    with pytest.raises(ValueError, match="moved must be at least 0 bytes, got -1"):
-        seen.observe(node, -1)
-    costs = Costs(Space(program, Mesh((2, 2)), free_axes(program, 4, LIMITS), Settings()))
-    for observed, label in ((nothing, 1), (seen, 0)):
-        states = observing(observed)(costs, Settings(), TIE).states
-        chosen = costs.space.variables[costs.space.made[2]]
-        assert chosen.options[states[costs.space.made[2]]].mesh == (label, label)
 
 
 def test_greedy_costs_twice_the_best_where_two_views_conflict():

@@ -7,7 +7,6 @@ functions take numbers or NumPy arrays.
 from __future__ import annotations
 
 import itertools
-import math
 
 import numpy as np
 import numpy.typing as npt
@@ -36,12 +35,6 @@ def vectors(parts: int, labels: int) -> list[tuple[int, ...]]:
         for counts in itertools.product(range(power, -1, -1), repeat=labels)
         if sum(counts) == power
     ]
-
-
-def vector_count(parts: int, labels: int) -> int:
-    """Number of partition vectors: N balls in D buckets."""
-    power = parts.bit_length() - 1
-    return math.comb(power + labels - 1, labels - 1)
 
 
 def join_cost(calls: Amount, *tiles: Amount) -> Amount:

@@ -27,9 +27,7 @@ import numpy as np
 from dasktile.ir import Program
 from dasktile.tiling.candidates import Variable
 from dasktile.tiling.cost import Costs
-from dasktile.tiling.grid import axis_classes
 from dasktile.tiling.mesh import mesh_shape
-from dasktile.tiling.methods.base import Method
 from dasktile.tiling.methods.papers.onecut import OneCut, by_levels
 from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.settings import Settings
@@ -44,14 +42,13 @@ MAX_STATES = 6**MAX_CUTS
 #: Random ways to break ties that are tried: cuts of equal price differ in exact bytes.
 TIES = 8
 
-#: Modes of a cut.  "any": all labels; "data": the batch wherever there is one; "model": never the
-#: batch, and the label of the cut before where possible.
-MODES = ("any", "data", "model")
-
 Rng = np.random.Generator
 
-#: An array (the name or index of its node) and its axis of samples.
-Batch = tuple[int | str, int]
+#: For every node, the label of each cut so far; None where no label could be cut.
+Forms = Sequence[Sequence[int | None]]
+
+#: A filter of the labels that a cut may take: (index of the node, its labels) to labels.
+Allowed = Callable[[int, list[int]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,67 +91,18 @@ def soybean(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     sums and of arrays with several readers is then chosen by exact cost.
     """
     program, mesh = costs.space.program, costs.space.mesh.shape
-    return _cheapest(costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, rng=rng))
+    return cheapest(costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, rng=rng))
 
 
-def data_parallel(batch: Batch) -> Method:
-    """Cut the batch wherever there is one (section 4.1).
-
-    This replicates weights and sums their gradients over all workers.
-
-    Parameters
-    ----------
-    batch
-        The axis of the samples.  All axes of the same class are cut.
-    """
-    return _parallelism("data", batch, lambda cuts: cuts)
-
-
-def model_parallel(batch: Batch) -> Method:
-    """Never cut the batch, so that every cut divides the weights (section 4.1).
-
-    Each operation is cut along one label only, the one that is best for the first cut.
-
-    Parameters
-    ----------
-    batch
-        The axis of the samples, see :func:`data_parallel`.
-    """
-    return _parallelism("model", batch, lambda cuts: 0)
-
-
-def hybrid_parallel(batch: Batch, data_cuts: int | None = None) -> Method:
-    """Data parallelism among groups of workers, model parallelism inside them.
-
-    Parameters
-    ----------
-    batch
-        The axis of the samples, see :func:`data_parallel`.
-    data_cuts
-        Number of first cuts that are of the batch; by default half of all cuts.
-    """
-    return _parallelism("hybrid", batch, lambda cuts: cuts // 2 if data_cuts is None else data_cuts)
-
-
-def _parallelism(name: str, batch: Batch, data_cuts: Callable[[int], int]) -> Method:
-    def choose(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
-        mesh = costs.space.mesh.shape
-        first = min(data_cuts(len(mesh)), len(mesh))
-        modes = ("data",) * first + ("model",) * (len(mesh) - first)
-        program = costs.space.program
-        return _cheapest(
-            costs, settings, tile_weight, lambda rng: k_cuts(program, mesh, modes, batch, rng)
-        )
-
-    choose.__name__ = f"soybean-{name}"
-    return Method(choose, mesh=soybean_mesh, max_states=MAX_STATES)
+def any_label(cut: int, before: Forms) -> Allowed:
+    """Restrict no cut."""
+    return lambda index, labels: labels
 
 
 def k_cuts(
     program: Program,
     mesh: Sequence[int],
-    modes: Sequence[str] | None = None,
-    batch: Batch | None = None,
+    restriction: Callable[[int, Forms], Allowed] = any_label,
     rng: Rng | None = None,
 ) -> Cuts:
     """Algorithm 1: one cut for each axis of the mesh, slowest link first.
@@ -165,32 +113,19 @@ def k_cuts(
         The program to tile.
     mesh
         Number of parts of every cut.
-    modes
-        For every cut, one of :data:`MODES`; "any" if not given.
-    batch
-        The axis of the samples; needed for other modes than "any".
+    restriction
+        The labels that a cut may take, given its number and the labels of the cuts before.
     rng
         Breaks ties between cuts of equal price; None to take the first.
-
-    Raises
-    ------
-    ValueError
-        For an unknown mode or batch.
     """
-    modes = ("any",) * len(mesh) if modes is None else modes
-    for mode in modes:
-        if mode not in MODES:
-            allowed = ", ".join(map(repr, MODES))
-            raise ValueError(f"unknown mode {mode!r} of a cut; allowed are {allowed}")
-    batched = _batch_labels(program, batch) if set(modes) - {"any"} else ()
     label_cuts = [[1] * len(node.labels) for node in program.nodes]
     axis_cuts = [[1] * len(node.shape) for node in program.nodes]
     forms: list[list[int | None]] = [[] for _ in program.nodes]
     tiles: list[list[int | None]] = [[] for _ in program.nodes]
     deltas: list[float] = []
 
-    for parts, mode in zip(mesh, modes, strict=True):
-        cut = OneCut(program, parts, label_cuts, axis_cuts, _allowed(mode, batched, forms))
+    for number, parts in enumerate(mesh):
+        cut = OneCut(program, parts, label_cuts, axis_cuts, restriction(number, forms))
         problem = cut.problem()
         states = by_levels(problem if rng is None else _untied(problem, rng))
         deltas.append(problem.cost(states))
@@ -208,21 +143,6 @@ def k_cuts(
     return Cuts(tuple(map(tuple, forms)), tuple(map(tuple, tiles)), tuple(deltas), total)
 
 
-def _allowed(
-    mode: str, batched: Sequence[frozenset[int]], before: Sequence[Sequence[int | None]]
-) -> Callable[[int, list[int]], list[int]]:
-    """A function that filters the labels of a node for a cut, given the labels cut before."""
-
-    def allowed(index: int, labels: list[int]) -> list[int]:
-        if mode == "any":
-            return labels
-        matching = [label for label in labels if (label in batched[index]) == (mode == "data")]
-        repeated = [label for label in matching if label in before[index]]
-        return repeated or matching or labels
-
-    return allowed
-
-
 def _untied(problem: Problem, rng: Rng) -> Problem:
     """The problem with a random cost of less than a byte for every state, which breaks ties."""
     most = 0.5 / len(problem.unary)
@@ -231,26 +151,7 @@ def _untied(problem: Problem, rng: Rng) -> Problem:
     )
 
 
-def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int], ...]:
-    """For every node, its labels along the axis of the samples."""
-    if batch is None:
-        raise ValueError("batch is None; (node name or index, axis) is needed for these cuts")
-    which, axis = batch
-    matches = [index for index, node in enumerate(program.nodes) if which in (index, node.name)]
-    if not matches:
-        raise ValueError(f"batch names the array {which!r}, which is not in the program")
-    node = program.nodes[matches[0]]
-    if not 0 <= axis < len(node.shape) or (label := node.out[axis].label) is None:
-        raise ValueError(f"batch names axis {axis} of an array of shape {node.shape}")
-    classes = axis_classes(program)
-    samples = classes[matches[0]][label]
-    return tuple(
-        frozenset(position for position, klass in enumerate(row) if klass == samples)
-        for row in classes
-    )
-
-
-def _cheapest(
+def cheapest(
     costs: Costs, settings: Settings, tile_weight: float, cuts: Callable[[Rng | None], Cuts]
 ) -> Solution:
     """The best solution by exact cost of several fixed ways to break ties."""

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from dasktile.ir import Kind, Node, Program, Role
 from dasktile.tiling.candidates import Option, Variable
 from dasktile.tiling.cost import Costs
-from dasktile.tiling.methods.base import Choose
-from dasktile.tiling.methods.papers.joins import Observed
 from dasktile.tiling.methods.papers.tiling_graph import (
     LOST,
     Tile,
@@ -33,7 +31,7 @@ from dasktile.tiling.methods.restricted import best_of
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Solution
 
-__all__ = ["Observed", "mesh", "node_tiles", "observing", "spartan"]
+__all__ = ["mesh", "node_tiles", "spartan"]
 
 
 def mesh(workers: int) -> tuple[int, ...]:
@@ -49,22 +47,13 @@ def spartan(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
     moves fewer bytes.  All other arrays have no replicas.  Where the model has no corresponding
     candidate, the cheapest one given the other variables is taken.
     """
-    return observing(Observed())(costs, settings, tile_weight)
-
-
-def observing(observed: Observed) -> Choose:
-    """The method :func:`spartan` with observed costs of the updates of joins."""
-
-    def spartan(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
-        space = costs.space
-        graph = tiling_graph(space.program, len(space.mesh.shape), observed=observed)
-        budget = math.inf if space.copy_limit is None else space.copy_limit
-        tiles = node_tiles(graph, space.program, greedy(graph, budget))
-        allowed = [_candidates(graph, space.program, variable, tiles)
-                   for variable in space.variables]  # fmt: skip
-        return best_of(costs, settings, tile_weight, allowed)
-
-    return spartan
+    space = costs.space
+    graph = tiling_graph(space.program, len(space.mesh.shape))
+    budget = math.inf if space.copy_limit is None else space.copy_limit
+    tiles = node_tiles(graph, space.program, greedy(graph, budget))
+    allowed = [_candidates(graph, space.program, variable, tiles)
+               for variable in space.variables]  # fmt: skip
+    return best_of(costs, settings, tile_weight, allowed)
 
 
 def node_tiles(graph: TilingGraph, program: Program, chosen: Sequence[int]) -> tuple[Tile, ...]:

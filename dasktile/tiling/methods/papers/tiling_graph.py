@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dasktile.ir import Edge, Kind, Node, Program, Role
-from dasktile.tiling.methods.papers.joins import Observed, join_label
 from dasktile.tiling.solve.eliminate import Problem
 from dasktile.tiling.solve.problem import Table
 
@@ -84,7 +83,6 @@ def tiling_graph(
     program: Program,
     mesh_axes: int = 2,
     tilings: Sequence[str] = TILINGS,
-    observed: Observed | None = None,
 ) -> TilingGraph:
     """Build the tiling graph of a program (section 2.3.3).
 
@@ -97,10 +95,7 @@ def tiling_graph(
     tilings
         Those of :data:`TILINGS` that are allowed.  An array that is read once is never
         duplicated.
-    observed
-        Costs of updates in earlier runs.
     """
-    observed = observed or Observed()
     seen_as = views(program)
     groups = tuple(index for index, (base, _) in enumerate(seen_as) if base == index)
     place = {node: group for group, node in enumerate(groups)}
@@ -117,7 +112,7 @@ def tiling_graph(
     )
     nodes = [program.nodes[index] for index in groups]
     joins = {
-        index: join_label(program, node, observed)
+        index: join_label(program, node)
         for index, node in zip(groups, nodes, strict=True)
         if node.kind is Kind.CONTRACT
     }
@@ -135,7 +130,7 @@ def tiling_graph(
                 ):
                     table[row, column] = 0.0
         pair_costs.append(PairCosts(place[base], place[index], table))
-    unary = tuple(_update(node, offer, observed) for node, offer in zip(nodes, offers, strict=True))
+    unary = tuple(_update(node, offer) for node, offer in zip(nodes, offers, strict=True))
     around = tuple(
         len({edge.producer for edge in node.edges} | set(program.consumers(index)))
         for index, node in zip(groups, nodes, strict=True)
@@ -198,9 +193,35 @@ def _agrees(node: Node, seen: tuple[int, ...], tile: Tile, join: int | None) -> 
     return not whole(tile) and seen == labels_of(node, tile)
 
 
-def _update(node: Node, offer: tuple[Tile, ...], observed: Observed) -> Table:
+def join_label(program: Program, node: Node) -> int:
+    """The label of its first input along which a contraction is joined.
+
+    It is the label with the least bytes: those of inputs without this label, which every task
+    reads in whole, and those of updates of the result, which are its size.  For a matrix product
+    this is Spartan's choice by shape (figure 2.5): along the sum unless the first matrix has more
+    rows than columns.
+    """
+
+    def price(label: int) -> tuple[float, bool, int]:
+        fetched = sum(
+            program.nodes[edge.producer].nbytes
+            for edge in node.edges
+            if all(axis.label != label for axis in edge.axes)
+        )
+        summed = node.labels[label].role is Role.REDUCE
+        return fetched + (node.nbytes if summed else 0), not summed, label
+
+    able = [
+        axis.label
+        for axis in node.edges[0].axes
+        if axis.label is not None and node.labels[axis.label].size > 1
+    ]
+    return min(able, key=price, default=0)
+
+
+def _update(node: Node, offer: tuple[Tile, ...]) -> Table:
     """Costs of the tilings of a result by themselves: updates, and the bytes of a duplicate."""
-    costs = np.full(len(offer), observed.update(node) if node.kind is Kind.CONTRACT else 0.0)
+    costs = np.full(len(offer), node.nbytes if node.kind is Kind.CONTRACT else 0.0)
     if _duplicated(offer) and node.kind in (Kind.CONTRACT, Kind.FOLD, Kind.SCAN):
         costs[-1] += node.nbytes
     return costs

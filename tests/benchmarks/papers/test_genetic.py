@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dasktile.schedule.allocate import Pool
-from dasktile.schedule.chromosomes import (
+from benchmarks.papers.algorithms.allocate import Pool
+from benchmarks.papers.algorithms.chromosomes import (
     averaged,
     blocks_of,
     cross_orders,
@@ -24,7 +24,7 @@ from dasktile.schedule.chromosomes import (
     repair_cnt,
     survival,
 )
-from dasktile.schedule.genetic import Evolved, Seed, in_classes, swapadvisor
+from benchmarks.papers.algorithms.genetic import Evolved, Seed, in_classes, swapadvisor
 from dasktile.schedule.simulate import Link
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 

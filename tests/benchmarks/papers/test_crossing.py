@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dasktile.schedule.crossing import crossing_bound
+from benchmarks.papers.algorithms.crossing import crossing_bound
 from dasktile.schedule.search import plan
 from dasktile.schedule.simulate import Link
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph

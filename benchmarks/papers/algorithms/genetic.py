@@ -1,8 +1,8 @@
 """SwapAdvisor's genetic algorithm: which order, and which pool of size classes.
 
 An individual is an order of the operations and a pool of size classes, the lists CLS and CNT
-of :mod:`dasktile.schedule.chromosomes` (thesis of C.-C. Huang, section 4.4; Huang, Jin and Li,
-ASPLOS 2020).
+of :mod:`benchmarks.papers.algorithms.chromosomes` (thesis of C.-C. Huang, section 4.4; Huang,
+Jin and Li, ASPLOS 2020).
 
 What the thesis leaves open: among the first pools every share of steps in CLS is as likely;
 CNT mutates by a Gaussian of a fifth of what it is, and at least one object; a generation has
@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.schedule.allocate import Pool, objects_needed
-from dasktile.schedule.chromosomes import (
+from benchmarks.papers.algorithms.allocate import Pool, objects_needed
+from benchmarks.papers.algorithms.chromosomes import (
     averaged,
     blocks_of,
     cross_orders,
@@ -110,7 +110,8 @@ class Seed:
         Operations.
     objects
         Shape ``(data,)``: the part of the time that each datum is in a memory accounted by
-        bytes; see :func:`dasktile.schedule.allocate.time_in_memory`.  Pools are made for it.
+        bytes; see :func:`benchmarks.papers.algorithms.allocate.time_in_memory`.  Pools are made
+        for it.
     """
 
     order: npt.ArrayLike

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dasktile.schedule.allocate import (
+from benchmarks.papers.algorithms.allocate import (
     Packing,
     Pool,
     _lay,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.papers.algorithms.forced import along, forced, sqrt_slicing, square
 from benchmarks.papers.transformers import attention, chain, classifier, llama_block
 from dasktile.tiling import tile
-from dasktile.tiling.methods.forced import along, forced, sqrt_slicing, square
 from tests.programs import Builder
 from tests.programs import chain as small_chain
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dasktile.schedule.residency import Copy, Instruction, Ready, Residency, Settings
+from dasktile.schedule.instructions import Copy, Instruction, Ready, Settings
+from dasktile.schedule.residency import Residency
 from dasktile.schedule.simulate import Link
 from dasktile.schedule.taskgraph import Ints, TaskGraph
 

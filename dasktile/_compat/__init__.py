@@ -1,0 +1,1 @@
+"""What dasktile uses of Dask and distributed beyond their documented interfaces."""

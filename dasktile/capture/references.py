@@ -1,0 +1,151 @@
+"""What a reference is: which part of a task stands for the result of another task.
+
+Everything in this package that reads keys asks here.  The rules are those of dask:
+
+* A ``TaskRef``, an ``Alias`` and a future name the key themselves.
+* In a task written as a tuple, a string, a number or a tuple is a reference where it equals a
+  key of the graph, by hash and by ``==`` as in a dict: ``("x", numpy.int64(1))`` is the key
+  ``("x", 1)``.
+* What a ``DataNode`` holds is data, whatever it looks like.
+
+The first item of a key is its *head*; it is mostly, but not always, the name of its layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+
+from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
+
+Key = Any
+
+
+def is_block_number(value: Any, count: int) -> bool:
+    """Whether a value equals one of the block numbers ``0 ... count - 1``, as in a dict."""
+    if type(value) is int:
+        return 0 <= value < count
+    try:
+        hash(value)
+        number = int(getattr(value, "real", value))
+        return 0 <= number < count and value in {number}
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def is_block(key: Key, name: str, numblocks: Sequence[int]) -> bool:
+    """Whether a key is one of a block of the array `name`."""
+    return (
+        isinstance(key, tuple)
+        and len(key) == len(numblocks) + 1
+        and isinstance(key[0], str)
+        and key[0] == name
+        and all(map(is_block_number, key[1:], numblocks))
+    )
+
+
+def head_of(key: Key) -> Any:
+    """What a key starts with: mostly the name of its layer."""
+    return key[0] if isinstance(key, tuple) and key else key
+
+
+def with_head(key: Key, head: Any) -> Key:
+    """The same key under another head."""
+    return (head, *key[1:]) if isinstance(key, tuple) else head
+
+
+def reference(argument: Any) -> Key:
+    """The key that an argument of a task stands for, None where it is no key."""
+    if isinstance(argument, TaskRef):
+        return argument.key
+    # this is what dask makes of a key in a task written as a tuple
+    return argument.target if isinstance(argument, Alias) else None
+
+
+def references(node: GraphNode) -> Sequence[Key]:
+    """The keys that a task reads, each once, from left to right.
+
+    The order is that of the arguments, so that it does not depend on hashes.
+    """
+    needs = node.dependencies
+    if len(needs) < 2:
+        return tuple(needs)
+    mentioned = dict.fromkeys(key for key in _mentioned(node) if key in needs)
+    return (*mentioned, *sorted(needs - mentioned.keys(), key=repr))
+
+
+def _mentioned(part: Any) -> Iterator[Key]:
+    """The keys in a task, also in the tasks that dask fused into it."""
+    stack = [part]
+    while stack:
+        item = stack.pop()
+        if (key := reference(item)) is not None:
+            yield key
+        elif isinstance(item, Task):
+            stack.extend(reversed([*item.args, *item.kwargs.values()]))
+        elif isinstance(item, (list, tuple)):
+            stack.extend(reversed(item))
+        elif isinstance(item, dict):
+            stack.extend(reversed(item.values()))
+
+
+def read_by(layer: Blockwise) -> Iterable[Key]:
+    """Names of layers, and keys, that a Blockwise layer reads, without its tasks."""
+    for argument, symbols in layer.indices:
+        if symbols is not None:
+            yield argument
+        elif (key := reference(argument)) is not None:
+            yield key
+        elif isinstance(argument, GraphNode):
+            yield from references(argument)
+    yield from references(layer.task)
+
+
+class Keys:
+    """The keys of some layers, as a container, without the tasks of Blockwise layers.
+
+    Parameters
+    ----------
+    layers
+        The layers, by name.
+    heads
+        For every one of them that is not Blockwise, the heads of its keys.
+    """
+
+    def __init__(self, layers: Mapping[str, Layer], heads: Mapping[str, Iterable[Any]]) -> None:
+        #: To look a key up in a Blockwise layer itself would write out all its tasks.
+        self._blockwise: dict[Any, Blockwise] = {}
+        self._numblocks: dict[Any, tuple[int, ...]] = {}
+        #: The names of all other layers, by the heads of their keys.
+        self._others: dict[Any, list[str]] = {}
+        self._layers = layers
+        for name, layer in layers.items():
+            if isinstance(layer, Blockwise):
+                dims = layer.dims
+                self._blockwise[name] = layer
+                self._numblocks[name] = tuple(dims[symbol] for symbol in layer.output_indices)
+            else:
+                for head in heads[name]:
+                    self._others.setdefault(head, []).append(name)
+
+    def __contains__(self, key: Key) -> bool:
+        return self.owner(key) is not None
+
+    def owner(self, key: Key) -> str | None:
+        """The layer that has a key, None where none has it."""
+        try:
+            head = head_of(key)
+            layer = self._blockwise.get(head)
+            if layer is not None and is_block(key, head, self._numblocks[head]):
+                blocks = layer.output_blocks
+                if blocks is None or tuple(key[1:]) in blocks:
+                    return str(head)
+            for name in self._others.get(head, ()):
+                if key in self._layers[name]:
+                    return name
+        except TypeError:  # what cannot be hashed is no key
+            pass
+        return None

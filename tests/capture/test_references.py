@@ -1,0 +1,190 @@
+"""What is a reference in a task, and what is data."""
+
+from __future__ import annotations
+
+import decimal
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import Alias, DataNode, List, Task, TaskRef, convert_legacy_graph
+from dask.blockwise import Blockwise
+from dask.graph_manipulation import clone
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+import dasktile
+import dasktile.tiling.planner
+from dasktile.capture.base import GraphView
+from dasktile.capture.highlevel import capture
+from dasktile.capture.references import (
+    Keys,
+    head_of,
+    is_block,
+    is_block_number,
+    references,
+    with_head,
+)
+from dasktile.capture.undeclared import UndeclaredReadError, check_reads
+from dasktile.errors import InconsistentGraphWarning
+from tests.operations.handwritten import FORMS, NUMBERS, raw_alias, raw_task, same
+
+Named = namedtuple("Named", "head block")
+
+X = np.arange(24.0).reshape(4, 6)
+
+
+def source() -> da.Array:
+    """Two by two blocks of a Blockwise layer."""
+    return da.from_array(X, chunks=(2, 3)) + 1
+
+
+def by_hand(array: da.Array, form: Callable[..., Any], own: Any = int, read: Any = int) -> da.Array:
+    tasks = {}
+    for block in np.ndindex(array.numblocks):
+        key = ("by-hand", *map(own, block))
+        tasks[key] = form(key, (array.name, *map(read, block)))
+    graph = HighLevelGraph.from_collections("by-hand", tasks, dependencies=[array])
+    return da.Array(graph, "by-hand", array.chunks, meta=array._meta)
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Everything is rewritten, for four workers."""
+    monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+    settings = {
+        "dasktile.workers": 4,
+        "dasktile.cost.task-bytes": 1,
+        "dasktile.tiling.min-tile": 1,
+        "dasktile.raise-errors": True,
+    }
+    with dask.config.set(settings):
+        yield
+
+
+@pytest.mark.parametrize("number", [*NUMBERS, bool, np.bool_, decimal.Decimal, complex])
+def test_block_numbers_are_what_a_dict_finds(number: Any) -> None:
+    for value in (0, 1):
+        assert is_block_number(number(value), 2) == (number(value) in dict.fromkeys(range(2)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [2, -1, np.int64(2), np.int64(-1), 0.5, np.nan, np.inf, "0", None, (0,), [0], np.array(0)],
+)
+def test_other_values_are_no_block_numbers(value: Any) -> None:
+    assert not is_block_number(value, 2)
+
+
+def test_keys_are_those_that_a_dict_would_find() -> None:
+    array = source()
+    layer = array.dask.layers[array.name]
+    assert isinstance(layer, Blockwise)
+    keys = Keys({array.name: layer}, {})
+    written = dict(layer)
+    name = array.name
+    for key in [
+        *((name, number(1), number(0)) for number in NUMBERS),
+        (name, 2, 0),
+        (name, 0),
+        (name, 0, 0, 0),
+        (name, "0", 0),
+        ("other", 0, 0),
+        name,
+        (),
+        (name,),
+        (np.str_(name), 0, 1),
+    ]:
+        assert (key in keys) == (key in written), key
+    assert (name, [0], 0) not in keys
+    assert (name, np.zeros(2), 0) not in keys
+    assert [name, 0, 0] not in keys
+
+
+def test_named_tuples_that_equal_keys_are_keys() -> None:
+    name = "x"
+    layer = MaterializedLayer({(name, 0): 1})
+    keys = Keys({name: layer}, {name: {name}})
+    assert Named(name, 0) in keys
+    assert keys.owner(Named(name, np.int64(0))) == name
+    assert is_block(Named(name, 0), name, (1,))
+    assert head_of(Named(name, 0)) == name
+    assert with_head(Named(name, 0), "y") == ("y", 0)
+
+
+def test_blocks_that_were_culled_are_no_keys() -> None:
+    array = source()
+    culled, _ = array.dask.layers[array.name].cull({(array.name, 0, 0)}, set())
+    keys = Keys({array.name: culled}, {})
+    assert (array.name, np.int64(0), 0) in keys
+    assert (array.name, 1, 0) not in keys
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_references_are_those_of_dask(form: Any, number: Any) -> None:
+    array = by_hand(source(), form, read=number)
+    view = GraphView(array.dask)
+    whole = convert_legacy_graph(dict(array.dask))
+    for key, node in view.tasks(array.name).items():
+        assert node.dependencies == whole[key].dependencies
+        assert set(references(node)) == whole[key].dependencies
+
+
+def test_references_come_from_left_to_right() -> None:
+    keys = [("x", number) for number in range(6)]
+    inner = Task(None, same, TaskRef(keys[3]))
+    task = Task("y", same, TaskRef(keys[5]), List(TaskRef(keys[1]), inner), block=Alias(keys[4]))
+    assert references(task) == (keys[5], keys[1], keys[3], keys[4])
+    assert references(DataNode("y", keys[0])) == ()
+
+
+@pytest.mark.parametrize("own", NUMBERS)
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_by_hand_compute_the_same_with_the_hook(eager: None, form: Any, own: Any) -> None:
+    array = (by_hand(source(), form, own, np.int64) + 1).rechunk((4, 2)).sum(axis=0)
+    expected = (X + 2).sum(axis=0)
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        np.testing.assert_array_equal(array.compute(scheduler="sync"), expected)
+    np.testing.assert_array_equal(dasktile.optimize(array).compute(scheduler="sync"), expected)
+
+
+@pytest.mark.parametrize("form", [raw_task, raw_alias])
+def test_undeclared_reads_are_refused(form: Any) -> None:
+    array = source()
+    whole = by_hand(array, form, read=np.int64).dask
+    dependencies = {**whole.dependencies, "by-hand": set()}
+    graph = HighLevelGraph(whole.layers, dependencies)
+    with pytest.raises(
+        UndeclaredReadError, match=f"layer 'by-hand' reads .* of layer '{array.name}"
+    ):
+        check_reads(GraphView(graph))
+    check_reads(GraphView(whole))
+
+
+def test_reads_of_what_is_no_block_are_refused() -> None:
+    array = da.from_array(X, chunks=(2, 3)).rechunk((4, 2))
+    inner = next(key for key in array.dask.layers[array.name] if key[0] != array.name)
+    tasks = {("by-hand", 0): (same, inner)}
+    graph = HighLevelGraph.from_collections("by-hand", tasks, dependencies=[array])
+    with pytest.raises(UndeclaredReadError, match="none of its blocks"):
+        check_reads(GraphView(graph))
+
+
+def test_an_array_beside_its_clone_is_left_unchanged_with_a_warning(eager: None) -> None:
+    array = da.from_array(np.arange(6), chunks=2).rechunk(3) + 1
+    both = array + clone(array, seed=1)
+    expected = 2 * (np.arange(6) + 1)
+    with pytest.raises(UndeclaredReadError):
+        capture([both])
+    with (
+        dask.config.set(array_optimize=dasktile.array_optimize),
+        pytest.warns(InconsistentGraphWarning, match="reads .* does not say"),
+    ):
+        found = both.compute(scheduler="sync")
+    np.testing.assert_array_equal(found, expected)
+    with pytest.warns(InconsistentGraphWarning):
+        assert dasktile.optimize(both) is both

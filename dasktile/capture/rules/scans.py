@@ -21,8 +21,8 @@ from dasktile._compat.dask import (
     prefixscan_combine,
     prefixscan_first,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Key
-from dasktile.capture.references import reference
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.trees import Step, read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
 

@@ -210,8 +210,8 @@ class Space:
                 chosen = chosen[_varied(alike, self.mesh, surface, self.settings.max_states)]
             options = [options[choice] for choice in chosen]
             held = boxes.held(options, node.out, node.shape)
-            self._cache[key] = (tuple(options), _take(work, chosen), held,
-                                tuple(None if need is None else _take(need, chosen)
+            self._cache[key] = (tuple(options), take(work, chosen), held,
+                                tuple(None if need is None else take(need, chosen)
                                       for need in needs))  # fmt: skip
         boxed = self._cache[key]
         following = tuple(self._following(follow) for follow, _ in follows)
@@ -342,8 +342,8 @@ class Space:
                 within = most.max(axis=1) * node.itemsize <= self.copy_limit
                 chosen = np.flatnonzero(~copies | within)
                 options = [options[choice] for choice in chosen]
-                held = _take(held, chosen)
-                second = None if second is None else _take(second, chosen)
+                held = take(held, chosen)
+                second = None if second is None else take(second, chosen)
             needs = (held,) if second is None else (held, second)
             self._cache[key] = (tuple(options), held, held, needs)
         boxed = self._cache[key]
@@ -537,7 +537,8 @@ def _varied(
     return np.sort(np.lexsort((surface, rank))[:most])
 
 
-def _take(boxes: Boxes, chosen: Ints) -> Boxes:
+def take(boxes: Boxes, chosen: Ints) -> Boxes:
+    """The boxes of some candidates."""
     return replace(boxes, lo=boxes.lo[chosen], hi=boxes.hi[chosen], active=boxes.active[chosen])
 
 
@@ -585,13 +586,13 @@ class _BoxBuilder:
             active[row] = self._running(option)
             if within is not None:
                 label, first, last = within
-                begin, end = self.range(label, _cut_by(option.mesh, label))
+                begin, end = self.range(label, mesh_axes_of(option.mesh, label))
                 active[row] &= (begin < last) & (end > first)
             for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
                 if axis.label is None:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
-                begin, end = self.range(axis.label, _cut_by(option.mesh, axis.label))
+                begin, end = self.range(axis.label, mesh_axes_of(option.mesh, axis.label))
                 lo[row, :, column], hi[row, :, column] = _interval(axis, begin, end, size)
         return Boxes(lo, hi, active, density)
 
@@ -615,7 +616,7 @@ class _BoxBuilder:
                 if axis.label is None:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
-                cut_by = _cut_by(option.mesh, axis.label) + tuple(
+                cut_by = mesh_axes_of(option.mesh, axis.label) + tuple(
                     mesh_axis for mesh_axis, target in enumerate(option.scatter) if target == column
                 )
                 begin, end = self.range(axis.label, cut_by)
@@ -647,7 +648,8 @@ class _BoxBuilder:
         return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
 
 
-def _cut_by(mesh: Sequence[int | None], label: int) -> tuple[int, ...]:
+def mesh_axes_of(mesh: Sequence[int | None], label: int) -> tuple[int, ...]:
+    """The mesh axes that cut a label, given the label that each axis cuts."""
     return tuple(axis for axis, cut in enumerate(mesh) if cut == label)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Edge, Node, Role
-from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort
+from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort, mesh_axes_of
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.settings import CostModel
@@ -215,7 +215,7 @@ class Costs:
         return float(math.prod(pieces) + final)
 
     def _pieces(self, variable: Variable, option: Option, label: int) -> int:
-        axes = tuple(axis for axis, cut in enumerate(option.mesh) if cut == label)
+        axes = mesh_axes_of(option.mesh, label)
         if not axes:
             return 1
         grid = self.space.axes.grids[variable.node][label]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Share, Tiling, Where, bounds
-from dasktile.tiling.candidates import Option, Space, array_labels
+from dasktile.tiling.candidates import Option, Space, array_labels, mesh_axes_of
 from dasktile.tiling.conversion import conversion_tables, conversion_tasks
 from dasktile.tiling.grid import split
 from dasktile.tiling.settings import Settings
@@ -453,7 +453,7 @@ class Splitter:
         if choice.option.follow is not None:
             return choice.option.follow
         return tuple(
-            self._share(choice, label, _axes_of(choice.option, label), sizes)
+            self._share(choice, label, mesh_axes_of(choice.option.mesh, label), sizes)
             for label, sizes in enumerate(cuts)
         )
 
@@ -468,7 +468,7 @@ class Splitter:
             if axis.label is None:
                 shares.append(Share())
                 continue
-            by = _axes_of(choice.option, axis.label) + tuple(
+            by = mesh_axes_of(choice.option.mesh, axis.label) + tuple(
                 mesh_axis
                 for mesh_axis, target in enumerate(choice.option.scatter)
                 if target == column
@@ -496,11 +496,6 @@ class Splitter:
         for start in bounds(sizes)[:-1]:
             runs[min(max(bisect_right(edges, start // width) - 1, 0), parts - 1)] += 1
         return Share(by, tuple(runs))
-
-
-def _axes_of(option: Option, label: int) -> tuple[int, ...]:
-    """The mesh axes that cut a label."""
-    return tuple(axis for axis, cut in enumerate(option.mesh) if cut == label)
 
 
 def _count(chunks: Chunks) -> int:

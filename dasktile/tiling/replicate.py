@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from dasktile.tiling.candidates import Boxes, Space
+from dasktile.tiling.candidates import Space, take
 from dasktile.tiling.cost import Costs, transfer
 from dasktile.tiling.rewrite import Replica
 
@@ -31,11 +30,14 @@ def _readers(space: Space, states: Sequence[int], node: int, index: int) -> list
     model = space.settings.model
     second_boxes = kept.held_second
     assert second_boxes is not None
-    first, second = _row(kept.held, states[index]), _row(second_boxes, states[index])
+    first, second = (
+        take(kept.held, np.array([states[index]])),
+        take(second_boxes, np.array([states[index]])),
+    )
     made, own = space.variables[space.made[node]], states[space.made[node]]
     if own < len(made.held.lo):
         # the first sharding is the cheaper one to make from the computed array
-        have = _row(made.held, own)
+        have = take(made.held, np.array([own]))
         if transfer(have, [second], model)[0, 0] < transfer(have, [first], model)[0, 0]:
             first, second = second, first
     readers = []
@@ -46,12 +48,7 @@ def _readers(space: Space, states: Sequence[int], node: int, index: int) -> list
             need = variable.needs[number] if number < len(variable.needs) else None
             if edge.producer != node or need is None or state >= len(need.lo):
                 continue
-            row = [_row(need, state)]
+            row = [take(need, np.array([state]))]
             if transfer(second, row, model)[0, 0] < transfer(first, row, model)[0, 0]:
                 readers.append((reader, number))
     return readers
-
-
-def _row(boxes: Boxes, state: int) -> Boxes:
-    index = np.array([state])
-    return replace(boxes, lo=boxes.lo[index], hi=boxes.hi[index], active=boxes.active[index])

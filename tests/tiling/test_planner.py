@@ -209,7 +209,7 @@ def test_what_few_workers_would_do_is_not_spread(chunk, placing):
         assert (plan.tiled is not None) == (placed and placing)
 
 
-def test_what_lies_unevenly_is_not_moved_for_that():
+def test_data_that_lies_unevenly_is_not_moved_for_that():
     """Eight blocks that the scheduler has put on seven of eight workers."""
     build = Builder()
     a = build.source((20_000, 4000), (2500, 4000), pinned=True)

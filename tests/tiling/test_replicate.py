@@ -1,4 +1,4 @@
-"""Arrays that are there with_replica: in two tilings at single, or made again instead of held."""
+"""Replicas: arrays in two shardings at once, or recomputed instead of held."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def als(users: int = 4000, items: int = 3000, rank: int = 10, rounds: int = 3) -
 
 
 @pytest.mark.parametrize("workers", [4, 16])
-def test_alternating_least_squares_moves_less_with_a_second_tiling(workers: int) -> None:
+def test_alternating_least_squares_moves_less_with_a_second_sharding(workers: int) -> None:
     program = als()
     single = tile(program, workers=workers, method=SINGLE, force=True)
     with_replica = tile(program, workers=workers)
@@ -90,7 +90,7 @@ def test_copies_keep_to_the_memory_there_is() -> None:
 
 
 def several(count: int) -> Program:
-    """So many matrices, each needed by rows and by columns again and again."""
+    """A number of matrices, each read by rows and by columns alternately."""
     build = Alternating()
     outputs = []
     for _ in range(count):
@@ -106,7 +106,7 @@ def several(count: int) -> Program:
 @pytest.mark.parametrize("room", [0, 1, 2, 3])
 def test_the_copies_that_fit_are_made(room: int) -> None:
     program = several(3)
-    # what a worker holds of a second tiling beyond its share: three quarters of that again
+    # bytes of a second sharding beyond a worker's share: three quarters of the share
     extra = 400 * 400 * 8 // 4 * 3 // 4
     found = tile(program, workers=4, memory_limit=400 * 400 * 8, settings=Settings())
     assert [node.op for node in found.program.nodes].count("copy") == 3
@@ -114,7 +114,7 @@ def test_the_copies_that_fit_are_made(room: int) -> None:
 
 
 def exact_within(program: Program, room: int) -> int:
-    """Second tilings that the exact method chooses with so much room for them."""
+    """Number of second shardings that the exact method chooses within `room` bytes."""
     space = Space(
         program, Mesh(mesh_shape(4)), free_axes(program, 4, LIMITS), Settings(), None, True
     )
@@ -152,11 +152,11 @@ def test_values_are_the_same(workers: int) -> None:
         np.testing.assert_allclose(other, one)
 
 
-# Made again ---------------------------------------------------------------------------
+# Recomputed ---------------------------------------------------------------------------
 
 
 class Counted:
-    """An array that counts the bytes that are read of it."""
+    """An array that counts the bytes read."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values, self.read = values, 0
@@ -169,7 +169,7 @@ class Counted:
 
 
 class Most(Callback):
-    """The most bytes of results that are there at single."""
+    """The most bytes of results in memory at once."""
 
     def __init__(self) -> None:
         self.held = 0
@@ -185,7 +185,7 @@ def counted_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_does_not_fit_is_read_again(counted_is_known: None, scaled: bool) -> None:
+def test_arrays_that_do_not_fit_are_read_again(counted_is_known: None, scaled: bool) -> None:
     store = Counted(np.random.default_rng(0).random((4000, 1000)))
     x = da.from_array(store, chunks=(250, 1000), asarray=False, meta=np.empty((0, 0)))
     x = 2 * x if scaled else x
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_read_again(counted_is_known: None, scaled: bool) -
 
 
 class Drawn(Counted):
-    """An array that is another whenever it is read."""
+    """An array with other values in each read."""
 
     def __getitem__(self, index: Any) -> np.ndarray:
         self.values = np.random.default_rng().random(self.shape)
@@ -215,7 +215,7 @@ def noisy(block: np.ndarray) -> np.ndarray:
     return block + np.random.default_rng().random(np.shape(block))
 
 
-def test_what_may_be_another_is_not_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_that_may_differ_are_not_recomputed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
     dasktile.register_kernel(noisy, elementwise=True)
     drawn = Drawn(np.zeros((4000, 1000)))
@@ -227,7 +227,7 @@ def test_what_may_be_another_is_not_made_again(monkeypatch: pytest.MonkeyPatch) 
         assert abs(new.compute(scheduler="sync")).max() < 1e-9
 
 
-def test_only_what_is_known_is_repeatable() -> None:
+def test_only_known_functions_are_repeatable() -> None:
     known = da.from_array(np.zeros((40, 10)), chunks=(10, 10))
     vectorized = known.map_blocks(np.vectorize(noisy, otypes=[float]), dtype=float)
     names = {"known": (known + 1).T, "vectorized": vectorized}
@@ -246,7 +246,7 @@ def centred(**source: Any) -> tuple[Program, int]:
     return build.program(build.elementwise(x, mean)), x
 
 
-def test_what_is_held_from_one_pass_to_the_next() -> None:
+def test_arrays_held_from_one_pass_to_the_next() -> None:
     program, x = centred()
     assert late_readers(program) == {x: (2,)}
     assert held_bytes(program) == program.nodes[x].nbytes == 32_000_000
@@ -260,14 +260,14 @@ def test_what_is_held_from_one_pass_to_the_next() -> None:
     assert held_bytes(again.program) == 0
 
 
-def test_what_streams_is_not_held() -> None:
+def test_arrays_that_stream_are_not_held() -> None:
     build = Builder()
     x = build.source((4000, 1000), (250, 1000))
     double = build.elementwise(x)
     assert late_readers(build.program(build.elementwise(x, double))) == {}
 
 
-def test_what_is_in_memory_is_not_made_again() -> None:
+def test_persisted_arrays_are_not_recomputed() -> None:
     program, x = centred(pinned=True)
     assert recompute(program, x, (2,), 8) is None
     assert tile(program, workers=2, memory_limit=3_000_000).origin is None

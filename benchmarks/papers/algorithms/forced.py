@@ -2,7 +2,7 @@
 
 Each is a :class:`~dasktile.tiling.methods.base.Method` that need not be registered::
 
-    tile(program, workers=8, method=along(("q", 1)), anyway=True)
+    tile(program, workers=8, method=along(("q", 1)), force=True)
 
 cuts every operation by the heads of the queries, wherever they are a label of it.  What is
 left open (which mesh axis comes first, where inputs are and in how many copies they are

@@ -22,7 +22,7 @@ from dasktile._compat.dask import (
     prefixscan_first,
 )
 from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
-from dasktile.capture.references import reference
+from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.trees import Step, read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
 
@@ -165,9 +165,7 @@ def _carried(
     return merges if len(tasks) == 2 * array_blocks(array) else None
 
 
-def _adds_last(
-    carry: Task, carried: tuple[Any, ...], block: tuple[Any, ...], last: tuple[slice, ...]
-) -> bool:
+def _adds_last(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -> bool:
     """Whether a carry is that of the block before, merged with the last elements of that."""
     if len(carry.args) != 2 or reference(carry.args[0]) != carried:
         return False

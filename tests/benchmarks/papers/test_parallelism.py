@@ -19,7 +19,7 @@ BATCH = ("samples", 0)
 
 
 def _moved(program, workers, method):
-    return tile(program, workers=workers, method=method, anyway=True).after.bytes
+    return tile(program, workers=workers, method=method, force=True).after.bytes
 
 
 def test_data_and_model_parallelism_are_special_cases():

@@ -16,8 +16,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Event, LocalCluster, Scheduler, Worker, wait
-from distributed.utils_test import gen_cluster
+from distributed import Client, LocalCluster, Scheduler, Worker, wait
 
 import dasktile
 from dasktile import preload
@@ -30,7 +29,7 @@ from dasktile.runtime.nextuse import USES
 from dasktile.runtime.scheduler.priorities import ORDER
 from dasktile.runtime.worker.store import TileStore
 from dasktile.tiling.seconds import Calibration
-from tests.gated import LIMIT, until
+from tests.gated import LIMIT
 
 RNG = np.random.default_rng(0)
 A = RNG.random((40, 16))
@@ -343,29 +342,6 @@ def test_a_handler_that_is_replaced_has_another_parameter(
 
 
 # One feature is off, and something happens that it is for ------------------------------
-
-
-def opened(gate: str, value: int) -> int:
-    assert Event(gate).wait(LIMIT)
-    return value
-
-
-@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], timeout=LIMIT)
-async def test_without_the_root_throttle_tasks_wait_for_the_next_worker(c, s, worker):
-    with pytest.MonkeyPatch.context() as patch:
-        pretend(patch, Internal("scheduler", "WORKER_SATURATION", ""))
-        with pytest.warns(UserWarning, match="root throttle"):
-            await dasktile.enable(c)
-        name = f"read-dasktile-1_0e4-{'0123456789abcdef' * 2}"
-        graph = {(name, block): (opened, "gate", block) for block in range(4)}
-        futures = c.get(graph, list(graph), sync=False)
-        await until(lambda: len(s.workers[worker.address].processing) == 4)
-        await worker.close(executor_wait=False)
-        await until(lambda: len(s.unrunnable) == 4)
-        async with Worker(s.address, nthreads=1):
-            await Event("gate").set()
-            assert await c.gather(futures) == [0, 1, 2, 3]
-        assert s.plugins[NAME].errors == 0
 
 
 def test_a_worker_without_hints_spills_and_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
+from dasktile.capture.highlevel import failures
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,6 +43,14 @@ def raise_errors() -> Iterator[None]:
     """An error inside dasktile is a failed test, not a warning."""
     with dask.config.set({"dasktile.raise-errors": True}):
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_recogniser_fails() -> Iterator[None]:
+    """What is not recognised is unchanged, but to raise an exception is a defect."""
+    failures.clear()
+    yield
+    assert failures == {}
 
 
 @pytest.fixture(autouse=True)

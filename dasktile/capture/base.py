@@ -77,6 +77,19 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRecognised:
+    """A layer of the recogniser's family, in a form that it does not take.
+
+    Parameters
+    ----------
+    reason
+        Why the operation is unchanged, in terms of the call that the user made.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verbatim:
     """Kernel of a node left alone.
 
@@ -106,11 +119,14 @@ class Captured:
         One for each node.
     graph
         The graph captured from.
+    errors
+        Exceptions that recognisers raised; each is a defect of dasktile.
     """
 
     program: Program
     kernels: tuple[Any, ...]
     graph: HighLevelGraph
+    errors: tuple[Exception, ...] = ()
 
 
 @dataclass
@@ -247,7 +263,8 @@ def _head(key: Key) -> Any:
     return key[0] if type(key) is tuple and key else key
 
 
-Recogniser = Callable[[GraphView, str], "Found | Same | None"]
+#: What a layer is; None where it is not of the recogniser's family.
+Recogniser = Callable[[GraphView, str], "Found | Same | NotRecognised | None"]
 
 
 def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dasktile.runtime.tiers import Device
 from dasktile.runtime.worker.store import TileStore, memory_of
-from dasktile.schedule.bounds import Step, least
+from dasktile.schedule.bounds import Step, transfer_bound
 
 #: ("made", key, bytes, key of which it is a view or None), ("starts", number of the request,
 #: keys), ("ends", number), ("gone", key) and ("graph", None) where the client sends one.
@@ -155,13 +155,13 @@ def least_read(trace: Trace, together: bool = False) -> float:
         Whether what a task reads is held until the task has ended, beside what others read.
     """
     found = steps_of(trace.events, together)
-    return least(found.steps, found.sizes, trace.capacity, write_cost=0).read
+    return transfer_bound(found.steps, found.sizes, trace.capacity, write_cost=0).read
 
 
 def least_moved(trace: Trace) -> float:
     """Bytes that any store must read and write, as for :func:`least_read`."""
     found = steps_of(trace.events)
-    bound = least(found.steps, found.sizes, trace.capacity)
+    bound = transfer_bound(found.steps, found.sizes, trace.capacity)
     return bound.read + bound.written
 
 
@@ -218,7 +218,7 @@ class Steps:
     Parameters
     ----------
     steps
-        Of :func:`dasktile.schedule.bounds.least`; values are numbered.
+        Of :func:`dasktile.schedule.bounds.transfer_bound`; values are numbered.
     sizes
         Bytes of every value.
     known

@@ -75,7 +75,7 @@ def spill_settings() -> dict[str, Any]:
     dirty = positive("spill.dirty")
     if dirty < 1:
         raise ValueError(f"setting dasktile.spill.dirty must be at least 1; got {dirty!r}")
-    return {"keep_clean": clean, "prefetch": _count("spill.prefetch"), "dirty": dirty}
+    return {"keep_clean": clean, "prefetch": _count("spill.prefetch"), "dirty_factor": dirty}
 
 
 def setting(name: str) -> Any:

@@ -47,12 +47,12 @@ from benchmarks.papers.models import MODELS, Model, memory
 from benchmarks.papers.models.layers import Device
 from benchmarks.papers.models.resnet import resnet152
 from dasktile.schedule import order as orders
-from dasktile.schedule.search import Planned, plan
-from dasktile.schedule.simulate import Link, simulate
+from dasktile.schedule.search import SearchResult, plan
+from dasktile.schedule.simulate import HostLink, simulate
 from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, plan_swaps
 from dasktile.schedule.taskgraph import TaskGraph
 
-LINK = Link(12e9, 12e9, 20e9)
+LINK = HostLink(12e9, 12e9, 20e9)
 GPU = 16 * 10**9
 
 #: Rules for orders that the tuned search starts from, and swaps within it.
@@ -126,7 +126,7 @@ def evolved(graph: TaskGraph, tries: int, literal: bool) -> Evolved:
     seeds = []
     by_bytes = Memory.bytes(graph, GPU)
     for name in SEEDS:
-        order = orders.get(name)(graph, GPU)
+        order = orders.get_rule(name)(graph, GPU)
         swaps = plan_swaps(graph, order, by_bytes, AHEAD)
         seeds.append(Seed(order, time_in_memory(graph, swaps)))
     evaluate = in_classes(graph, LINK, AHEAD)
@@ -135,7 +135,7 @@ def evolved(graph: TaskGraph, tries: int, literal: bool) -> Evolved:
     )
 
 
-def with_addresses(graph: TaskGraph, best: Planned, limit: int) -> tuple[float, float]:
+def with_addresses(graph: TaskGraph, best: SearchResult, limit: int) -> tuple[float, float]:
     """Seconds with addresses within a limit, and what they cost in memory.
 
     Plans for less and less memory, with the order of a plan that is given, until all lifetimes
@@ -159,7 +159,7 @@ def training(model: Model, quick: bool = False) -> Training:
     graph = graph_of(model.name)
     ideal = float(graph.time.sum())
     by_bytes = Memory.bytes(graph, GPU)
-    program = orders.get("program")(graph, GPU)
+    program = orders.get_rule("program")(graph, GPU)
     lazy = simulate(graph, plan_swaps(graph, program, by_bytes, ON_DEMAND), by_bytes, LINK)
     # As many simulations as take about as long.
     tries = max(48, int((1e5 if quick else 5e6) / len(graph)))
@@ -167,15 +167,16 @@ def training(model: Model, quick: bool = False) -> Training:
     best = plan(graph, GPU, LINK)
     least = crossing_bound(graph, GPU, LINK.inward, LINK.outward)
     seconds, fragments = with_addresses(graph, best, GPU)
-    assert best.least is not None
+    assert best.swap_bound is not None
     return Training(
         model,
         graph,
         *(100 * ideal / one for one in (lazy.makespan, literal, tuned, best.makespan, seconds)),
-        best.makespan / best.bound,
+        best.makespan / best.time_bound,
         best.makespan / least,
-        best.swap_in_bytes / max(best.least_read, 1.0),
-        (best.swap_in_bytes + best.swap_out_bytes) / (best.least.read + best.least.written),
+        best.swap_in_bytes / max(best.read_bound, 1.0),
+        (best.swap_in_bytes + best.swap_out_bytes)
+        / (best.swap_bound.read + best.swap_bound.written),
         100 * fragments,
         best.method,
         tries,

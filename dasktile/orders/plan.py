@@ -29,10 +29,10 @@ from dasktile.cluster.target import Machine, machine, memory_bytes
 from dasktile.orders.apply import TaskSet, ordered
 from dasktile.report.explanation import format_bytes, format_seconds
 from dasktile.report.timeline import Timeline, draw, lane
-from dasktile.schedule.search import Planned
+from dasktile.schedule.search import SearchResult
 from dasktile.schedule.search import plan as find
-from dasktile.schedule.simulate import Link, Run, simulate
-from dasktile.schedule.swaps import ON_DEMAND, Memory, plan_walk, walk
+from dasktile.schedule.simulate import HostLink, SimulatedRun, simulate
+from dasktile.schedule.swaps import ON_DEMAND, Memory, plan_traced_order, trace_order
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 
 #: Number of plans in the cache: the same expression is often planned several times.
@@ -312,16 +312,16 @@ def _limit(memory_limit: object, target: Machine) -> int:
     return limit
 
 
-def _link(device: object) -> Link:
+def _link(device: object) -> HostLink:
     if device == "host":
         speed = config.positive("plan.disk-bandwidth")
-        return Link(speed, speed, speed)
+        return HostLink(speed, speed, speed)
     if device == "cuda":
         speed, both = (
             config.positive("plan.device-bandwidth"),
             config.positive("plan.device-duplex"),
         )
-        return Link(speed, speed, both)
+        return HostLink(speed, speed, both)
     raise ValueError(f"device must be 'host' or 'cuda'; got {device!r}")
 
 
@@ -369,7 +369,7 @@ def _graph_of(sized: Tasks, target: Machine) -> TaskGraph:
 _lock = threading.Lock()
 
 #: The cache: plans by a token of their inputs, the oldest first.
-_plans: OrderedDict[str, tuple[Planned, Run, tuple[int, int, float]]] = OrderedDict()
+_plans: OrderedDict[str, tuple[SearchResult, SimulatedRun, tuple[int, int, float]]] = OrderedDict()
 
 
 def _plan(
@@ -377,7 +377,7 @@ def _plan(
     names: Sequence[Hashable],
     given: Mapping[str, Any],
     limit: int,
-    link: Link,
+    link: HostLink,
     search_seconds: float,
     seed: int,
     repeat: bool,
@@ -393,10 +393,12 @@ def _plan(
                 clock=clock, rng=np.random.default_rng(seed),
             )  # fmt: skip
         memory = Memory.bytes(graph, limit)
-        run = simulate(graph, planned.swaps, memory, link, walk(graph, planned.order, repeat))
+        run = simulate(
+            graph, planned.swaps, memory, link, trace_order(graph, planned.order, repeat)
+        )
         start = graph.check_order(next(iter(given.values()), np.arange(len(graph))))
-        steps = walk(graph, start, repeat)
-        swaps = plan_walk(graph, steps, memory, ON_DEMAND, repeat)
+        steps = trace_order(graph, start, repeat)
+        swaps = plan_traced_order(graph, steps, memory, ON_DEMAND, repeat)
         seconds = simulate(graph, swaps, memory, link, steps).makespan
         cached = planned, run, (swaps.swap_in_bytes, swaps.swap_out_bytes, seconds)
         with _lock:
@@ -404,14 +406,14 @@ def _plan(
             while len(_plans) > CACHED_PLANS:
                 _plans.popitem(last=False)
     planned, run, before = cached
-    least = planned.least
+    least = planned.swap_bound
     return SchedulePlan(
         order=tuple(names[op] for op in planned.order.tolist()),
         swap_in_bytes=planned.swap_in_bytes,
         swap_out_bytes=planned.swap_out_bytes,
         makespan=planned.makespan,
-        lower_bound=planned.least_read if least is None else least.read + least.written,
-        time_bound=planned.bound,
+        lower_bound=planned.read_bound if least is None else least.read + least.written,
+        time_bound=planned.time_bound,
         ideal=planned.ideal,
         memory_limit=limit,
         peak=planned.peak,
@@ -441,7 +443,7 @@ def _progress(seconds: float) -> Iterator[Callable[[], float]]:
         yield clock
 
 
-def _timeline(graph: TaskGraph, planned: Planned, run: Run, limit: int) -> Timeline:
+def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit: int) -> Timeline:
     swaps = planned.swaps
 
     def named(data: Any, times: Any) -> tuple[Any, ...]:
@@ -466,7 +468,9 @@ def _timeline(graph: TaskGraph, planned: Planned, run: Run, limit: int) -> Timel
     return Timeline(lanes, _taken(graph, planned, run), limit, title)
 
 
-def _taken(graph: TaskGraph, planned: Planned, run: Run) -> tuple[tuple[float, int], ...]:
+def _taken(
+    graph: TaskGraph, planned: SearchResult, run: SimulatedRun
+) -> tuple[tuple[float, int], ...]:
     """Bytes in memory over time."""
     swaps, size = planned.swaps, graph.size
     changes: list[tuple[float, int]] = [(0.0, int(size[swaps.started].sum()))]

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import numpy as np
 
-from dasktile.schedule.taskgraph import Bools, Floats, Ints, Lists, TaskGraph
+from dasktile.schedule.taskgraph import Bools, Floats, Ints, RaggedArray, TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
-    """Bytes that no choice of what leaves memory when can be below; see :func:`least`.
+class TransferBound:
+    """Bytes that no choice of what leaves memory when can be below; see :func:`transfer_bound`.
 
     Attributes
     ----------
@@ -41,13 +41,13 @@ class Least:
     written: float
 
 
-def least(
+def transfer_bound(
     steps: Sequence[Step],
     sizes: Mapping[Hashable, int],
     capacity: int,
     below: Iterable[Hashable] = (),
     write_cost: float = 1.0,
-) -> Least:
+) -> TransferBound:
     """A lower bound of the bytes read into memory, and of those written out of it.
 
     Between two uses of a tile there is a gap, over which it is kept in memory or not.  Kept
@@ -99,10 +99,10 @@ def least(
     ones = np.ones(len(gaps), np.bool_)
     room = np.maximum(capacity - held, 0.0)
     found = _flow(start, end, size, group, ones, room, write_cost)
-    return Least(first_read + found.read, found.written)
+    return TransferBound(first_read + found.read, found.written)
 
 
-def least_swaps(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1.0) -> Least:
+def swap_bound(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1.0) -> TransferBound:
     """The same for a graph that runs in an order, of which memory has nothing at the start.
 
     Parameters
@@ -110,7 +110,7 @@ def least_swaps(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1
     graph, order
         What runs.  A datum that was updated counts as another.
     limit, write_cost
-        As `capacity` and `write_cost` of :func:`least`.
+        As `capacity` and `write_cost` of :func:`transfer_bound`.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def least_swaps(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1
     trace = graph.trace(order)
     n = len(graph)
     at, data, following = trace.touched.owners(), trace.touched.index, trace.next
-    kinds = Lists(graph.touched.pointer, graph.kinds).taken(order).index
+    kinds = RaggedArray(graph.touched.pointer, graph.kinds).take(order).index
     # versions: of equal data in order, how often it was written before
     by_datum = np.lexsort((at, data))
     writes = np.cumsum(kinds[by_datum] != 0)
@@ -142,7 +142,7 @@ def least_swaps(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1
     found = _flow(
         at[gap], following[gap], graph.size[data[gap]], group_number, back[gap], room, write_cost
     )
-    return Least(first_read + found.read, found.written)
+    return TransferBound(first_read + found.read, found.written)
 
 
 def time_bound(
@@ -188,7 +188,7 @@ def time_bound(
     started = nothing if started is None else started
     trace = graph.trace(order)
     at, data = trace.touched.owners(), trace.touched.index
-    kinds = Lists(graph.touched.pointer, graph.kinds).taken(order).index
+    kinds = RaggedArray(graph.touched.pointer, graph.kinds).take(order).index
     last = np.full(graph.data_count, -1, np.int64)
     last[data] = at
     dirty = np.full(graph.data_count, n, np.int64)
@@ -223,7 +223,7 @@ def _flow(
     back: Bools,
     room: Floats,
     write_cost: float,
-) -> Least:
+) -> TransferBound:
     """Keep what costs most to copy, as far as there is room.
 
     Room over time is a chain of flows: each gap takes of it where it starts and gives it back
@@ -242,7 +242,7 @@ def _flow(
     """
     inner = end - start > 1
     if not inner.any():
-        return Least(0, 0)
+        return TransferBound(0, 0)
     start, end, group, back = start[inner], end[inner], group[inner], back[inner]
     bytes_ = size[inner].astype(np.float64)
     dirty = np.flatnonzero(group >= 0)
@@ -290,4 +290,4 @@ def _flow(
         raise RuntimeError(f"the bound was not found: {found.message}")
     # the solver's last digits are noise
     kept, stores = np.split(np.round(found.x[: count + len(names)], 10), [count])
-    return Least(float(reload @ (1.0 - kept)), float(written @ stores))
+    return TransferBound(float(reload @ (1.0 - kept)), float(written @ stores))

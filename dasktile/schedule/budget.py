@@ -36,7 +36,7 @@ class Budget:
         """
         self._others.append(max(0, process - results))
 
-    def of(self, target: int) -> int:
+    def available(self, target: int) -> int:
         """Bytes that results may take.
 
         Parameters

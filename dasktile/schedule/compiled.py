@@ -23,12 +23,12 @@ def compiled(function: F) -> F:
     this package, and most processes never plan.  The code is kept on disk beside the module,
     so that a process compiles nothing that another one has.
     """
-    later = _Later(function)
-    _LATER.append(later)
-    return cast(F, later)
+    lazy = _LazyFunction(function)
+    _LAZY.append(lazy)
+    return cast(F, lazy)
 
 
-class _Later:
+class _LazyFunction:
     """A function that is compiled, with all others, when it is called first."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -37,36 +37,36 @@ class _Later:
 
     def __call__(self, *arguments: Any) -> Any:
         if self.fast is None:
-            _compile()
+            _compile_all()
         assert self.fast is not None
         return self.fast(*arguments)
 
 
-_LATER: list[_Later] = []
+_LAZY: list[_LazyFunction] = []
 
 
-def _compile() -> None:
+def _compile_all() -> None:
     """Compile what waits for it, and let all of it call each other without a detour."""
-    fast: Callable[[Callable[..., Any]], Any] = _as_it_is
+    fast: Callable[[Callable[..., Any]], Any] = _uncompiled
     with suppress(ImportError):  # an extra: everything is the same without it, and slower
         import numba
 
-        fast = partial(_fast, numba)
-    for later in _LATER:
-        if later.fast is None:
-            later.fast = fast(later.function)
-    for later in _LATER:
-        names = later.function.__globals__
+        fast = partial(_jit, numba)
+    for lazy in _LAZY:
+        if lazy.fast is None:
+            lazy.fast = fast(lazy.function)
+    for lazy in _LAZY:
+        names = lazy.function.__globals__
         for name, value in list(names.items()):
-            if isinstance(value, _Later) and value.fast is not None:
+            if isinstance(value, _LazyFunction) and value.fast is not None:
                 names[name] = value.fast
 
 
-def _as_it_is(function: Callable[..., Any]) -> Any:
+def _uncompiled(function: Callable[..., Any]) -> Any:
     return function
 
 
-def _fast(numba: Any, function: Callable[..., Any]) -> Any:
+def _jit(numba: Any, function: Callable[..., Any]) -> Any:
     try:
         return numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:  # there is nowhere to keep it

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dasktile.schedule.ranked import Ranked
+from dasktile.schedule.ranked import RankedQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +29,7 @@ class Buffer:
         ``inf`` if no task will, None if nobody knows.
     used
         When one was used last, by a counter.
-    leaving
+    evicting
         It is being written to the tier below, to be dropped then.
     dying
         It is about to be removed, and not worth being written.
@@ -42,13 +42,13 @@ class Buffer:
     stored: bool = False
     next: float | None = None
     used: int = 0
-    leaving: bool = False
+    evicting: bool = False
     dying: bool = False
-    #: When it was needed next when it was chosen to leave.
-    chosen: float | None = None
+    #: When it was needed next when it was next_when_chosen to leave.
+    next_when_chosen: float | None = None
 
 
-class Victims:
+class EvictionQueue:
     """The buffers of one tier that may leave it, in the order in which they should.
 
     First what no task will ask for, used last first: a client that computes on it again and
@@ -65,8 +65,8 @@ class Victims:
     def __init__(self, dirty: float) -> None:
         self._dirty = dirty
         # By whether they are stored.
-        self._known: dict[bool, Ranked[Buffer]] = {True: Ranked(), False: Ranked()}
-        self._unknown: dict[bool, Ranked[Buffer]] = {True: Ranked(), False: Ranked()}
+        self._known: dict[bool, RankedQueue[Buffer]] = {True: RankedQueue(), False: RankedQueue()}
+        self._unknown: dict[bool, RankedQueue[Buffer]] = {True: RankedQueue(), False: RankedQueue()}
 
     def __contains__(self, buffer: object) -> bool:
         return any(buffer in one for one in self._all())
@@ -83,12 +83,12 @@ class Victims:
                 one.discard(buffer)
         into.put(buffer, rank)
 
-    def take(self, buffer: Buffer) -> None:
+    def discard(self, buffer: Buffer) -> None:
         """Say that a buffer may not leave."""
         for one in self._all():
             one.discard(buffer)
 
-    def _all(self) -> tuple[Ranked[Buffer], ...]:
+    def _all(self) -> tuple[RankedQueue[Buffer], ...]:
         return (*self._known.values(), *self._unknown.values())
 
     def first(self, now: float, stored: bool = False) -> Buffer | None:
@@ -103,7 +103,7 @@ class Victims:
         """
         clean, unknown = self._known[True].first(), self._unknown[True].first()
         if stored:
-            return clean if unknown is None or _is_over(clean) else unknown
+            return clean if unknown is None or _is_unused(clean) else unknown
         dirty = self._known[False].first()
         unknown = min(
             (one for one in (unknown, self._unknown[False].first()) if one is not None),
@@ -111,7 +111,7 @@ class Victims:
             default=None,
         )
         for buffer in (clean, dirty):
-            if _is_over(buffer):
+            if _is_unused(buffer):
                 return buffer
         if unknown is not None:
             return unknown
@@ -125,5 +125,5 @@ class Victims:
         return clean if wait >= max(0.0, dirty.next - now) else dirty
 
 
-def _is_over(buffer: Buffer | None) -> bool:
+def _is_unused(buffer: Buffer | None) -> bool:
     return buffer is not None and buffer.next == math.inf

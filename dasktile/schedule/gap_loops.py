@@ -8,18 +8,18 @@ from __future__ import annotations
 import numpy as np
 
 from dasktile.schedule.compiled import compiled
-from dasktile.schedule.swap_loops import READ, Array, Pools
+from dasktile.schedule.swap_loops import READ, Array, MemoryArrays
 
 
 @compiled
-def fill(
+def fill_gaps(
     in_datum: Array,
     in_trigger: Array,
     in_gap: Array,
     out_datum: Array,
     out_at: Array,
     profile: Array,
-    pools: Pools,
+    pools: MemoryArrays,
     last: bool,
 ) -> None:
     """Let data stay that would leave and come back although there is room; shortest gaps first.
@@ -58,7 +58,7 @@ def fill(
 
 
 @compiled
-def extend(
+def advance_copies(
     in_datum: Array,
     in_trigger: Array,
     in_use: Array,
@@ -68,7 +68,7 @@ def extend(
     out_at: Array,
     copies: Array,
     profile: Array,
-    pools: Pools,
+    pools: MemoryArrays,
     since: Array,
 ) -> None:
     """Let data come in earlier where there is room for them, at the positions `since` at most.
@@ -109,7 +109,7 @@ def extend(
 
 
 @compiled
-def settle(
+def needs_copy(
     at: Array,
     data: Array,
     kind: Array,

@@ -15,7 +15,7 @@ DYING = math.nan
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ResidencySettings:
     """The numbers that the rules depend on.
 
     Parameters
@@ -43,8 +43,8 @@ class Settings:
     capacity: Sequence[int | None]
     keep_clean: bool = True
     prefetch: int = 2
-    ahead: float = 0.05
-    dirty: float = 2.0
+    prefetch_fraction: float = 0.05
+    dirty_factor: float = 2.0
 
     def __post_init__(self) -> None:
         if len(self.capacity) < 2:
@@ -53,10 +53,12 @@ class Settings:
             raise ValueError(f"capacity must not be negative, but is {self.capacity!r}")
         if self.prefetch < 0:
             raise ValueError(f"prefetch must be at least 0, not {self.prefetch!r}")
-        if not 0 <= self.ahead <= 1:
-            raise ValueError(f"ahead must be between 0 and 1, not {self.ahead!r}")
-        if self.dirty < 1:
-            raise ValueError(f"dirty must be at least 1, not {self.dirty!r}")
+        if not 0 <= self.prefetch_fraction <= 1:
+            raise ValueError(
+                f"prefetch_fraction must be between 0 and 1, not {self.prefetch_fraction!r}"
+            )
+        if self.dirty_factor < 1:
+            raise ValueError(f"dirty_factor must be at least 1, not {self.dirty_factor!r}")
 
 
 @dataclass(frozen=True, slots=True)

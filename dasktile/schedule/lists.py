@@ -1,4 +1,4 @@
-"""Lists of numbers in two arrays, and orders of what needs each other."""
+"""RaggedArray of numbers in two arrays, and orders of what needs each other."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lists:
-    """Lists of numbers in two arrays.
+class RaggedArray:
+    """RaggedArray of numbers in two arrays.
 
     Attributes
     ----------
@@ -40,31 +40,31 @@ class Lists:
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.pointer))
 
     @staticmethod
-    def of(lists: Iterable[Iterable[int]]) -> Lists:
+    def pack(lists: Iterable[Iterable[int]]) -> RaggedArray:
         """Pack lists."""
         packed = [np.fromiter(one, dtype=np.int64) for one in lists]
         pointer = np.zeros(len(packed) + 1, dtype=np.int64)
         np.cumsum([len(one) for one in packed], out=pointer[1:])
-        return Lists(pointer, np.concatenate(packed) if packed else np.zeros(0, np.int64))
+        return RaggedArray(pointer, np.concatenate(packed) if packed else np.zeros(0, np.int64))
 
     @staticmethod
-    def grouped(owner: Ints, index: Ints, count: int) -> Lists:
-        """Lists of `index` by `owner`; within a list the order stays."""
+    def group(owner: Ints, index: Ints, count: int) -> RaggedArray:
+        """RaggedArray of `index` by `owner`; within a list the order stays."""
         order = np.argsort(owner, kind="stable")
         pointer = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=count), out=pointer[1:])
-        return Lists(pointer, index[order])
+        return RaggedArray(pointer, index[order])
 
-    def taken(self, order: Ints) -> Lists:
+    def take(self, order: Ints) -> RaggedArray:
         """The same lists in another order."""
         lengths = np.diff(self.pointer)[order]
         pointer = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(lengths, out=pointer[1:])
         shift = np.repeat(self.pointer[order] - pointer[:-1], lengths)
-        return Lists(pointer, self.index[np.arange(pointer[-1]) + shift])
+        return RaggedArray(pointer, self.index[np.arange(pointer[-1]) + shift])
 
 
-def topological(before: Lists, after: Lists) -> Ints:
+def topological(before: RaggedArray, after: RaggedArray) -> Ints:
     """Operations in an order that they may run in, of those that may the first given first.
 
     Those on a circle, and what needs them, are left out.

@@ -13,15 +13,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dasktile.schedule.taskgraph import Bools, Ints, Lists, TaskGraph, topological
+from dasktile.schedule.taskgraph import Bools, Ints, RaggedArray, TaskGraph, topological
 
 #: A graph and bytes of memory, to operations in an order that they may run in.
-Rule = Callable[[TaskGraph, int], Ints]
+OrderRule = Callable[[TaskGraph, int], Ints]
 
-_RULES: dict[str, Rule] = {}
+_RULES: dict[str, OrderRule] = {}
 
 
-def rule(name: str) -> Callable[[Rule], Rule]:
+def register_rule(name: str) -> Callable[[OrderRule], OrderRule]:
     """Register a rule.
 
     Raises
@@ -30,7 +30,7 @@ def rule(name: str) -> Callable[[Rule], Rule]:
         If the name is taken.
     """
 
-    def register(function: Rule) -> Rule:
+    def register(function: OrderRule) -> OrderRule:
         if name in _RULES:
             raise ValueError(f"a rule named {name!r} is registered already")
         _RULES[name] = function
@@ -39,12 +39,12 @@ def rule(name: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def rules() -> tuple[str, ...]:
+def rule_names() -> tuple[str, ...]:
     """Names of all rules, in the order in which they were registered."""
     return tuple(_RULES)
 
 
-def get(name: str) -> Rule:
+def get_rule(name: str) -> OrderRule:
     """The rule of a name.
 
     Raises
@@ -58,13 +58,13 @@ def get(name: str) -> Rule:
     return _RULES[name]
 
 
-@rule("program")
+@register_rule("program")
 def program(graph: TaskGraph, limit: int) -> Ints:
     """As given, as far as what an operation needs comes first."""
     return topological(graph.before, graph.after)
 
 
-@rule("depth-first")
+@register_rule("depth-first")
 def depth_first(graph: TaskGraph, limit: int) -> Ints:
     """For one result after the other, all that it needs just before it."""
     pointer, index = graph.before.pointer.tolist(), graph.before.index.tolist()
@@ -86,12 +86,12 @@ def depth_first(graph: TaskGraph, limit: int) -> Ints:
     return np.array(order, np.int64)
 
 
-@rule("min-memory")
+@register_rule("min-memory")
 def min_memory(graph: TaskGraph, limit: int) -> Ints:
     """What makes least, less what is dropped after it; of equals what could run last."""
     size = graph.size.tolist()
-    touched = _lists(graph.touched)
-    writes = _lists(graph.writes)
+    touched = _to_lists(graph.touched)
+    writes = _to_lists(graph.writes)
     # how many have not run of those that touch a datum, and the sum of their numbers
     left = [0] * graph.data_count
     who = [0] * graph.data_count
@@ -105,7 +105,7 @@ def min_memory(graph: TaskGraph, limit: int) -> Ints:
         freed = sum(size[datum] for datum in touched[op] if left[datum] == 1 and dropped[datum])
         return sum(size[datum] for datum in writes[op]) - freed
 
-    walk = _Walk(graph)
+    builder = _OrderBuilder(graph)
     since = [0] * len(graph)
     rank: dict[int, tuple[int, int, int]] = {}
     heap: list[tuple[int, int, int]] = []
@@ -116,7 +116,7 @@ def min_memory(graph: TaskGraph, limit: int) -> Ints:
             rank[op] = entry
             heapq.heappush(heap, entry)
 
-    for op in walk.ready:
+    for op in builder.ready:
         put(op)
     while heap:
         entry = heapq.heappop(heap)
@@ -129,17 +129,17 @@ def min_memory(graph: TaskGraph, limit: int) -> Ints:
             who[datum] -= op
             if left[datum] == 1 and who[datum] in rank:
                 put(who[datum])
-        for follower in walk.ran(op):
-            since[follower] = len(walk.order)
+        for follower in builder.append(op):
+            since[follower] = len(builder.order)
             put(follower)
-    return walk.result()
+    return builder.result()
 
 
-@rule("locality")
+@register_rule("locality")
 def locality(graph: TaskGraph, limit: int) -> Ints:
     """What reads the datum that was touched last, of all that something can be run on."""
-    touched = _lists(graph.touched)
-    walk = _Walk(graph)
+    touched = _to_lists(graph.touched)
+    builder = _OrderBuilder(graph)
     waiting: list[list[int]] = [[] for _ in range(graph.data_count)]
     touch = [-1] * graph.data_count
     recent: list[tuple[int, int]] = []
@@ -153,7 +153,7 @@ def locality(graph: TaskGraph, limit: int) -> Ints:
             if touch[datum] >= 0:
                 heapq.heappush(recent, (-touch[datum], datum))
 
-    for op in walk.ready:
+    for op in builder.ready:
         enable(op)
     while fresh:
         op = -1
@@ -172,21 +172,21 @@ def locality(graph: TaskGraph, limit: int) -> Ints:
                 continue
         ran[op] = True
         for datum in touched[op]:
-            touch[datum] = len(walk.order)
+            touch[datum] = len(builder.order)
             if waiting[datum]:
                 heapq.heappush(recent, (-touch[datum], datum))
-        for follower in walk.ran(op):
+        for follower in builder.append(op):
             enable(follower)
-    return walk.result()
+    return builder.result()
 
 
-@rule("parameters")
+@register_rule("parameters")
 def parameters(graph: TaskGraph, limit: int) -> Ints:
     """All that can be run on the parameters in half of the memory, before others come."""
     return _darts(graph, limit // 2, graph.present & _large(graph))
 
 
-@rule("darts")
+@register_rule("darts")
 def darts(graph: TaskGraph, limit: int) -> Ints:
     """All that can be run on what is in memory, then what enables most work for its bytes.
 
@@ -196,7 +196,7 @@ def darts(graph: TaskGraph, limit: int) -> Ints:
     return _darts(graph, limit, _large(graph), near=True)
 
 
-@rule("darts, a quarter")
+@register_rule("darts, a quarter")
 def darts_quarter(graph: TaskGraph, limit: int) -> Ints:
     """The same in a quarter of the memory, so that there is room to fetch ahead."""
     return _darts(graph, limit // 4, _large(graph))
@@ -217,9 +217,9 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
     seconds = graph.time.tolist()
     # so that operations that take no time still are some work
     least = max(float(graph.time.max(initial=0.0)), 1e-30) * 1e-6
-    touched = [[datum for datum in data if counted[datum]] for data in _lists(graph.touched)]
-    made = [[datum for datum in data if counted[datum]] for data in _lists(graph.writes)]
-    walk = _Walk(graph)
+    touched = [[datum for datum in data if counted[datum]] for data in _to_lists(graph.touched)]
+    made = [[datum for datum in data if counted[datum]] for data in _to_lists(graph.writes)]
+    builder = _OrderBuilder(graph)
     uses = [0] * graph.data_count
     for data in touched:
         for datum in data:
@@ -254,7 +254,7 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
             credit(op, 1.0)
 
     def enable(op: int) -> None:
-        enabled[op] = len(walk.order)
+        enabled[op] = len(builder.order)
         lacks[op] = 0
         for datum in reads(op):
             readers[datum][op] = None
@@ -306,7 +306,7 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
                 bring(datum)
 
     enabled = [0] * len(graph)
-    for op in walk.ready:
+    for op in builder.ready:
         enable(op)
     while lacks:
         op = -1
@@ -321,7 +321,7 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
                 op = one
             heapq.heappop(runnable)
         if op < 0:
-            datum = _top(best, gain, size, resident)
+            datum = _best_datum(best, gain, size, resident)
             if datum >= 0:
                 fetch([datum], set().union(*(reads(one) for one in readers[datum])))
                 continue
@@ -342,12 +342,12 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
             resident.move_to_end(datum)
             if uses[datum] == 0:
                 leave(datum)
-        for follower in walk.ran(op):
+        for follower in builder.append(op):
             enable(follower)
-    return walk.result()
+    return builder.result()
 
 
-def _top(
+def _best_datum(
     best: list[tuple[float, int]],
     gain: list[float],
     size: list[int],
@@ -362,7 +362,7 @@ def _top(
     return -1
 
 
-class _Walk:
+class _OrderBuilder:
     """An order as it grows.
 
     Attributes
@@ -379,7 +379,7 @@ class _Walk:
         self._pointer, self._index = graph.after.pointer.tolist(), graph.after.index.tolist()
         self.ready = [op for op, count in enumerate(self._missing) if count == 0]
 
-    def ran(self, op: int) -> list[int]:
+    def append(self, op: int) -> list[int]:
         """Run an operation; what may run now and could not before."""
         self.order.append(op)
         now = []
@@ -393,6 +393,6 @@ class _Walk:
         return np.array(self.order, np.int64)
 
 
-def _lists(lists: Lists) -> list[list[int]]:
+def _to_lists(lists: RaggedArray) -> list[list[int]]:
     pointer, index = lists.pointer.tolist(), lists.index.tolist()
     return [index[pointer[one] : pointer[one + 1]] for one in range(len(lists))]

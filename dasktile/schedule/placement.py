@@ -118,7 +118,7 @@ class Placement:
 
 def encode(placement: Placement) -> str:
     """A placement as a part of a layer's name: letters, digits, ``_`` and ``.``."""
-    dims = ["".join(("_", *_share(share))) for share in placement.shares]
+    dims = ["".join(("_", *_encode_share(share))) for share in placement.shares]
     while dims and dims[-1] == "_":
         dims.pop()
     code = "x".join(map(str, placement.mesh)) + "".join(dims)
@@ -130,7 +130,7 @@ def encode(placement: Placement) -> str:
     return code
 
 
-def _share(share: Share) -> tuple[str, str]:
+def _encode_share(share: Share) -> tuple[str, str]:
     if not share.by:
         return "", ""
     by = "".join(map(str, share.by))
@@ -148,11 +148,11 @@ def decode(name: object) -> Placement | None:
     """The placement that the name of a layer holds; None where there is none."""
     if not isinstance(name, str) or MARK not in name:
         return None
-    return _decoded(name.rpartition(MARK)[2].partition("-")[0])
+    return _decode_code(name.rpartition(MARK)[2].partition("-")[0])
 
 
 @lru_cache(maxsize=4096)
-def _decoded(code: str) -> Placement | None:
+def _decode_code(code: str) -> Placement | None:
     match = _CODE.fullmatch(code)
     if match is None:
         return None
@@ -169,14 +169,14 @@ def _decoded(code: str) -> Placement | None:
                 array, *axes = part[1:].split(".")
                 follow = array, tuple(int(axis) if axis else None for axis in axes)
             else:
-                shares.append(_parsed(part, mesh, MAX_BLOCKS - blocks))
+                shares.append(_decode_share(part, mesh, MAX_BLOCKS - blocks))
                 blocks += sum(shares[-1].runs)
     except (ValueError, IndexError):
         return None
     return Placement(mesh, tuple(shares), predicted, follow)
 
 
-def _parsed(part: str, mesh: tuple[int, ...], most: int) -> Share:
+def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     """A dimension of a placement; of more than so many blocks a ValueError."""
     if not part:
         return Share()

@@ -8,13 +8,13 @@ from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
 #: Entries that no longer count and are not worth a look.
-_SLACK = 64
+_MAX_STALE = 64
 
 T = TypeVar("T", bound=Hashable)
 
 
-class Ranked(Generic[T]):
-    """A heap with one entry that counts for each thing; others are passed over in time.
+class RankedQueue(Generic[T]):
+    """A heap with one entry that counts for each item; others are passed over in time.
 
     Among equal ranks the one that was put first comes first.
     """
@@ -24,26 +24,26 @@ class Ranked(Generic[T]):
         self._heap: list[tuple[Any, int, T]] = []
         self._count = itertools.count()
 
-    def __contains__(self, thing: object) -> bool:
-        return thing in self._entries
+    def __contains__(self, item: object) -> bool:
+        return item in self._entries
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def put(self, thing: T, rank: Any) -> None:
-        """Say where a thing is in the order; the least rank is first."""
-        known = self._entries.get(thing)
+    def put(self, item: T, rank: Any) -> None:
+        """Say where a item is in the order; the least rank is first."""
+        known = self._entries.get(item)
         if known is not None and known[0] == rank:
             return
-        entry = self._entries[thing] = rank, next(self._count), thing
+        entry = self._entries[item] = rank, next(self._count), item
         heapq.heappush(self._heap, entry)
-        if len(self._heap) > 2 * len(self._entries) + _SLACK:
+        if len(self._heap) > 2 * len(self._entries) + _MAX_STALE:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
-    def discard(self, thing: T) -> None:
-        """Take a thing out, if it is in."""
-        self._entries.pop(thing, None)
+    def discard(self, item: T) -> None:
+        """Take a item out, if it is in."""
+        self._entries.pop(item, None)
 
     def first(self) -> T | None:
         """The first, None if there is none."""

@@ -29,8 +29,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dasktile.schedule.eviction import Buffer, Victims
-from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, Settings
+from dasktile.schedule.eviction import Buffer, EvictionQueue
+from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
 
 
 @dataclass(slots=True, eq=False)
@@ -45,21 +45,21 @@ class _Tile:
     used: int
     on: dict[int, Buffer] = field(default_factory=dict)
     #: Copies that are being made, by their target.
-    flights: dict[int, Copy] = field(default_factory=dict)
+    copies: dict[int, Copy] = field(default_factory=dict)
     #: Requests that hold it where it is read, and those of them that wait for it.
     pins: int = 0
     waiting: list[_Request] = field(default_factory=list)
     #: Tiers that it cannot be copied down from.
-    stuck: set[int] = field(default_factory=set)
+    unwritable: set[int] = field(default_factory=set)
     #: It was fetched before anybody asked for it.
-    ahead: bool = False
+    prefetched: bool = False
     #: It could not be copied up, and is not tried again until somebody asks for it.
     unreadable: bool = False
     #: It will be removed in a moment.
     dying: bool = False
     #: There was no room above, although there should have been.
     refused: bool = False
-    gone: bool = False
+    removed: bool = False
 
     def expect(self, next_use: float | None) -> None:
         self.dying = next_use is not None and math.isnan(next_use)
@@ -73,8 +73,8 @@ class _Tile:
         return any(other > tier for other in self.on)
 
     @property
-    def comes_up(self) -> bool:
-        return any(copy.target < copy.source for copy in self.flights.values())
+    def is_fetched(self) -> bool:
+        return any(copy.target < copy.source for copy in self.copies.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -107,20 +107,20 @@ class Residency:
         Bytes on every tier, with those on their way to it.
     refusing
         Tiers that have had no room for what was to leave to them last.
-    fetched_ahead, hits
+    prefetched, hits
         Tiles that were fetched before a task asked for them, and those of them that one has
         asked for since while they were there.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ResidencySettings) -> None:
         self.settings = settings
         self.capacity = [math.inf if size is None else size for size in settings.capacity]
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
-        self.fetched_ahead = self.hits = 0
+        self.prefetched = self.hits = 0
         self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
-        self._leaving = [0] * len(self.capacity)
+        self._freeing = [0] * len(self.capacity)
         # Buffers that will be removed soon: whether they have been for a while.
         self._dying: dict[Buffer, bool] = {}
         self._full = [False] * len(self.capacity)
@@ -128,16 +128,16 @@ class Residency:
         #: Removed tiles whose copies have not ended, by key and generation.
         self._removed: dict[tuple[Hashable, int], _Tile] = {}
         self._shared: dict[Hashable, Buffer] = {}
-        self._victims = [Victims(settings.dirty) for _ in self.capacity]
+        self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
         self._requests: dict[Hashable, _Request] = {}
-        self._line: deque[_Request] = deque()
-        self._loads: deque[_Tile] = deque()
+        self._queued: deque[_Request] = deque()
+        self._fetches: deque[_Tile] = deque()
         #: Requests that were granted and not answered.
         self._waiting: list[_Request] = []
         #: Keys that tasks will ask for first, in order.
-        self._soon: Sequence[Hashable] = ()
-        self._ahead = 0
-        self._fetching = 0
+        self._upcoming: Sequence[Hashable] = ()
+        self._prefetched_bytes = 0
+        self._active_fetches = 0
         self._count = 0
         self._now = -math.inf
 
@@ -158,14 +158,14 @@ class Residency:
 
     def staying(self, tier: int) -> int:
         """Bytes on a tier, without what is being written to leave it or will be removed."""
-        return self.used[tier] - self._leaving[tier]
+        return self.used[tier] - self._freeing[tier]
 
     @property
     def crowded(self) -> bool:
         """Whether tiles are being written to make room on a tier that has too little."""
         return any(
             leaving and used > capacity
-            for leaving, used, capacity in zip(self._leaving, self.used, self.capacity, strict=True)
+            for leaving, used, capacity in zip(self._freeing, self.used, self.capacity, strict=True)
         )
 
     # Events
@@ -208,20 +208,20 @@ class Residency:
         tile = _Tile(key, self._count, size, tier, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
-        self._put(tile, tier, size if memory is None else memory, shared)
-        return self._settled()
+        self._place(tile, tier, size if memory is None else memory, shared)
+        return self._next_instructions()
 
     def remove(self, key: Hashable) -> list[Instruction]:
         """A tile is needed no more."""
         tile = self._tiles.pop(key)
-        tile.gone = True
+        tile.removed = True
         self._removed[key, tile.generation] = tile
         out: list[Instruction] = []
         # its memory is read or written until all copies have ended
         self._free_removed(tile, out)
-        self._rank_all(tile)
-        self._arrived(tile)
-        return self._settled(out)
+        self._rank_tile(tile)
+        self._continue_fetch(tile)
+        return self._next_instructions(out)
 
     def request(
         self,
@@ -258,10 +258,10 @@ class Residency:
             raise ValueError(f"{name!r} has asked already")
         request = _Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room, urgent)
         self._requests[name] = request
-        self._line.append(request)
+        self._queued.append(request)
         if now is not None:
             self._now = now
-        return self.urge(name) if urgent else self._settled()
+        return self.urge(name) if urgent else self._next_instructions()
 
     def urge(self, name: Hashable) -> list[Instruction]:
         """Do not let a request wait for room any longer."""
@@ -270,10 +270,10 @@ class Residency:
             return []
         out: list[Instruction] = []
         if not request.granted:
-            self._line.remove(request)
-            self._give(request, out)
+            self._queued.remove(request)
+            self._grant(request, out)
         request.room = 0
-        return self._settled(out)
+        return self._next_instructions(out)
 
     def release(self, name: Hashable) -> list[Instruction]:
         """A task is done with what it asked for, or asks for it no more."""
@@ -283,15 +283,15 @@ class Residency:
                 tile.pins -= 1
                 if request in tile.waiting:
                     tile.waiting.remove(request)
-                if not tile.gone:
-                    self._asked_for(tile)
+                if not tile.removed:
+                    self._mark_used(tile)
             self._waiting = [one for one in self._waiting if one is not request]
             # it may have given back more than tiles
-            for tile in self._loads:
+            for tile in self._fetches:
                 tile.refused = False
         else:
-            self._line.remove(request)
-        return self._settled()
+            self._queued.remove(request)
+        return self._next_instructions()
 
     def expect(self, uses: Mapping[Hashable, float | None]) -> list[Instruction]:
         """Tiles are needed at other times than was said.
@@ -306,20 +306,20 @@ class Residency:
             tile = self._tiles.get(key)
             if tile is not None and (tile.dying or tile.next != next_use):
                 tile.expect(next_use)
-                self._rank_all(tile)
+                self._rank_tile(tile)
                 changed = True
-        return self._settled() if changed else []
+        return self._next_instructions() if changed else []
 
     def age(self) -> list[Instruction]:
         """A while has passed: what should have been removed since the last time may leave."""
         for buffer, waited in list(self._dying.items()):
             if waited:
-                self._revive(buffer)
+                self._make_evictable(buffer)
             else:
                 self._dying[buffer] = True
-        return self._settled()
+        return self._next_instructions()
 
-    def look(self, keys: Sequence[Hashable]) -> list[Instruction]:
+    def set_upcoming(self, keys: Sequence[Hashable]) -> list[Instruction]:
         """Tasks will ask for these first: they may be fetched before they do.
 
         Whatever is fetched long before it is used takes the place of what would have been used
@@ -331,30 +331,30 @@ class Residency:
             What the next few tasks read, in their order; instead of what was said before.
         """
         soon = (key for key in keys if key in self._tiles)
-        self._soon = [key for key in soon if not self._tiles[key].is_home]
-        return self._settled() if self._soon else []
+        self._upcoming = [key for key in soon if not self._tiles[key].is_home]
+        return self._next_instructions() if self._upcoming else []
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without being asked for."""
         tile = self._tiles[key]
         # of what a task holds that is known
         if not tile.pins:
-            self._asked_for(tile)
+            self._mark_used(tile)
 
     def resize(self, tier: int, capacity: float | None) -> list[Instruction]:
         """A tier has more or less room than before."""
         self.capacity[tier] = self._allowed[tier] = math.inf if capacity is None else capacity
         self._full[tier] = False
-        return self._settled()
+        return self._next_instructions()
 
-    def squeeze(self, tier: int, size: int) -> list[Instruction]:
+    def shrink(self, tier: int, size: int) -> list[Instruction]:
         """There is less room on a tier than was thought, by so many bytes.
 
         Others take of it what nobody tells of.  The room that is left grows again with every
         tile that finds its place there.
         """
         self.capacity[tier] = max(0, min(self.capacity[tier], self.staying(tier)) - size)
-        return self._settled()
+        return self._next_instructions()
 
     def copied(self, copy: Copy, size: int | None = None) -> list[Instruction]:
         """A copy is done.
@@ -366,22 +366,22 @@ class Residency:
         size
             Bytes that it takes on the target, if they are others.
         """
-        tile = self._landed(copy)
-        self._put(tile, copy.target, copy.size if size is None else size)
+        tile = self._end_copy(copy)
+        self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused = False
         if self.capacity[copy.target] < self._allowed[copy.target]:
             more = self.capacity[copy.target] + copy.size
             self.capacity[copy.target] = min(more, self._allowed[copy.target])
         out: list[Instruction] = []
-        if tile.gone:
+        if tile.removed:
             self._free_removed(tile, out)
         elif copy.target > copy.source:
-            self._leave_if_stored(tile.on[copy.source], out)
-            self._clean(tile, out)
+            self._finish_eviction(tile.on[copy.source], out)
+            self._drop_stale(tile, out)
         else:
-            self._clean(tile, out)
-            self._arrived(tile)
-        return self._settled(out)
+            self._drop_stale(tile, out)
+            self._continue_fetch(tile)
+        return self._next_instructions(out)
 
     def failed(self, copy: Copy, full: bool = False) -> list[Instruction]:
         """A copy has failed, and left nothing on the target.
@@ -394,80 +394,80 @@ class Residency:
             The target had no room for it.  Otherwise the tile is not tried again: it stays
             where it is, at least until it is asked for.
         """
-        tile = self._landed(copy)
+        tile = self._end_copy(copy)
         out: list[Instruction] = []
-        if tile.gone:
+        if tile.removed:
             self._free_removed(tile, out)
-            return self._settled(out)
+            return self._next_instructions(out)
         source = tile.on[copy.source]
         if copy.target > copy.source:
-            if source.leaving:
-                self._stays(source)
+            if source.evicting:
+                self._cancel_eviction(source)
             if full:
                 self._full[copy.target] = True
             else:
-                tile.stuck.add(copy.source)
+                tile.unwritable.add(copy.source)
             self._rank(source)
         elif full:
             # there is less room than was thought; whatever leaves next makes some
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
             tile.refused = True
-            self._arrived(tile)
+            self._continue_fetch(tile)
         else:
             # it stays where it is, and whoever waits for it is told
             tile.unreadable = True
             self._rank(source)
-            self._arrived(tile)
+            self._continue_fetch(tile)
         if tile.is_home:
-            self._clean(tile, out)
+            self._drop_stale(tile, out)
             self._rank(tile.on[tile.home])
-        return self._settled(out)
+        return self._next_instructions(out)
 
     # What follows
 
-    def _settled(self, out: list[Instruction] | None = None) -> list[Instruction]:
+    def _next_instructions(self, out: list[Instruction] | None = None) -> list[Instruction]:
         out = [] if out is None else out
         for tier in range(self._last - 1, -1, -1):
             if self.used[tier] > self.capacity[tier]:
-                self._room(tier, 0, out)
-        if self._line:
-            self._grant(out)
-        if self._loads:
-            self._load(out)
-        if self._soon and not self._line and not self._loads:
+                self._make_room(tier, 0, out)
+        if self._queued:
+            self._grant_requests(out)
+        if self._fetches:
+            self._fetch_requested(out)
+        if self._upcoming and not self._queued and not self._fetches:
             self._prefetch(out)
         if self._waiting:
-            self._answer(out)
+            self._report_ready(out)
         return out
 
-    def _grant(self, out: list[Instruction]) -> None:
+    def _grant_requests(self, out: list[Instruction]) -> None:
         """Let requests have room, the first in line first."""
-        line, self._line = self._line, deque()
+        line, self._queued = self._queued, deque()
         for request in line:
-            missing = [tile for tile in request.tiles if not tile.is_home and not tile.gone]
-            if missing and (self._line or not self._fits(request)):
-                self._line.append(request)
+            missing = [tile for tile in request.tiles if not tile.is_home and not tile.removed]
+            if missing and (self._queued or not self._fits(request)):
+                self._queued.append(request)
                 continue
-            self._give(request, out)
+            self._grant(request, out)
 
-    def _give(self, request: _Request, out: list[Instruction]) -> None:
+    def _grant(self, request: _Request, out: list[Instruction]) -> None:
         """Let a request have what it asks for."""
         request.granted = True
         for tile in request.tiles:
             tile.pins += 1
             tile.unreadable = tile.refused = False
             home = tile.on.get(tile.home)
-            if home is None and not tile.gone:
+            if home is None and not tile.removed:
                 request.missing += 1
                 tile.waiting.append(request)
-                self._loads.append(tile)
-            self._asked_for(tile)
+                self._fetches.append(tile)
+            self._mark_used(tile)
             if not self.settings.keep_clean and home is not None:
                 # it may be changed while it is written, and what is written already gets old
-                if home.leaving:
-                    self._stays(home)
+                if home.evicting:
+                    self._cancel_eviction(home)
                 for one in list(home.tiles):
-                    self._clean(one, out)
+                    self._drop_stale(one, out)
         self._waiting.append(request)
 
     def _fits(self, request: _Request) -> bool:
@@ -488,52 +488,52 @@ class Residency:
                 held[tile.home] += buffer.size
         return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
 
-    def _asked_for(self, tile: _Tile) -> None:
-        self.hits += tile.ahead and tile.is_home
-        self._not_ahead(tile)
+    def _mark_used(self, tile: _Tile) -> None:
+        self.hits += tile.prefetched and tile.is_home
+        self._clear_prefetched(tile)
         self._count += 1
         tile.used = self._count
-        self._rank_all(tile)
+        self._rank_tile(tile)
 
-    def _not_ahead(self, tile: _Tile) -> None:
-        if tile.ahead:
-            tile.ahead = False
-            self._ahead -= tile.size
+    def _clear_prefetched(self, tile: _Tile) -> None:
+        if tile.prefetched:
+            tile.prefetched = False
+            self._prefetched_bytes -= tile.size
 
-    def _load(self, out: list[Instruction]) -> None:
+    def _fetch_requested(self, out: list[Instruction]) -> None:
         """Fetch what requests wait for, as far as there is room."""
-        while self._loads:
-            tile = self._next_load()
-            if tile.waiting and not tile.gone and not tile.is_home and not tile.comes_up:
+        while self._fetches:
+            tile = self._next_fetch()
+            if tile.waiting and not tile.removed and not tile.is_home and not tile.is_fetched:
                 source = min(tile.on)
                 urgent = any(request.urgent for request in tile.waiting)
-                fits = self._room(source - 1, tile.size, out)
+                fits = self._make_room(source - 1, tile.size, out)
                 if not fits and urgent and self._dying:
                     for buffer in list(self._dying):
-                        self._revive(buffer)
-                    fits = self._room(source - 1, tile.size, out)
-                if not fits and self._leaving[source - 1]:
+                        self._make_evictable(buffer)
+                    fits = self._make_room(source - 1, tile.size, out)
+                if not fits and self._freeing[source - 1]:
                     return
                 if not fits and tile.refused:
-                    if not urgent and self._others_run(tile):
+                    if not urgent and self._another_task_runs(tile):
                         return
                     # whatever else happened, there would be no room for it
                     tile.refused, tile.unreadable = False, True
-                    self._arrived(tile)
+                    self._continue_fetch(tile)
                 else:
                     # without room it is fetched all the same: somebody must go on
                     self._copy(tile, source, source - 1, out)
-            self._loads.remove(tile)
+            self._fetches.remove(tile)
 
-    def _next_load(self) -> _Tile:
+    def _next_fetch(self) -> _Tile:
         """What is fetched next: what is urgent must not wait behind what waits for others."""
         if any(request.urgent for request in self._requests.values()):
-            for tile in self._loads:
+            for tile in self._fetches:
                 if any(request.urgent for request in tile.waiting):
                     return tile
-        return self._loads[0]
+        return self._fetches[0]
 
-    def _others_run(self, tile: _Tile) -> bool:
+    def _another_task_runs(self, tile: _Tile) -> bool:
         """Whether a task runs that may give room back when it is done."""
         running = (one for one in self._requests.values() if one.granted and not one.missing)
         return any(tile not in one.tiles for one in running)
@@ -543,36 +543,36 @@ class Residency:
 
         What leaves for it should be needed later than all that tasks read now: one of those
         would leave instead if it was fetched when it is asked for.  Others leave for as much
-        as `Settings.ahead` says.
+        as `ResidencySettings.prefetch_fraction` says.
         """
         reads = [
             tile.next
             for request in self._requests.values()
             if request.granted
             for tile in request.tiles
-            if tile.next is not None and not tile.gone
+            if tile.next is not None and not tile.removed
         ]
         last = max(reads, default=-math.inf)
-        wanted = [tile for key in self._soon if (tile := self._tiles.get(key)) is not None]
+        wanted = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
         # in another order one that is fetched could leave again for the next, for ever
         for tile in sorted(wanted, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if tile.is_home or tile.comes_up or tile.unreadable or tile.next == math.inf:
+            if tile.is_home or tile.is_fetched or tile.unreadable or tile.next == math.inf:
                 continue
             source, room = min(tile.on), self.capacity[tile.home]
-            if self._fetching >= self.settings.prefetch or tile.size > room:
+            if self._active_fetches >= self.settings.prefetch or tile.size > room:
                 return
-            few = self._ahead + tile.size <= self.settings.ahead * room
+            few = self._prefetched_bytes + tile.size <= self.settings.prefetch_fraction * room
             use = math.inf if tile.next is None else tile.next
             # room on the way alone would be taken by what has to leave at its end
             for tier in sorted({tile.home, source - 1}):
-                if not self._room(tier, tile.size, out, later=use if few else max(use, last)):
+                if not self._make_room(tier, tile.size, out, later=use if few else max(use, last)):
                     return
-            tile.ahead = True
-            self.fetched_ahead += source - 1 == tile.home
-            self._ahead += tile.size
+            tile.prefetched = True
+            self.prefetched += source - 1 == tile.home
+            self._prefetched_bytes += tile.size
             self._copy(tile, source, source - 1, out)
 
-    def _answer(self, out: list[Instruction]) -> None:
+    def _report_ready(self, out: list[Instruction]) -> None:
         """Tell requests that all is there, unless they would make more where there is no room."""
         crowded = self.crowded
         left = []
@@ -585,7 +585,7 @@ class Residency:
 
     # Making room
 
-    def _room(
+    def _make_room(
         self, tier: int, size: int, out: list[Instruction], later: float | None = None
     ) -> bool:
         """Make room on a tier; True if it is there now.
@@ -603,151 +603,151 @@ class Residency:
             return False
         while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
-                buffer = self._victims[tier].first(self._now, stored)
+                buffer = self._queues[tier].first(self._now, stored)
                 if buffer is None:
                     continue
                 if later is not None and (buffer.next is None or buffer.next <= later):
                     continue
-                if self._leave(buffer, out):
+                if self._evict(buffer, out):
                     break
             else:
                 break
         return self.used[tier] + size <= self.capacity[tier]
 
-    def _leave(self, buffer: Buffer, out: list[Instruction]) -> bool:
+    def _evict(self, buffer: Buffer, out: list[Instruction]) -> bool:
         """Let a buffer leave its tier, at once or when it is written; False if it cannot."""
         tier, below = buffer.tier, buffer.tier + 1
         if buffer.stored:
-            self._out(buffer, out)
+            self._drop_buffer(buffer, out)
             return True
         tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
         # what is below of it already must not make room for the rest
-        buffer.leaving, buffer.chosen = True, buffer.next
-        self._leaving[tier] += buffer.size
+        buffer.evicting, buffer.next_when_chosen = True, buffer.next
+        self._freeing[tier] += buffer.size
         self._rank_below(buffer)
-        fits = self._room(below, sum(tile.size for tile in tiles), out)
-        if not fits and (below == self._last or self._leaving[below]):
-            if not self._leaving[below]:
+        fits = self._make_room(below, sum(tile.size for tile in tiles), out)
+        if not fits and (below == self._last or self._freeing[below]):
+            if not self._freeing[below]:
                 self.refusing.add(below)
-            self._stays(buffer)
+            self._cancel_eviction(buffer)
             return False
         self.refusing.discard(below)
-        self._victims[tier].take(buffer)
+        self._queues[tier].discard(buffer)
         for tile in tiles:
             self._copy(tile, tier, below, out)
         return True
 
-    def _leave_if_stored(self, buffer: Buffer, out: list[Instruction]) -> None:
-        """End what :meth:`_leave` has begun."""
-        if buffer.leaving and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
-            self._stays(buffer)
-            over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._loads)
-            chosen = buffer.chosen
+    def _finish_eviction(self, buffer: Buffer, out: list[Instruction]) -> None:
+        """End what :meth:`_evict` has begun."""
+        if buffer.evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
+            self._cancel_eviction(buffer)
+            over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._fetches)
+            chosen = buffer.next_when_chosen
             self._rank(buffer)
             # if it is needed sooner than it was when it was chosen, another may be chosen now
             nearer = chosen is not None and (buffer.next is None or buffer.next < chosen)
-            may = buffer in self._victims[buffer.tier]
+            may = buffer in self._queues[buffer.tier]
             if may and (not self.settings.keep_clean or (over and not nearer)):
-                self._out(buffer, out)
+                self._drop_buffer(buffer, out)
             return
         self._rank(buffer)
 
-    def _stays(self, buffer: Buffer) -> None:
-        buffer.leaving = False
-        self._leaving[buffer.tier] -= buffer.size
+    def _cancel_eviction(self, buffer: Buffer) -> None:
+        buffer.evicting = False
+        self._freeing[buffer.tier] -= buffer.size
         self._rank_below(buffer)
 
-    def _clean(self, tile: _Tile, out: list[Instruction]) -> None:
+    def _drop_stale(self, tile: _Tile, out: list[Instruction]) -> None:
         """Drop copies of what may be changed above, if there are to be none."""
-        if not self.settings.keep_clean and not tile.flights:
+        if not self.settings.keep_clean and not tile.copies:
             top = min(tile.on)
-            if not tile.on[top].leaving:
+            if not tile.on[top].evicting:
                 for tier in [tier for tier in tile.on if tier > top]:
-                    self._off(tile, tier, out)
+                    self._drop_tile(tile, tier, out)
 
     # Bookkeeping
 
     def _copy(self, tile: _Tile, source: int, target: int, out: list[Instruction]) -> None:
         copy = Copy(tile.key, tile.generation, source, target, tile.size)
-        tile.flights[target] = copy
+        tile.copies[target] = copy
         self.used[target] += copy.size
-        self._fetching += target < source
+        self._active_fetches += target < source
         self._rank(tile.on[source])
         out.append(copy)
 
-    def _landed(self, copy: Copy) -> _Tile:
+    def _end_copy(self, copy: Copy) -> _Tile:
         tile = self._tiles.get(copy.key)
         if tile is None or tile.generation != copy.generation:
             tile = self._removed[copy.key, copy.generation]
-        del tile.flights[copy.target]
+        del tile.copies[copy.target]
         self.used[copy.target] -= copy.size
-        self._fetching -= copy.target < copy.source
+        self._active_fetches -= copy.target < copy.source
         return tile
 
-    def _arrived(self, tile: _Tile) -> None:
+    def _continue_fetch(self, tile: _Tile) -> None:
         """A tile came nearer; tell who waits for it, or fetch it further."""
-        if tile.is_home or tile.gone or tile.unreadable:
+        if tile.is_home or tile.removed or tile.unreadable:
             for request in tile.waiting:
                 request.missing -= 1
             tile.waiting = []
         elif tile.waiting:
-            self._loads.appendleft(tile)
+            self._fetches.appendleft(tile)
         if not tile.is_home:
-            self._asked_for(tile)
+            self._mark_used(tile)
 
-    def _put(self, tile: _Tile, tier: int, size: int, shared: Hashable = None) -> None:
+    def _place(self, tile: _Tile, tier: int, size: int, shared: Hashable = None) -> None:
         buffer = self._shared.get(shared) if shared is not None else None
         if buffer is None:
             buffer = Buffer(tier, size, shared)
             self.used[tier] += size
             if shared is not None:
                 self._shared[shared] = buffer
-        elif buffer.leaving:
-            self._stays(buffer)
+        elif buffer.evicting:
+            self._cancel_eviction(buffer)
         buffer.tiles.append(tile)
         tile.on[tier] = buffer
-        self._rank_all(tile)
+        self._rank_tile(tile)
 
-    def _out(self, buffer: Buffer, out: list[Instruction]) -> None:
+    def _drop_buffer(self, buffer: Buffer, out: list[Instruction]) -> None:
         for tile in list(buffer.tiles):
-            self._off(tile, buffer.tier, out)
+            self._drop_tile(tile, buffer.tier, out)
 
-    def _off(self, tile: _Tile, tier: int, out: list[Instruction]) -> None:
+    def _drop_tile(self, tile: _Tile, tier: int, out: list[Instruction]) -> None:
         """Take a tile off a tier."""
         buffer = tile.on.pop(tier)
         buffer.tiles.remove(tile)
         out.append(Drop(tile.key, tile.generation, tier))
         if tier == tile.home:
-            self._not_ahead(tile)
+            self._clear_prefetched(tile)
         if not buffer.tiles:
-            if buffer.leaving:
-                self._stays(buffer)
+            if buffer.evicting:
+                self._cancel_eviction(buffer)
             elif buffer.dying:
-                self._leaving[tier] -= buffer.size
+                self._freeing[tier] -= buffer.size
                 del self._dying[buffer]
-            self._victims[tier].take(buffer)
+            self._queues[tier].discard(buffer)
             self.used[tier] -= buffer.size
             self._full[tier] = False
             if buffer.shared is not None:
                 del self._shared[buffer.shared]
         else:
-            self._leave_if_stored(buffer, out)
+            self._finish_eviction(buffer, out)
         for other in tile.on.values():
-            if other.leaving and not tile.flights and not tile.is_below(other.tier):
+            if other.evicting and not tile.copies and not tile.is_below(other.tier):
                 # what had been written of it is gone again
-                self._stays(other)
+                self._cancel_eviction(other)
             self._rank(other)
 
     def _free_removed(self, tile: _Tile, out: list[Instruction]) -> None:
         """Take a removed tile off all tiers once none of its copies is being made."""
-        if not tile.flights:
+        if not tile.copies:
             del self._removed[tile.key, tile.generation]
             for tier in sorted(tile.on):
-                self._off(tile, tier, out)
+                self._drop_tile(tile, tier, out)
 
     def _rank(self, buffer: Buffer) -> None:
         """Say when a buffer should leave."""
-        self._mark(buffer)
+        self._mark_dying(buffer)
         tier = buffer.tier
         uses = [tile.next for tile in buffer.tiles]
         known = [use for use in uses if use is not None]
@@ -761,28 +761,28 @@ class Residency:
             may = buffer.stored
         else:
             buffer.stored = all(tile.is_below(tier) for tile in buffer.tiles)
-            may = buffer.stored or not any(tier in tile.stuck for tile in buffer.tiles)
-        stays = not buffer.leaving and not buffer.dying
-        if may and stays and not any(self._keeps(tile, tier) for tile in buffer.tiles):
-            self._victims[tier].put(buffer)
+            may = buffer.stored or not any(tier in tile.unwritable for tile in buffer.tiles)
+        stays = not buffer.evicting and not buffer.dying
+        if may and stays and not any(self._must_stay(tile, tier) for tile in buffer.tiles):
+            self._queues[tier].put(buffer)
         else:
-            self._victims[tier].take(buffer)
+            self._queues[tier].discard(buffer)
 
-    def _mark(self, buffer: Buffer) -> None:
+    def _mark_dying(self, buffer: Buffer) -> None:
         """Note whether a buffer is about to be removed."""
-        dying = not buffer.leaving and all(
-            tile.dying and not tile.pins and not tile.gone and not tile.is_below(buffer.tier)
+        dying = not buffer.evicting and all(
+            tile.dying and not tile.pins and not tile.removed and not tile.is_below(buffer.tier)
             for tile in buffer.tiles
         )
         if dying and not buffer.dying:
-            self._leaving[buffer.tier] += buffer.size
+            self._freeing[buffer.tier] += buffer.size
             self._dying[buffer] = False
         elif buffer.dying and not dying:
-            self._leaving[buffer.tier] -= buffer.size
+            self._freeing[buffer.tier] -= buffer.size
             del self._dying[buffer]
         buffer.dying = dying
 
-    def _revive(self, buffer: Buffer) -> None:
+    def _make_evictable(self, buffer: Buffer) -> None:
         """Let a buffer leave although it was to be removed."""
         for tile in buffer.tiles:
             tile.dying = False
@@ -795,18 +795,18 @@ class Residency:
                 if other.tier > buffer.tier:
                     self._rank(other)
 
-    def _rank_all(self, tile: _Tile) -> None:
+    def _rank_tile(self, tile: _Tile) -> None:
         """The same for all that a tile is on."""
         for buffer in tile.on.values():
             self._rank(buffer)
 
-    def _keeps(self, tile: _Tile, tier: int) -> bool:
+    def _must_stay(self, tile: _Tile, tier: int) -> bool:
         """Whether a tile must stay on a tier."""
-        if tile.gone or any(copy.source == tier for copy in tile.flights.values()):
+        if tile.removed or any(copy.source == tier for copy in tile.copies.values()):
             return True
         if tier == tile.home:
             # what is below may be of old values, and is dropped when it is not copied any more
-            return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.flights))
-        if any(buffer.leaving for above, buffer in tile.on.items() if above < tier):
+            return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.copies))
+        if any(buffer.evicting for above, buffer in tile.on.items() if above < tier):
             return True
         return bool(tile.waiting) and tier == min(tile.on)

@@ -1,4 +1,4 @@
-"""An order for a graph and the swaps that go with it: the best of many, and how good it is."""
+"""Choice of an order and of its swaps: the best of many simulated plans, with lower bounds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,22 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.schedule import order as orders
-from dasktile.schedule.bounds import Least, least_swaps, time_bound
+from dasktile.schedule.bounds import TransferBound, swap_bound, time_bound
 from dasktile.schedule.compiled import COMPILED
-from dasktile.schedule.simulate import Link, ideal, simulate
-from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, SwapPlan, Walk, plan_walk, walk
+from dasktile.schedule.simulate import HostLink, ideal, simulate
+from dasktile.schedule.swaps import (
+    ON_DEMAND,
+    Memory,
+    Policy,
+    SwapPlan,
+    TracedOrder,
+    plan_traced_order,
+    trace_order,
+)
 from dasktile.schedule.taskgraph import Ints, TaskGraph
 
-#: What is tried with every order.  How far ahead it pays to fetch depends on how much is fetched
-#: at once and on how long operations take; nothing is the best everywhere.
+#: Policies that are simulated with every order.  The best prefetch distance depends on the bytes
+#: per operation and on how long operations take; no distance is best for all graphs.
 POLICIES = (
     Policy(lead=4, back=1_000_000),
     Policy(lead=4),
@@ -27,47 +35,70 @@ POLICIES = (
     Policy(lead=512),
 )
 
-#: What a second of copies costs that are hidden, in seconds: of plans that take as long the one
-#: that copies less is better, where times are other than was thought.
-THRIFT = 0.01
 
-#: Operations beyond which fewer policies are tried.
-MANY = 20_000
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """Weights and limits of the search.
 
-#: Operations beyond which bounds by linear program are left out.
-BOUND_LIMIT = 10_000
+    Parameters
+    ----------
+    copy_weight
+        Cost of one second of copies, in seconds of makespan.  Of plans with nearly the same
+        makespan the one that copies less is chosen: it is better if the real durations or
+        bandwidths differ from the assumed ones.
+    many_operations
+        Operations above which only `few_policies` policies are simulated by default.
+    few_policies
+        Policies simulated by default for large graphs, and where loops are not compiled.
+    bound_operations
+        Operations above which no linear program is solved for a lower bound of bytes.
+    start_temperature
+        Temperature at which simulated annealing starts, relative to the cost of the first plan.
+    end_temperature
+        Temperature at which it ends, relative to that at which it starts.
+    """
+
+    copy_weight: float = 0.01
+    many_operations: int = 20_000
+    few_policies: int = 3
+    bound_operations: int = 10_000
+    start_temperature: float = 0.02
+    end_temperature: float = 1e-3
+
+
+_DEFAULT = SearchSettings()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Planned:
-    """The best plan that was found.
+class SearchResult:
+    """The best plan of a search, and lower bounds for its order.
 
     Attributes
     ----------
     order
         Operations in the order in which they run.
     swaps
-        What is copied in and out then.
+        Copies into memory and out of it.
     makespan
-        Seconds that it takes, by :func:`~dasktile.schedule.simulate.simulate`.
+        Seconds, by :func:`~dasktile.schedule.simulate.simulate`.
     swap_in_bytes, swap_out_bytes
-        Of all copies.
+        Bytes of all copies.
     peak
-        Bytes of memory in use at most.
+        Most bytes in memory at any time.
     ideal
-        Seconds of all operations, where memory has no end.
-    bound
-        Seconds that no plan for this order and memory can be below.
-    least
-        Bytes in both directions together that no plan for this order can be below, as a
-        solution of least sum; None where it was not asked for.
-    least_read
-        Bytes in alone that no plan for this order can be below: by linear program too where
-        `least` is, else what is on the host at the start and used.
+        Seconds of all operations with unlimited memory.
+    time_bound
+        Lower bound of the makespan of any plan for this order and memory, in seconds.
+    swap_bound
+        Lower bound of the bytes in both directions together for this order; None if it was not
+        requested or the graph is too large.
+    read_bound
+        Lower bound of the bytes copied in alone for this order.  Where `swap_bound` is None this
+        is the size of the data that are on the host at the start and used.
     method
-        How it was found: a rule for the order and operations fetched ahead.
+        The rule that gave the order, and the prefetch distance in operations.
     tried
-        Plans that were simulated.
+        Number of plans that were simulated.
     """
 
     order: Ints
@@ -77,16 +108,26 @@ class Planned:
     swap_out_bytes: int
     peak: int
     ideal: float
-    bound: float
-    least: Least | None
-    least_read: float
+    time_bound: float
+    swap_bound: TransferBound | None
+    read_bound: float
     method: str
     tried: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Found:
-    """A plan, and how it was found."""
+class _Candidate:
+    """A simulated plan.
+
+    Attributes
+    ----------
+    makespan
+        Seconds.
+    cost
+        Seconds, with the weighted time of all copies.
+    method, policy
+        Where its order and its swaps come from.
+    """
 
     makespan: float
     cost: float
@@ -96,33 +137,35 @@ class _Found:
 
 
 @dataclass(slots=True)
-class _Search:
-    """The best plans so far: the fastest, and the one of least cost."""
+class _PlanSearch:
+    """The best plans so far: the one of the least makespan, and the one of the least cost."""
 
     graph: TaskGraph
     memory: Memory
-    link: Link
+    link: HostLink
     repeat: bool
-    fastest: _Found | None = None
-    best: _Found | None = None
+    settings: SearchSettings
+    fastest: _Candidate | None = None
+    best: _Candidate | None = None
     tried: int = 0
 
-    def offer(self, steps: Walk, policy: Policy, method: str) -> _Found:
-        """Plan, see how long it takes, and keep it if it is the best."""
-        plan = plan_walk(self.graph, steps, self.memory, policy, self.repeat)
+    def offer(self, steps: TracedOrder, policy: Policy, method: str) -> _Candidate:
+        """Plan and simulate an order, and keep the plan if it is the best."""
+        plan = plan_traced_order(self.graph, steps, self.memory, policy, self.repeat)
         self.tried += 1
         makespan = simulate(self.graph, plan, self.memory, self.link, steps).makespan
         inward, outward, _, _ = self.link.rates
         copies = plan.swap_in_bytes / inward + plan.swap_out_bytes / outward
-        found = _Found(makespan, makespan + THRIFT * copies, plan, method, policy)
+        cost = makespan + self.settings.copy_weight * copies
+        candidate = _Candidate(makespan, cost, plan, method, policy)
         if self.fastest is None or makespan < self.fastest.makespan:
-            self.fastest = found
-        if self.best is None or found.cost < self.best.cost:
-            self.best = found
-        return found
+            self.fastest = candidate
+        if self.best is None or cost < self.best.cost:
+            self.best = candidate
+        return candidate
 
-    def chosen(self, slowest: float) -> _Found:
-        """The plan of least cost, if it takes no longer than that; else the fastest."""
+    def chosen(self, slowest: float) -> _Candidate:
+        """The plan of the least cost if its makespan is at most `slowest`, else the fastest."""
         assert self.fastest is not None
         assert self.best is not None
         return self.best if self.best.makespan <= slowest else self.fastest
@@ -131,7 +174,7 @@ class _Search:
 def plan(
     graph: TaskGraph,
     limit: int,
-    link: Link | None = None,
+    link: HostLink | None = None,
     *,
     given: Mapping[str, npt.ArrayLike] | None = None,
     rules: Sequence[str] | None = None,
@@ -142,84 +185,88 @@ def plan(
     rng: np.random.Generator | None = None,
     bounds: bool = True,
     memory: Memory | None = None,
-) -> Planned:
-    """Find an order and swaps that take little time.
+    settings: SearchSettings = _DEFAULT,
+) -> SearchResult:
+    """Find an order and swaps of a small makespan.
 
-    Every rule for an order is tried with every policy; the best is kept, and changed for as
-    long as there is time.  Of plans that take about as long, the best copies least.  It is
-    never slower than any of the orders given, nor than the program's own, whether those swap
-    by plan or on demand.
+    Every order is simulated with every policy.  The best plan is the start of a local search,
+    if there is time for one.  Of plans with nearly the same makespan the one that copies least
+    is chosen.  The result is never slower than a given order or the order of the program, with
+    planned swaps or with fetching on demand.
 
     Parameters
     ----------
     graph
-        What runs.
+        The operations.
     limit
         Bytes of memory.
     link
-        What can be copied in a second; None for the default.
+        Bandwidths between the memory and the host; None for the default.
     given
-        More orders to try, by name.
+        Further orders, by name.
     rules
-        Names of rules for an order (:func:`dasktile.schedule.order.rules`); None for all.
+        Names of order rules (:func:`dasktile.schedule.order.rule_names`); None for all.
     policies
-        What is tried with every order; None for :data:`POLICIES`, or fewer of them where trying
-        takes long.
+        Policies simulated with every order; None for :data:`POLICIES`, or the first few of them
+        for a large graph.
     repeat
-        The order is run again and again; see :func:`~dasktile.schedule.swaps.plan_swaps`.
+        The order runs in a loop; see :func:`~dasktile.schedule.swaps.plan_swaps`.
     search_seconds
-        For how long changes of the best order are tried (simulated annealing).
+        Seconds of local search (simulated annealing), by `clock`.
     clock
-        Tells the seconds since whenever; needed if `search_seconds` is above 0.
+        Function that returns a time in seconds; needed if `search_seconds` is above 0.
     rng
-        Of the changes; None for one of seed 0.
+        Random generator of the local search; None for one with seed 0.
     bounds
-        Whether to find bounds of bytes by linear program, for graphs of at most
-        :data:`BOUND_LIMIT` operations.
+        Whether to solve linear programs for lower bounds of bytes.
     memory
-        How room is accounted, if not by bytes.
+        How memory is accounted; None for bytes.
+    settings
+        Weights and limits of the search.
 
     Raises
     ------
     ValueError
-        If an operation alone needs more than the limit, an order cannot be run, a rule is not
-        known, or there is no clock to search by.
+        If an operation alone needs more than the limit, an order is not valid, a rule is
+        unknown, or there is no clock for the search.
     """
     if search_seconds > 0 and clock is None:
-        raise ValueError("search_seconds needs a clock to be measured by")
+        raise ValueError("search_seconds needs a clock")
     if policies is None:
-        policies = POLICIES if COMPILED and len(graph) <= MANY else POLICIES[:3]
+        small = COMPILED and len(graph) <= settings.many_operations
+        policies = POLICIES if small else POLICIES[: settings.few_policies]
     if not policies:
         raise ValueError("policies must have at least one")
-    link = Link() if link is None else link
+    link = HostLink() if link is None else link
     memory = Memory.bytes(graph, limit) if memory is None else memory
-    search = _Search(graph, memory, link, repeat)
-    candidates = {name: graph.check_order(one) for name, one in (given or {}).items()}
-    for name in orders.rules() if rules is None else rules:
-        candidates.setdefault(name, orders.get(name)(graph, limit))
-    candidates.setdefault("program", orders.get("program")(graph, limit))
+    search = _PlanSearch(graph, memory, link, repeat, settings)
+    candidates = {name: graph.check_order(order) for name, order in (given or {}).items()}
+    for name in orders.rule_names() if rules is None else rules:
+        candidates.setdefault(name, orders.get_rule(name)(graph, limit))
+    candidates.setdefault("program", orders.get_rule("program")(graph, limit))
     seen: set[bytes] = set()
     slowest = math.inf
     for name, order in candidates.items():
-        known = name == "program" or name in (given or {})
-        if order.tobytes() in seen and not known:
+        reference = name == "program" or name in (given or {})
+        if order.tobytes() in seen and not reference:
             continue
         seen.add(order.tobytes())
-        steps = walk(graph, order, repeat)
+        steps = trace_order(graph, order, repeat)
         for policy in (ON_DEMAND, *policies):
             how = "on demand" if policy is ON_DEMAND else f"{policy.lead} ahead"
-            found = search.offer(steps, policy, f"{name}, {how}")
-            if known:
-                slowest = min(slowest, found.makespan)
+            candidate = search.offer(steps, policy, f"{name}, {how}")
+            if reference:
+                slowest = min(slowest, candidate.makespan)
     if search_seconds > 0 and clock is not None:
         anneal(search, search_seconds, clock, np.random.default_rng(0) if rng is None else rng)
-    return _judged(search, search.chosen(slowest), limit, bounds)
+    return _evaluate(search, search.chosen(slowest), limit, bounds)
 
 
-def _judged(search: _Search, found: _Found, limit: int, bounds: bool) -> Planned:
-    """Say how good a plan is."""
-    graph, link, swaps = search.graph, search.link, found.swaps
-    run = simulate(graph, swaps, search.memory, link, walk(graph, swaps.order, search.repeat))
+def _evaluate(search: _PlanSearch, candidate: _Candidate, limit: int, bounds: bool) -> SearchResult:
+    """Add peak memory and lower bounds to a plan."""
+    graph, link, swaps = search.graph, search.link, candidate.swaps
+    steps = trace_order(graph, swaps.order, search.repeat)
+    run = simulate(graph, swaps, search.memory, link, steps)
     both = None
     touched = np.zeros(graph.data_count, np.bool_)
     touched[graph.touched.index] = True
@@ -227,14 +274,14 @@ def _judged(search: _Search, found: _Found, limit: int, bounds: bool) -> Planned
     read = total = float(graph.size[touched].sum())
     started = None
     if search.repeat:
-        # as much as fits may be in memory from the time before, whatever that is
+        # data that fit may be in memory from the previous repetition
         read = total = max(0.0, read - limit)
         started = touched
-    if bounds and len(graph) <= BOUND_LIMIT and not search.repeat:
-        both = least_swaps(graph, swaps.order, limit)
+    if bounds and len(graph) <= search.settings.bound_operations and not search.repeat:
+        both = swap_bound(graph, swaps.order, limit)
         total = both.read + both.written
-        read = least_swaps(graph, swaps.order, limit, write_cost=0.0).read
-    return Planned(
+        read = swap_bound(graph, swaps.order, limit, write_cost=0.0).read
+    return SearchResult(
         swaps.order,
         swaps,
         run.makespan,
@@ -245,51 +292,52 @@ def _judged(search: _Search, found: _Found, limit: int, bounds: bool) -> Planned
         time_bound(graph, swaps.order, limit, link.rates, read, total, started=started),
         both,
         read,
-        found.method,
+        candidate.method,
         search.tried,
     )
 
 
 def anneal(
-    search: _Search, seconds: float, clock: Callable[[], float], rng: np.random.Generator
+    search: _PlanSearch, seconds: float, clock: Callable[[], float], rng: np.random.Generator
 ) -> None:
-    """Move operations about in the best order, as long as there is time.
+    """Improve the best order by moving single operations (simulated annealing).
 
-    What is worse is taken too, the less likely the worse it is and the later.
+    A change for the worse is accepted with a probability that falls with its cost and with time.
     """
     start = clock()
     best = search.chosen(math.inf)
     order, cost = best.swaps.order, best.cost
-    warm = 0.02 * cost
-    while (part := (clock() - start) / seconds) < 1.0:
-        changed = moved(search.graph, order, rng)
+    hot = search.settings.start_temperature * cost
+    while (elapsed := (clock() - start) / seconds) < 1.0:
+        changed = move_operation(search.graph, order, rng)
         if changed is None:
             return
-        steps = walk(search.graph, changed, search.repeat)
-        found = search.offer(steps, best.policy, f"{best.method}, annealed")
-        cold = warm * (1e-3 ** max(part, 0.0))
-        if found.cost <= cost or rng.random() < math.exp((cost - found.cost) / cold):
-            order, cost = changed, found.cost
+        steps = trace_order(search.graph, changed, search.repeat)
+        candidate = search.offer(steps, best.policy, f"{best.method}, annealed")
+        temperature = hot * (search.settings.end_temperature ** max(elapsed, 0.0))
+        worse = candidate.cost - cost
+        if worse <= 0 or rng.random() < math.exp(-worse / temperature):
+            order, cost = changed, candidate.cost
 
 
-def moved(graph: TaskGraph, order: Ints, rng: np.random.Generator) -> Ints | None:
-    """An order with one operation elsewhere, None if no operation can go anywhere."""
+def move_operation(graph: TaskGraph, order: Ints, rng: np.random.Generator) -> Ints | None:
+    """The order with one operation moved, None if no operation can be moved."""
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
-    for op in _some(len(order), rng):
+    for op in _operations_to_move(len(order), rng):
         before, after = graph.before[op], graph.after[op]
         first = int(position[before].max()) + 1 if len(before) else 0
         last = int(position[after].min()) - 1 if len(after) else len(order) - 1
         if first < last:
-            at = int(position[op])
-            to = int(rng.integers(first, last))
-            to += to >= at
-            return np.insert(np.delete(order, at), to, op)
+            source = int(position[op])
+            target = int(rng.integers(first, last))
+            target += target >= source
+            return np.insert(np.delete(order, source), target, op)
     return None
 
 
-def _some(count: int, rng: np.random.Generator) -> Iterator[int]:
-    """Operations by chance, then all of them."""
+def _operations_to_move(count: int, rng: np.random.Generator) -> Iterator[int]:
+    """64 random operations, then all in order."""
     if count:
         yield from rng.integers(0, count, 64).tolist()
     yield from range(count)

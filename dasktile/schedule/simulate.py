@@ -8,12 +8,12 @@ import numpy as np
 
 from dasktile.schedule.compiled import compiled, heap_drop, heap_put
 from dasktile.schedule.swap_loops import Array
-from dasktile.schedule.swaps import Memory, SwapPlan, Walk, walk
+from dasktile.schedule.swaps import Memory, SwapPlan, TracedOrder, trace_order
 from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class HostLink:
     """What can be copied between a memory and the host.
 
     Parameters
@@ -49,7 +49,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class SimulatedRun:
     """How a plan went.
 
     Attributes
@@ -78,8 +78,12 @@ class Run:
 
 
 def simulate(
-    graph: TaskGraph, plan: SwapPlan, memory: Memory, link: Link, steps: Walk | None = None
-) -> Run:
+    graph: TaskGraph,
+    plan: SwapPlan,
+    memory: Memory,
+    link: HostLink,
+    steps: TracedOrder | None = None,
+) -> SimulatedRun:
     """Carry a plan out under a clock of its own.
 
     Operations run one after the other, as soon as what they read has come and there is room for
@@ -100,7 +104,7 @@ def simulate(
     ValueError
         If the plan cannot be carried out.
     """
-    steps = walk(graph, plan.order) if steps is None else steps
+    steps = trace_order(graph, plan.order) if steps is None else steps
     makespan, peak, *times = run(
         graph.time[plan.order],
         steps.at,
@@ -125,7 +129,7 @@ def simulate(
     if makespan == np.inf:
         at = int(np.isnan(times[0][0]).argmax())
         raise ValueError(f"the plan waits for ever at position {at}")
-    return Run(float(makespan), peak, *times)
+    return SimulatedRun(float(makespan), peak, *times)
 
 
 def ideal(graph: TaskGraph) -> float:
@@ -170,7 +174,7 @@ def run(
     out_copy
         Whether each event that leads out copies, or drops what the host has.
     rates
-        As :attr:`Link.rates`.
+        As :attr:`HostLink.rates`.
 
     Returns
     -------

@@ -33,7 +33,7 @@ BELADY, LEAST_RECENT = range(2)
 # first, because reading an array out of one takes as long as several steps of a loop.
 
 
-class Steps(NamedTuple):
+class Touches(NamedTuple):
     """The data that an order touches, position by position.
 
     Attributes
@@ -54,7 +54,7 @@ class Steps(NamedTuple):
     following: Array
 
 
-class Pools(NamedTuple):
+class MemoryArrays(NamedTuple):
     """What every datum takes of which pool, and what every pool has."""
 
     room: Array
@@ -86,7 +86,7 @@ class Horizon(NamedTuple):
     spare: Array
 
 
-class Rules(NamedTuple):
+class EvictionRules(NamedTuple):
     """Which data leave first.
 
     Attributes
@@ -100,7 +100,7 @@ class Rules(NamedTuple):
     """
 
     policy: int
-    dirty: float
+    dirty_factor: float
     threshold: int
 
 
@@ -113,7 +113,7 @@ def follow(
     kept: Array,
     repeat: bool,
     count: int,
-) -> Steps:
+) -> Touches:
     """The data that an order touches, how, and the position that touches each next."""
     n = len(order)
     at = np.zeros(n + 1, np.int64)
@@ -144,7 +144,7 @@ def follow(
         for entry in range(at[position], at[position + 1]):
             following[entry] = soonest[data[entry]]
             soonest[data[entry]] = position
-    return Steps(at, data, kind, following)
+    return Touches(at, data, kind, following)
 
 
 #: Rows of the state of all data: whether it is in memory, whether the host has it, when it is
@@ -232,7 +232,7 @@ def _choose(
 
 
 @compiled
-def _tables(steps: Steps, pools: Pools, start: Start) -> tuple[Array, Array, Array, Array]:
+def _tables(steps: Touches, pools: MemoryArrays, start: Start) -> tuple[Array, Array, Array, Array]:
     """The state of all data before the first operation, and heaps: keys, items and lengths."""
     at, data, _, _ = steps
     room, pool, capacity = pools
@@ -279,7 +279,7 @@ def _return(
 
 
 @compiled
-def _growth(steps: Steps, pools: Pools) -> Array:
+def _growth(steps: Touches, pools: MemoryArrays) -> Array:
     """Room of every pool that operations take by what they make, less what is dropped before."""
     at, data, kind, following = steps
     room, pool, capacity = pools
@@ -334,7 +334,12 @@ def _raise(now: int, until: int, grows: Array, peaks: Array, high: Array) -> Non
 
 @compiled
 def decide(
-    steps: Steps, pools: Pools, start: Start, horizon: Horizon, rules: Rules, space: int
+    steps: Touches,
+    pools: MemoryArrays,
+    start: Start,
+    horizon: Horizon,
+    rules: EvictionRules,
+    space: int,
 ) -> tuple[Array, ...]:
     """What leaves memory for what, in one pass over an order.
 

@@ -99,7 +99,7 @@ class Policy:
     spare: float = 1.0
     back: int = 0
     fill: bool = True
-    dirty: float = 2.0
+    dirty_factor: float = 2.0
     threshold: int = 0
     least_recent: bool = False
 
@@ -109,12 +109,12 @@ class Policy:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)!r}")
         if not self.spare >= 0:
             raise ValueError(f"spare must be at least 0, not {self.spare!r}")
-        if not self.dirty >= 1:
-            raise ValueError(f"dirty must be at least 1, not {self.dirty!r}")
+        if not self.dirty_factor >= 1:
+            raise ValueError(f"dirty_factor must be at least 1, not {self.dirty_factor!r}")
 
 
 #: What a store does that fetches what is asked for and drops what was used longest ago.
-ON_DEMAND = Policy(lead=0, back=0, fill=False, dirty=1.0, least_recent=True)
+ON_DEMAND = Policy(lead=0, back=0, fill=False, dirty_factor=1.0, least_recent=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +159,7 @@ class SwapPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Walk:
+class TracedOrder:
     """An order as the loops want it; see :func:`dasktile.schedule.swap_loops.follow`."""
 
     order: Ints
@@ -169,10 +169,10 @@ class Walk:
     following: Array
 
 
-def walk(graph: TaskGraph, order: Ints, repeat: bool = False) -> Walk:
+def trace_order(graph: TaskGraph, order: Ints, repeat: bool = False) -> TracedOrder:
     """Follow an order through a graph."""
     touched = graph.touched
-    return Walk(
+    return TracedOrder(
         order,
         *kernels.follow(
             order, touched.pointer, touched.index, graph.kinds, graph.kept, repeat, graph.data_count
@@ -207,12 +207,12 @@ def plan_swaps(
     ValueError
         Naming an operation whose data do not fit.
     """
-    return plan_walk(graph, walk(graph, order, repeat), memory, policy, repeat)
+    return plan_traced_order(graph, trace_order(graph, order, repeat), memory, policy, repeat)
 
 
-def plan_walk(
+def plan_traced_order(
     graph: TaskGraph,
-    steps: Walk,
+    steps: TracedOrder,
     memory: Memory,
     policy: Policy | None = None,
     repeat: bool = False,
@@ -221,21 +221,21 @@ def plan_walk(
     policy = Policy() if policy is None else policy
     nothing = np.zeros(graph.data_count, np.bool_)
     if not repeat:
-        return _planned(graph, steps, memory, policy, nothing, repeat, nothing)
+        return _plan_once(graph, steps, memory, policy, nothing, repeat, nothing)
     may = graph.kept & graph.present
     # data that may be there at the start are those that are left at the end
     started = may
-    plan = _planned(graph, steps, memory, policy, nothing, repeat, started)
+    plan = _plan_once(graph, steps, memory, policy, nothing, repeat, started)
     while True:
         started = started & plan.ended
-        plan = _planned(graph, steps, memory, policy, started, repeat, started)
+        plan = _plan_once(graph, steps, memory, policy, started, repeat, started)
         if not (started & ~plan.ended).any():
             return plan
 
 
-def _planned(
+def _plan_once(
     graph: TaskGraph,
-    steps: Walk,
+    steps: TracedOrder,
     memory: Memory,
     policy: Policy,
     started: Bools,
@@ -248,19 +248,19 @@ def _planned(
     dirty_start = np.zeros(graph.data_count, np.bool_)
     dirty_start[graph.updates.index] = True
     dirty_start &= started
-    pools = kernels.Pools(memory.room, memory.pool, memory.capacity)
+    pools = kernels.MemoryArrays(memory.room, memory.pool, memory.capacity)
     space = len(steps.data) + 64
     failed = np.array([kernels.FULL])
     while failed[0] == kernels.FULL:
         failed, *events, profile, ended = kernels.decide(
-            kernels.Steps(steps.at, steps.data, steps.kind, steps.following),
+            kernels.Touches(steps.at, steps.data, steps.kind, steps.following),
             pools,
             kernels.Start(graph.present, started, dirty_start),
             kernels.Horizon(
                 np.minimum(positions + policy.lead, n - 1),
                 positions + int(policy.lead * policy.spare),
             ),
-            kernels.Rules(int(policy.least_recent), policy.dirty, policy.threshold),
+            kernels.EvictionRules(int(policy.least_recent), policy.dirty_factor, policy.threshold),
             space,
         )
         space *= 2
@@ -270,7 +270,7 @@ def _planned(
     in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at = events
     if policy.fill:
         left, returns = out_datum.copy(), in_gap[(in_datum >= 0) & (in_gap >= 0)]
-        gaps.fill(
+        gaps.fill_gaps(
             in_datum, in_trigger, in_gap, out_datum, out_at, profile, pools, not repeat
         )  # fmt: skip
         back = (left >= 0) & (out_datum < 0)
@@ -285,12 +285,12 @@ def _planned(
         out_after = np.concatenate([out_after, last[leaves]])
         out_at = np.concatenate([out_at, np.full(len(leaves), n, np.int64)])
         ended = ended & stays
-    copies = gaps.settle(
+    copies = gaps.needs_copy(
         steps.at, steps.data, steps.kind, graph.present, dirty_start, out_datum, out_after
     )
     if policy.back:
         since = np.maximum(positions - policy.back, 0)
-        gaps.extend(
+        gaps.advance_copies(
             in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, copies,
             profile, pools, since,
         )  # fmt: skip
@@ -319,7 +319,7 @@ def _planned(
     )
 
 
-def check(graph: TaskGraph, plan: SwapPlan, memory: Memory, repeat: bool = False) -> None:
+def check_plan(graph: TaskGraph, plan: SwapPlan, memory: Memory, repeat: bool = False) -> None:
     """Go through a plan position by position and see that it may be carried out.
 
     Parameters

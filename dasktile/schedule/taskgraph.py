@@ -19,23 +19,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.schedule.lists import Bools, Floats, Ints, Lists, topological
+from dasktile.schedule.lists import Bools, Floats, Ints, RaggedArray, topological
 
 __all__ = [
+    "AccessTrace",
     "Bools",
     "Builder",
     "Floats",
     "Ints",
-    "Lists",
+    "RaggedArray",
     "TaskGraph",
-    "Trace",
     "taskgraph",
     "topological",
 ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace:
+class AccessTrace:
     """What is touched in what order, when operations run in a given one.
 
     Attributes
@@ -50,7 +50,7 @@ class Trace:
         operations.
     """
 
-    touched: Lists
+    touched: RaggedArray
     next: Ints
     first: Ints
 
@@ -87,14 +87,14 @@ class TaskGraph:
 
     time: Floats
     size: Ints
-    reads: Lists
-    updates: Lists
-    writes: Lists
+    reads: RaggedArray
+    updates: RaggedArray
+    writes: RaggedArray
     present: Bools
     kept: Bools
-    before: Lists
-    after: Lists
-    touched: Lists
+    before: RaggedArray
+    after: RaggedArray
+    touched: RaggedArray
     kinds: Ints
     maker: Ints
     op_names: tuple[Hashable, ...] | None = None
@@ -181,9 +181,9 @@ class TaskGraph:
             )
         return array
 
-    def trace(self, order: Ints) -> Trace:
+    def trace(self, order: Ints) -> AccessTrace:
         """What is touched when operations run in an order, and when each datum is touched next."""
-        touched = self.touched.taken(order)
+        touched = self.touched.take(order)
         position = touched.owners()
         by_datum = np.argsort(touched.index, kind="stable")
         data, at = touched.index[by_datum], position[by_datum]
@@ -195,7 +195,7 @@ class TaskGraph:
         first = np.full(self.data_count, len(order), dtype=np.int64)
         starts = np.concatenate([[True], ~same]) if len(data) else np.zeros(0, np.bool_)
         first[data[starts]] = at[starts]
-        return Trace(touched, following, first)
+        return AccessTrace(touched, following, first)
 
 
 @dataclass(slots=True)
@@ -382,7 +382,7 @@ def taskgraph(
             maker[datum] = op
         for into, numbers in zip(clean, (only, changes, makes), strict=True):
             into.append(numbers)
-    only_reads, changed, made = (Lists.of(lists) for lists in clean)
+    only_reads, changed, made = (RaggedArray.pack(lists) for lists in clean)
     for lists in (only_reads, changed):
         nowhere = (maker[lists.index] < 0) & ~there[lists.index]
         if nowhere.any():
@@ -409,8 +409,8 @@ def taskgraph(
         wanted_last,
         before,
         after,
-        Lists.of([*a, *b, *c] for a, b, c in zip(*clean, strict=True)),
-        Lists.of(
+        RaggedArray.pack([*a, *b, *c] for a, b, c in zip(*clean, strict=True)),
+        RaggedArray.pack(
             [0] * len(a) + [1] * len(b) + [2] * len(c) for a, b, c in zip(*clean, strict=True)
         ).index,
         maker,
@@ -419,7 +419,9 @@ def taskgraph(
     )
 
 
-def _dependencies(reads: Lists, updates: Lists, maker: Ints) -> tuple[Lists, Lists]:
+def _dependencies(
+    reads: RaggedArray, updates: RaggedArray, maker: Ints
+) -> tuple[RaggedArray, RaggedArray]:
     """Which operations run before which, and after which."""
     ops = len(reads)
     earlier, later = [], []
@@ -447,11 +449,11 @@ def _dependencies(reads: Lists, updates: Lists, maker: Ints) -> tuple[Lists, Lis
     first = np.concatenate([*earlier, more[:, 0]])
     second = np.concatenate([*later, more[:, 1]])
     both = np.unique(np.stack([second, first], axis=1), axis=0)
-    before = Lists.grouped(both[:, 0], both[:, 1], ops)
-    return before, Lists.grouped(both[:, 1], both[:, 0], ops)
+    before = RaggedArray.group(both[:, 0], both[:, 1], ops)
+    return before, RaggedArray.group(both[:, 1], both[:, 0], ops)
 
 
-def _circle(before: Lists, order: Ints) -> list[int]:
+def _circle(before: RaggedArray, order: Ints) -> list[int]:
     """Operations of which each needs the next, and the last is the first."""
     ran = set(order.tolist())
     op = next(op for op in range(len(before)) if op not in ran)

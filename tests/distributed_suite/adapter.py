@@ -22,7 +22,7 @@ from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.data import Spill
 from dasktile.runtime.worker.plugin import TileWorkerPlugin
 from dasktile.runtime.worker.store import TileStore
-from dasktile.schedule.instructions import Settings
+from dasktile.schedule.instructions import ResidencySettings
 
 #: Seconds that anything may take here.
 LIMIT = 30
@@ -46,7 +46,7 @@ class SpillBuffer(TileStore):
         self.files = Disk(spill_directory, compression)
         capacity = (target, None if max_spill is False else max_spill)
         super().__init__(
-            [self.files], Settings(capacity, **spill_settings()), clock=time.perf_counter
+            [self.files], ResidencySettings(capacity, **spill_settings()), clock=time.perf_counter
         )
         _made.append(self)
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dasktile.schedule.instructions import Copy, Instruction, Ready, Settings
+from dasktile.schedule.instructions import Copy, Instruction, Ready, ResidencySettings
 from dasktile.schedule.residency import Residency
-from dasktile.schedule.simulate import Link
+from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.taskgraph import Ints, TaskGraph
 
 
@@ -46,7 +46,7 @@ def rehearse(
     graph: TaskGraph,
     order: Ints,
     limit: int,
-    link: Link | None = None,
+    link: HostLink | None = None,
     ahead: int = 4,
     prefetch: int = 2,
 ) -> Rehearsal:
@@ -72,18 +72,18 @@ def rehearse(
     """
     graph.check_limit(limit)
     order = graph.check_order(order)
-    return _Worker(graph, order, limit, Link() if link is None else link, ahead, prefetch).run()
+    return _Worker(graph, order, limit, HostLink() if link is None else link, ahead, prefetch).run()
 
 
 class _Worker:
     """The memory, the two lanes and the clock."""
 
     def __init__(
-        self, graph: TaskGraph, order: Ints, limit: int, link: Link, ahead: int, prefetch: int
+        self, graph: TaskGraph, order: Ints, limit: int, link: HostLink, ahead: int, prefetch: int
     ) -> None:
         self.graph, self.order, self.ahead = graph, order, ahead
         self.rates = link.rates
-        self.residency = Residency(Settings((limit, None), prefetch=prefetch))
+        self.residency = Residency(ResidencySettings((limit, None), prefetch=prefetch))
         #: Copies in and out that wait, the first of them being made.
         self.lanes: tuple[deque[Copy], deque[Copy]] = (deque(), deque())
         self.left = [0.0, 0.0]
@@ -139,7 +139,7 @@ class _Worker:
     def _look(self, position: int) -> None:
         soon = self.order[position + 1 : position + 1 + self.ahead].tolist()
         keys = [datum for op in soon for datum in self.graph.touched[op].tolist()]
-        self.do(self.residency.look(list(dict.fromkeys(keys))))
+        self.do(self.residency.set_upcoming(list(dict.fromkeys(keys))))
 
     def _done(self, position: int, op: int) -> None:
         """Say what an operation has made, changed and is done with."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import pytest
 
-from dasktile.schedule.bounds import Step, least
+from dasktile.schedule.bounds import Step, transfer_bound
 from tests.schedule.test_residency import INF, Worker
 
 Sizes = dict[Hashable, int]
@@ -78,7 +78,7 @@ def run(
 
     for time, step in enumerate(steps):
         soon = steps[time + 1 : time + 1 + ahead]
-        worker.do(worker.residency.look([key for one in soon for key in one.reads]))
+        worker.do(worker.residency.set_upcoming([key for one in soon for key in one.reads]))
         worker.request(time, *step.reads, now=time)
         worker.settle()
         assert time in worker.ready
@@ -99,13 +99,13 @@ def test_reads_are_near_the_least(name: str, part: float) -> None:
     steps, sizes = TRACES[name]()
     inputs = sum(size for key, size in sizes.items() if key[0] in "abx")
     capacity = int(part * inputs)
-    bound = least(steps, sizes, capacity, write_cost=0).read
+    bound = transfer_bound(steps, sizes, capacity, write_cost=0).read
     tile = max(sizes.values())
     on_demand = run(steps, sizes, capacity, 0)
     # of few reads one tile more is a large part
     assert bound - 1 <= on_demand.read <= max(1.10 * bound, bound + 5 * tile)
     assert run(steps, sizes, capacity, 1).read <= max(1.15 * bound, bound + 5 * tile)
-    both = least(steps, sizes, capacity)
+    both = transfer_bound(steps, sizes, capacity)
     assert both.read + both.written <= on_demand.read + on_demand.written + 1
     longest_ago = run(steps, sizes, capacity, 0, known=False)
     assert on_demand.read < longest_ago.read
@@ -115,10 +115,13 @@ def test_least_of_what_can_be_said_by_hand() -> None:
     a, b, c = "abc"
     steps = [Step((), (a,)), Step((), (b,)), Step((), (c,)), Step((a,)), Step((b,)), Step((c,))]
     sizes: Sizes = dict.fromkeys((a, b, c), 10)
-    assert (least(steps, sizes, 30).read, least(steps, sizes, 30).written) == (0, 0)
-    found = least(steps, sizes, 20)
+    assert (transfer_bound(steps, sizes, 30).read, transfer_bound(steps, sizes, 30).written) == (
+        0,
+        0,
+    )
+    found = transfer_bound(steps, sizes, 20)
     assert (found.read, found.written) == (10, 10)
-    assert least(steps, sizes, 20, below=[a, b, c]).written == 0
-    assert least(steps, sizes, 10).read == 30
-    assert least([Step((a,)), Step((a,))], sizes, 5).read == 10
-    assert least([], sizes, 5).read == 0
+    assert transfer_bound(steps, sizes, 20, below=[a, b, c]).written == 0
+    assert transfer_bound(steps, sizes, 10).read == 30
+    assert transfer_bound([Step((a,)), Step((a,))], sizes, 5).read == 10
+    assert transfer_bound([], sizes, 5).read == 0

@@ -15,18 +15,18 @@ LIMIT = 20
 
 def test_what_else_the_process_takes_is_what_it_has_all_the_time() -> None:
     budget = Budget(window=3)
-    assert budget.of(100) == 100
+    assert budget.available(100) == 100
     for process, results in ((50, 20), (90, 20), (45, 20)):
         budget.sample(process, results)
-    assert budget.of(100) == 75
+    assert budget.available(100) == 75
     # a moment of little is forgotten too
     for _ in range(3):
         budget.sample(60, 20)
-    assert budget.of(100) == 60
-    assert budget.of(30) == 0
+    assert budget.available(100) == 60
+    assert budget.available(30) == 0
     # freed memory of results may not be counted as theirs any more
     budget.sample(10, 20)
-    assert budget.of(100) == 100
+    assert budget.available(100) == 100
 
 
 CONFIG = {

@@ -12,37 +12,37 @@ from dasktile.schedule.taskgraph import Builder, TaskGraph, taskgraph
 from tests.graphs import graphs, matmul, recurrent
 
 
-@pytest.mark.parametrize("name", orders.rules())
+@pytest.mark.parametrize("name", orders.rule_names())
 @given(graph=graphs())
 @settings(max_examples=25, deadline=None)
 def test_orders_can_be_run(name: str, graph: TaskGraph) -> None:
     limit = int(graph.working_sets().max(initial=0))
-    order = orders.get(name)(graph, limit)
+    order = orders.get_rule(name)(graph, limit)
     graph.check_order(order)
-    assert (orders.get(name)(graph, limit) == order).all()
+    assert (orders.get_rule(name)(graph, limit) == order).all()
 
 
-@pytest.mark.parametrize("name", orders.rules())
+@pytest.mark.parametrize("name", orders.rule_names())
 def test_of_nothing_too(name: str) -> None:
-    assert len(orders.get(name)(taskgraph([], [], [], []), 0)) == 0
+    assert len(orders.get_rule(name)(taskgraph([], [], [], []), 0)) == 0
 
 
 def test_rules_have_names() -> None:
     with pytest.raises(ValueError, match="unknown rule 'best'; allowed are 'program'"):
-        orders.get("best")
+        orders.get_rule("best")
     with pytest.raises(ValueError, match="'darts' is registered already"):
-        orders.rule("darts")(orders.get("program"))
+        orders.register_rule("darts")(orders.get_rule("program"))
 
 
 def swapped(graph: TaskGraph, name: str, limit: int) -> int:
-    order = orders.get(name)(graph, limit)
+    order = orders.get_rule(name)(graph, limit)
     plan = plan_swaps(graph, order, Memory.bytes(graph, limit), Policy(lead=0))
     return plan.swap_in_bytes + plan.swap_out_bytes
 
 
 def peak(graph: TaskGraph, name: str) -> int:
     """Bytes in use at most where nothing leaves before its last use."""
-    order = orders.get(name)(graph, 2**40)
+    order = orders.get_rule(name)(graph, 2**40)
     trace = graph.trace(order)
     change = np.zeros(len(graph) + 1, np.int64)
     last = np.full(graph.data_count, -1)
@@ -75,8 +75,8 @@ def test_depth_first_finishes_one_result_before_the_next() -> None:
     for number in range(4):
         build.op(("sum", number), 1.0, [("x", number)], [("s", number)])
     graph = build.graph()
-    assert orders.get("program")(graph, 100).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert orders.get("depth-first")(graph, 100).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert orders.get_rule("program")(graph, 100).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert orders.get_rule("depth-first")(graph, 100).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     assert peak(graph, "program") == 41
     assert peak(graph, "depth-first") == 11
 
@@ -88,12 +88,12 @@ def test_min_memory_runs_first_what_frees() -> None:
     for name, source, size in (("a", "y", 40), ("b", "x", 1)):
         build.datum(name, size, kept=True)
         build.op(name, 1.0, [source], [name])
-    assert orders.get("min-memory")(build.graph(), 200).tolist() == [1, 0]
+    assert orders.get_rule("min-memory")(build.graph(), 200).tolist() == [1, 0]
 
 
 def test_locality_stays_with_what_was_touched_last() -> None:
     graph = matmul(4)
-    order = orders.get("locality")(graph, 100)
+    order = orders.get_rule("locality")(graph, 100)
     shared = [
         len(set(graph.touched[one].tolist()) & set(graph.touched[other].tolist()))
         for one, other in zip(order[:-1], order[1:], strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dasktile.schedule.instructions import DYING, Copy, Drop, Instruction, Ready, Settings
+from dasktile.schedule.instructions import DYING, Copy, Drop, Instruction, Ready, ResidencySettings
 from dasktile.schedule.residency import Residency
 
 INF = float("inf")
@@ -18,7 +18,7 @@ class Worker:
     """Does what a residency says, and checks that it may be done."""
 
     def __init__(self, *capacity: int | None, **options: Any) -> None:
-        self.residency = Residency(Settings(capacity, **options))
+        self.residency = Residency(ResidencySettings(capacity, **options))
         self.on: dict[tuple[Hashable, int], set[int]] = {}
         self.sizes: dict[tuple[Hashable, int], int] = {}
         self.flights: list[Copy] = []
@@ -277,7 +277,7 @@ def test_prefetch_takes_free_room() -> None:
         worker.add(key, next_use=number)
     worker.settle()
     assert worker.fast() == "abcd"
-    worker.do(worker.residency.look("abcdef"))
+    worker.do(worker.residency.set_upcoming("abcdef"))
     assert not worker.flights
     worker.do(worker.residency.remove("a"))
     assert [copy.key for copy in worker.flights] == ["e"]
@@ -291,11 +291,11 @@ def test_prefetch_replaces_only_what_is_needed_later() -> None:
     for number, key in enumerate("abcdef"):
         worker.add(key, next_use=number)
     worker.settle()
-    worker.do(worker.residency.look("abcdef"))
+    worker.do(worker.residency.set_upcoming("abcdef"))
     worker.do(worker.residency.expect({"a": 7}))
     worker.settle()
     assert worker.fast() == "bcde"
-    worker.do(worker.residency.look("bcdef"))
+    worker.do(worker.residency.set_upcoming("bcdef"))
     worker.do(worker.residency.expect({"b": 7, "c": 5.5}))
     worker.settle()
     assert worker.fast() == "cdef"
@@ -303,7 +303,7 @@ def test_prefetch_replaces_only_what_is_needed_later() -> None:
 
 @pytest.mark.parametrize("ahead", (0, 0.25, 0.5))
 def test_prefetch_spares_what_would_stay_without_it(ahead: float) -> None:
-    worker = Worker(4, None, prefetch=4, ahead=ahead)
+    worker = Worker(4, None, prefetch=4, prefetch_fraction=ahead)
     for number, key in enumerate("abcdefgh"):
         worker.add(key, next_use=number)
     worker.settle()
@@ -311,7 +311,7 @@ def test_prefetch_spares_what_would_stay_without_it(ahead: float) -> None:
     # in rounds: what is read now is needed last, and would leave once it is read
     worker.request("task", "a")
     worker.do(worker.residency.expect({"a": 8, "b": 5.5, "c": 6.5, "d": 7.5}))
-    worker.do(worker.residency.look("efgh"))
+    worker.do(worker.residency.set_upcoming("efgh"))
     worker.settle()
     fetched = int(ahead * 4)
     assert worker.fast() == "abcd"[: 4 - fetched] + "efgh"[:fetched]
@@ -468,7 +468,7 @@ def test_nothing_is_remembered_of_what_is_gone() -> None:
         worker.do(worker.residency.expect({number: INF}))
         worker.settle()
         worker.do(worker.residency.remove(number))
-    victims = worker.residency._victims
+    victims = worker.residency._queues
     assert sum(len(heap._heap) for one in victims for heap in one._all()) < 200
 
 
@@ -519,10 +519,10 @@ def test_room_that_others_take() -> None:
     worker = Worker(6, None)
     for key in "abcdef":
         worker.add(key)
-    worker.do(worker.residency.squeeze(0, 2))
+    worker.do(worker.residency.shrink(0, 2))
     worker.settle()
     assert worker.residency.used[0] == 4
-    worker.do(worker.residency.squeeze(0, 9))
+    worker.do(worker.residency.shrink(0, 9))
     worker.settle()
     assert worker.residency.used[0] == 0
 
@@ -562,18 +562,18 @@ def test_what_is_read_is_not_removed_soon() -> None:
 
 
 def test_tiles_fetched_ahead_are_counted() -> None:
-    worker = Worker(2, None, ahead=1)
+    worker = Worker(2, None, prefetch_fraction=1)
     for number, key in enumerate("abcd"):
         worker.add(key, next_use=number)
     worker.settle()
     for number, key in enumerate("abcd"):
-        worker.do(worker.residency.look("abcd"[number + 1 :]))
+        worker.do(worker.residency.set_upcoming("abcd"[number + 1 :]))
         worker.request(number, key, now=number)
         worker.settle()
         worker.do(worker.residency.expect({key: INF}))
         worker.release(number)
         worker.settle()
-    assert worker.residency.fetched_ahead == worker.residency.hits == 2
+    assert worker.residency.prefetched == worker.residency.hits == 2
 
 
 def test_removed_while_it_is_written() -> None:
@@ -596,13 +596,13 @@ def test_removed_while_it_is_written() -> None:
         ({"capacity": (5,)}, "at least two tiers"),
         ({"capacity": (5, -1)}, "not be negative"),
         ({"capacity": (5, 5), "prefetch": -1}, "prefetch"),
-        ({"capacity": (5, 5), "ahead": 2}, "ahead"),
-        ({"capacity": (5, 5), "dirty": 0.5}, "dirty"),
+        ({"capacity": (5, 5), "prefetch_fraction": 2}, "prefetch_fraction"),
+        ({"capacity": (5, 5), "dirty_factor": 0.5}, "dirty_factor"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Settings(**settings)
+        ResidencySettings(**settings)
 
 
 def test_names_are_used_once() -> None:
@@ -628,7 +628,7 @@ def test_anything_in_any_order(seed: int) -> None:
         *capacity,
         keep_clean=rng.random() < 0.8,
         prefetch=rng.choice((0, 1, 3)),
-        ahead=rng.choice((0.2, 1.0)),
+        prefetch_fraction=rng.choice((0.2, 1.0)),
     )
     fails = rng.random() < 0.4
     count = 0
@@ -666,7 +666,7 @@ def test_anything_in_any_order(seed: int) -> None:
         elif choice < 0.78:
             worker.do(worker.residency.age())
         elif choice < 0.8:
-            worker.do(worker.residency.look(rng.sample([*keys, "gone"], min(len(keys), 4))))
+            worker.do(worker.residency.set_upcoming(rng.sample([*keys, "gone"], min(len(keys), 4))))
         elif worker.flights:
             which = rng.randrange(len(worker.flights))
             worker.finish(which, fails and rng.random() < 0.1, rng.random() < 0.5)
@@ -712,7 +712,7 @@ def check(worker: Worker) -> None:
             if id(buffer) not in seen:
                 seen.add(id(buffer))
                 used[buffer.tier] += buffer.size
-        for copy in tile.flights.values():
+        for copy in tile.copies.values():
             used[copy.target] += copy.size
     assert used == residency.used
     buffers = {
@@ -721,10 +721,10 @@ def check(worker: Worker) -> None:
     buffers |= {
         id(buffer): buffer for tile in residency._removed.values() for buffer in tile.on.values()
     }
-    for tier, size in enumerate(residency._leaving):
+    for tier, size in enumerate(residency._freeing):
         leaves = [one for one in buffers.values() if one.tier == tier]
-        assert size == sum(one.size for one in leaves if one.leaving or one.dying)
+        assert size == sum(one.size for one in leaves if one.evicting or one.dying)
     assert {id(one) for one in residency._dying} == {at for at in buffers if buffers[at].dying}
-    ahead = sum(tile.size for tile in residency._tiles.values() if tile.ahead)
-    ahead += sum(tile.size for tile in residency._removed.values() if tile.ahead)
-    assert residency._ahead == ahead
+    ahead = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
+    ahead += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
+    assert residency._prefetched_bytes == ahead

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dasktile.schedule import order as orders
-from dasktile.schedule.search import POLICIES, Planned, moved, plan
-from dasktile.schedule.simulate import Link, simulate
-from dasktile.schedule.swaps import ON_DEMAND, Memory, check, plan_swaps
+from dasktile.schedule.search import POLICIES, SearchResult, move_operation, plan
+from dasktile.schedule.simulate import HostLink, simulate
+from dasktile.schedule.swaps import ON_DEMAND, Memory, check_plan, plan_swaps
 from dasktile.schedule.taskgraph import Builder, TaskGraph, taskgraph
 from tests.graphs import figure_41, graphs, matmul, recurrent
 
-UNIT = Link(1, 1, None)
+UNIT = HostLink(1, 1, None)
 
 
 def ticks(count: int) -> Callable[[], float]:
@@ -32,7 +32,7 @@ def ticks(count: int) -> Callable[[], float]:
     return clock
 
 
-def alike(one: Planned, other: Planned) -> bool:
+def alike(one: SearchResult, other: SearchResult) -> bool:
     return (
         one.makespan == other.makespan
         and one.method == other.method
@@ -41,7 +41,7 @@ def alike(one: Planned, other: Planned) -> bool:
     )
 
 
-def price(graph: TaskGraph, order: np.ndarray, limit: int, link: Link) -> float:
+def price(graph: TaskGraph, order: np.ndarray, limit: int, link: HostLink) -> float:
     """Seconds on demand, and by the best of the policies."""
     memory = Memory.bytes(graph, limit)
     return min(
@@ -56,28 +56,28 @@ def test_plans_are_right_and_never_worse_than_what_is_given(
     graph: TaskGraph, more: int, repeat: bool, seed: int
 ) -> None:
     limit = int(graph.working_sets().max()) + more
-    link = Link(2, 1, 2)
+    link = HostLink(2, 1, 2)
     given_order = anyhow(graph, seed)
     found = plan(graph, limit, link, given={"dask": given_order}, repeat=repeat)
-    check(graph, found.swaps, Memory.bytes(graph, limit), repeat)
+    check_plan(graph, found.swaps, Memory.bytes(graph, limit), repeat)
     assert found.peak <= limit
-    assert found.bound <= found.makespan * (1 + 1e-6) + 1e-6
+    assert found.time_bound <= found.makespan * (1 + 1e-6) + 1e-6
     assert found.ideal <= found.makespan
     if not repeat:
-        for order in (given_order, orders.get("program")(graph, limit)):
+        for order in (given_order, orders.get_rule("program")(graph, limit)):
             assert found.makespan <= price(graph, order, limit, link)
-        assert found.least is not None
-        least = found.least.read + found.least.written
+        assert found.swap_bound is not None
+        least = found.swap_bound.read + found.swap_bound.written
         assert found.swap_in_bytes + found.swap_out_bytes >= least * (1 - 1e-6) - 1e-6
     assert alike(found, plan(graph, limit, link, given={"dask": given_order}, repeat=repeat))
 
 
 def anyhow(graph: TaskGraph, seed: int) -> np.ndarray:
     """Any order that the operations may run in."""
-    order = orders.get("program")(graph, 0)
+    order = orders.get_rule("program")(graph, 0)
     rng = np.random.default_rng(seed)
     for _ in range(3 * len(graph)):
-        changed = moved(graph, order, rng)
+        changed = move_operation(graph, order, rng)
         order = order if changed is None else changed
     return graph.check_order(order)
 
@@ -85,13 +85,13 @@ def anyhow(graph: TaskGraph, seed: int) -> np.ndarray:
 def test_figure_41() -> None:
     found = plan(figure_41(), 10, UNIT)
     assert (found.makespan, found.ideal) == (6, 6)
-    assert found.bound == 6
+    assert found.time_bound == 6
 
 
 def test_a_better_order_is_found() -> None:
     graph = recurrent(layers=6, steps=8)
-    found = plan(graph, 900, Link(12, 12, 20))
-    program = plan(graph, 900, Link(12, 12, 20), rules=["program"])
+    found = plan(graph, 900, HostLink(12, 12, 20))
+    program = plan(graph, 900, HostLink(12, 12, 20), rules=["program"])
     assert found.makespan < 0.8 * program.makespan
     assert found.swap_in_bytes < 0.5 * program.swap_in_bytes
     assert found.tried > program.tried
@@ -99,11 +99,11 @@ def test_a_better_order_is_found() -> None:
 
 def test_where_all_fits_it_is_ideal_but_for_the_first_read() -> None:
     graph = matmul(4)
-    found = plan(graph, 10**6, Link(100, 100, None))
+    found = plan(graph, 10**6, HostLink(100, 100, None))
     assert found.swap_out_bytes == 0
     assert found.swap_in_bytes == int(graph.size[graph.present].sum())
     assert found.makespan == pytest.approx(found.ideal + 0.2)
-    assert found.bound == pytest.approx(found.ideal)
+    assert found.time_bound == pytest.approx(found.ideal)
 
 
 @pytest.mark.parametrize("build", [lambda: matmul(6), lambda: recurrent(3, 12)])
@@ -112,12 +112,12 @@ def test_plans_survive_noise(build: Callable[[], TaskGraph], seed: int) -> None:
     """Times and bandwidths are other than was thought by a third either way."""
     graph = build()
     limit = int(graph.working_sets().max()) * 4
-    link = Link(20, 20, 30)
+    link = HostLink(20, 20, 30)
     memory = Memory.bytes(graph, limit)
     found = plan(graph, limit, link)
     rng = np.random.default_rng(seed)
     other = replace(graph, time=graph.time * rng.uniform(2 / 3, 4 / 3, len(graph)))
-    slower = Link(*(rate * rng.uniform(2 / 3, 4 / 3) for rate in (20, 20, 30)))
+    slower = HostLink(*(rate * rng.uniform(2 / 3, 4 / 3) for rate in (20, 20, 30)))
     ran = simulate(other, found.swaps, memory, slower)
     assert int(ran.peak.sum()) <= limit
     # not much worse than a plan made by somebody who had known
@@ -129,12 +129,12 @@ def test_plans_survive_noise(build: Callable[[], TaskGraph], seed: int) -> None:
 
 def test_searching_longer_is_not_worse() -> None:
     graph = matmul(4)
-    link = Link(10, 10, 15)
+    link = HostLink(10, 10, 15)
     at_once = plan(graph, 100, link)
     longer = plan(graph, 100, link, search_seconds=1, clock=ticks(200))
     assert longer.makespan <= at_once.makespan
     assert 150 < longer.tried - at_once.tried <= 200
-    check(graph, longer.swaps, Memory.bytes(graph, 100))
+    check_plan(graph, longer.swaps, Memory.bytes(graph, 100))
     again = plan(graph, 100, link, search_seconds=1, clock=ticks(200))
     assert alike(longer, again)
     other = plan(graph, 100, link, search_seconds=1, clock=ticks(200), rng=np.random.default_rng(1))

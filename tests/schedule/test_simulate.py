@@ -16,23 +16,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dasktile.schedule import order as orders
-from dasktile.schedule.bounds import least_swaps, time_bound
+from dasktile.schedule.bounds import swap_bound, time_bound
 from dasktile.schedule.compiled import COMPILED
-from dasktile.schedule.simulate import Link, Run, ideal, simulate
-from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, SwapPlan, check, plan_swaps
+from dasktile.schedule.simulate import HostLink, SimulatedRun, ideal, simulate
+from dasktile.schedule.swaps import ON_DEMAND, Memory, Policy, SwapPlan, check_plan, plan_swaps
 from dasktile.schedule.taskgraph import Builder, TaskGraph
 from tests.graphs import figure_41, figure_43, graphs, matmul, recurrent
 from tests.schedule.rehearsal import rehearse
 
 #: A byte a second each way, both ways at once.
-UNIT = Link(1, 1, None)
+UNIT = HostLink(1, 1, None)
 POLICIES = (
     ON_DEMAND,
     Policy(lead=0, fill=False),
     Policy(lead=0, back=100),
     Policy(lead=1),
     Policy(lead=3, threshold=1),
-    Policy(lead=8, spare=0.5, dirty=1),
+    Policy(lead=8, spare=0.5, dirty_factor=1),
     Policy(lead=100, back=100),
 )
 
@@ -42,13 +42,13 @@ def go(
     limit: int | Memory,
     policy: Policy | None = None,
     order: list[int] | None = None,
-    link: Link = UNIT,
+    link: HostLink = UNIT,
     repeat: bool = False,
-) -> tuple[SwapPlan, Run]:
+) -> tuple[SwapPlan, SimulatedRun]:
     numbers = np.arange(len(graph)) if order is None else np.array(order)
     memory = Memory.bytes(graph, limit) if isinstance(limit, int) else limit
     plan = plan_swaps(graph, numbers, memory, policy, repeat)
-    check(graph, plan, memory, repeat)
+    check_plan(graph, plan, memory, repeat)
     run = simulate(graph, plan, memory, link)
     assert (run.peak <= memory.capacity).all()
     return plan, run
@@ -58,7 +58,7 @@ def go(
 
 LEFT, RIGHT = [0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 1, 5]
 #: SwapAdvisor's planner: what is evicted for what, as soon as it may; nothing after that.
-AS_WRITTEN = Policy(lead=0, back=100, fill=False, dirty=1)
+AS_WRITTEN = Policy(lead=0, back=100, fill=False, dirty_factor=1)
 
 
 def pools(graph: TaskGraph, name: str) -> Memory:
@@ -201,7 +201,7 @@ def test_both_ways_share_a_link() -> None:
     build.op("last", 0.0, reads=["a"])
     graph = build.graph()
     # a goes out in 1 s, b comes in in 1 s, and a in 1 s
-    assert go(graph, 12, Policy(lead=0), link=Link(12, 12, 20))[1].makespan == pytest.approx(3)
+    assert go(graph, 12, Policy(lead=0), link=HostLink(12, 12, 20))[1].makespan == pytest.approx(3)
     build = Builder()
     for name in "abcd":
         build.datum(name, 12, present=name in "cd", kept=name in "ab")
@@ -209,7 +209,7 @@ def test_both_ways_share_a_link() -> None:
     build.op("other", 0.0, reads=["c"])
     build.op("last", 0.0, reads=["d"])
     # a out, then b out while c comes in: 24 bytes at 20 a second, then d in
-    plan, run = go(build.graph(), 24, Policy(lead=1), link=Link(12, 12, 20))
+    plan, run = go(build.graph(), 24, Policy(lead=1), link=HostLink(12, 12, 20))
     assert plan.swap_out_bytes == 24
     assert run.makespan == pytest.approx(1 + 24 / 20 + 1)
 
@@ -254,8 +254,8 @@ def test_what_must_be_written_counts_as_needed_sooner() -> None:
     build.op("one", 1.0, reads=["clean"])
     build.op("two", 1.0, reads=["dirty"])
     graph = build.graph()
-    assert go(graph, 2, Policy(lead=0, dirty=1))[0].swap_out_bytes == 1
-    assert go(graph, 2, Policy(lead=0, dirty=2))[0].swap_out_bytes == 0
+    assert go(graph, 2, Policy(lead=0, dirty_factor=1))[0].swap_out_bytes == 1
+    assert go(graph, 2, Policy(lead=0, dirty_factor=2))[0].swap_out_bytes == 0
 
 
 def test_what_fits_stays_after_all() -> None:
@@ -277,12 +277,12 @@ def test_plans_that_cannot_be_carried_out() -> None:
     memory = Memory.bytes(graph, 4)
     plan = plan_swaps(graph, np.arange(3), memory)
     with pytest.raises(ValueError, match="datum 2 is read and not in memory at position 2"):
-        check(graph, replace(plan, **{
+        check_plan(graph, replace(plan, **{
             name: getattr(plan, name)[:2]
             for name in ("in_datum", "in_trigger", "in_use", "in_gap")
         }), memory)  # fmt: skip
     with pytest.raises(ValueError, match="too little memory at position 0"):
-        check(graph, replace(plan, in_trigger=plan.in_trigger * 0), Memory.bytes(graph, 4))
+        check_plan(graph, replace(plan, in_trigger=plan.in_trigger * 0), Memory.bytes(graph, 4))
     late = replace(plan, in_trigger=plan.in_trigger + 100)
     with pytest.raises(ValueError, match="waits for ever at position 0"):
         simulate(graph, late, memory, UNIT)
@@ -294,11 +294,11 @@ def test_plans_that_cannot_be_carried_out() -> None:
 
 def test_numbers_out_of_range() -> None:
     with pytest.raises(ValueError, match="outward must be above 0 bytes a second, not 0"):
-        Link(1, 0)
+        HostLink(1, 0)
     with pytest.raises(ValueError, match="lead must be at least 0, not -1"):
         Policy(lead=-1)
-    with pytest.raises(ValueError, match=r"dirty must be at least 1, not 0\.5"):
-        Policy(dirty=0.5)
+    with pytest.raises(ValueError, match=r"dirty_factor must be at least 1, not 0\.5"):
+        Policy(dirty_factor=0.5)
 
 
 # Again and again
@@ -321,22 +321,22 @@ def test_weights_in_memory_at_the_end_are_those_at_the_start() -> None:
 @settings(max_examples=60, deadline=None)
 def test_plans_of_any_graph_are_right(graph: TaskGraph, more: int, repeat: bool) -> None:
     limit = int(graph.working_sets().max()) + more
-    order = orders.get("program")(graph, limit)
+    order = orders.get_rule("program")(graph, limit)
     memory = Memory.bytes(graph, limit)
     for policy in POLICIES:
         plan = plan_swaps(graph, order, memory, policy, repeat)
-        check(graph, plan, memory, repeat)
-        run = simulate(graph, plan, memory, Link(2, 1, 2))
+        check_plan(graph, plan, memory, repeat)
+        run = simulate(graph, plan, memory, HostLink(2, 1, 2))
         assert run.peak[0] <= limit
         assert run.makespan >= ideal(graph)
         if not repeat:
-            both = least_swaps(graph, order, limit)
+            both = swap_bound(graph, order, limit)
             swapped = plan.swap_in_bytes + plan.swap_out_bytes
             assert swapped >= (both.read + both.written) * (1 - 1e-6) - 1e-6
-            reads = least_swaps(graph, order, limit, write_cost=0.0).read
+            reads = swap_bound(graph, order, limit, write_cost=0.0).read
             assert plan.swap_in_bytes >= reads * (1 - 1e-6) - 1e-6
             total = both.read + both.written
-            bound = time_bound(graph, order, limit, Link(2, 1, 2).rates, reads, total)
+            bound = time_bound(graph, order, limit, HostLink(2, 1, 2).rates, reads, total)
             assert run.makespan >= bound * (1 - 1e-6) - 1e-6
 
 
@@ -351,10 +351,10 @@ def test_size_classes_too(graph: TaskGraph, more: int) -> None:
         for line in (0, 1)
     ]  # fmt: skip
     memory = Memory.classes(pool, counts)
-    order = orders.get("program")(graph, 2**40)
+    order = orders.get_rule("program")(graph, 2**40)
     for policy in POLICIES:
         plan = plan_swaps(graph, order, memory, policy)
-        check(graph, plan, memory)
+        check_plan(graph, plan, memory)
         assert (simulate(graph, plan, memory, UNIT).peak <= memory.capacity).all()
 
 
@@ -362,7 +362,7 @@ def test_size_classes_too(graph: TaskGraph, more: int) -> None:
 def test_bounds_are_near(limit: int) -> None:
     graph = matmul(6)
     plan, _ = go(graph, limit, Policy(lead=0))
-    both = least_swaps(graph, np.arange(len(graph)), limit)
+    both = swap_bound(graph, np.arange(len(graph)), limit)
     assert plan.swap_in_bytes + plan.swap_out_bytes <= 1.05 * (both.read + both.written)
 
 
@@ -399,11 +399,11 @@ def summary() -> list[object]:
     found: list[object] = []
     for graph, limit in ((matmul(5), 200), (recurrent(4, 5), 450), (figure_41(), 6)):
         for name in ("program", "darts"):
-            order = orders.get(name)(graph, limit)
+            order = orders.get_rule(name)(graph, limit)
             for policy, repeat in ((one, two) for one in POLICIES for two in (False, True)):
                 memory = Memory.bytes(graph, limit)
                 plan = plan_swaps(graph, order, memory, policy, repeat)
-                run = simulate(graph, plan, memory, Link(7, 5, 9))
+                run = simulate(graph, plan, memory, HostLink(7, 5, 9))
                 found.append([run.makespan.hex(), plan.in_trigger.tolist(), plan.out_at.tolist()])
     return found
 
@@ -437,5 +437,5 @@ def test_the_example_of_all_pairs() -> None:
         build.op(pair, 1.0, pair)
     graph = build.graph()
     plan, _ = go(graph, 5, Policy(lead=0))
-    bound = least_swaps(graph, np.arange(len(graph)), 5, write_cost=0).read
+    bound = swap_bound(graph, np.arange(len(graph)), 5, write_cost=0).read
     assert bound - 1e-6 <= plan.swap_in_bytes <= np.ceil(bound - 1e-6) + 1

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dasktile.schedule.taskgraph import Builder, Lists, TaskGraph, taskgraph, topological
+from dasktile.schedule.taskgraph import Builder, RaggedArray, TaskGraph, taskgraph, topological
 
 
 def step() -> TaskGraph:
@@ -144,12 +144,12 @@ def test_orders_are_checked(order: list[int], message: str) -> None:
 
 
 def test_lists() -> None:
-    lists = Lists.of([[1, 2], [], [3]])
+    lists = RaggedArray.pack([[1, 2], [], [3]])
     assert len(lists) == 3
     assert lists.owners().tolist() == [0, 0, 2]
-    taken = lists.taken(np.array([2, 1, 0]))
+    taken = lists.take(np.array([2, 1, 0]))
     assert [taken[one].tolist() for one in range(3)] == [[3], [], [1, 2]]
-    assert len(Lists.of([])) == 0
+    assert len(RaggedArray.pack([])) == 0
 
 
 def test_an_empty_graph() -> None:

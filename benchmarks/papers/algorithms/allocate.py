@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.schedule.compiled import compiled
-from dasktile.schedule.simulate import Run
 from dasktile.schedule.swaps import SwapPlan
 from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 
@@ -93,7 +92,7 @@ class Lifetimes:
     size: Ints
 
 
-def lifetimes(graph: TaskGraph, plan: SwapPlan, run: Run) -> Lifetimes:
+def lifetimes(graph: TaskGraph, plan: SwapPlan, run: SimulatedRun) -> Lifetimes:
     """What is in memory while a plan is carried out: from the start of a copy in, or of the
     operation that makes it, to the end of a copy out, or of its last use.
     """

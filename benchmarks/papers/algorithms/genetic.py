@@ -39,7 +39,7 @@ from benchmarks.papers.algorithms.chromosomes import (
     repair_cnt,
     survival,
 )
-from dasktile.schedule.simulate import Link, simulate
+from dasktile.schedule.simulate import HostLink, simulate
 from dasktile.schedule.swaps import Memory, Policy, plan_swaps
 from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 
@@ -49,11 +49,11 @@ Evaluate = Callable[[Ints, Pool], float]
 
 #: SwapAdvisor's planner: what is needed last leaves when its room is needed, but not what the
 #: operation before has used; copies in start as early as there is room.
-AS_WRITTEN = Policy(lead=0, back=1_000_000, fill=False, dirty=1.0, threshold=1)
+AS_WRITTEN = Policy(lead=0, back=1_000_000, fill=False, dirty_factor=1.0, threshold=1)
 
 
 def in_classes(
-    graph: TaskGraph, link: Link, policy: Policy = AS_WRITTEN, *, repeat: bool = False
+    graph: TaskGraph, link: HostLink, policy: Policy = AS_WRITTEN, *, repeat: bool = False
 ) -> Evaluate:
     """Plan the swaps of an order in a pool of size classes, and see how long they take."""
 

@@ -25,7 +25,7 @@ from dasktile.runtime.scheduler.prometheus import add_collector, remove_collecto
 from dasktile.runtime.scheduler.replicas import keep_as_before, keep_for_readers
 from dasktile.runtime.scheduler.roots import HELD, Roots, is_ours, is_root, send, set_free
 from dasktile.runtime.worker.plugin import folded
-from dasktile.schedule.homes import Homes, Layer
+from dasktile.schedule.homes import Homes, LayerHomes
 from dasktile.schedule.placement import MARK, primary, token, worker_order
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             ts for ts in self.scheduler.tasks.values() if is_ours(ts) and ts.state in _PENDING
         ]
         pending.sort(key=lambda ts: ts.priority or ())
-        layers: dict[Any, Layer | None] = {}
+        layers: dict[Any, LayerHomes | None] = {}
         free: list[TaskState] = []
         load = Counter(dict.fromkeys(alive, 0))
         for ts in pending:
@@ -385,7 +385,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if leaving:
             self._publish()
         every = self.scheduler.tasks
-        layers: dict[Any, Layer | None] = {}
+        layers: dict[Any, LayerHomes | None] = {}
         homes: dict[Any, str] = {}
         between: list[TaskState] = []
         others: list[Any] = []
@@ -467,7 +467,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             homes[ts.key] = best
             send_home(ts, best)
 
-    def _beside(self, layer: Layer, index: Any, homes: dict[Any, str]) -> str | None:
+    def _beside(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
         """Where the block of an array is that a task follows."""
         block = layer.followed(index)
         if block is None or layer.placement is None or layer.placement.follow is None:
@@ -509,7 +509,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
         return send_home
 
-    def _predict(self, layers: dict[Any, Layer | None]) -> None:
+    def _predict(self, layers: dict[Any, LayerHomes | None]) -> None:
         """Note what layers are to receive."""
         shortest: dict[str, tuple[str, int]] = {}
         for name, layer in layers.items():

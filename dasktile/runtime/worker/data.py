@@ -17,7 +17,7 @@ from dasktile.config import spill_settings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.tiers import device as device_called
 from dasktile.runtime.worker.store import TileStore
-from dasktile.schedule.instructions import Settings
+from dasktile.schedule.instructions import ResidencySettings
 
 logger = logging.getLogger("dasktile")
 
@@ -59,13 +59,13 @@ def make_store(
     if not prefetch:
         options["prefetch"] = 0
     if device_memory_limit is None:
-        store = TileStore([disk], Settings(capacity, **options), clock=time.perf_counter)
+        store = TileStore([disk], ResidencySettings(capacity, **options), clock=time.perf_counter)
         store.limit = memory_limit
         return store
     found = device_called(device_name)
     if device_memory_limit <= 1:
         device_memory_limit *= found.total()
-    settings = Settings((int(device_memory_limit), *capacity), **options)
+    settings = ResidencySettings((int(device_memory_limit), *capacity), **options)
     store = TileStore([found.host(), disk], settings, clock=time.perf_counter, device=found)
     store.limit = memory_limit
     return store

@@ -168,7 +168,7 @@ class Spilling(Guarded):
                 self.budget.sample(internals.process_memory(self.worker), results)
                 # half way to where the monitor steps in: the rest is for what comes and goes
                 spill = self._limit(limits.spill) or target
-                budget = min(target, self.budget.of((target + max(target, spill)) // 2))
+                budget = min(target, self.budget.available((target + max(target, spill)) // 2))
             if self._relieved and store.leaving(store.host):
                 # what was told to leave would stay if there was room again
                 return

@@ -40,7 +40,7 @@ from dasktile.schedule.instructions import (
     Drop,
     Instruction,
     Ready,
-    Settings,
+    ResidencySettings,
 )
 from dasktile.schedule.residency import Residency
 
@@ -162,7 +162,7 @@ class TileStore(MutableMapping[Any, Any]):
     def __init__(
         self,
         tiers: Sequence[Tier],
-        settings: Settings,
+        settings: ResidencySettings,
         threads: int = 1,
         clock: Callable[[], float] = _no_clock,
         device: Device | None = None,
@@ -382,7 +382,7 @@ class TileStore(MutableMapping[Any, Any]):
     def _counts(self) -> Counter[str]:
         residency = self._residency
         copied = {label: size for (label, unit), size in self._metrics.items() if unit == "bytes"}
-        ahead = {"prefetched": residency.fetched_ahead, "hits": residency.hits}
+        ahead = {"prefetched": residency.prefetched, "hits": residency.hits}
         return Counter({**copied, **ahead, "blocked": self.blocked})
 
     def reset(self) -> None:
@@ -448,7 +448,7 @@ class TileStore(MutableMapping[Any, Any]):
             residency = self._residency
             if target < 0 and tier == self.host and not residency.staying(tier):
                 self._take_small()
-            self._do(residency.squeeze(tier, max(0, residency.staying(tier) - target)))
+            self._do(residency.shrink(tier, max(0, residency.staying(tier) - target)))
 
     def _take_small(self) -> None:
         """Let objects leave too that may be larger than they say."""
@@ -478,7 +478,7 @@ class TileStore(MutableMapping[Any, Any]):
             return False
         with self._lock:
             before = self._gone
-            copies = self._do(self._residency.squeeze(0, size))
+            copies = self._do(self._residency.shrink(0, size))
         for copy in copies:
             copy.exception()
         found = self._gone > before
@@ -578,7 +578,7 @@ class TileStore(MutableMapping[Any, Any]):
         """Say what tasks will ask for first, as for :meth:`Residency.look`."""
         with self._lock:
             units = (self._units.get(key) for key in keys)
-            self._do(self._residency.look([unit for unit in units if unit is not None]))
+            self._do(self._residency.set_upcoming([unit for unit in units if unit is not None]))
 
     def forget_uses(self) -> None:
         """Go by age alone, and by the room that there was at first."""
@@ -587,7 +587,7 @@ class TileStore(MutableMapping[Any, Any]):
                 for one in unit.keys.values():
                     one.next_use = None
             self._do(self._residency.expect(dict.fromkeys(self._units.values())))
-            self._do(self._residency.look([]))
+            self._do(self._residency.set_upcoming([]))
             capacity = self._residency.settings.capacity[self.host]
             self._do(self._residency.resize(self.host, capacity))
 

@@ -19,7 +19,7 @@ from benchmarks.papers.algorithms.allocate import (
     peak_bytes,
     time_in_memory,
 )
-from dasktile.schedule.simulate import Link, simulate
+from dasktile.schedule.simulate import HostLink, simulate
 from dasktile.schedule.swaps import Memory, plan_swaps
 from dasktile.schedule.taskgraph import taskgraph
 
@@ -158,7 +158,7 @@ def test_lifetimes_are_those_of_the_plan() -> None:
     memory = Memory.bytes(graph, 12)
     order = np.arange(4)
     plan = plan_swaps(graph, order, memory)
-    run = simulate(graph, plan, memory, Link(4.0, 4.0, None))
+    run = simulate(graph, plan, memory, HostLink(4.0, 4.0, None))
     lives = lifetimes(graph, plan, run)
     assert lives.size.tolist() == graph.size[lives.datum].tolist()
     assert (lives.start <= lives.end).all()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.papers.algorithms.crossing import crossing_bound
 from dasktile.schedule.search import plan
-from dasktile.schedule.simulate import Link
+from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 
 
@@ -57,7 +57,7 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
 @given(graphs(), st.integers(0, 12))
 def test_no_plan_beats_it(graph: TaskGraph, more: int) -> None:
     limit = int(graph.working_sets().max()) + more
-    found = plan(graph, limit, Link(3.0, 2.0, 4.0), bounds=False)
+    found = plan(graph, limit, HostLink(3.0, 2.0, 4.0), bounds=False)
     bound = crossing_bound(graph, limit, 3.0, 2.0)
     assert bound <= found.makespan * (1 + 1e-9) + 1e-9
     assert crossing_bound(graph, limit, 3.0, 2.0, tries=1) <= bound + 1e-9

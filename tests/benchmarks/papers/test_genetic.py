@@ -25,7 +25,7 @@ from benchmarks.papers.algorithms.chromosomes import (
     survival,
 )
 from benchmarks.papers.algorithms.genetic import Evolved, Seed, in_classes, swapadvisor
-from dasktile.schedule.simulate import Link
+from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 
 SIZES = np.array([1, 2, 3, 4])
@@ -190,7 +190,7 @@ def test_good_orders_known_beforehand_are_not_lost() -> None:
 
 def test_pools_are_run_with_swaps_planned_for_them() -> None:
     graph = chains()
-    evaluate = in_classes(graph, Link(8.0, 8.0, None))
+    evaluate = in_classes(graph, HostLink(8.0, 8.0, None))
     order = np.arange(len(graph))
     pools = [Pool(np.zeros(20, np.int64), ints(4), ints(count)) for count in (2, 3, 9, 20)]
     seconds = [evaluate(order, pool) for pool in pools]

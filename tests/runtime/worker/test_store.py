@@ -15,7 +15,7 @@ import pytest
 
 from dasktile.runtime.tiers import Disk, Held
 from dasktile.runtime.worker.store import LostTileError, TileStore
-from dasktile.schedule.instructions import Settings
+from dasktile.schedule.instructions import ResidencySettings
 
 LIMIT = 30
 SIZE = 80_000
@@ -30,7 +30,7 @@ class Made:
 
     def __init__(self, directory: Path, tiles: float, disk: int | None = None, **options: Any):
         self.disk = Disk(str(directory))
-        self.store = TileStore([self.disk], Settings((int(tiles * SIZE), disk), **options))
+        self.store = TileStore([self.disk], ResidencySettings((int(tiles * SIZE), disk), **options))
 
     def fill(self, keys: str) -> None:
         """A tile for every key, of its number."""
@@ -361,7 +361,7 @@ def test_the_directory_is_private_and_removed(tmp_path: Path) -> None:
 
 def test_settings_fit_the_tiers(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a capacity for memory and each of 1 tiers, not 3"):
-        TileStore([Disk(str(tmp_path))], Settings((1, 1, None)))
+        TileStore([Disk(str(tmp_path))], ResidencySettings((1, 1, None)))
 
 
 @pytest.mark.parametrize("keep_clean", (True, False))

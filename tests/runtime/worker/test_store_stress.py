@@ -32,7 +32,7 @@ import pytest
 from dasktile.runtime.tiers import Disk, Held, Tier
 from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.store import LostTileError, TileStore
-from dasktile.schedule.instructions import DYING, Settings
+from dasktile.schedule.instructions import DYING, ResidencySettings
 from dasktile.testing import emulated
 from dasktile.testing.emulated import EmulatedArray, EmulatedDevice, use
 
@@ -275,7 +275,7 @@ class World:
             self.device = use(EmulatedDevice(int((kind.tiles + 1.5) * SIZE)))
             tiers.insert(0, Shaky(self.device.host(), self.chaos, meanwhile))
             self.capacity.insert(1, int(2.5 * SIZE))
-        settings = Settings(tuple(self.capacity), keep_clean=not kind.in_place)
+        settings = ResidencySettings(tuple(self.capacity), keep_clean=not kind.in_place)
         self.store = TileStore(tiers, settings, kind.threads, device=self.device)
         self.closed = False
         self._count_failed()
@@ -337,12 +337,12 @@ class World:
         assert not store.slow
         residency = store._residency
         assert not any(residency.used), residency.used
-        assert not any(residency._leaving), residency._leaving
-        assert (residency._fetching, residency._ahead) == (0, 0)
+        assert not any(residency._freeing), residency._freeing
+        assert (residency._active_fetches, residency._prefetched_bytes) == (0, 0)
         for left in (
             *(store._values, store._units, store._memories, store._waiting, store._small),
             *(residency._tiles, residency._removed, residency._shared, residency._requests),
-            *(residency._line, residency._waiting, residency._dying),
+            *(residency._queued, residency._waiting, residency._dying),
         ):
             assert not left, left
         assert store.spilled_total == (0, 0)
@@ -598,7 +598,7 @@ class User:
         uses = (None, self.rng.random(), self.rng.random(), float("inf"), DYING)
         self.store.expect({key: self.rng.choice(uses) for key in self.rng.sample(KEYS, 3)})
 
-    def look(self) -> None:
+    def set_upcoming(self) -> None:
         self.store.look(self.rng.sample(KEYS, 4))
 
     def age(self) -> None:
@@ -609,7 +609,7 @@ class User:
         whole = self.world.capacity[tier]
         self.store.resize(tier, whole and int(whole * self.rng.choice((0, 0.5, 1, 1, 2))))
 
-    def squeeze(self) -> None:
+    def shrink(self) -> None:
         tier = self.rng.randrange(len(self.world.capacity))
         self.store.squeeze(tier, self.rng.randrange(4 * SIZE))
 

@@ -209,6 +209,7 @@ class Residency:
         tile.expect(next_use)
         self._tiles[key] = tile
         self._place(tile, tier, size if memory is None else memory, shared)
+        self._grow(tier, size)
         return self._next_instructions()
 
     def remove(self, key: Hashable) -> list[Instruction]:
@@ -347,11 +348,15 @@ class Residency:
         self._full[tier] = False
         return self._next_instructions()
 
-    def shrink(self, tier: int, size: int) -> list[Instruction]:
-        """There is less room on a tier than was thought, by so many bytes.
+    def allowed(self, tier: int) -> float:
+        """Bytes that a tier may have, without what :meth:`shrink` has taken of them for a time."""
+        return self._allowed[tier]
 
-        Others take of it what nobody tells of.  The room that is left grows again with every
-        tile that finds its place there.
+    def shrink(self, tier: int, size: int) -> list[Instruction]:
+        """Reduce the capacity of a tier to `size` bytes less than its tiles take now.
+
+        Allocations other than tiles take room there.  The capacity grows again by the size of
+        every tile that is made on the tier or copied to it, up to the allowed bytes.
         """
         self.capacity[tier] = max(0, min(self.capacity[tier], self.staying(tier)) - size)
         return self._next_instructions()
@@ -369,9 +374,7 @@ class Residency:
         tile = self._end_copy(copy)
         self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused = False
-        if self.capacity[copy.target] < self._allowed[copy.target]:
-            more = self.capacity[copy.target] + copy.size
-            self.capacity[copy.target] = min(more, self._allowed[copy.target])
+        self._grow(copy.target, copy.size)
         out: list[Instruction] = []
         if tile.removed:
             self._free_removed(tile, out)
@@ -694,6 +697,11 @@ class Residency:
             self._fetches.appendleft(tile)
         if not tile.is_home:
             self._mark_used(tile)
+
+    def _grow(self, tier: int, size: int) -> None:
+        """Raise a shrunken capacity by the size of a tile that was allocated on the tier."""
+        if self.capacity[tier] < self._allowed[tier]:
+            self.capacity[tier] = min(self.capacity[tier] + size, self._allowed[tier])
 
     def _place(self, tile: _Tile, tier: int, size: int, shared: Hashable = None) -> None:
         buffer = self._shared.get(shared) if shared is not None else None

@@ -276,7 +276,7 @@ def test_plans_that_cannot_be_carried_out() -> None:
     graph = chain([2, 2, 2])
     memory = Memory.bytes(graph, 4)
     plan = plan_swaps(graph, np.arange(3), memory)
-    with pytest.raises(ValueError, match="datum 2 is read and not in memory at position 2"):
+    with pytest.raises(ValueError, match="datum 2 is read but not in memory at position 2"):
         check_plan(graph, replace(plan, **{
             name: getattr(plan, name)[:2]
             for name in ("in_datum", "in_trigger", "in_use", "in_gap")
@@ -284,16 +284,16 @@ def test_plans_that_cannot_be_carried_out() -> None:
     with pytest.raises(ValueError, match="too little memory at position 0"):
         check_plan(graph, replace(plan, in_trigger=plan.in_trigger * 0), Memory.bytes(graph, 4))
     late = replace(plan, in_trigger=plan.in_trigger + 100)
-    with pytest.raises(ValueError, match="waits for ever at position 0"):
+    with pytest.raises(ValueError, match="deadlocks at position 0"):
         simulate(graph, late, memory, UNIT)
     with pytest.raises(ValueError, match="operation 0 alone reads and writes 2"):
         Memory.bytes(graph, 1)
-    with pytest.raises(ValueError, match="what operation 0 touches does not fit"):
+    with pytest.raises(ValueError, match="the data of operation 0 do not fit"):
         plan_swaps(graph, np.arange(3), Memory.classes(np.zeros(3, np.int64), [0]))
 
 
 def test_numbers_out_of_range() -> None:
-    with pytest.raises(ValueError, match="outward must be above 0 bytes a second, not 0"):
+    with pytest.raises(ValueError, match="outward must be above 0 bytes per second, not 0"):
         HostLink(1, 0)
     with pytest.raises(ValueError, match="lead must be at least 0, not -1"):
         Policy(lead=-1)

@@ -608,10 +608,10 @@ def test_settings_are_checked(settings: dict[str, Any], said: str) -> None:
 def test_names_are_used_once() -> None:
     worker = Worker(5, None)
     worker.add("a")
-    with pytest.raises(ValueError, match="'a' is there already"):
+    with pytest.raises(ValueError, match="there is a tile 'a' already"):
         worker.residency.add("a", 1)
     worker.request("task", "a")
-    with pytest.raises(ValueError, match="'task' has asked already"):
+    with pytest.raises(ValueError, match="there is a request 'task' already"):
         worker.residency.request("task", ["a"])
     with pytest.raises(KeyError):
         worker.residency.request("other", ["b"])

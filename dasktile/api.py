@@ -180,7 +180,7 @@ def compare(
     if not holders.arrays:
         return comparison(target.workers, [])
     asked = _Asked.of(holders, False, target, "exact")
-    captured = located(capture_graph(asked.graph, asked.arrays), target)
+    captured = located(_captured(asked), target)
     plans: list[tuple[str, TilingPlan | str]] = []
     for name in names:
         try:
@@ -347,9 +347,17 @@ def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
     return report.explanation(plan, asked.handed_over(plan), unknown, seconds)
 
 
+def _captured(asked: _Asked) -> Captured:
+    """The captured program; with the setting `raise-errors`, errors of recognisers are raised."""
+    captured = capture_graph(asked.graph, asked.arrays)
+    if captured.errors and config.setting("raise-errors"):
+        raise captured.errors[0]
+    return captured
+
+
 def _plan(asked: _Asked) -> tuple[Captured, TilingPlan]:
     target = asked.machine
-    captured = located(capture_graph(asked.graph, asked.arrays), target)
+    captured = located(_captured(asked), target)
 
     try:
         found = _tile(captured, target, asked.method, target.memory_limit)

@@ -9,6 +9,7 @@ import pytest
 from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
+from dasktile.capture.highlevel import failures
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +55,14 @@ def workers_may_be_away() -> Iterator[None]:
     """
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "365 days"}):
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_recogniser_fails() -> Iterator[None]:
+    """What is not recognised is unchanged, but to raise an exception is a defect."""
+    failures.clear()
+    yield
+    assert failures == {}
 
 
 @pytest.fixture(autouse=True)

@@ -4,5 +4,5 @@
 ``blockwise`` (with the table in ``pointwise`` and what users promise in ``registry``),
 ``contraction``, ``transforms``, ``views`` and ``folds``.  ``base`` says what a recogniser
 is given and what it answers; ``corrections`` knows where dask describes arrays wrongly,
-``reasons`` why an operation was left alone.
+``reasons`` gives the reason for operations of which no recogniser gives one.
 """

@@ -76,6 +76,19 @@ class Same:
 
 
 @dataclass(frozen=True, slots=True)
+class NotRecognised:
+    """A layer of the recogniser's family, in a form that it does not take.
+
+    Parameters
+    ----------
+    reason
+        Why the operation is unchanged, in terms of the call that the user made.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verbatim:
     """Kernel of a node left alone.
 
@@ -105,11 +118,14 @@ class Captured:
         One for each node.
     graph
         The graph captured from.
+    errors
+        Exceptions that recognisers raised; each is a defect of dasktile.
     """
 
     program: Program
     kernels: tuple[Any, ...]
     graph: HighLevelGraph
+    errors: tuple[Exception, ...] = ()
 
 
 @dataclass
@@ -199,7 +215,8 @@ class GraphView:
         return self.heads(name)
 
 
-Recogniser = Callable[[GraphView, str], "Found | Same | None"]
+#: What a layer is; None if it does not belong to the recogniser's family.
+Recogniser = Callable[[GraphView, str], "Found | Same | NotRecognised | None"]
 
 
 def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:

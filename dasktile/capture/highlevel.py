@@ -7,7 +7,9 @@ the layers it needs that are no arrays.  Nothing here recurses: graphs are deep.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from dasktile.capture.base import (
     Found,
     GraphView,
     Input,
+    NotRecognised,
     Recogniser,
     Same,
     Verbatim,
@@ -40,9 +43,10 @@ from dasktile.capture.rules import (
 from dasktile.capture.undeclared import check_reads
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 
-#: The first that answers decides.  Contractions come before folds, which would take
-#: their sums for ordinary ones; gufuncs before views, which would take the layer that
-#: gives their blocks other keys for a rechunk; cheap ones before those that read tasks.
+#: The first that answers decides; where none does, the first reason of one that declines is
+#: shown.  Contractions come before folds, which would take their sums for ordinary ones; gufuncs
+#: before views, which would take the layer that gives their blocks other keys for a rechunk;
+#: cheap ones before those that read tasks; last what only says why a layer is unchanged.
 RECOGNISERS: tuple[Recogniser, ...] = (
     *contraction.RECOGNISERS,
     *einsums.RECOGNISERS,
@@ -51,9 +55,15 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *blockwise.RECOGNISERS,
     *views.RECOGNISERS,
     *folds.RECOGNISERS,
+    blockwise.dependent,
 )
 
 _Answer = Found | Same
+
+logger = logging.getLogger("dasktile")
+
+#: How often each recogniser has raised an exception in this process.
+failures: Counter[str] = Counter()
 
 
 def capture(arrays: Sequence[Array]) -> Captured:
@@ -100,7 +110,8 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
     view = GraphView(graph, {root.name: root for root in roots})
     correct(view)
     check_reads(view)
-    answers = _walk(view, [root.name for root in roots])
+    errors: list[Exception] = []
+    answers = _walk(view, [root.name for root in roots], errors)
     order = _sorted(answers, [root.name for root in roots])
     index = {name: number for number, name in enumerate(order)}
 
@@ -137,18 +148,18 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
         )
         kernels.append(answer.kernel)
     outputs = tuple(producer(root.name) for root in roots)
-    return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph)
+    return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph, tuple(errors))
 
 
-def _walk(view: GraphView, names: Sequence[str]) -> dict[str, _Answer]:
-    """What every layer is that the named ones need."""
+def _walk(view: GraphView, names: Sequence[str], errors: list[Exception]) -> dict[str, _Answer]:
+    """What every layer is that the named ones need; adds what recognisers raise to `errors`."""
     answers: dict[str, _Answer] = {}
     stack = list(reversed(names))
     while stack:
         name = stack.pop()
         if name in answers:
             continue
-        answer = answers[name] = _recognise(view, name)
+        answer = answers[name] = _recognise(view, name, errors)
         stack.extend(reversed(_reads(answer)))
     return answers
 
@@ -188,7 +199,7 @@ def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
     return list(order)
 
 
-def _recognise(view: GraphView, name: str) -> _Answer:
+def _recognise(view: GraphView, name: str, errors: list[Exception]) -> _Answer:
     info = view.array(name)
     assert info is not None
     reason = _untouchable(view.layers[name], info)
@@ -197,21 +208,25 @@ def _recognise(view: GraphView, name: str) -> _Answer:
         if resident is not None and resident.kind is Kind.OPAQUE:
             return resident
         return _opaque(view, info, reason)
+    declined = ""
     for recogniser in RECOGNISERS:
         try:
             answer = recogniser(view, name)
             problem = _problem(view, info, answer) if answer is not None else ""
         except Exception as error:
-            # An operation that is not understood is never an error; explain shows why.
-            answer = None
             label = f"{recogniser.__module__}.{recogniser.__name__}"
-            reason = reason or f"{label} failed: {type(error).__name__}: {error}"
-            continue
+            failures[label] += 1
+            errors.append(error)
+            logger.debug("%s failed", label, exc_info=True)
+            defect = f"dasktile failed: {label} raised {type(error).__name__}: {error}"
+            return _opaque(view, info, defect)
         if problem:
             reason = reason or problem
+        elif isinstance(answer, NotRecognised):
+            declined = declined or answer.reason
         elif answer is not None:
             return answer
-    return _opaque(view, info, reason or reason_for(view, name))
+    return _opaque(view, info, reason or reason_for(view, name, declined))
 
 
 def _untouchable(layer: Layer, info: ArrayInfo) -> str:
@@ -235,8 +250,10 @@ def _strange_type(layer: Layer) -> str:
     return "" if plain or mistyped(layer) else kind
 
 
-def _problem(view: GraphView, info: ArrayInfo, answer: _Answer) -> str:
+def _problem(view: GraphView, info: ArrayInfo, answer: _Answer | NotRecognised) -> str:
     """What is wrong with a recogniser's answer, empty if it is consistent."""
+    if isinstance(answer, NotRecognised):
+        return ""
     if isinstance(answer, Same):
         other = view.array(answer.layer)
         if other is None or other.shape != info.shape or other.dtype != info.dtype:

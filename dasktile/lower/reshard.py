@@ -39,6 +39,30 @@ _EMPTY: Window = (0, 0, 1)
 _ALL = slice(None)
 
 
+#: Partial results that one task combines; the cost model assumes as many (``CostModel.fan_in``).
+FAN_IN = 8
+
+
+def within(fine: Sequence[int], coarse: Sequence[int]) -> list[tuple[int, int, int]]:
+    """For every chunk, the coarser chunk that contains it, and its range in that.
+
+    Raises
+    ------
+    ValueError
+        If a chunk is in no coarser one.
+    """
+    places = []
+    edges = bounds(coarse)
+    outer = 0
+    for lo, hi in pairwise(bounds(fine)):
+        while hi > edges[outer + 1] or (lo >= edges[outer + 1] and outer + 2 < len(edges)):
+            outer += 1
+        if lo < edges[outer]:
+            raise ValueError(f"chunks {tuple(fine)} are not within chunks {tuple(coarse)}")
+        places.append((outer, lo - edges[outer], hi - edges[outer]))
+    return places
+
+
 def block_windows(chunks: Chunks) -> Windows:
     """The windows that are exactly the blocks of an array."""
     found = []

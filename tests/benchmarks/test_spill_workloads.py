@@ -46,20 +46,29 @@ SHORTER = {
     "k_means_two": partial(k_means_loop, tiles=96, rounds=3),
 }
 
+#: Workloads that resemble one of the others; they take most of the time.
+SLOW = ("k_means_loop", "gram_graph", "mlp", "k_means_two")
+
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in workloads()
+]
+
 Cells = dict[str, dict[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def cells() -> Cells:
-    found = {}
+def cells(request: pytest.FixtureRequest) -> Cells:
+    measured = {}
     for name, whole in workloads().items():
+        if name in SLOW and not request.config.getoption("--runslow"):
+            continue
         workload = replace(whole, run=SHORTER.get(name, whole.run))
         budget = workload.budget(workload.mode, "natural", SCALE)
-        found[name] = run_cell(workload, workload.mode, Setting(budget), SCALE, rounds=1)
-    return found
+        measured[name] = run_cell(workload, workload.mode, Setting(budget), SCALE, rounds=1)
+    return measured
 
 
-@pytest.mark.parametrize("name", workloads())
+@pytest.mark.parametrize("name", NAMES)
 def test_results_are_the_same(cells: Cells, name: str) -> None:
     stock, ours = cells[name]["stock"], cells[name]["dasktile"]
     assert ours["same"]
@@ -67,7 +76,7 @@ def test_results_are_the_same(cells: Cells, name: str) -> None:
     assert ours["written"] > 0
 
 
-@pytest.mark.parametrize("name", workloads())
+@pytest.mark.parametrize("name", NAMES)
 def test_no_more_is_moved(cells: Cells, name: str) -> None:
     assert cells[name]["dasktile"]["moved"] <= cells[name]["stock"]["moved"]
 
@@ -77,7 +86,7 @@ def test_half_is_moved_on_average(cells: Cells) -> None:
     assert statistics.geometric_mean(ratios) >= 2
 
 
-@pytest.mark.parametrize("name", workloads())
+@pytest.mark.parametrize("name", NAMES)
 def test_reads_are_near_the_least(cells: Cells, name: str) -> None:
     ours = cells[name]["dasktile"]
     assert ours["least"] <= ours["read"] * 1.001

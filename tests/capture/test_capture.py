@@ -6,10 +6,13 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask.highlevelgraph import HighLevelGraph
+from dask._task_spec import Alias
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dasktile.capture.base import ArrayInfo, Captured, Verbatim
-from dasktile.capture.highlevel import capture, capture_graph, describable
+import dasktile
+from dasktile.capture import highlevel
+from dasktile.capture.base import ArrayInfo, Captured, NotRecognised, Recogniser, Verbatim
+from dasktile.capture.highlevel import RECOGNISERS, capture, capture_graph, describable
 from dasktile.capture.rules.blockwise import Contract, Map
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
 from dasktile.capture.user_kernels import lookup, register_kernel
@@ -46,6 +49,22 @@ def roles(node: Node) -> list[Role]:
 x = da.ones((6, 8), chunks=(2, 4))
 y = da.ones((8, 4), chunks=(4, 2))
 small = da.from_array(np.arange(48).reshape(6, 8), chunks=(3, 4))
+
+
+def numbered(block: np.ndarray, block_id: object = None) -> np.ndarray:
+    return block
+
+
+def chequered() -> da.Array:
+    """Blocks of two arrays, in turn along both axes."""
+    parts = [da.ones((2, 2), chunks=2), da.zeros((2, 2), chunks=2)]
+    places = [(row, column) for row in (0, 1) for column in (0, 1)]
+    tasks = {
+        ("chequered-0", *place): Alias(("chequered-0", *place), (parts[sum(place) % 2].name, 0, 0))
+        for place in places
+    }
+    graph = HighLevelGraph.from_collections("chequered-0", MaterializedLayer(tasks), parts)
+    return da.Array(graph, "chequered-0", ((2, 2), (2, 2)), dtype="f8")
 
 
 class TestSources:
@@ -476,13 +495,55 @@ class TestWalk:
         places = caught(da.from_array(np.arange(12.0), chunks=4).argtopk(3) + 1)
         assert places.program.nodes[-2].dtype == "int64"
 
-    def test_a_recogniser_that_fails_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_recogniser_that_fails_is_named_and_counted(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def broken(view: object, name: str) -> None:
             raise KeyError("oops")
 
-        monkeypatch.setattr("dasktile.capture.highlevel.RECOGNISERS", (broken,))
-        node, _ = last(x)
-        assert node.kind is Kind.OPAQUE and "KeyError" in node.reason
+        monkeypatch.setattr(highlevel, "RECOGNISERS", (broken, *highlevel.RECOGNISERS))
+        found = caught(x)
+        (node,) = found.program.nodes
+        assert node.kind is Kind.OPAQUE and "broken raised KeyError: 'oops'" in node.reason
+        assert [type(error) for error in found.errors] == [KeyError]
+        with pytest.raises(KeyError, match="oops"):
+            dasktile.optimize(x)
+        with dask.config.set({"dasktile.raise-errors": False}):
+            assert "broken raised KeyError" in str(dasktile.explain(x))
+            assert dasktile.optimize(x).compute().shape == x.shape
+        (name,) = highlevel.failures
+        assert name.endswith(".broken") and highlevel.failures[name] == 4
+        highlevel.failures.clear()
+
+    def test_the_first_reason_of_a_recogniser_is_shown(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def declining(reason: str) -> Recogniser:
+            return lambda view, name: NotRecognised(reason)
+
+        both = (declining("first"), lambda view, name: None, declining("second"))
+        monkeypatch.setattr(highlevel, "RECOGNISERS", both)
+        assert last(x)[0].reason == "first"
+        # what declines does not stop another from recognising the layer
+        monkeypatch.setattr(highlevel, "RECOGNISERS", (both[0], *RECOGNISERS))
+        assert last(x)[0].reason == ""
+
+    @pytest.mark.parametrize(
+        ("array", "reason"),
+        [
+            (x.astype("f2").sum(axis=0), "sum of float16 is rounded differently in other chunks"),
+            (da.cumsum(x.astype("f2"), axis=0), "running sums of float16"),
+            (small.map_blocks(numbered, dtype=small.dtype), "numbered uses block_id"),
+            (da.argmin(x), "which of equal elements it gives depends on the chunks"),
+            (da.linspace(0, 1, 9, chunks=2), "fractions are rounded differently"),
+            (x.astype("i1") @ x.T.astype("i1"), "products of this type"),
+            (da.reduction(x, np.ptp, np.sum, axis=0, dtype="f8"), "does not know ptp"),
+            (chequered(), "chequered: several arrays, arranged along several axes"),
+        ],
+    )
+    def test_reasons_name_what_the_user_called(self, array: da.Array, reason: str) -> None:
+        found = [node.reason for node in caught(array).program.nodes if node.reason]
+        assert any(reason in one for one in found), found
 
     def test_deep_graphs(self) -> None:
         array = x

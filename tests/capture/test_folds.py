@@ -11,7 +11,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
-from dasktile.capture.base import ArrayInfo, Captured, GraphView
+from dasktile.capture.base import ArrayInfo, Captured, GraphView, NotRecognised
 from dasktile.capture.rules.folds import RECOGNISERS, ArgFold, Fold
 from dasktile.capture.rules.scans import Scan
 from dasktile.capture.rules.sources import InMemory
@@ -34,12 +34,12 @@ CHUNKS = [((4, 3, 5), (6, 3)), ((12,), (9,)), ((1,) * 12, (2, 3, 4)), ((12,), (3
 
 
 def find(x):
-    """What the recognisers say of an array's own layer."""
+    """What the recognisers take an array's own layer for."""
     view = GraphView(x.dask, {x.name: ArrayInfo(x.name, x.shape, x.dtype, x.chunks)})
     for recognise in RECOGNISERS:
         found = recognise(view, x.name)
         if found is not None:
-            return found
+            return None if isinstance(found, NotRecognised) else found
     return None
 
 

@@ -188,3 +188,14 @@ def test_an_array_beside_its_clone_is_left_unchanged_with_a_warning(eager: None)
     np.testing.assert_array_equal(found, expected)
     with pytest.warns(InconsistentGraphWarning):
         assert dasktile.optimize(both) is both
+
+
+def test_groups_along_two_dimensions_have_the_same_means_with_the_hook(eager: None) -> None:
+    """Flox writes aliases with numpy's integers as block numbers."""
+    pytest.importorskip("flox")
+    xarray = pytest.importorskip("xarray")
+    array = xarray.DataArray(da.from_array(X, chunks=(2, 3)), dims=("x", "y"))
+    labels = xarray.DataArray(np.arange(24).reshape(4, 6) % 3, dims=("x", "y"), name="label")
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        found = array.groupby(labels).mean().compute(scheduler="sync")
+    np.testing.assert_array_equal(found, [10.5, 11.5, 12.5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import pickle
 import time
@@ -146,7 +147,9 @@ def test_plans_of_equal_expressions_with_other_names_are_equal() -> None:
     first = dasktile.plan(one @ one.T, memory_limit=20 * TILE, workers=1)
     assert len(plans._plans) == 1
     second = dasktile.plan(other @ other.T, memory_limit=20 * TILE, workers=1)
-    assert len(plans._plans) == 1 or second.makespan == first.makespan
+    # the second plan comes from the cache
+    assert len(plans._plans) == 1
+    assert second.makespan == first.makespan
     assert second.order != first.order and second.to_dict()["peak"] == first.peak
 
 
@@ -213,10 +216,24 @@ def test_a_task_graph_is_planned() -> None:
         plan.apply()
 
 
-def test_searches_are_reproducible_and_no_worse() -> None:
+def test_searches_are_reproducible_and_no_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = dasktile.plan(product(), memory_limit=12 * TILE, workers=1)
-    found = dasktile.plan(product(), memory_limit=12 * TILE, workers=1, search_seconds=0.2)
-    assert found.makespan <= plain.makespan
+
+    def search(seed: int) -> dict[str, Any]:
+        plans._plans.clear()
+        # a clock that advances with every reading: the same number of steps on any machine
+        ticks = itertools.count()
+        monkeypatch.setattr(plans.time, "monotonic", lambda: next(ticks) * 1e-3)
+        found = dasktile.plan(
+            product(), memory_limit=12 * TILE, workers=1, search_seconds=0.5, seed=seed
+        )
+        assert next(ticks) > 100
+        return found.to_dict()
+
+    first = search(1)
+    assert search(1) == first
+    assert search(2)["makespan"] <= plain.makespan
+    assert first["makespan"] <= plain.makespan
 
 
 @pytest.mark.parametrize(
@@ -335,14 +352,21 @@ def test_estimated_sizes_are_near_the_real_ones(expression: Any) -> None:
 
 
 class Recorder(WorkerPlugin):
+    """The tasks that a worker starts, and those that it starts before a more urgent ready one."""
+
     name = "recorder"
 
     def setup(self, worker: Any) -> None:
+        self.state = worker.state
         self.keys: list[Any] = []
+        self.early: list[Any] = []
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         if finish == "executing":
             self.keys.append(key)
+            priority = self.state.tasks[key].priority
+            if any(task.priority < priority for task in self.state.ready):
+                self.early.append(key)
 
 
 def slowly(block: np.ndarray) -> np.ndarray:
@@ -351,7 +375,7 @@ def slowly(block: np.ndarray) -> np.ndarray:
 
 
 def symmetric() -> da.Array:
-    """Tasks that take long enough for the worker to receive further tasks before they end."""
+    """Tasks that take longer than a message of the scheduler."""
     x = source(VALUES[:240]).map_blocks(slowly, dtype=float)
     return (x + x.T).map_blocks(slowly, dtype=float)
 
@@ -367,11 +391,14 @@ def test_a_worker_follows_the_order(enabled: bool) -> None:
         array = c.persist(plan.apply())
         await wait(array)
         place = {renamed(key): at for at, key in enumerate(plan.order)}
-        found = [place[key] for key in a.plugins["recorder"].keys if key in place]
-        assert sorted(found) == list(range(len(plan.order)))
-        # a worker that has not received the next task yet starts another one
-        late = [abs(at - place) for place, at in enumerate(found)]
-        assert np.median(late) <= 4
+        recorder = a.plugins["recorder"]
+        started = [place[key] for key in recorder.keys if key in place]
+        assert sorted(started) == list(range(len(plan.order)))
+        # Of the tasks that a worker has, it starts the first in the order of the plan.  It does not
+        # wait for the scheduler to send an earlier one, so the order as a whole is not exact.
+        assert recorder.early == []
+        ranks = [s.tasks[key].priority for key in map(renamed, plan.order) if key in s.tasks]
+        assert ranks == sorted(ranks)
         expected = VALUES[:240] + VALUES[:240].T
         np.testing.assert_allclose(await c.compute(array), expected)
 

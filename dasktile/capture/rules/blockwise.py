@@ -13,10 +13,27 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.utils import key_split
+from dask.utils import funcname, key_split
 
-from dasktile._compat.dask import ArrayChunkShapeDep, Task, TaskRef, blockwise_token
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Recogniser, Same
+from dasktile._compat.dask import (
+    ArrayBlockIdDep,
+    ArrayChunkShapeDep,
+    ArrayValuesDep,
+    GraphNode,
+    Task,
+    TaskRef,
+    blockwise_token,
+)
+from dasktile.capture.base import (
+    ArrayInfo,
+    Found,
+    GraphView,
+    Input,
+    NotRecognised,
+    Recogniser,
+    Same,
+)
+from dasktile.capture.corrections import called
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Role
@@ -318,6 +335,23 @@ def _calls(layer: Mapping[Any, Any], function: Any) -> bool:
     if isinstance(task, Task):
         return task.func is function
     return isinstance(task, tuple) and bool(task) and task[0] is function
+
+
+def dependent(view: GraphView, name: str) -> NotRecognised | None:
+    """A function of blocks with an argument for every block, or one that is no array."""
+    layer = view.layers[name]
+    if not isinstance(layer, Blockwise):
+        return None
+    if any(isinstance(dep, (ArrayBlockIdDep, ArrayValuesDep)) for dep in layer.io_deps.values()):
+        # dask's own function that hands block_id and block_info on has the user's as an argument
+        literals = (value for value, symbols in layer.indices if symbols is None)
+        function = next(filter(callable, literals), called(layer)[0])
+        return NotRecognised(
+            f"{funcname(function)} uses block_id, block_info or another value for each block"
+        )
+    if any(isinstance(argument, (TaskRef, GraphNode)) for argument, _ in layer.indices):
+        return NotRecognised("an argument is computed by a task that is no array")
+    return None
 
 
 RECOGNISERS: tuple[Recogniser, ...] = (

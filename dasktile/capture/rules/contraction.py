@@ -23,7 +23,7 @@ from dasktile._compat.dask import (
     sum_products,
     tensordot_block,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser
+from dasktile.capture.base import ArrayInfo, Found, GraphView, NotRecognised, Recogniser
 from dasktile.capture.rules.blockwise import Contract, Operands, operands
 from dasktile.capture.rules.trees import Call, read_level, read_tree, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
@@ -36,15 +36,24 @@ _PRODUCTS = (
 )
 
 
-def contraction(view: GraphView, name: str) -> Found | None:
+def contraction(view: GraphView, name: str) -> Found | NotRecognised | None:
     """A sum of products, whatever it ends in."""
     layer, info = view.layers[name], view.array(name)
     if info is None:
         return None
     if isinstance(layer, Blockwise):
-        return _found(view, layer, info) if layer.task.func is einsum_block else None
+        if layer.task.func is einsum_block:
+            return _found(view, layer, info) or _declined(layer)
+        return _declined(layer) if _product(layer) else None
     product = _squeezed(view, name) or _summed(view, name)
-    return _found(view, product, info) if product is not None else None
+    return _found(view, product, info) or _declined(product) if product is not None else None
+
+
+def _declined(layer: Blockwise) -> NotRecognised:
+    return NotRecognised(
+        f"products of this type or form ({_product(layer)}) may come out differently in"
+        " other chunks"
+    )
 
 
 def _found(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Found | None:
@@ -93,11 +102,6 @@ def _product(layer: Blockwise) -> str:
         if layer.task.func is function:
             return operation
     return ""
-
-
-def is_product(layer: Blockwise) -> bool:
-    """True for the products inside a matmul, tensordot or einsum."""
-    return bool(_product(layer))
 
 
 def _exact(layer: Blockwise, read: Operands, info: ArrayInfo) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from dask.blockwise import Blockwise
 from dask.core import flatten
+from dask.utils import funcname
 from tlz import compose  # type: ignore[import-untyped]
 
 from dasktile._compat.dask import (
@@ -30,7 +31,7 @@ from dasktile._compat.dask import (
     histogram_counts,
     nanarg_agg,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, NotRecognised
 from dasktile.capture.references import reference
 from dasktile.capture.rules.fold_table import ARGUMENTS, RULES, Rule, accumulates, agree
 from dasktile.capture.rules.scans import recognise_scan
@@ -91,7 +92,7 @@ class ArgFold:
     flat: tuple[int, ...] | None
 
 
-def recognise_fold(view: GraphView, name: str) -> Found | None:
+def recognise_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
     """Sums, extrema, means, moments, the `k` largest, counts, histograms."""
     level = read_level(view, name)
     if level is None:
@@ -114,10 +115,16 @@ def recognise_fold(view: GraphView, name: str) -> Found | None:
         return _histogram(view, name, tree, step)
     rule = RULES.get((step.call.function, last))
     combine = tree.between.call if tree.between else None
-    if rule is None or not agree(rule, step.call, combine, tree.last.call):
-        return None
-    if array.dtype.kind not in rule.kinds or not accumulates(array.dtype, step.call):
-        return None
+    if rule is None:
+        title = funcname(step.call.function)
+        return NotRecognised(f"dasktile does not know {title} as the chunk function of a reduction")
+    if not agree(rule, step.call, combine, tree.last.call):
+        return NotRecognised(f"{rule.name(step.call)} with these arguments depends on the chunks")
+    if array.dtype.kind not in rule.kinds:
+        return NotRecognised(f"dasktile does not know {rule.op} of {array.dtype}")
+    if not accumulates(array.dtype, step.call):
+        dtype = step.call.keywords.get("dtype") or array.dtype
+        return NotRecognised(f"{rule.op} of {dtype} is rounded differently in other chunks")
     axes = tree.last.axes
     fold = Fold(
         partial(step.call.function, **step.call.keywords, axis=axes, keepdims=True),
@@ -193,7 +200,7 @@ def _step_blocks(view: GraphView, name: str) -> Block | None:
 # The place of an extremum
 
 
-def _arg_fold(view: GraphView, name: str) -> Found | None:
+def _arg_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
     tree = read_tree(view, name, _arg_blocks)
     if tree is None:
         return None
@@ -215,7 +222,9 @@ def _arg_fold(view: GraphView, name: str) -> Found | None:
         return None
     flat = len(axes) == ndim
     if flat and not _first_is_first(array):
-        return None
+        return NotRecognised(
+            f"{rule.op} of several axes: which of equal elements it gives depends on the chunks"
+        )
     maps, shape = _output(array, axes, tree.last.keepdims)
     if out is None or shape != out.shape:
         return None

@@ -48,6 +48,10 @@ class Unknown(Exception):  # noqa: N818 - control flow inside capture, never see
     """The layer does something that is not known to only move elements."""
 
 
+class Foreign(Unknown):
+    """The layer calls a function that is not known to only move elements."""
+
+
 class Axis(NamedTuple):
     """One axis of a block.
 
@@ -124,13 +128,13 @@ def _merge(parts: Sequence[Positions]) -> Positions:
 
 def _block(value: Any) -> Block:
     if not isinstance(value, Block):
-        raise Unknown("an argument is not a block of an array")
+        raise Foreign("an argument is not a block of an array")
     return value
 
 
 def _getitem(block: Any, index: Any) -> Any:
     if not isinstance(block, Block):
-        raise Unknown("an item of something that is not an array")
+        raise Foreign("an item of something that is not an array")
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
     where = [place for place, entry in enumerate(entries) if entry is Ellipsis]
@@ -241,7 +245,7 @@ def _nested(arrays: Any, axis: int) -> Block:
     if isinstance(arrays, Block):
         return arrays
     if not isinstance(arrays, (list, tuple)):
-        raise Unknown("a list that does not hold blocks")
+        raise Foreign("a list that does not hold blocks")
     return _concatenate([_nested(part, axis + 1) for part in arrays], axis)
 
 
@@ -319,7 +323,7 @@ def _cast(*items: Any, typ: type) -> Any:
 
 
 def _refuse(what: Any) -> Any:
-    raise Unknown(f"{what} is not known to only move elements")
+    raise Foreign(f"{what} is not known to only move elements")
 
 
 #: What the functions of a view layer do to blocks.
@@ -393,7 +397,7 @@ class Trace:
     def _source(self, key: Key) -> Block:
         info = self.source(key)
         if info is None:
-            raise Unknown("a key that is no block of a known array")
+            raise Foreign("a key that is no block of a known array")
         edges = self._bounds.get(info.name)
         if edges is None:
             edges = self._bounds[info.name] = tuple(bounds(sizes) for sizes in info.chunks)
@@ -425,7 +429,7 @@ class Trace:
         try:
             return rule(*arguments, **words)
         except (TypeError, ValueError, IndexError) as error:
-            raise Unknown(f"arguments of an unforeseen form: {error}") from error
+            raise Foreign(f"arguments of an unforeseen form: {error}") from error
 
 
 def rule_of(function: Any) -> Callable[..., Any] | None:

@@ -21,7 +21,7 @@ from dasktile._compat.dask import (
     prefixscan_combine,
     prefixscan_first,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, NotRecognised
 from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.trees import Step, read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
@@ -70,7 +70,7 @@ RULES: Mapping[Function, Rule] = {
 }
 
 
-def recognise_scan(view: GraphView, name: str) -> Found | None:
+def recognise_scan(view: GraphView, name: str) -> Found | NotRecognised | None:
     """Running sums and products, dask's sequential and its parallel form."""
     layer = view.layers.get(name)
     array = view.array(name)
@@ -87,8 +87,10 @@ def recognise_scan(view: GraphView, name: str) -> Found | None:
     read = view.array(source)
     if read is None or read.chunks != array.chunks or read.dtype.kind not in "biufc":
         return None
-    if array.dtype.kind not in "biufc" or array.dtype == np.float16:
+    if array.dtype.kind not in "biufc":
         return None
+    if array.dtype == np.float16:
+        return NotRecognised("running sums of float16 are rounded differently in other chunks")
     if array.dtype.kind in "fc":
         scan = _exact(scan)
     labels = tuple(

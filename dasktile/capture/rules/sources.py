@@ -23,11 +23,13 @@ from dasktile._compat.dask import (
     TaskRef,
     broadcast_trick,
     chunk_arange,
+    chunk_linspace,
     getter,
     getter_inline,
     getter_nofancy,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser, Verbatim
+from dasktile.capture.base import ArrayInfo, Found, GraphView, NotRecognised, Recogniser, Verbatim
+from dasktile.capture.corrections import called
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Role, bounds
 
 
@@ -79,6 +81,9 @@ class InMemory:
 
 #: Packages whose array-likes give the same whenever they are read.
 REPEATABLE = {"h5py", "netCDF4", "numpy", "tensorstore", "xarray", "zarr"}
+
+#: Why fractions at equal distances are unchanged.
+_ROUNDED = "fractions are rounded differently in other chunks"
 
 #: Functions that slice an array-like, as ``getter(array, slices)``.
 _GETTERS = (getter, getter_nofancy, getter_inline, operator.getitem)
@@ -155,18 +160,31 @@ def held(view: GraphView, name: str) -> Found | None:
     )
 
 
-def counted(view: GraphView, name: str) -> Found | None:
+def random(view: GraphView, name: str) -> NotRecognised | None:
+    """Random numbers, of which every chunk has a seed of its own."""
+    module = getattr(called(view.layers[name])[0], "__module__", "")
+    if module != "dask.array.random":
+        return None
+    return NotRecognised("random numbers depend on the chunks")
+
+
+def counted(view: GraphView, name: str) -> Found | NotRecognised | None:
     """``arange`` of whole numbers: the same bits in any chunks."""
     layer, info = view.layers[name], view.array(name)
     if isinstance(layer, Blockwise) or info is None or len(info.shape) != 1:
         return None
     first = next(iter(layer.values()), None)
-    if not isinstance(first, Task) or _innermost(first.func) is not chunk_arange:
-        return None
+    function = _innermost(first.func) if isinstance(first, Task) else None
+    if function is chunk_arange:
+        return _range(layer, info) or NotRecognised(_ROUNDED)
+    return NotRecognised(_ROUNDED) if function is chunk_linspace else None
+
+
+def _range(layer: Mapping[Any, Any], info: ArrayInfo) -> Found | None:
     places = bounds(info.chunks[0])
     values: range | None = None
     for index, size in enumerate(info.chunks[0]):
-        task = layer.get((name, index))
+        task = layer.get((info.name, index))
         if not isinstance(task, Task) or task.kwargs or len(task.args) != 5:
             return None
         if not isinstance(task.func, partial) or set(task.func.keywords) != {"like"}:
@@ -346,4 +364,4 @@ def _exact(values: range, dtype: np.dtype[Any]) -> bool:
     return False
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (created, read, held, counted, identity_matrix)
+RECOGNISERS: tuple[Recogniser, ...] = (created, read, held, random, counted, identity_matrix)

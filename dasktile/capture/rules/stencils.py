@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.utils import key_split
+from dask.utils import funcname, key_split
 
 from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, NotRecognised
+from dasktile.capture.corrections import called
 from dasktile.capture.references import Key
 from dasktile.capture.rules.provenance import Block, Trace, Unknown
 from dasktile.capture.user_kernels import KernelUse, lookup
@@ -50,8 +51,12 @@ class Stencil:
     shape: tuple[int, ...]
 
 
-def stencil(view: GraphView, name: str) -> Found | None:
+def stencil(view: GraphView, name: str) -> Found | NotRecognised | None:
     """A trimmed, registered function of overlapping blocks."""
+    return _stencil(view, name) or _declined(view, name)
+
+
+def _stencil(view: GraphView, name: str) -> Found | None:
     trim = trimmed(view, name)
     new = view.array(name)
     if trim is None or new is None or not all(map(all, new.chunks)):
@@ -82,6 +87,48 @@ def stencil(view: GraphView, name: str) -> Found | None:
     if old.shape != wide or inner.dtype != new.dtype:
         return None
     return _found(new, old, depths, padded, Stencil(task, block, (), old.shape))
+
+
+def _declined(view: GraphView, name: str) -> NotRecognised | None:
+    """For the layers of a ``map_overlap``: why it is unchanged."""
+    trim = trimmed(view, name)
+    if trim is not None:
+        applied = trim[2]
+    elif any(overlapping(view, other) for other in view.dependencies(name)):
+        applied = name
+    elif isinstance(view.layers[name], ArrayOverlapLayer):
+        readers = _readers(view, name)
+        applied = next((r for r in readers if isinstance(view.layers[r], Blockwise)), "")
+        if not applied:
+            return NotRecognised("edges of neighbours are read in map_overlap only")
+    else:
+        return None
+    layer = view.layers.get(applied)
+    if not isinstance(layer, Blockwise) or layer.io_deps:
+        return None
+    function = called(layer)[0]
+    title = funcname(function)
+    arrays = [symbols for _, symbols in layer.indices if symbols is not None]
+    if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices) or layer.new_axes:
+        reason = f"{title} in map_overlap does not make one array of another of its shape"
+    elif (getattr(function, "__module__", "") or "").split(".")[0] == "dask":
+        reason = f"dasktile does not know {title} in map_overlap"
+    elif lookup(layer.task.func) is None:
+        reason = (
+            f"its function {title} in map_overlap may depend on its block; "
+            f"dasktile.register_kernel({title}, halo=...) says how far it looks"
+        )
+    else:
+        reason = f"{title} in map_overlap is registered, but not for this depth, or is not trimmed"
+    return NotRecognised(reason)
+
+
+def _readers(view: GraphView, name: str) -> list[str]:
+    """Layers that read a layer, or read what is only some of its blocks."""
+    reads = view.graph.dependencies
+    direct = [other for other in reads if name in reads[other]]
+    indirect = [other for other in reads if any(reader in reads[other] for reader in direct)]
+    return direct + indirect
 
 
 def _found(

@@ -18,9 +18,18 @@ from dask.highlevelgraph import Layer, MaterializedLayer
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, Task
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, Recogniser, Same
+from dasktile.capture.base import (
+    ArrayInfo,
+    Found,
+    GraphView,
+    Input,
+    NotRecognised,
+    Recogniser,
+    Same,
+)
 from dasktile.capture.rules.provenance import (
     Block,
+    Foreign,
     Positions,
     Trace,
     Unknown,
@@ -110,7 +119,7 @@ def _same(view: GraphView, name: str, source: str, chunks: Any) -> bool:
     return new.shape == old.shape and new.dtype == old.dtype
 
 
-def moved(view: GraphView, name: str) -> Found | Same | None:
+def moved(view: GraphView, name: str) -> Found | Same | NotRecognised | None:
     """A layer whose tasks only move elements."""
     layer, info = view.layers[name], view.array(name)
     if info is None or not _worth_tracing(layer) or not all(map(all, info.chunks)):
@@ -118,8 +127,10 @@ def moved(view: GraphView, name: str) -> Found | Same | None:
     try:
         slabs, axis = _slabs(view, Trace(view, name), info)
         return _read_off(view, info, slabs, axis)
-    except Unknown:
+    except Foreign:
         return None
+    except Unknown as error:
+        return NotRecognised(f"{key_split(name)}: {error}")
 
 
 def _worth_tracing(layer: Layer) -> bool:

@@ -18,17 +18,15 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
-from dasktile.ir import Follow, Share, bounds, output_chunks
+from dasktile.ir import Follow, Share, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
 from dasktile.lower.names import slices_of
+from dasktile.lower.reshard import FAN_IN, within
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
-
-#: Partial results summed by one task.
-_FAN_IN = 8
 
 
 @emit.register
@@ -141,10 +139,10 @@ def _summed(
     held = emission.held_at
     where = held.after(2) if isinstance(held, Follow) else (Share(), Share(), *held)
     name = emission.step("sum", where)
-    while len(terms) > _FAN_IN:
+    while len(terms) > FAN_IN:
         grouped = []
-        for number, at in enumerate(range(0, len(terms), _FAN_IN)):
-            some = terms[at : at + _FAN_IN]
+        for number, at in enumerate(range(0, len(terms), FAN_IN)):
+            some = terms[at : at + FAN_IN]
             between = (name, level, number, *key[1:])
             tasks[between] = Task(between, total, *map(TaskRef, some))
             grouped.append(between)
@@ -163,13 +161,13 @@ def _scattered(
 ) -> tuple[dict[Key, GraphNode], dict[Key, GraphNode]]:
     """The pieces of the partial results, and their sums in the finer chunks."""
     name, fine = emission.name, emission.tiling.chunks
-    axes = [_within(sizes, outer) for sizes, outer in zip(fine, coarse, strict=True)]
+    axes = [within(sizes, outer) for sizes, outer in zip(fine, coarse, strict=True)]
     scatter = slices_of(name)
     pieces: dict[Key, GraphNode] = {}
     sums: dict[Key, GraphNode] = {}
     for block in product(*(range(len(axis)) for axis in axes)):
         places = [axis[at] for axis, at in zip(axes, block, strict=True)]
-        part = tuple(place[1] for place in places)
+        part = tuple(slice(lo, hi) for _, lo, hi in places)
         terms = []
         for number, whole in enumerate(partials[tuple(place[0] for place in places)]):
             key = (scatter, number, *block)
@@ -177,17 +175,3 @@ def _scattered(
             terms.append(key)
         _summed(emission, (name, *block), terms, sums)
     return pieces, sums
-
-
-def _within(fine: Sequence[int], coarse: Sequence[int]) -> list[tuple[int, slice]]:
-    """For every chunk, the coarser chunk that holds it, and where."""
-    found = []
-    edges = bounds(coarse)
-    outer = 0
-    for lo, hi in zip(bounds(fine)[:-1], bounds(fine)[1:], strict=True):
-        while hi > edges[outer + 1] or (lo >= edges[outer + 1] and outer + 2 < len(edges)):
-            outer += 1
-        if lo < edges[outer]:
-            raise ValueError(f"chunks {tuple(fine)} are not within chunks {tuple(coarse)}")
-        found.append((outer, slice(lo - edges[outer], hi - edges[outer])))
-    return found

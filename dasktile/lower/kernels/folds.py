@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dask.blockwise import blockwise
@@ -24,9 +24,7 @@ from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import Emission, Emitted, emit
 from dasktile.lower.names import slices_of
-
-#: Partials that one task combines at the most.
-FAN_IN = 8
+from dasktile.lower.reshard import FAN_IN, within
 
 Block = tuple[int, ...]
 Tasks = dict[Any, Any]
@@ -238,22 +236,9 @@ def _pieces(emission: Emission) -> dict[int, list[tuple[int, int, int]]] | None:
     found = {}
     for axis, chunks in zip(node.out, tiling.chunks, strict=True):
         if axis.label is not None:
-            found[axis.label] = list(_within(tiling.cuts[axis.label], chunks))
+            found[axis.label] = within(chunks, tiling.cuts[axis.label])
     whole = all(len(pieces) == len(tiling.cuts[label]) for label, pieces in found.items())
     return None if whole else found
-
-
-def _within(cuts: Sequence[int], chunks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Every chunk as a range within the one of `cuts` that contains it."""
-    edges = bounds(cuts)
-    block = start = 0
-    for size in chunks:
-        while start >= edges[block + 1]:
-            block += 1
-        if start + size > edges[block + 1]:
-            raise ValueError(f"chunks {tuple(chunks)} do not refine {tuple(cuts)}")
-        yield block, start - edges[block], start - edges[block] + size
-        start += size
 
 
 def _cut(

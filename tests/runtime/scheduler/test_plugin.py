@@ -8,10 +8,13 @@ from typing import Any
 
 import dask
 import dask.array as da
+import pytest
 from distributed import Event, Scheduler, SchedulerPlugin, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
+from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import Feature, Internal
 from dasktile.runtime.scheduler import roots
 from dasktile.runtime.scheduler.roots import HELD, only
 from dasktile.runtime.worker.plugin import OTHER
@@ -159,6 +162,24 @@ async def test_idle_workers_do_not_wait_for_one_that_is_busy_for_long(
     await Event("end").set()
     await wait(busy, timeout=LIMIT)
     await nothing_stuck(s)
+
+
+@one_worker
+async def test_without_the_root_throttle_tasks_wait_for_the_next_worker(c, s, worker):
+    lacking = {Feature.ROOTS: (Internal("scheduler", "no_such_name", "for this test"),)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(internals, "SCHEDULER", {**internals.SCHEDULER, **lacking})
+        with pytest.warns(UserWarning, match="root throttle"):
+            await dasktile.enable(c)
+    graph = roots_of(tiles(1, 4), 4, wait_for, "go")
+    futures = c.get(graph, list(graph), sync=False)
+    await until(lambda: len(s.workers[worker.address].processing) == 4)
+    await worker.close(executor_wait=False)
+    await until(lambda: len(s.unrunnable) == 4)
+    async with Worker(s.address, nthreads=1):
+        await Event("go").set()
+        await wait(futures, timeout=LIMIT)
+        await nothing_stuck(s)
 
 
 # Other work -------------------------------------------------------------------------

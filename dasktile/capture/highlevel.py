@@ -88,11 +88,16 @@ def describable(array: Array) -> bool:
     return not any(math.isnan(size) for sizes in array.chunks for size in sizes)
 
 
-def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured:
-    """Capture what a graph computes for the arrays `roots`, its outputs in this order."""
+def capture_graph(
+    graph: HighLevelGraph, roots: Sequence[ArrayInfo], alone: Mapping[str, str] | None = None
+) -> Captured:
+    """Capture what a graph computes for the arrays `roots`, its outputs in this order.
+
+    Arrays named in `alone` are left alone, for the reason given there.
+    """
     view = GraphView(graph, {root.name: root for root in roots})
     correct(view)
-    answers = _walk(view, [root.name for root in roots])
+    answers = _walk(view, [root.name for root in roots], alone or {})
     order = _sorted(answers, [root.name for root in roots])
     index = {name: number for number, name in enumerate(order)}
 
@@ -132,7 +137,9 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
     return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph)
 
 
-def _walk(view: GraphView, names: Sequence[str]) -> dict[str, _Answer]:
+def _walk(
+    view: GraphView, names: Sequence[str], alone: Mapping[str, str]
+) -> dict[str, _Answer]:
     """What every layer is that the named ones need."""
     answers: dict[str, _Answer] = {}
     stack = list(reversed(names))
@@ -140,7 +147,7 @@ def _walk(view: GraphView, names: Sequence[str]) -> dict[str, _Answer]:
         name = stack.pop()
         if name in answers:
             continue
-        answer = answers[name] = _recognise(view, name)
+        answer = answers[name] = _recognise(view, name, alone.get(name, ""))
         stack.extend(reversed(_reads(answer)))
     return answers
 
@@ -180,10 +187,10 @@ def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
     return list(order)
 
 
-def _recognise(view: GraphView, name: str) -> _Answer:
+def _recognise(view: GraphView, name: str, reason: str = "") -> _Answer:
     info = view.array(name)
     assert info is not None
-    reason = _untouchable(view.layers[name], info)
+    reason = reason or _untouchable(view.layers[name], info)
     if reason:
         resident = sources.held(view, name)
         if resident is not None and resident.kind is Kind.OPAQUE:

@@ -88,6 +88,8 @@ class Holders:
         The arrays, each once, in the order in which they were met.
     graphs
         The graphs that they come from.
+    keys
+        The keys that are wanted.
     fixed
         Names of those that must keep their names and chunks.
     unknown
@@ -101,6 +103,7 @@ class Holders:
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
     graphs: list[HighLevelGraph] = field(default_factory=list)
+    keys: list[Any] = field(default_factory=list)
     fixed: set[str] = field(default_factory=set)
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
@@ -138,6 +141,7 @@ class Holders:
         # What the array says outranks what a layer below other arrays says of it.
         self.arrays[value.name] = info
         self.graphs.append(value.dask)
+        self.keys.append(value.__dask_keys__())
         return lambda new: new.array(value)
 
     def _sequence(
@@ -218,6 +222,7 @@ class Holders:
             self.arrays.setdefault(array.name, array)
         self.fixed.update(names)
         self.graphs.append(graph)
+        self.keys.append(value.__dask_keys__())
 
         def rebuild(new: Rewritten) -> Any:
             if not new.names.keys() & names:

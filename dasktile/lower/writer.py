@@ -22,6 +22,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
+from dasktile.capture.culling import Needed, needed_blocks
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, Read
 from dasktile.ir import (
@@ -80,6 +81,9 @@ class Lowered:
         For every output of the program, the name of its array and its chunks.
     layers
         For every node that was written or carried over, the layer that holds its array.
+    computed
+        For the nodes that were asked about, which of their tiles the graph makes for what is
+        wanted of it.
     """
 
     graph: HighLevelGraph
@@ -87,6 +91,7 @@ class Lowered:
     names: tuple[str, ...]
     chunks: tuple[Chunks, ...]
     layers: Mapping[int, str]
+    computed: Mapping[int, Needed] = field(default_factory=dict)
 
 
 def lower(
@@ -97,6 +102,8 @@ def lower(
     predicted: Sequence[int] = (),
     cone: int = 0,
     threads: int = 1,
+    wanted: Mapping[str, Needed] | None = None,
+    watched: Sequence[int] = (),
 ) -> Lowered:
     """Write a program with the tiles that were decided on.
 
@@ -117,6 +124,10 @@ def lower(
         one.
     threads
         Tasks that a worker runs at once.
+    wanted
+        For outputs of given names, which of their blocks are wanted; all of others.
+    watched
+        Nodes for which to say which tiles the graph makes.
 
     Returns
     -------
@@ -129,16 +140,16 @@ def lower(
     """
     program = captured.program
     count = len(program.outputs)
-    wanted = tuple(output_chunks) if output_chunks is not None else (None,) * count
+    handed = tuple(output_chunks) if output_chunks is not None else (None,) * count
     names = tuple(output_names) if output_names is not None else (None,) * count
     for argument, given, expected in (
         ("tiled.tilings", len(tiled.tilings), len(program.nodes)),
-        ("output_chunks", len(wanted), count),
+        ("output_chunks", len(handed), count),
         ("output_names", len(names), count),
     ):
         if given != expected:
             raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
-    carried, kept = _settle(captured, wanted, names)
+    carried, kept = _settle(captured, handed, names)
     needed = _needed(captured, carried)
     writer = _Writer(captured, tiled, _said(captured, carried, needed, predicted))
     for index in needed:
@@ -150,15 +161,22 @@ def lower(
         (name, chunks or program.nodes[index].chunks)
         if stays and name is not None
         else writer.output(index, chunks, name)
-        for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
+        for index, chunks, name, stays in zip(program.outputs, handed, names, kept, strict=True)
     ]
-    graph = writer.graph([name for name, _ in found], cone, threads)
+    outputs = [name for name, _ in found]
+    graph = writer.graph(outputs)
+    computed: Mapping[int, Needed] = {}
+    if watched:
+        computed = writer.computed(graph, dict(found), wanted or {}, watched)
+    if cone:
+        graph = writer.coned(graph, outputs, cone, threads)
     return Lowered(
         graph,
         tuple(graph.cull_layers([name]) for name, _ in found),
         tuple(name for name, _ in found),
         tuple(chunks for _, chunks in found),
         {index: name for index, name in writer.made.items() if name in graph.layers},
+        computed,
     )
 
 
@@ -623,11 +641,8 @@ class _Writer:
             self.convert(index, wanted, self.source(index), name=name)
         return name, chunks
 
-    def graph(self, outputs: Sequence[str], cone: int, threads: int) -> HighLevelGraph:
-        """What the outputs need of all that was written, and of the input graph.
-
-        One task may make `cone` bytes on the way to its result.
-        """
+    def graph(self, outputs: Sequence[str]) -> HighLevelGraph:
+        """What the outputs need of all that was written, and of the input graph."""
         before = self.captured.graph
         layers: dict[str, Layer] = {}
         dependencies: dict[str, set[str]] = {}
@@ -645,11 +660,40 @@ class _Writer:
                     other for other in before.dependencies[name] if other in before.layers
                 }
             stack.extend(sorted(dependencies[name]))
-        if cone:
-            written = self.layers.keys() & layers.keys()
-            limits = self.limits(cone, threads)
-            layers, dependencies = coned(layers, dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
+
+    def coned(
+        self, graph: HighLevelGraph, outputs: Sequence[str], cone: int, threads: int
+    ) -> HighLevelGraph:
+        """The graph with tasks made one, which may make `cone` bytes on the way."""
+        written = self.layers.keys() & graph.layers.keys()
+        limits = self.limits(cone, threads)
+        layers, dependencies = coned(
+            graph.layers, graph.dependencies, written, outputs, limits
+        )
+        return HighLevelGraph(layers, dependencies)
+
+    def computed(
+        self,
+        graph: HighLevelGraph,
+        outputs: Mapping[str, Chunks],
+        wanted: Mapping[str, Needed],
+        watched: Sequence[int],
+    ) -> dict[int, Needed]:
+        """For some nodes, which of their tiles are made for what is wanted of the outputs."""
+        keys: list[Any] = []
+        for name, chunks in outputs.items():
+            blocks = product(*(range(len(sizes)) for sizes in chunks))
+            keys.extend(
+                (name, *block) for block in blocks if name not in wanted or wanted[name][block]
+            )
+        tiles = {
+            self.made[index]: tuple(map(len, self.tiling(index).chunks))
+            for index in watched
+            if index in self.made
+        }
+        made = needed_blocks(graph, keys, tiles)
+        return {index: made[self.made[index]] for index in watched if index in self.made}
 
     def limits(self, work: int, threads: int) -> Limits:
         """What may become one task."""

@@ -21,6 +21,7 @@ from dasktile.capture.highlevel import capture_graph
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.boundary import boundary, splice
+from dasktile.collections.building import is_building
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
@@ -188,6 +189,10 @@ def compare(
 def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     """Tile arrays whenever they are computed: a hook for dask's configuration.
 
+    Arrays that are arguments of delayed functions, or are made delayed objects, are not tiled:
+    Dask optimises them one at a time while it builds the graph, where what they share with
+    other arrays would be computed again for each.  Use :func:`optimize` for the arrays first.
+
     >>> import dask, dasktile
     >>> with dask.config.set(array_optimize=dasktile.array_optimize):  # doctest: +SKIP
     ...     x.compute()
@@ -201,7 +206,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     **kwargs
         Passed on to ``dask.array.optimization.optimize``, which runs afterwards.
     """
-    if isinstance(dsk, HighLevelGraph):
+    if isinstance(dsk, HighLevelGraph) and not is_building():
         target = _arguments("auto", None, None, True)
         try:
             tiled = _guarded(_rewrite_graph, dsk, keys, target)
@@ -375,13 +380,12 @@ def _settled(asked: _Asked) -> tuple[Plan, Lowered | None]:
         lowered = _lower(asked, planned)
         if not _makes_unneeded(planned, lowered):
             return plan, lowered
-        affected = [node.name in planned.needed for node in plan.program.nodes]
+        nodes = plan.program.nodes
+        some = [node.name in planned.needed for node in nodes]
         alone = {
-            node.name: "only some of its blocks are needed"
-            for node, found in zip(
-                plan.program.nodes, tiling.restricted(plan.program, affected), strict=True
-            )
-            if found
+            node.name: "only some blocks of it, or of what it reads, are needed"
+            for at, node in enumerate(nodes)
+            if some[at] or any(some[edge.producer] for edge in node.edges)
         }
     return replace(plan, tiled=None, verdict="blocks that are not needed would be made"), None
 

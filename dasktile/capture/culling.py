@@ -73,8 +73,7 @@ def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any
     """What every task of a layer reads that any of the keys depends on."""
     if isinstance(layer, Blockwise):
         own = {key for key in keys if type(key) is tuple and key[0] == layer.output}
-        _, blocks = layer.cull(own, others)
-        return blocks
+        return layer.cull(own, others)[1] if own else {}
     # not by Layer.cull, which keeps everything where there are as many keys as tasks
     found: dict[Any, Set[Any]] = {}
     stack = [key for key in keys if key in layer]

@@ -137,9 +137,7 @@ def capture_graph(
     return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph)
 
 
-def _walk(
-    view: GraphView, names: Sequence[str], alone: Mapping[str, str]
-) -> dict[str, _Answer]:
+def _walk(view: GraphView, names: Sequence[str], alone: Mapping[str, str]) -> dict[str, _Answer]:
     """What every layer is that the named ones need."""
     answers: dict[str, _Answer] = {}
     stack = list(reversed(names))

@@ -668,9 +668,7 @@ class _Writer:
         """The graph with tasks made one, which may make `cone` bytes on the way."""
         written = self.layers.keys() & graph.layers.keys()
         limits = self.limits(cone, threads)
-        layers, dependencies = coned(
-            graph.layers, graph.dependencies, written, outputs, limits
-        )
+        layers, dependencies = coned(graph.layers, graph.dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
 
     def computed(

@@ -211,9 +211,7 @@ def _finer(chunks: Chunks, places: Sequence[Sequence[int]]) -> Chunks:
     return tuple(found)
 
 
-def _finer_at(
-    where: Where | None, chunks: Chunks, places: Sequence[Sequence[int]]
-) -> Where | None:
+def _finer_at(where: Where | None, chunks: Chunks, places: Sequence[Sequence[int]]) -> Where | None:
     """Where the parts of blocks are that were cut: each stays where the block is."""
     if where is None or isinstance(where, Follow):
         return where if _finer(chunks, places) == chunks else None

@@ -112,6 +112,14 @@ def has_effects(captured: Captured) -> list[bool]:
     ]
 
 
+def follows_effects(captured: Captured) -> list[bool]:
+    """For every node, whether it is one of those or is computed from one."""
+    found = has_effects(captured)
+    for index, node in enumerate(captured.program.nodes):
+        found[index] |= any(found[edge.producer] for edge in node.edges)
+    return found
+
+
 def _has_effects(node: Node, kernel: Any) -> bool:
     if node.resident or isinstance(kernel, (Create, InMemory)):
         return False

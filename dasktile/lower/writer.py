@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 from dask._task_spec import Alias
 from dask.array.chunk import getitem
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
-from dasktile.capture.culling import Needed, needed_blocks
+from dasktile.capture.culling import Needed, follows_effects, needed_blocks
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, Read
 from dasktile.ir import (
@@ -319,6 +320,9 @@ class _Writer:
     #: Layers whose tasks stay tasks of their own.
     anchored: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.effects = follows_effects(self.captured)
+
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
 
@@ -522,7 +526,30 @@ class _Writer:
             found = self.own_copies(edge, tiling, wanted)
             if found is not None:
                 return found, True
-        return self.fetch(edge.producer, wanted, where), False
+        name = self.fetch(edge.producer, wanted, where)
+        read = {axis.label for axis in edge.axes}
+        if self.effects[edge.producer] and any(
+            len(cuts) > 1 for label, cuts in enumerate(tiling.cuts) if label not in read
+        ):
+            self.run_once(name)
+        return name, False
+
+    def run_once(self, name: str) -> None:
+        """Keep Dask from making tasks one with each of several that read the same block.
+
+        A user's function in one of them would run again for each.
+        """
+        layer, reads = self.layers.get(name), self.dependencies.get(name)
+        if layer is None or reads is None:
+            before = self.captured.graph
+            layer = before.layers[name]
+            reads = {other for other in before.dependencies[name] if other in before.layers}
+        if isinstance(layer, Blockwise):
+            notes = layer.collection_annotations
+            self.layers[name] = MaterializedLayer(
+                dict(layer), annotations=layer.annotations, collection_annotations=notes
+            )
+            self.dependencies[name] = reads
 
     def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
         """A layer that has a copy of what is joined for every worker that needs it, if any."""

@@ -119,8 +119,9 @@ def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> Tiled
         if index in kept:
             before = kept[index]
             kept[index] = _finer(before, edges)
-            if index in kept_at:
-                kept_at[index] = _finer_at(kept_at[index], before, edges)
+            at = _finer_at(kept_at.pop(index, None), before, edges)
+            if at is not None:
+                kept_at[index] = at
             if index in copied:
                 where, axes = copied.pop(index)
                 finer = _finer_at(where, before, edges)
@@ -130,7 +131,7 @@ def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> Tiled
         tiled,
         tilings=tuple(tilings),
         kept=kept,
-        kept_at={index: where for index, where in kept_at.items() if where is not None},
+        kept_at=kept_at,
         copied=copied,
     )
 

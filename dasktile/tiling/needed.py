@@ -147,12 +147,12 @@ def contains_unneeded(made: Needed, tiles: Chunks, needed: Needed, chunks: Chunk
         For every block of the input, whether it is needed; and the sizes of the blocks.
     """
     for axis, (sizes, own) in enumerate(zip(tiles, chunks, strict=True)):
+        if sizes == own:
+            continue
         edges, places = bounds(sizes), bounds(own)
+        # an empty tile is part of no block
         parts = [
-            range(
-                bisect_right(places, lo) - 1,
-                max(bisect_left(places, hi), bisect_right(places, lo)),
-            )
+            range(bisect_right(places, lo) - 1, bisect_left(places, hi)) if lo < hi else range(0)
             for lo, hi in pairwise(edges)
         ]
         needed = np.stack([np.take(needed, part, axis).all(axis) for part in parts], axis)

@@ -55,18 +55,22 @@ def needed_blocks(
     _mark(found, pending)
     looked_at = graph.layers.keys() if layers is None else set(layers)
     others: set[Any] = set()
-    if any(graph.layers[name].has_legacy_tasks for name in looked_at):
+    if any(_is_legacy(graph.layers[name]) for name in looked_at):
         # in tasks of the old form only a key that exists is a dependency
         others = graph.get_all_external_keys()
     order = TopologicalSorter({name: graph.dependencies.get(name, ()) for name in graph.layers})
     for name in reversed([name for name in order.static_order() if name in looked_at]):
         reads = _reads(graph.layers[name], pending, others)
         below = {key for dependencies in reads.values() for key in dependencies}
-        _mark(found, reads)
         _mark(found, below)
         pending |= below
         pending.difference_update(reads)
     return found
+
+
+def _is_legacy(layer: Layer) -> bool:
+    # Blockwise layers would write out all their tasks to say so
+    return not isinstance(layer, Blockwise) and layer.has_legacy_tasks
 
 
 def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any, Set[Any]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dask.array.optimization
@@ -16,12 +16,14 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile import config, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.base import ArrayInfo, Captured
+from dasktile.capture.culling import Needed, has_effects, needed_blocks
 from dasktile.capture.extend import extended
 from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.boundary import boundary, splice
+from dasktile.collections.building import is_building
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.errors import (
@@ -30,7 +32,7 @@ from dasktile.errors import (
     UnsupportedCollectionWarning,
 )
 from dasktile.ir import Chunks, TiledProgram
-from dasktile.lower.writer import lower
+from dasktile.lower.writer import Lowered, lower
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
 from dasktile.tiling.plan import TilingPlan
@@ -197,6 +199,10 @@ def compare(
 def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     """Tile arrays whenever they are computed: a hook for dask's configuration.
 
+    Arrays that are arguments of delayed functions, or are made delayed objects, are not tiled:
+    Dask optimises them one at a time while it builds the graph, where what they share with
+    other arrays would be computed again for each.  Use :func:`optimize` for the arrays first.
+
     >>> import dask, dasktile
     >>> with dask.config.set(array_optimize=dasktile.array_optimize):  # doctest: +SKIP
     ...     x.compute()
@@ -210,7 +216,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     **kwargs
         Passed on to ``dask.array.optimization.optimize``, which runs afterwards.
     """
-    if isinstance(dsk, HighLevelGraph) and not missing(CAPTURE):
+    if isinstance(dsk, HighLevelGraph) and not missing(CAPTURE) and not is_building():
         target = _arguments("auto", None, None, True)
         try:
             tiled = _guarded(_rewrite_graph, dsk, keys, target)
@@ -239,6 +245,10 @@ class _Asked:
         Names of those that keep their chunks, and of those that keep their names too.
     machine, method
         What to plan for, and how.
+    keys
+        The keys that are wanted of the graph, nested in any way.
+    above
+        Layers of the graph that are none of the arrays' but may read them.
     groups
         As in :class:`~dasktile.collections.unpack.Holders`.
     """
@@ -249,6 +259,8 @@ class _Asked:
     fixed: frozenset[str]
     machine: Machine
     method: str
+    keys: Any
+    above: tuple[str, ...] = ()
     groups: Groups = ()
 
     @classmethod
@@ -261,7 +273,8 @@ class _Asked:
             fixed,
             machine,
             config.setting("method") if method == "auto" else method,
-            tuple(holders.groups),
+            holders.keys,
+            groups=tuple(holders.groups),
         )
 
     def handed_over(self, plan: TilingPlan) -> list[Chunks | None]:
@@ -309,21 +322,36 @@ class _Asked:
             found[place] = found[place] or tuple(after[dim] for dim in member.dims)
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """What is to be written.
+
+    Parameters
+    ----------
+    captured, plan
+        The program and its tiles.
+    needed
+        By name, which blocks of arrays are needed, where that is not all; empty where all is
+        needed that must not be made without need.
+    """
+
+    captured: Captured
+    plan: TilingPlan
+    needed: Mapping[str, Needed]
+
+    def watched(self) -> list[int]:
+        """Nodes of which no tile may be made that is not needed."""
+        effects = has_effects(self.captured)
+        nodes = self.captured.program.nodes
+        return [at for at, node in enumerate(nodes) if effects[at] and node.name in self.needed]
+
+
 def _rewrite(asked: _Asked) -> Rewritten | None:
     """Capture, tile and lower; None where everything is best left as it is."""
-    captured, plan = _plan(asked)
-    if plan.tiled is None:
+    _, lowered = _settled(asked)
+    if lowered is None:
         return None
     names = [array.name for array in asked.arrays]
-    lowered = lower(
-        captured,
-        plan.tiled,
-        output_chunks=asked.handed_over(plan),
-        output_names=[name if name in asked.fixed else None for name in names],
-        predicted=plan.after.moved,
-        cone=CONE * asked.machine.settings().usual_task,
-        threads=asked.machine.threads,
-    )
     return Rewritten(
         lowered.graph,
         dict(zip(names, lowered.names, strict=True)),
@@ -337,38 +365,123 @@ def _rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLev
         return None
     names = frozenset(array.name for array in found.arrays)
     method = config.setting("method")
-    new = _rewrite(_Asked(graph, found.arrays, names, names, target, method))
+    new = _rewrite(_Asked(graph, found.arrays, names, names, target, method, keys, found.above))
     return None if new is None else splice(graph, found, new.graph)
 
 
 def _explain(asked: _Asked, unknown: Sequence[Array]) -> report.Explanation:
-    _, plan = _plan(asked)
+    plan, _ = _settled(asked)
     seconds = asked.machine.seconds(plan)
     return report.explanation(plan, asked.handed_over(plan), unknown, seconds)
 
 
-def _captured(asked: _Asked) -> Captured:
+def _captured(asked: _Asked, alone: Mapping[str, str] | None = None) -> Captured:
     """The captured program; with the setting `raise-errors`, errors of recognisers are raised."""
-    captured = capture_graph(asked.graph, asked.arrays)
+    captured = capture_graph(asked.graph, asked.arrays, alone)
     if captured.errors and config.setting("raise-errors"):
         raise captured.errors[0]
     return captured
 
 
-def _plan(asked: _Asked) -> tuple[Captured, TilingPlan]:
+def _settled(asked: _Asked) -> tuple[TilingPlan, Lowered | None]:
+    """The plan, and the graph where it is worth one.
+
+    A graph that would make blocks that are not needed is not used: the arrays that decide
+    about those keep their chunks instead.
+    """
+    alone: dict[str, str] = {}
+    for _ in range(2):
+        planned = _plan(asked, alone)
+        plan = planned.plan
+        if plan.tiled is None:
+            return plan, None
+        lowered = _lower(asked, planned)
+        if not _makes_unneeded(planned, lowered):
+            return plan, lowered
+        nodes = plan.program.nodes
+        some = [node.name in planned.needed for node in nodes]
+        alone = {
+            node.name: "only some blocks of it, or of what it reads, are needed"
+            for at, node in enumerate(nodes)
+            if some[at] or any(some[edge.producer] for edge in node.edges)
+        }
+    return replace(plan, tiled=None, verdict="blocks that are not needed would be made"), None
+
+
+def _lower(asked: _Asked, planned: _Planned) -> Lowered:
+    plan = planned.plan
+    assert plan.tiled is not None
+    return lower(
+        planned.captured,
+        plan.tiled,
+        output_chunks=asked.handed_over(plan),
+        output_names=[array.name if array.name in asked.fixed else None for array in asked.arrays],
+        predicted=plan.after.moved,
+        cone=CONE * asked.machine.settings().usual_task,
+        threads=asked.machine.threads,
+        wanted=planned.needed,
+        watched=planned.watched(),
+    )
+
+
+def _makes_unneeded(planned: _Planned, lowered: Lowered) -> bool:
+    tiled = planned.plan.tiled
+    assert tiled is not None
+    return any(
+        tiling.contains_unneeded(
+            computed,
+            tiled.tilings[index].chunks,
+            planned.needed[tiled.program.nodes[index].name],
+            tiled.program.nodes[index].chunks,
+        )
+        for index, computed in lowered.computed.items()
+    )
+
+
+def _plan(asked: _Asked, alone: Mapping[str, str]) -> _Planned:
     target = asked.machine
-    captured = located(_captured(asked), target)
+    captured = located(_captured(asked, alone), target)
 
     try:
-        found = _tile(captured, target, asked.method, target.memory_limit)
+        plan = _tile(captured, target, asked.method, target.memory_limit)
     except tiling.MemoryLimitError:
         if target.limit_given:
             raise
         # nobody asked for this limit: tiles as small as can be are not what is wanted
-        found = _tile(captured, target, asked.method, None)
-    if found.origin is not None:
-        captured = extended(captured, found.program, found.origin)
-    return captured, found
+        plan = _tile(captured, target, asked.method, None)
+    needed = {} if plan.tiled is None else _needed(asked, captured)
+    if plan.origin is not None:
+        captured = extended(captured, plan.program, plan.origin)
+    if needed and plan.tiled is not None:
+        nodes = plan.program.nodes
+        effects = has_effects(captured)
+        culled = [effects[at] and node.name in needed for at, node in enumerate(nodes)]
+        decide = tiling.restricted(plan.program, culled)
+        blocks = {
+            at: needed[node.name]
+            for at, node in enumerate(nodes)
+            if decide[at] and node.name in needed
+        }
+        plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
+    return _Planned(captured, plan, needed)
+
+
+def _needed(asked: _Asked, captured: Captured) -> dict[str, Needed]:
+    """Which blocks are needed of the arrays of which not all are.
+
+    Empty where no array is among them that must not be made without need.
+    """
+    program, effects = captured.program, has_effects(captured)
+    outputs = {array.name: array.numblocks for array in asked.arrays}
+    wanted = needed_blocks(asked.graph, asked.keys, outputs, asked.above)
+    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
+    if not any(one and other for one, other in zip(effects, culled, strict=True)):
+        return {}
+    numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
+    found = needed_blocks(asked.graph, asked.keys, {**numblocks, **outputs})
+    some = {name: blocks for name, blocks in found.items() if not blocks.all()}
+    nodes = zip(program.nodes, effects, strict=True)
+    return some if any(effect and node.name in some for node, effect in nodes) else {}
 
 
 def _tile(

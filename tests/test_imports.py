@@ -100,12 +100,14 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.comparison": ({"report.explanation", "tiling.plan"}, set()),
     "collections.boundary": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy"}),
     "collections.unpack": ({"ir", "collections.boundary", "capture.base"}, {"dask"}),
+    "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
     "api": (
         {
             "_compat.dask",
             "ir",
             "collections.boundary",
+            "collections.building",
             "capture",
             "report.comparison",
             "config",

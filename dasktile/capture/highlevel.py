@@ -99,8 +99,12 @@ def describable(array: Array) -> bool:
     return not any(math.isnan(size) for sizes in array.chunks for size in sizes)
 
 
-def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured:
+def capture_graph(
+    graph: HighLevelGraph, roots: Sequence[ArrayInfo], alone: Mapping[str, str] | None = None
+) -> Captured:
     """Capture what a graph computes for the arrays `roots`, its outputs in this order.
+
+    Arrays named in `alone` keep their chunks, for the reason given there.
 
     Raises
     ------
@@ -111,7 +115,7 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
     correct(view)
     check_reads(view)
     errors: list[Exception] = []
-    answers = _walk(view, [root.name for root in roots], errors)
+    answers = _walk(view, [root.name for root in roots], alone or {}, errors)
     order = _sorted(answers, [root.name for root in roots])
     index = {name: number for number, name in enumerate(order)}
 
@@ -151,7 +155,9 @@ def capture_graph(graph: HighLevelGraph, roots: Sequence[ArrayInfo]) -> Captured
     return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph, tuple(errors))
 
 
-def _walk(view: GraphView, names: Sequence[str], errors: list[Exception]) -> dict[str, _Answer]:
+def _walk(
+    view: GraphView, names: Sequence[str], alone: Mapping[str, str], errors: list[Exception]
+) -> dict[str, _Answer]:
     """What every layer is that the named ones need; adds what recognisers raise to `errors`."""
     answers: dict[str, _Answer] = {}
     stack = list(reversed(names))
@@ -159,7 +165,7 @@ def _walk(view: GraphView, names: Sequence[str], errors: list[Exception]) -> dic
         name = stack.pop()
         if name in answers:
             continue
-        answer = answers[name] = _recognise(view, name, errors)
+        answer = answers[name] = _recognise(view, name, alone.get(name, ""), errors)
         stack.extend(reversed(_reads(answer)))
     return answers
 
@@ -199,10 +205,10 @@ def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
     return list(order)
 
 
-def _recognise(view: GraphView, name: str, errors: list[Exception]) -> _Answer:
+def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception]) -> _Answer:
     info = view.array(name)
     assert info is not None
-    reason = _untouchable(view.layers[name], info)
+    reason = reason or _untouchable(view.layers[name], info)
     if reason:
         resident = sources.held(view, name)
         if resident is not None and resident.kind is Kind.OPAQUE:

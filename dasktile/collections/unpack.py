@@ -87,6 +87,8 @@ class Holders:
         The arrays by name, in the order of the objects.
     graphs
         The graphs that they come from.
+    keys
+        The keys that are wanted.
     fixed
         Names of arrays that must keep their names and chunks.
     unknown
@@ -99,6 +101,7 @@ class Holders:
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
     graphs: list[HighLevelGraph] = field(default_factory=list)
+    keys: list[Any] = field(default_factory=list)
     fixed: set[str] = field(default_factory=set)
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
@@ -136,6 +139,7 @@ class Holders:
         # the array's own chunks take precedence over the annotations of its layer
         self.arrays[value.name] = info
         self.graphs.append(value.dask)
+        self.keys.append(value.__dask_keys__())
         return lambda new: new.array(value)
 
     def _sequence(
@@ -218,6 +222,7 @@ class Holders:
             self.arrays.setdefault(array.name, array)
         self.fixed.update(names)
         self.graphs.append(graph)
+        self.keys.append(value.__dask_keys__())
 
         def rebuild(new: Rewritten) -> Any:
             if not new.names.keys() & names:

@@ -16,11 +16,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import mistyped
+from dasktile.capture.culling import Needed, follows_effects, needed_blocks
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, Read
 from dasktile.ir import (
@@ -76,12 +78,16 @@ class Lowered:
         For every output of the program, the name of its array and its chunks.
     layers
         For every node that was written or carried over, the layer that holds its array.
+    computed
+        For the nodes that were asked about, which of their tiles the graph makes for what is
+        wanted of it.
     """
 
     graph: HighLevelGraph
     names: tuple[str, ...]
     chunks: tuple[Chunks, ...]
     layers: Mapping[int, str]
+    computed: Mapping[int, Needed] = field(default_factory=dict)
 
 
 def lower(
@@ -92,6 +98,8 @@ def lower(
     predicted: Sequence[int] = (),
     cone: int = 0,
     threads: int = 1,
+    wanted: Mapping[str, Needed] | None = None,
+    watched: Sequence[int] = (),
 ) -> Lowered:
     """Write a program with the tiles that were decided on.
 
@@ -112,6 +120,10 @@ def lower(
         one.
     threads
         Tasks that a worker runs at once.
+    wanted
+        For outputs of given names, which of their blocks are wanted; all of others.
+    watched
+        Nodes for which to say which tiles the graph makes.
 
     Returns
     -------
@@ -124,16 +136,16 @@ def lower(
     """
     program = captured.program
     count = len(program.outputs)
-    wanted = tuple(output_chunks) if output_chunks is not None else (None,) * count
+    handed = tuple(output_chunks) if output_chunks is not None else (None,) * count
     names = tuple(output_names) if output_names is not None else (None,) * count
     for argument, given, expected in (
         ("tiled.tilings", len(tiled.tilings), len(program.nodes)),
-        ("output_chunks", len(wanted), count),
+        ("output_chunks", len(handed), count),
         ("output_names", len(names), count),
     ):
         if given != expected:
             raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
-    carried, kept = _settle(captured, wanted, names)
+    carried, kept = _settle(captured, handed, names)
     needed = _needed(captured, carried)
     writer = _Writer(captured, tiled, _said(captured, carried, needed, predicted))
     for index in needed:
@@ -145,14 +157,21 @@ def lower(
         (name, chunks or program.nodes[index].chunks)
         if stays and name is not None
         else writer.output(index, chunks, name)
-        for index, chunks, name, stays in zip(program.outputs, wanted, names, kept, strict=True)
+        for index, chunks, name, stays in zip(program.outputs, handed, names, kept, strict=True)
     ]
-    graph = writer.graph([name for name, _ in found], cone, threads)
+    outputs = [name for name, _ in found]
+    graph = writer.graph(outputs)
+    computed: Mapping[int, Needed] = {}
+    if watched:
+        computed = writer.computed(graph, dict(found), wanted or {}, watched)
+    if cone:
+        graph = writer.coned(graph, outputs, cone, threads)
     return Lowered(
         graph,
         tuple(name for name, _ in found),
         tuple(chunks for _, chunks in found),
         {index: name for index, name in writer.made.items() if name in graph.layers},
+        computed,
     )
 
 
@@ -294,6 +313,9 @@ class _Writer:
     kept: dict[int, _Source] = field(default_factory=dict)
     #: Layers whose tasks stay tasks of their own.
     anchored: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.effects = follows_effects(self.captured)
 
     def node(self, index: int) -> Node:
         return self.captured.program.nodes[index]
@@ -498,7 +520,30 @@ class _Writer:
             found = self.own_copies(edge, tiling, wanted)
             if found is not None:
                 return found, True
-        return self.fetch(edge.producer, wanted, where), False
+        name = self.fetch(edge.producer, wanted, where)
+        read = {axis.label for axis in edge.axes}
+        if self.effects[edge.producer] and any(
+            len(cuts) > 1 for label, cuts in enumerate(tiling.cuts) if label not in read
+        ):
+            self.run_once(name)
+        return name, False
+
+    def run_once(self, name: str) -> None:
+        """Keep Dask from making tasks one with each of several that read the same block.
+
+        A user's function in one of them would run again for each.
+        """
+        layer, reads = self.layers.get(name), self.dependencies.get(name)
+        if layer is None or reads is None:
+            before = self.captured.graph
+            layer = before.layers[name]
+            reads = {other for other in before.dependencies[name] if other in before.layers}
+        if isinstance(layer, Blockwise):
+            notes = layer.collection_annotations
+            self.layers[name] = MaterializedLayer(
+                dict(layer), annotations=layer.annotations, collection_annotations=notes
+            )
+            self.dependencies[name] = reads
 
     def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
         """A layer that has a copy of what is joined for every worker that needs it, if any."""
@@ -617,11 +662,8 @@ class _Writer:
             self.convert(index, wanted, self.source(index), name=name)
         return name, chunks
 
-    def graph(self, outputs: Sequence[str], cone: int, threads: int) -> HighLevelGraph:
-        """What the outputs need of all that was written, and of the input graph.
-
-        One task may make `cone` bytes on the way to its result.
-        """
+    def graph(self, outputs: Sequence[str]) -> HighLevelGraph:
+        """What the outputs need of all that was written, and of the input graph."""
         before = self.captured.graph
         layers: dict[str, Layer] = {}
         dependencies: dict[str, set[str]] = {}
@@ -639,11 +681,38 @@ class _Writer:
                     other for other in before.dependencies[name] if other in before.layers
                 }
             stack.extend(sorted(dependencies[name]))
-        if cone:
-            written = self.layers.keys() & layers.keys()
-            limits = self.limits(cone, threads)
-            layers, dependencies = coned(layers, dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
+
+    def coned(
+        self, graph: HighLevelGraph, outputs: Sequence[str], cone: int, threads: int
+    ) -> HighLevelGraph:
+        """The graph with tasks made one, which may make `cone` bytes on the way."""
+        written = self.layers.keys() & graph.layers.keys()
+        limits = self.limits(cone, threads)
+        layers, dependencies = coned(graph.layers, graph.dependencies, written, outputs, limits)
+        return HighLevelGraph(layers, dependencies)
+
+    def computed(
+        self,
+        graph: HighLevelGraph,
+        outputs: Mapping[str, Chunks],
+        wanted: Mapping[str, Needed],
+        watched: Sequence[int],
+    ) -> dict[int, Needed]:
+        """For some nodes, which of their tiles are made for what is wanted of the outputs."""
+        keys: list[Any] = []
+        for name, chunks in outputs.items():
+            blocks = product(*(range(len(sizes)) for sizes in chunks))
+            keys.extend(
+                (name, *block) for block in blocks if name not in wanted or wanted[name][block]
+            )
+        tiles = {
+            self.made[index]: tuple(map(len, self.tiling(index).chunks))
+            for index in watched
+            if index in self.made
+        }
+        made = needed_blocks(graph, keys, tiles)
+        return {index: made[self.made[index]] for index in watched if index in self.made}
 
     def limits(self, work: int, threads: int) -> Limits:
         """What may become one task."""

@@ -2,6 +2,12 @@
 
 from dasktile.tiling.methods import methods
 from dasktile.tiling.methods.exhaustive import TooManyTilingsError
+from dasktile.tiling.needed import (
+    contains_unneeded,
+    cut_where_needed,
+    may_be_culled,
+    restricted,
+)
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.planner import MemoryLimitError, tile
 from dasktile.tiling.settings import Settings
@@ -12,6 +18,10 @@ __all__ = [
     "Settings",
     "TilingPlan",
     "TooManyTilingsError",
+    "contains_unneeded",
+    "cut_where_needed",
+    "may_be_culled",
     "methods",
+    "restricted",
     "tile",
 ]

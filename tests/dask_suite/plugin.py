@@ -81,7 +81,8 @@ class Suite:
 
     def _counting(self, plan: Any) -> Any:
         def counted(*arguments: Any) -> Any:
-            captured, decided = plan(*arguments)
+            planned = plan(*arguments)
+            captured, decided = planned.captured, planned.plan
             if self.mode == "random" and not _immense(captured.program):
                 # the same every time, so that equal graphs are rewritten equally
                 tiled = random_tiling(captured.program, random.Random(self.running))
@@ -96,7 +97,7 @@ class Suite:
                     reason = f"alone: {node.reason or node.op}"
                     self.counts[reason] += 1
                     self.examples.setdefault(reason, self.running)
-            return captured, decided
+            return dataclasses.replace(planned, plan=decided)
 
         return counted
 

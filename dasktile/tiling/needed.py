@@ -1,0 +1,227 @@
+"""Tiles that do not join what is needed of an array with what is not.
+
+Where only some blocks of an array are needed, Dask makes only those.  Tiles are chosen as if
+all were.  Here they are cut where needed blocks end, so that every tile consists of needed
+blocks only, or of none; those of none are then culled like any task that nothing depends on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import (
+    AxisMap,
+    Chunks,
+    Edge,
+    Follow,
+    Kind,
+    Node,
+    Program,
+    Role,
+    Share,
+    TiledProgram,
+    Tiling,
+    Where,
+    bounds,
+)
+
+#: For every block that an array has in the input graph, whether it is needed.
+Needed = npt.NDArray[np.bool_]
+
+
+def may_be_culled(program: Program, complete: Sequence[bool]) -> list[bool]:
+    """For every node, False where all of its blocks are needed for sure.
+
+    Parameters
+    ----------
+    program
+        The program.
+    complete
+        For every output, whether all of its blocks are wanted.
+    """
+    found = [True] * len(program.nodes)
+    for index, whole in zip(program.outputs, complete, strict=True):
+        if whole:
+            found[index] = False
+    for index in range(len(program.nodes) - 1, -1, -1):
+        node = program.nodes[index]
+        if found[index]:
+            continue
+        for edge in node.edges:
+            if _reads_all(node, edge, program.nodes[edge.producer]):
+                found[edge.producer] = False
+    return found
+
+
+def _reads_all(node: Node, edge: Edge, producer: Node) -> bool:
+    """True if a node, all of whose blocks are needed, reads every block of an array."""
+    if edge.within is not None:
+        label, lo, hi = edge.within
+        if hi - lo < 1 or label >= len(node.labels):
+            return False
+    return all(
+        len(sizes) == 1 or _covers(node, axis, sum(sizes))
+        for axis, sizes in zip(edge.axes, producer.chunks, strict=True)
+    )
+
+
+def _covers(node: Node, axis: AxisMap, size: int) -> bool:
+    if axis.label is None:
+        # of views and of what is opaque, a map without a label may mean anything
+        return node.kind not in (Kind.VIEW, Kind.OPAQUE)
+    return axis.width >= abs(axis.step) and axis.interval(
+        0, node.labels[axis.label].size, size
+    ) == (0, size)
+
+
+def restricted(program: Program, culled: Sequence[bool]) -> list[bool]:
+    """For every node, whether its tiles decide how much of a `culled` array is made.
+
+    Parameters
+    ----------
+    program
+        The program.
+    culled
+        For every node, whether some of its blocks are not needed and must not be made.
+    """
+    found = list(culled)
+    for index, node in enumerate(program.nodes):
+        found[index] |= any(found[edge.producer] for edge in node.edges)
+    return found
+
+
+def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> TiledProgram:
+    """The same tiles, cut further where needed blocks and others meet.
+
+    Parameters
+    ----------
+    tiled
+        The tiles.
+    needed
+        For some nodes, which blocks of the input's own are needed.
+
+    Notes
+    -----
+    A node that must have a label in one piece stays as it is.
+    """
+    tilings = list(tiled.tilings)
+    kept, kept_at, copied = dict(tiled.kept), dict(tiled.kept_at), dict(tiled.copied)
+    for index, blocks in needed.items():
+        node = tiled.program.nodes[index]
+        edges = _edges(blocks, node.chunks)
+        tilings[index] = _cut(node, tilings[index], edges)
+        if index in kept:
+            before = kept[index]
+            kept[index] = _finer(before, edges)
+            at = _finer_at(kept_at.pop(index, None), before, edges)
+            if at is not None:
+                kept_at[index] = at
+            if index in copied:
+                where, axes = copied.pop(index)
+                finer = _finer_at(where, before, edges)
+                if finer is not None:
+                    copied[index] = finer, axes
+    return replace(
+        tiled,
+        tilings=tuple(tilings),
+        kept=kept,
+        kept_at=kept_at,
+        copied=copied,
+    )
+
+
+def contains_unneeded(made: Needed, tiles: Chunks, needed: Needed, chunks: Chunks) -> bool:
+    """True if some tile that is made has a part in a block that is not needed.
+
+    Parameters
+    ----------
+    made, tiles
+        For every tile, whether it is made; and the sizes of the tiles.
+    needed, chunks
+        For every block of the input, whether it is needed; and the sizes of the blocks.
+    """
+    for axis, (sizes, own) in enumerate(zip(tiles, chunks, strict=True)):
+        if sizes == own:
+            continue
+        edges, places = bounds(sizes), bounds(own)
+        # an empty tile is part of no block
+        parts = [
+            range(bisect_right(places, lo) - 1, bisect_left(places, hi)) if lo < hi else range(0)
+            for lo, hi in pairwise(edges)
+        ]
+        needed = np.stack([np.take(needed, part, axis).all(axis) for part in parts], axis)
+    return bool((made & ~needed).any())
+
+
+def _edges(blocks: Needed, chunks: Chunks) -> tuple[tuple[int, ...], ...]:
+    """Along every axis, where blocks that are needed and others meet."""
+    found = []
+    for axis, sizes in enumerate(chunks):
+        lower, upper = (
+            np.take(blocks, range(first, len(sizes) - 1 + first), axis) for first in (0, 1)
+        )
+        others = tuple(other for other in range(len(chunks)) if other != axis)
+        meets = (lower != upper).any(axis=others)
+        places = bounds(sizes)
+        found.append(tuple(places[1 + block] for block in np.flatnonzero(meets).tolist()))
+    return tuple(found)
+
+
+def _cut(node: Node, tiling: Tiling, edges: Sequence[Sequence[int]]) -> Tiling:
+    """The tiles of a node, cut at these positions of its array as far as its labels allow."""
+    places: list[tuple[int, ...]] = [()] * len(node.labels)
+    for axis, positions in zip(node.out, edges, strict=True):
+        if axis.label is None or node.labels[axis.label].role is Role.WHOLE:
+            continue
+        places[axis.label] += tuple(at // axis.width for at in positions if at % axis.width == 0)
+    along = [
+        () if axis.label is None else tuple(at * axis.width for at in places[axis.label])
+        for axis in node.out
+    ]
+    work_at, held_at = tiling.work_at, tiling.held_at
+    if isinstance(work_at, Follow) or isinstance(held_at, Follow):
+        if _finer(tiling.cuts, places) != tiling.cuts:
+            # blocks that were cut are not where those of the array in memory are
+            work_at = held_at = None
+    else:
+        work_at = _finer_at(work_at, tiling.cuts, places)
+        held_at = _finer_at(held_at, tiling.chunks, along)
+    return replace(
+        tiling,
+        cuts=_finer(tiling.cuts, places),
+        chunks=_finer(tiling.chunks, along),
+        work_at=work_at,
+        held_at=held_at,
+    )
+
+
+def _finer(chunks: Chunks, places: Sequence[Sequence[int]]) -> Chunks:
+    """Chunks cut at some positions too."""
+    found = []
+    for sizes, more in zip(chunks, places, strict=True):
+        edges = {*bounds(sizes), *more}
+        if len(edges) > len(set(bounds(sizes))):
+            sizes = tuple(hi - lo for lo, hi in pairwise(sorted(edges)))
+        found.append(sizes)
+    return tuple(found)
+
+
+def _finer_at(where: Where | None, chunks: Chunks, places: Sequence[Sequence[int]]) -> Where | None:
+    """Where the parts of blocks are that were cut: each stays where the block is."""
+    if where is None or isinstance(where, Follow):
+        return where if _finer(chunks, places) == chunks else None
+    found = []
+    for share, sizes, more in zip(where, chunks, places, strict=True):
+        edges, runs = bounds(sizes), list(share.runs)
+        ends = bounds(share.runs)[1:]
+        for position in set(more) - set(edges):
+            if share.by:
+                runs[bisect_right(ends, bisect_right(edges, position) - 1)] += 1
+        found.append(Share(share.by, tuple(runs)))
+    return tuple(found)

@@ -9,7 +9,7 @@ from typing import Any
 from dasktile.ir import MAX_WORKERS
 from dasktile.schedule.placement import MARK, Placement, decode
 
-#: Names of slices cut where the tile is; see ``dasktile.lower.names.slices_of``.
+#: Names of slices cut where the tile is; see ``dasktile.lower.names.slices_layer_name``.
 SLICE_PREFIX = "rechunk-split-"
 
 

@@ -121,7 +121,7 @@ def reshard(
         which it is cut, and returns the place of the copy to read.  A copy is cut from copies
         of the same place.
     """
-    axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
+    axes = [_pieces(axis, sizes) for axis, sizes in zip(windows, chunks, strict=True)]
     piece = slices_layer_name(token)
     tasks: dict[Key, GraphNode] = {}
     # whether pieces are cut by separate tasks, not by the tasks of the new tiles
@@ -169,8 +169,8 @@ def joins(windows: Windows, chunks: Chunks) -> bool:
     """True if some window is concatenated from several blocks."""
     return any(
         len(pieces) > 1
-        for wanted, sizes in zip(windows, chunks, strict=True)
-        for pieces in _pieces(wanted, sizes)
+        for axis, sizes in zip(windows, chunks, strict=True)
+        for pieces in _pieces(axis, sizes)
     )
 
 

@@ -379,9 +379,8 @@ class _Writer:
         if source.copies is not None:
             place_of = _nearest(self.tiled.mesh, where, source.copies)
         each = None if copies is None else tuple(sorted(copies.items()))
-        token = new_layer_name("", name, source.name, chunks, wanted, where, each).rpartition("-")[
-            2
-        ]
+        suffix = new_layer_name("", name, source.name, chunks, wanted, where, each)
+        token = suffix.rpartition("-")[2]
         if (
             place_of is None
             and not joins(wanted, chunks)

@@ -120,8 +120,8 @@ class Builder:
             for spec, index in zip(specs, inputs, strict=True)
         ]
         bare = ",".join(spec.replace("1", "") for spec in specs)
-        known = "".join(letter for letter in result if letter in bare)
-        value = np.asarray(np.einsum(f"{bare}->{known}", *tiles, dtype=dtype))
+        present = "".join(letter for letter in result if letter in bare)
+        value = np.asarray(np.einsum(f"{bare}->{present}", *tiles, dtype=dtype))
         value = value.reshape([sizes[letter] for letter in result])
         edges = tuple(
             Edge(index, tuple(AxisMap(number.get(letter)) for letter in spec))
@@ -193,10 +193,10 @@ class Builder:
             )
         ]
         for values in every_way(arrays):
-            for value, wanted in zip(values, expected, strict=True):
-                assert value.dtype == wanted.dtype
-                assert value.shape == wanted.shape
-                np.testing.assert_array_equal(value, wanted)
+            for value, reference in zip(values, expected, strict=True):
+                assert value.dtype == reference.dtype
+                assert value.shape == reference.shape
+                np.testing.assert_array_equal(value, reference)
         for name, chunks in zip(lowered.names, lowered.chunks, strict=True):
             for block in product(*(range(len(sizes)) for sizes in chunks)):
                 tile = dask.get(lowered.graph, (name, *block))

@@ -23,15 +23,15 @@ def multiply(recipe: Contract, *tiles: Any) -> Any:
             tile = tile[tuple(0 if label is None else slice(None) for label in labels)]
         operands.append(_cast(tile, recipe))
         spec.append(tuple(label for label in labels if label is not None))
-    known = {label for labels in spec for label in labels}
-    output = tuple(label for label in recipe.output if label in known)
+    present = {label for labels in spec for label in labels}
+    output = tuple(label for label in recipe.output if label in present)
     if _pairwise(recipe):
         result = _binary(operands[0], operands[1], spec[0], spec[1], output)
     else:
         result = _einsum(operands, spec, output, recipe)
     if len(output) < len(recipe.output):
         # axes of size one that no tile has
-        result = result[tuple(slice(None) if label in known else None for label in recipe.output)]
+        result = result[tuple(slice(None) if label in present else None for label in recipe.output)]
     # a result without axes is a scalar, as in NumPy
     return result if recipe.output else result[()]
 

@@ -1,4 +1,4 @@
-"""``python -m dasktile demo``."""
+"""Command line: ``python -m dasktile demo`` runs the demo."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command of the package; returns its exit status."""
+    """Run a command of the package and return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m dasktile")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser(
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 0.05 <= options.size <= 20:
         parser.error(f"--size must be between 0.05 and 20; got {options.size}")
 
-    # Starting a cluster needs more than asking for help does.
+    # imported here: --help must not need the packages of the demo
     from dasktile.demo import report, run
 
     results = run(workers=options.workers, size=options.size)

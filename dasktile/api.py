@@ -32,15 +32,13 @@ from dasktile.errors import (
     UnsupportedCollectionWarning,
 )
 from dasktile.ir import Chunks, TiledProgram
+from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
 from dasktile.tiling.plan import TilingPlan
 
 logger = logging.getLogger("dasktile")
-
-#: Times the usual size of a task that one may make on the way to its result.
-CONE = 4
 
 #: Arrays that must agree on the chunks along each dimension.
 Group = tuple[Member, ...]
@@ -417,7 +415,7 @@ def _lower(asked: _Asked, planned: _Planned) -> Lowered:
         output_chunks=asked.handed_over(plan),
         output_names=[array.name if array.name in asked.fixed else None for array in asked.arrays],
         predicted=plan.after.moved,
-        cone=CONE * asked.machine.settings().usual_task,
+        fuse_bytes=LOWER_DEFAULTS.fuse_factor * asked.machine.settings().usual_task,
         threads=asked.machine.threads,
         wanted=planned.needed,
         watched=planned.watched(),

@@ -1,4 +1,4 @@
-"""Array expressions on real files, on a local cluster, without dasktile and with it.
+"""A demo: array expressions of stored arrays on a local cluster, with and without dasktile.
 
 Bytes and tasks are counted, and memory is sampled, in the workers themselves.
 """
@@ -33,11 +33,11 @@ from dasktile.report.explanation import format_bytes
 try:
     import zarr
 except ImportError:
-    _HAVE_ZARR = False  # the files are then .npy
+    _HAVE_ZARR = False  # the demo then writes .npy files
 else:
     _HAVE_ZARR = True
 
-#: Seconds between two looks at a worker's memory.
+#: Seconds between two measurements of a worker's memory.
 _SAMPLE = 0.01
 
 
@@ -56,11 +56,11 @@ class Workload:
     Parameters
     ----------
     name
-        What it computes.
+        The expression, in words.
     stored
-        The arrays it reads, by name.
+        The arrays that it reads, by name.
     expression
-        Makes the result of the arrays, which are passed by name.
+        Function of these arrays, passed by name, that returns the result.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one computation took.
+    """Measurements of one computation.
 
     Parameters
     ----------
@@ -79,9 +79,9 @@ class Measured:
     tasks
         Tasks that workers ran.
     memory
-        Bytes of the largest worker at its largest, over what it had at the start.
+        Peak memory of a worker in bytes, above that at the start; the largest of all workers.
     seconds
-        Until the result was in the workers' memory, planning included.
+        Time until the result was in the workers' memory, planning included.
     """
 
     moved: int
@@ -92,7 +92,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A workload without dasktile and with it; `same` says that the values agree."""
+    """Measurements of a workload without and with dasktile; `same` is whether values agree."""
 
     name: str
     stock: Measured
@@ -191,20 +191,20 @@ def run(workers: int = 4, size: float = 1.0) -> list[Result]:
                 bar.advance(step)
                 bar.update(step, description=f"{workload.name}: dasktile")
                 dasktile.enable(client)
-                tiled, found = _measure(
+                tiled, values = _measure(
                     client,
                     lambda: dasktile.optimize(expression, workers=client),  # noqa: B023
                 )
                 dasktile.disable(client)
                 bar.advance(step)
-                same = bool(np.allclose(expected, found, rtol=1e-6, atol=1e-8))
+                same = bool(np.allclose(expected, values, rtol=1e-6, atol=1e-8))
                 results.append(Result(workload.name, stock, tiled, same))
             bar.update(step, description="done")
     return results
 
 
 def report(results: list[Result]) -> None:
-    """Print a table of what was measured."""
+    """Print a table of the measurements."""
     table = Table(title="measured in the workers", title_justify="left")
     table.add_column("expression")
     for title in ("moved", "tasks", "peak memory", "seconds"):
@@ -212,20 +212,20 @@ def report(results: list[Result]) -> None:
     table.add_column("values")
     for result in results:
         table.add_row(result.name, style="bold")
-        for name, found in (("dask", result.stock), ("dasktile", result.tiled)):
-            last = found is result.tiled
+        for name, measured in (("dask", result.stock), ("dasktile", result.tiled)):
+            last = measured is result.tiled
             table.add_row(
                 f"  {name}",
-                format_bytes(found.moved),
-                str(found.tasks),
-                format_bytes(found.memory),
-                f"{found.seconds:.1f}",
+                format_bytes(measured.moved),
+                str(measured.tasks),
+                format_bytes(measured.memory),
+                f"{measured.seconds:.1f}",
                 ("equal" if result.same else "DIFFERENT") if last else "",
                 end_section=last,
             )
     Console().print(table)
     print("moved: bytes that workers received from each other, in all")
-    print("peak memory: of the largest worker, over what it had at the start")
+    print("peak memory: of the worker with the highest, above its memory at the start")
 
 
 # Files ------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def _open(path: Path, chunks: tuple[int, ...]) -> da.Array:
 
 
 class Meter(WorkerPlugin):
-    """Counts what a worker does."""
+    """Worker plugin that counts received bytes and tasks, and samples memory."""
 
     name = "dasktile-demo-meter"
 
@@ -271,7 +271,7 @@ class Meter(WorkerPlugin):
     def reset(self) -> None:
         gc.collect()
         if sys.platform == "linux":
-            # Memory that was freed but not given back would count as used.
+            # freed memory that the process still holds would count as used
             ctypes.CDLL("libc.so.6").malloc_trim(0)
         self.moved = self.tasks = 0
         self.start = self.peak = self.process.memory_info().rss
@@ -321,20 +321,20 @@ def _cluster(workers: int, folder: str) -> Iterator[Client]:
 
 
 def _warm(path: Path) -> None:
-    """Import what workers will need, which would be counted with the first expression."""
+    """Import modules that tasks need, so that the first expression is not charged for them."""
     x = _open(path, (32, 32))
     da.einsum("ij,kj->ik", x @ x, x).compute(scheduler="sync")
 
 
 def _measure(client: Client, make: Callable[[], da.Array]) -> tuple[Measured, Any]:
-    """Compute an array; returns what that took, and the values."""
+    """Compute an array; return the measurements and the values."""
     client.run(_reset)
-    started = time.perf_counter()
-    kept = make().persist()
-    wait(kept)
-    seconds = time.perf_counter() - started
+    start = time.perf_counter()
+    result = make().persist()
+    wait(result)
+    seconds = time.perf_counter() - start
     counts = list(client.run(_read).values())
-    values = kept.compute()
+    values = result.compute()
     measured = Measured(
         moved=sum(moved for moved, _, _ in counts),
         tasks=sum(tasks for _, tasks, _ in counts),

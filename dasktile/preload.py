@@ -1,7 +1,7 @@
 """For ``dask scheduler --preload dasktile.preload`` and ``dask worker --preload ...``.
 
-The scheduler places the tasks of optimised collections; workers count what they receive, and
-spill what is needed last.
+The scheduler's plugin places the tasks of optimised collections.  The worker's plugin counts
+received bytes, and evicts the results whose next use is last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dasktile.runtime.worker.plugin import TileWorkerPlugin
 
 
 async def dask_setup(server: Scheduler | Worker) -> None:
-    """Put the plugin on a scheduler or worker that starts."""
+    """Add the plugin to a scheduler or worker that starts."""
     if isinstance(server, Scheduler):
         await internals.preload_scheduler(server, TileSchedulerPlugin(), NAME)
     elif isinstance(server, Worker):

@@ -152,7 +152,7 @@ def check(hidden: Sequence[str]) -> None:
         off = compat.missing(compat.CAPTURE)
         tile = (lambda _: []) if off else (lambda array: agreement.in_random_tiles([array], 1))
         changed = [name for name in EXPRESSIONS if rewritten(dasktile, name, tile)]
-    missing = [name for name in compat.NAMES if not name.found]
+    missing = [name for name in compat.NAMES if not name.exists]
     assert {name.path for name in missing} == set(hidden)
     own = [str(one.message) for one in warned if one.category.__module__ == "dasktile.errors"]
     assert len(own) == len(hidden), own

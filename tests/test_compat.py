@@ -38,7 +38,7 @@ def test_values_are_right_without_any_private_name(part: int) -> None:
 
 
 def test_this_dask_has_all_private_names() -> None:
-    assert [name.path for name in NAMES if not name.found] == []
+    assert [name.path for name in NAMES if not name.exists] == []
 
 
 def test_every_name_is_listed_once() -> None:

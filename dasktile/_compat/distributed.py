@@ -2,11 +2,11 @@
 
 `SCHEDULER`, `WORKER` and `PROCESS` are the table: for every feature of dasktile the names of
 distributed that it needs.  When the plugins are installed, :func:`check` looks each name up and
-compares signatures.  A feature of which a name is missing, or takes other arguments, is switched
-off with one warning; all others, and distributed itself, work as before.
+compares signatures.  A feature for which a name is missing, or takes other arguments, is switched
+off with one warning; all others, and distributed itself, are unaffected.
 
 The functions below the table are the only code that uses these names.  They are grouped by
-feature, and must not be called where the feature is unavailable, unless they say otherwise.
+feature, and must not be called where the feature is unavailable, unless their docstring allows it.
 
 Nothing of distributed is imported before it is used: clients may plan without it.
 """
@@ -45,7 +45,7 @@ FETCH, FLIGHT, MISSING = "fetch", "flight", "missing"
 
 
 class Feature(Enum):
-    """A part of dasktile that works alone: without it all others do."""
+    """A part of dasktile that can be switched off alone."""
 
     ENABLE = "dasktile.enable"
     PRELOAD = "dasktile.preload"
@@ -64,19 +64,19 @@ class Feature(Enum):
     EMULATED = "emulated device"
 
 
-#: What happens without a feature.
+#: The effect on users where a feature is unavailable.
 WITHOUT = {
     Feature.ENABLE: "the cluster is unchanged",
     Feature.PRELOAD: "the scheduler or worker starts without dasktile",
-    Feature.PLACEMENT: "tasks run where distributed sends them",
+    Feature.PLACEMENT: "distributed chooses the workers of tasks",
     Feature.ROOTS: "root tasks are sent to their home workers at once",
     Feature.STEALING: "idle workers may steal tasks from their home workers",
     Feature.REPLICAS: "distributed may drop copies that a task will read",
     Feature.ORDER: "plans run after graphs that were submitted later",
-    Feature.HINTS: "workers evict what was used longest ago",
-    Feature.METRICS: "nothing is counted, and workers get no next-use hints",
-    Feature.PAGE: "the dashboard has no page of dasktile",
-    Feature.SPILLING: "workers keep their results as before",
+    Feature.HINTS: "workers evict the least recently used results",
+    Feature.METRICS: "transfers are not counted, and workers get no next-use hints",
+    Feature.PAGE: "the dashboard has no dasktile page",
+    Feature.SPILLING: "workers store their results as distributed configures them",
     Feature.PREFETCH: "the inputs of the next task are not fetched before others",
     Feature.CALIBRATION: "a restarted scheduler forgets the calibration",
     Feature.OWN_SCHEDULER: "plans are made for the threads of one process",
@@ -92,19 +92,20 @@ class Internal:
     ----------
     owner
         The object that has it: ``package.module:Class``, or a path from one of the objects that
-        :func:`check` is given, as in ``worker.memory_manager``.
+        are passed to :func:`check`, as in ``worker.memory_manager``.
     name
-        Of its attribute; of its item where the owner is a mapping, a set or a ``Literal``.
+        The name of an attribute of the owner, or of an item if the owner is a mapping, a set or
+        a ``Literal``.
     used_for
-        What it is to dasktile.
+        The use of it in dasktile.
     signature
-        Parameters, without annotations, of what dasktile replaces: its callers are those of
-        distributed.  Empty for all else.
+        Parameters, without annotations, of a function that dasktile replaces and distributed
+        calls.  Empty for all other names.
     call
-        How dasktile calls it: arguments, those by keyword with ``=`` at the end.  None for what
-        it does not call.
+        Arguments with which dasktile calls it; keyword arguments end in ``=``.  None if dasktile
+        does not call it.
     only_with
-        The name of an object without which the feature does not need this name.
+        The name of an object; the feature needs this name only where there is such an object.
     checked_with
         Releases of distributed with which it was checked.
     """
@@ -141,20 +142,20 @@ _SERIALIZE = "distributed.protocol.serialize"
 #: What the scheduler's plugin needs.
 SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
     Feature.PLACEMENT: (
-        *_each(_TASK, "assigned: where a task may run", "worker_restrictions"),
-        *_each(_TASK, "assigned: may it run elsewhere?", "loose_restrictions"),
-        *_each(_TASK, "restrictions of the user's", "host_restrictions", "resource_restrictions"),
-        *_each(_TASK, "is it to run?", "state", "run_spec", "actor", "priority"),
-        *_each(_TASK, "what it reads, and which tasks read it", "dependencies", "dependents"),
-        *_each(_TASK, "is its result needed?", "waiters", "who_wants"),
-        *_each(_TASK, "where it is", "who_has", "processing_on"),
+        *_each(_TASK, "assigned: the workers on which a task may run", "worker_restrictions"),
+        *_each(_TASK, "assigned: whether it may run on other workers", "loose_restrictions"),
+        *_each(_TASK, "restrictions by the user", "host_restrictions", "resource_restrictions"),
+        *_each(_TASK, "whether it is to run", "state", "run_spec", "actor", "priority"),
+        *_each(_TASK, "its inputs and readers", "dependencies", "dependents"),
+        *_each(_TASK, "whether its result is needed", "waiters", "who_wants"),
+        *_each(_TASK, "the workers that hold or run it", "who_has", "processing_on"),
         *_each(_WORKER, "the order of workers", "address", "host", "name", "status"),
-        *_each(_WORKER, "is a worker idle?", "processing"),
-        *_each("scheduler", "is any task to run?", "queued", "unrunnable"),
+        *_each(_WORKER, "whether a worker is idle", "processing"),
+        *_each("scheduler", "whether any task is to run", "queued", "unrunnable"),
         *_each("scheduler", "names of arrays that others follow", "task_groups"),
         *_each("scheduler", "assigned: the order of workers, for clients", "task_metadata"),
-        *_each(_STATES, "steps of a task", RELEASED, WAITING, NO_WORKER, PROCESSING, MEMORY),
-        *_each(_STATES, "steps of a task", FORGOTTEN),
+        *_each(_STATES, "states of a task", RELEASED, WAITING, NO_WORKER, PROCESSING, MEMORY),
+        *_each(_STATES, "states of a task", FORGOTTEN),
     ),
     Feature.ROOTS: (
         Internal(
@@ -163,22 +164,31 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
             "moves root tasks from no-worker to processing or released",
             call="recommendations, stimulus_id=",
         ),
-        *_each("scheduler", "how many root tasks a worker is given", "WORKER_SATURATION"),
-        *_each("scheduler", "workers that may be given root tasks", "running"),
-        Internal("scheduler.queued", "peek", "is the scheduler's next root task later?", call=""),
+        *_each("scheduler", "number of root tasks that are sent to a worker", "WORKER_SATURATION"),
+        *_each("scheduler", "workers to which root tasks may be sent", "running"),
+        Internal(
+            "scheduler.queued",
+            "peek",
+            "whether the scheduler's next root task has a later priority",
+            call="",
+        ),
         *_each("scheduler", "assigned: the time since which tasks have no worker", "unrunnable"),
-        *_each("scheduler", "when tasks fail", "_no_workers_since", "no_workers_timeout"),
+        *_each(
+            "scheduler", "time after which tasks fail", "_no_workers_since", "no_workers_timeout"
+        ),
         Internal("distributed.metrics", "monotonic", "the clock of these times", call=""),
         *_each(_WORKER, "free slots", "nthreads", "processing", "long_running"),
     ),
     Feature.STEALING: (
-        *_each("scheduler", "where the extension is", "extensions"),
+        *_each("scheduler", "the extension", "extensions"),
         Internal("stealing", "remove_key_from_stealable", "keeps a task at home", call="ts"),
-        *_each("stealing", "changed: keeps a new kind of task at home", "unknown_durations"),
-        *_each(_TASK, "the kind of a task", "prefix", only_with="stealing"),
+        *_each(
+            "stealing", "changed: keeps a task of unknown duration at home", "unknown_durations"
+        ),
+        *_each(_TASK, "the prefix of a task, for its duration", "prefix", only_with="stealing"),
     ),
     Feature.REPLICAS: (
-        *_each("scheduler", "where the extension is", "extensions"),
+        *_each("scheduler", "the extension", "extensions"),
         *_each("amm", "changed: the policies", "policies"),
         Internal("amm", "add_policy", "adds a policy", call="policy"),
         *_each("amm", "the scheduler", "scheduler"),
@@ -194,24 +204,24 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
         ),
         *_each(_AMM, "the type of the extension", "ActiveMemoryManagerExtension", only_with="amm"),
         *_each(f"{_AMM}:ReduceReplicas", "the extension", "manager", only_with="amm"),
-        *_each(_TASK, "where readers run", "waiters", "worker_restrictions", only_with="amm"),
-        *_each(_TASK, "where readers run", "who_has", "loose_restrictions", only_with="amm"),
+        *_each(_TASK, "the workers of readers", "waiters", "worker_restrictions", only_with="amm"),
+        *_each(_TASK, "the workers of readers", "who_has", "loose_restrictions", only_with="amm"),
     ),
     Feature.ORDER: (
-        *_each(_TASK, "assigned: when a task runs", "priority"),
-        *_each(_TASK, "its place in a plan", "annotations", "state"),
+        *_each(_TASK, "assigned: the order in which tasks run", "priority"),
+        *_each(_TASK, "its position in a plan", "annotations", "state"),
     ),
     Feature.HINTS: (
-        *_each("scheduler", "workers that can be sent to", "stream_comms"),
+        *_each("scheduler", "workers with an open connection", "stream_comms"),
         Internal("scheduler", "worker_send", "sends the hints", call="address, message"),
-        *_each(_TASK, "assigned: hints that a task takes to its worker", "annotations"),
-        *_each(_TASK, "which tasks read a result", "dependencies", "dependents", "priority"),
-        *_each(_TASK, "which tasks read a result", "state", "waiters", "who_wants"),
-        *_each(_TASK, "where it is", "who_has", "processing_on"),
-        *_each(_STATES, "tasks that will read", WAITING, NO_WORKER, QUEUED, PROCESSING),
-        *_each(_STATES, "tasks that have run", MEMORY, RELEASED, ERRED),
+        *_each(_TASK, "assigned: hints that are sent with a task to its worker", "annotations"),
+        *_each(_TASK, "the readers of a result", "dependencies", "dependents", "priority"),
+        *_each(_TASK, "the readers of a result", "state", "waiters", "who_wants"),
+        *_each(_TASK, "the workers that hold or run it", "who_has", "processing_on"),
+        *_each(_STATES, "states of tasks that will read", WAITING, NO_WORKER, QUEUED, PROCESSING),
+        *_each(_STATES, "states of tasks that have run", MEMORY, RELEASED, ERRED),
     ),
-    Feature.METRICS: (*_each(_WORKER, "what came with heartbeats", "metrics"),),
+    Feature.METRICS: (*_each(_WORKER, "values received with heartbeats", "metrics"),),
     Feature.PAGE: (
         *_each("scheduler", "the HTTP server", "http_application"),
         *_each("scheduler.http_application", "changed: its applications", "applications"),
@@ -233,21 +243,21 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
             call="scheduler",
             only_with="dashboard",
         ),
-        *_each(_STYLE, "looks", "BOKEH_THEME", "env", only_with="dashboard"),
+        *_each(_STYLE, "theme and templates", "BOKEH_THEME", "env", only_with="dashboard"),
     ),
 }
 
 #: What the worker's plugin needs.
 WORKER: Mapping[Feature, tuple[Internal, ...]] = {
     Feature.METRICS: (
-        *_each("worker", "changed: what heartbeats carry", "metrics"),
-        *_each("worker", "where dasktile.metrics finds the counts", "plugins"),
-        *_each("worker", "results that it has", "data"),
+        *_each("worker", "changed: values sent with heartbeats", "metrics"),
+        *_each("worker", "the plugin with the counts, for dasktile.metrics", "plugins"),
+        *_each("worker", "results that it holds", "data"),
         *_each("worker.state", "tasks, and bytes of results", "tasks", "nbytes"),
         Internal(_WORKER_TASK, "get_nbytes", "bytes of a result", call="self"),
-        *_each(_WORKER_TASK, "which tasks wait for it", "key", "state", "waiters", "dependents"),
+        *_each(_WORKER_TASK, "the tasks that wait for it", "key", "state", "waiters", "dependents"),
         Internal("distributed.utils", "key_split_group", "the layer of a task", call="key"),
-        *_each(_WORKER_STATES, "steps of a task", MEMORY, FLIGHT, EXECUTING, LONG_RUNNING),
+        *_each(_WORKER_STATES, "states of a task", MEMORY, FLIGHT, EXECUTING, LONG_RUNNING),
     ),
     Feature.SPILLING: (
         Internal(
@@ -278,20 +288,22 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
         *_each("worker.state", "assigned: the results", "data"),
         *_each("worker.memory_manager", "limits", "memory_limit", "memory_target_fraction"),
         *_each("worker.memory_manager", "limits", "memory_spill_fraction"),
-        *_each("worker.memory_manager", "how often to measure", "memory_monitor_interval"),
+        *_each("worker.memory_manager", "seconds between measurements", "memory_monitor_interval"),
         Internal("worker.monitor", "get_process_memory", "bytes of the process", call=""),
-        *_each("worker", "changed: runs a function now and then", "periodic_callbacks"),
-        *_each("worker", "results that are sent", "transfer_outgoing_count"),
-        *_each("worker", "how many may be", "transfer_outgoing_count_limit"),
-        Internal("worker", "handle_stimulus", "tells that results are lost", call="event"),
+        *_each("worker", "changed: runs a function periodically", "periodic_callbacks"),
+        *_each("worker", "number of requests that are being answered", "transfer_outgoing_count"),
+        *_each("worker", "limit of that number", "transfer_outgoing_count_limit"),
+        Internal("worker", "handle_stimulus", "reports that results are lost", call="event"),
         *_each("worker.state", "tasks, and actors", "tasks", "actors"),
-        *_each(_WORKER_TASK, "which tasks read a result", "dependencies", "dependents", "state"),
-        *_each(_WORKER_TASK, "when a task runs", "key", "priority", "run_spec", "run_id"),
-        *_each(_WORKER_TASK, "changed: the seconds it took to read inputs", "startstops"),
-        *_each(_WORKER_STATES, "steps of a task", RELEASED, FORGOTTEN, LONG_RUNNING),
-        *_each(_WORKER_STATES, "tasks that read nothing any more", MEMORY, ERROR, FETCH, FLIGHT),
-        *_each(_WORKER_STATES, "tasks that read nothing any more", MISSING),
-        *_each("distributed.worker", "is a worker closing?", "WORKER_ANY_RUNNING"),
+        *_each(_WORKER_TASK, "the readers of a result", "dependencies", "dependents", "state"),
+        *_each(
+            _WORKER_TASK, "identity and order of a task", "key", "priority", "run_spec", "run_id"
+        ),
+        *_each(_WORKER_TASK, "changed: the seconds spent reading inputs", "startstops"),
+        *_each(_WORKER_STATES, "states of a task", RELEASED, FORGOTTEN, LONG_RUNNING),
+        *_each(_WORKER_STATES, "states of tasks that no longer read", MEMORY, ERROR, FETCH, FLIGHT),
+        *_each(_WORKER_STATES, "states of tasks that no longer read", MISSING),
+        *_each("distributed.worker", "whether a worker is closing", "WORKER_ANY_RUNNING"),
         Internal(_EVENTS, "RemoveReplicasEvent", "results are lost", call="keys=, stimulus_id="),
         Internal(_EVENTS, "RescheduleEvent", "a task is to run later", call="key=, stimulus_id="),
         Internal(
@@ -303,11 +315,11 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
         Internal(
             "distributed.metrics:context_meter",
             "digest_metric",
-            "seconds that reading took",
+            "seconds spent reading",
             call="label, value, unit",
         ),
         Internal("distributed.sizeof", "safe_sizeof", "bytes of a result", call="value"),
-        *_each("distributed.spill", "what a worker that spills has", "SpillBuffer"),
+        *_each("distributed.spill", "the mapping of a worker that spills", "SpillBuffer"),
         *_each("distributed.system", "memory of the machine", "MEMORY_LIMIT"),
         Internal(
             "distributed.protocol.compression",
@@ -333,8 +345,10 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
         Internal("distributed.utils", "nbytes", "bytes of a buffer", call="frame"),
     ),
     Feature.HINTS: (
-        *_each("worker", "changed: what to do with a hint", "stream_handlers"),
-        Internal("worker", "heartbeat", "lets the scheduler know of the handler", call=""),
+        *_each("worker", "changed: the handler of hints", "stream_handlers"),
+        Internal(
+            "worker", "heartbeat", "reports to the scheduler that there is a handler", call=""
+        ),
         *_each(_WORKER_TASK, "hints that came with a task", "annotations"),
     ),
     Feature.PREFETCH: (
@@ -346,27 +360,32 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
 #: What is needed without a plugin.
 PROCESS: Mapping[Feature, tuple[Internal, ...]] = {
     Feature.ENABLE: (
-        *_each("scheduler", "where the plugins are", "plugins", "worker_plugins"),
-        Internal("scheduler", "remove_plugin", "takes the plugin off", call="name"),
+        *_each("scheduler", "installed plugins", "plugins", "worker_plugins"),
+        Internal("scheduler", "remove_plugin", "removes the plugin", call="name"),
     ),
     Feature.PRELOAD: (
         Internal(
             "distributed:Scheduler",
             "register_scheduler_plugin",
-            "puts the plugin on a scheduler",
+            "adds the plugin to a scheduler",
             call="self, plugin, name=, idempotent=",
         ),
         Internal(
             "distributed:Worker",
             "plugin_add",
-            "puts the plugin on a worker",
+            "adds the plugin to a worker",
             call="self, plugin, name=",
         ),
     ),
     Feature.CALIBRATION: (
-        *_each("scheduler", "assigned: what was measured", "task_metadata"),
-        *_each("scheduler", "a plugin that is there already", "plugins"),
-        Internal("scheduler", "add_plugin", "assigns it after a restart", call="plugin, name="),
+        *_each("scheduler", "assigned: the measured values", "task_metadata"),
+        *_each("scheduler", "a plugin that is already installed", "plugins"),
+        Internal(
+            "scheduler",
+            "add_plugin",
+            "assigns the values again after a restart",
+            call="plugin, name=",
+        ),
     ),
     Feature.OWN_SCHEDULER: (
         *_each("distributed:Scheduler", "the schedulers of a process", "_instances"),
@@ -388,24 +407,24 @@ PROCESS: Mapping[Feature, tuple[Internal, ...]] = {
 
 # Checking it ---------------------------------------------------------------------------
 
-#: Features that this process has warned of.
+#: Features for which this process has logged a warning.
 _warned: set[Feature] = set()
 
 
 def lookup(internal: Internal, objects: Mapping[str, Any]) -> Any:
-    """What a name of the table stands for.
+    """The object of a name of the table.
 
     Parameters
     ----------
     internal
         The name.
     objects
-        Objects of which the first part of an owner may be the name.
+        Objects by name; the first part of an owner may be one of these names.
 
     Raises
     ------
     Exception
-        If there is nothing of that name.
+        If there is no object of that name.
     """
     if internal.owner.startswith("distributed"):
         owner = pkgutil.resolve_name(internal.owner)
@@ -430,7 +449,7 @@ def problem(internal: Internal, objects: Mapping[str, Any]) -> str | None:
     internal
         The name.
     objects
-        As for :func:`lookup`; None for what a server does not have.
+        As for :func:`lookup`; the value is None for objects that a server does not have.
     """
     for each in (internal.owner.split(".")[0], internal.only_with):
         if objects.get(each, True) is None:
@@ -467,13 +486,13 @@ def parameters(function: Any) -> str:
 
 
 def accepts(function: Any, call: str) -> bool:
-    """Whether a function can be called as ``Internal.call`` says; True if that is unknown."""
+    """Whether a function accepts the arguments of ``Internal.call``; True if unknown."""
     arguments = [each for each in call.split(", ") if each]
     keywords = {each.removesuffix("=") for each in arguments if each.endswith("=")}
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return True  # a function of C
+        return True  # a function written in C
     try:
         signature.bind(*range(len(arguments) - len(keywords)), **dict.fromkeys(keywords))
     except TypeError:
@@ -486,9 +505,9 @@ def check(
     objects: Mapping[str, Any],
     features: Collection[Feature] | None = None,
 ) -> dict[Feature, str]:
-    """Features that cannot be used here, and why.  Never raises.
+    """Features that are unavailable, each with the reason.  Never raises.
 
-    Logs a warning for each, once in the life of the process.
+    Logs a warning for each, once per process.
 
     Parameters
     ----------
@@ -497,7 +516,7 @@ def check(
     objects
         As for :func:`problem`.
     features
-        Those that are wanted, by default all of the table.
+        The features to check, by default all of the table.
     """
     unavailable = {}
     for feature in table if features is None else features:
@@ -519,24 +538,24 @@ def _message(feature: Feature, reason: str) -> str:
 
 
 def check_scheduler(scheduler: Scheduler) -> dict[Feature, str]:
-    """Features of the scheduler's plugin that cannot be used, and why."""
+    """Features of the scheduler's plugin that are unavailable, each with the reason."""
     objects: dict[str, Any] = {"scheduler": scheduler, "dashboard": None}
     for name in ("stealing", "amm"):
         objects[name] = (getattr(scheduler, "extensions", None) or {}).get(name)
-    with suppress(AttributeError):  # which the check says, too
+    with suppress(AttributeError):  # the check reports this as well
         objects["dashboard"] = dashboard_of(scheduler)
     return check(SCHEDULER, objects)
 
 
 def check_worker(worker: Worker, spills: bool) -> dict[Feature, str]:
-    """Features of the worker's plugin that cannot be used, and why.
+    """Features of the worker's plugin that are unavailable, each with the reason.
 
     Parameters
     ----------
     worker
-        A worker that runs, or is about to.
+        A worker that runs or is starting.
     spills
-        False where the worker is to keep its results as it does.
+        False where the worker keeps the mapping of its results.
     """
     return check(WORKER, {"worker": worker}, None if spills else [Feature.METRICS])
 
@@ -555,9 +574,9 @@ class Override:
     name
         Of the attribute or item.
     replacement
-        What is there now.
+        The value that was assigned.
     before
-        What the owner itself had there; `NOTHING` for what it has from its class.
+        The value before; `NOTHING` where the owner had none of its own, as for methods.
     """
 
     owner: Any
@@ -566,7 +585,7 @@ class Override:
     before: Any
 
 
-#: Says of an override that the owner had no such attribute or item of its own.
+#: The value before an override, where the owner had no such attribute or item of its own.
 NOTHING = object()
 
 
@@ -582,7 +601,7 @@ def install(owner: Any, name: str, replacement: Any) -> Override:
 
 
 def uninstall(override: Override) -> None:
-    """Restore what was there, unless something else has been put there since."""
+    """Restore the value before, unless another value was assigned since."""
     owner, name, before = override.owner, override.name, override.before
     if isinstance(owner, MutableMapping):
         if owner.get(name) == override.replacement:
@@ -601,7 +620,7 @@ def uninstall(override: Override) -> None:
 
 
 def check_enable(scheduler: Scheduler) -> str | None:
-    """Why plugins cannot be put on a scheduler; None if they can."""
+    """The reason why plugins cannot be added to a scheduler; None if they can."""
     return check(PROCESS, {"scheduler": scheduler}, [Feature.ENABLE]).get(Feature.ENABLE)
 
 
@@ -616,18 +635,18 @@ def worker_plugin_names(scheduler: Scheduler) -> list[str]:
 
 
 def remove_plugin(scheduler: Scheduler, name: str) -> None:
-    """Take a plugin off a scheduler."""
+    """Remove a plugin from a scheduler."""
     scheduler.remove_plugin(name)
 
 
 async def preload_scheduler(scheduler: Scheduler, plugin: SchedulerPlugin, name: str) -> None:
-    """Put a plugin on a scheduler that starts; do nothing where that is unavailable."""
+    """Add a plugin to a scheduler that starts; do nothing where that is unavailable."""
     if not check(PROCESS, {}, [Feature.PRELOAD]):
         await scheduler.register_scheduler_plugin(plugin, name=name, idempotent=True)
 
 
 async def preload_worker(worker: Worker, plugin: WorkerPlugin, name: str) -> None:
-    """Put a plugin on a worker that starts; do nothing where that is unavailable."""
+    """Add a plugin to a worker that starts; do nothing where that is unavailable."""
     if not check(PROCESS, {}, [Feature.PRELOAD]):
         await worker.plugin_add(plugin, name=name)
 
@@ -636,30 +655,30 @@ async def preload_worker(worker: Worker, plugin: WorkerPlugin, name: str) -> Non
 
 
 def restrict(ts: TaskState, workers: Any, loose: bool) -> None:
-    """Say where a task may run.
+    """Set the worker restrictions of a task.
 
     Parameters
     ----------
     ts
         The task.
     workers
-        Addresses, None for any.
+        Addresses of the workers on which it may run, None for all.
     loose
-        Whether it may run elsewhere if there are no such workers.
+        Whether it may run on other workers if none of these is alive.
     """
     ts.worker_restrictions = workers
     ts.loose_restrictions = loose
 
 
 def nothing_to_run(scheduler: Scheduler, is_ours: Callable[[TaskState], bool]) -> bool:
-    """Whether no task runs or could run.
+    """Whether no task runs or can run.
 
     Parameters
     ----------
     scheduler
         The scheduler.
     is_ours
-        Of tasks that no worker may run, which ones count: others may stay forever.
+        Whether to count a task without a permitted worker; other such tasks may never run.
     """
     busy = scheduler.queued or any(map(is_ours, scheduler.unrunnable))
     return not (busy or any(ws.processing for ws in scheduler.workers.values()))
@@ -671,12 +690,12 @@ def array_names(scheduler: Scheduler) -> Collection[Any]:
 
 
 def publish(scheduler: Scheduler, topic: str, name: str, value: Any) -> None:
-    """Keep a value where clients find it, as ``client.get_metadata([topic, name])``."""
+    """Store a value for ``client.get_metadata([topic, name])``."""
     scheduler.task_metadata.setdefault(topic, {})[name] = value
 
 
 def withdraw(scheduler: Scheduler, topic: str, name: str) -> None:
-    """Remove such a value."""
+    """Remove a value that :func:`publish` has stored."""
     values = scheduler.task_metadata.get(topic, {})
     values.pop(name, None)
     if not values:
@@ -687,40 +706,40 @@ def withdraw(scheduler: Scheduler, topic: str, name: str) -> None:
 
 
 def limits_roots(scheduler: Scheduler) -> bool:
-    """False where the scheduler is configured to send all root tasks to workers at once."""
+    """False where the configured worker saturation is infinite."""
     return not math.isinf(scheduler.WORKER_SATURATION)
 
 
 def slots(scheduler: Scheduler, ws: WorkerState) -> int:
-    """Tasks that a worker may be given before it is as full as the scheduler allows."""
+    """Number of tasks that may still be sent to a worker until it is saturated."""
     most = max(1, math.ceil(ws.nthreads * scheduler.WORKER_SATURATION))
-    # Tasks that wait for others, which they have submitted, take no slot.
+    # long-running tasks wait for tasks that they have submitted, and take no slot
     return most - (len(ws.processing) - len(ws.long_running))
 
 
 def first_queued(scheduler: Scheduler) -> TaskState | None:
-    """The most urgent task of the scheduler's own queue."""
+    """The task of highest priority in the scheduler's queue."""
     queued: Any = scheduler.queued
     return queued.peek() if queued else None
 
 
 def transition(scheduler: Scheduler, states: Mapping[Any, str], stimulus: str) -> None:
-    """Bring tasks, by key, to other states."""
+    """Transition tasks, by key, to other states."""
     recommendations: Any = states
     scheduler.transitions(recommendations, stimulus_id=stimulus)
 
 
 def now() -> float:
-    """Seconds, by the clock of the scheduler."""
+    """The scheduler's clock, in seconds."""
     from distributed.metrics import monotonic
 
     return monotonic()
 
 
 def restart_timeouts(scheduler: Scheduler, keys: Iterable[Any]) -> None:
-    """Start the time again after which tasks in ``no-worker`` fail.
+    """Restart the timeout after which tasks in ``no-worker`` fail.
 
-    From when no worker runs the time does pass.
+    While the scheduler has no running worker, it is restarted once only, so that it passes.
     """
     if not scheduler.no_workers_timeout:
         return
@@ -729,7 +748,7 @@ def restart_timeouts(scheduler: Scheduler, keys: Iterable[Any]) -> None:
     for key in keys:
         ts = scheduler.tasks.get(key)
         if ts in unrunnable and (lacking is None or unrunnable[ts] <= lacking):
-            del unrunnable[ts]  # they are in order of time
+            del unrunnable[ts]  # the mapping is in order of time
             unrunnable[ts] = time_now
 
 
@@ -737,7 +756,7 @@ def restart_timeouts(scheduler: Scheduler, keys: Iterable[Any]) -> None:
 
 
 def keep_from_stealing(scheduler: Scheduler, ts: TaskState) -> None:
-    """Leave a task that was just sent to a worker out of what other workers may steal."""
+    """Exclude a task that was just sent to a worker from work stealing."""
     stealing: Any = scheduler.extensions.get("stealing")
     if stealing is not None:
         stealing.remove_key_from_stealable(ts)
@@ -755,9 +774,9 @@ def swap_policy(scheduler: Scheduler, old: type, new: Callable[[], Any]) -> None
     scheduler
         The scheduler.
     old
-        The type of policy to replace, and none derived from it.
+        The exact type of the policies to replace.
     new
-        Makes the policy to put in its place.
+        Function that returns the new policy.
     """
     from distributed.active_memory_manager import ActiveMemoryManagerExtension
 
@@ -771,14 +790,14 @@ def swap_policy(scheduler: Scheduler, old: type, new: Callable[[], Any]) -> None
 
 
 def reduce_replicas() -> Any:
-    """Dask's policy that drops copies of which there are more than tasks that wait."""
+    """Dask's policy that drops replicas if there are more of them than waiting tasks."""
     from distributed.active_memory_manager import ReduceReplicas
 
     return ReduceReplicas
 
 
 def drop(ts: TaskState, candidates: set[WorkerState]) -> Any:
-    """A policy's suggestion to drop one of the copies on some workers."""
+    """A policy's suggestion to drop the replica of one of some workers."""
     from distributed.active_memory_manager import Suggestion
 
     return Suggestion("drop", ts, candidates)
@@ -788,13 +807,13 @@ def drop(ts: TaskState, candidates: set[WorkerState]) -> Any:
 
 
 def set_priority(ts: TaskState, priority: tuple[Any, ...]) -> None:
-    """Say when a task runs, among those that are not sent to a worker yet."""
+    """Set the priority of a task, among those that are not yet sent to a worker."""
     ts.priority = priority
 
 
 def annotate(ts: TaskState, name: str, value: Any) -> None:
-    """Give a task an annotation, which its worker gets with it."""
-    # annotations may be shared by all tasks of a layer
+    """Add an annotation to a task, which is sent with it to its worker."""
+    # a new dict, as all tasks of a layer may share one
     ts.annotations = {**(ts.annotations or {}), name: value}
 
 
@@ -816,7 +835,7 @@ def dashboard_of(scheduler: Scheduler) -> Any:
 
 
 def applications(scheduler: Scheduler) -> list[Any]:
-    """Applications behind the scheduler's HTTP server."""
+    """Applications of the scheduler's HTTP server."""
     return list(scheduler.http_application.applications)
 
 
@@ -831,11 +850,12 @@ def add_page(scheduler: Scheduler, name: str, document: Callable[..., None]) -> 
     Parameters
     ----------
     scheduler
-        The scheduler; call this where its event loop runs.
+        The scheduler; call this on the thread of its event loop.
     name
-        Of the page in the menus; its path is this after a slash.
+        Name of the page in the menus; its path is ``/name``.
     document
-        Writes the page, given the scheduler, variables of the template and a Bokeh document.
+        Function of the scheduler, the variables of the template and a Bokeh document, which
+        writes the page.
 
     Returns
     -------
@@ -844,7 +864,7 @@ def add_page(scheduler: Scheduler, name: str, document: Callable[..., None]) -> 
     dashboard = dashboard_of(scheduler)
     if dashboard is None:
         return False
-    # A dashboard is proof that there is a Bokeh that distributed can work with.
+    # where there is a dashboard, a Bokeh is installed that distributed supports
     from distributed.dashboard.core import BokehApplication
     from distributed.dashboard.scheduler import template_variables
     from tornado.ioloop import IOLoop
@@ -856,13 +876,13 @@ def add_page(scheduler: Scheduler, name: str, document: Callable[..., None]) -> 
     application.initialize(IOLoop.current())
     scheduler.http_application.add_application(application)
     application.start()
-    # Distributed's own pages have the same list, so that their menus show this one.
+    # distributed's own pages share this list, so their menus show the new page
     variables["pages"].append(name)
     return True
 
 
 def remove_page(scheduler: Scheduler, name: str) -> None:
-    """Remove such a page, if it is there."""
+    """Remove a page that :func:`add_page` has added, if there is one."""
     for application in applications(scheduler):
         if has_page(application, f"/{name}"):
             scheduler.http_application.applications.remove(application)
@@ -886,13 +906,13 @@ def style(doc: Any) -> None:
 
 
 def add_metric(worker: Worker, name: str, function: Callable[[Worker], Any]) -> None:
-    """Have heartbeats carry what a function says."""
+    """Send the value of a function with every heartbeat."""
     metrics: Any = worker.metrics
     metrics[name] = function
 
 
 def remove_metric(worker: Worker, name: str, function: Callable[[Worker], Any]) -> None:
-    """Have heartbeats carry it no more, unless another function has taken its place."""
+    """Stop sending the value of a function, unless another function has replaced it."""
     metrics: Any = worker.metrics
     if metrics.get(name) == function:
         del metrics[name]
@@ -904,12 +924,12 @@ def worker_tasks(worker: Worker) -> Mapping[Any, Any]:
 
 
 def held_bytes(worker: Worker) -> int:
-    """Bytes of the results that a worker has, spilled ones included."""
+    """Bytes of the results that a worker holds, spilled ones included."""
     return worker.state.nbytes
 
 
 def layer_name(key: Any) -> str:
-    """The layer of a task whose key is no tuple.  Works without metrics, too."""
+    """The layer of a task whose key is no tuple.  May be called without the feature."""
     try:
         from distributed.utils import key_split_group
     except ImportError:
@@ -921,19 +941,20 @@ def layer_name(key: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a worker's memory manager is configured to.
+class MemoryLimits:
+    """The configured limits of a worker's memory manager.
 
     Parameters
     ----------
     memory
         Bytes of the worker, None or 0 for no limit.
     target
-        Part of them that results may take, False for any.
+        Fraction of them that results may take, False for no limit.
     spill
-        Part of them that the process may take before results are evicted, False for any.
+        Fraction of them that the process may take before results are evicted, False for no
+        limit.
     interval
-        Seconds between two looks at the process, 0 where it does not look.
+        Seconds between two measurements of the process, 0 for none.
     """
 
     memory: int | None
@@ -942,10 +963,10 @@ class Limits:
     interval: float
 
 
-def limits(worker: Worker) -> Limits:
-    """What a worker's memory manager is configured to now."""
+def limits(worker: Worker) -> MemoryLimits:
+    """The current limits of a worker's memory manager."""
     manager = worker.memory_manager
-    return Limits(
+    return MemoryLimits(
         manager.memory_limit,
         manager.memory_target_fraction,
         manager.memory_spill_fraction,
@@ -954,7 +975,7 @@ def limits(worker: Worker) -> Limits:
 
 
 def default_data(worker: Worker) -> type:
-    """The type of mapping that distributed itself gives a worker for its results."""
+    """The type of mapping in which distributed stores the results of a worker."""
     from distributed.spill import SpillBuffer
 
     configured = limits(worker)
@@ -962,7 +983,7 @@ def default_data(worker: Worker) -> type:
 
 
 def replace_data(worker: Worker, data: MutableMapping[Any, Any]) -> None:
-    """Give a worker another mapping for its results; they must have been moved to it."""
+    """Replace the mapping of a worker's results, which must already contain them."""
     worker.memory_manager.data = worker.state.data = data
 
 
@@ -989,7 +1010,7 @@ class WorkerMethods:
 
 
 def methods_of(worker: Worker) -> WorkerMethods:
-    """Those that a worker has now."""
+    """The current methods and handlers of a worker."""
     handlers = worker.handlers
     return WorkerMethods(
         worker.execute, worker.gather_dep, handlers["get_data"], handlers["update_data"]
@@ -997,7 +1018,7 @@ def methods_of(worker: Worker) -> WorkerMethods:
 
 
 def replace_methods(worker: Worker, methods: WorkerMethods) -> list[Override]:
-    """Have a worker call others; :func:`uninstall` each to restore them."""
+    """Replace methods and handlers of a worker; :func:`uninstall` restores each."""
     return [
         install(worker, "execute", methods.execute),
         install(worker, "gather_dep", methods.gather_dep),
@@ -1007,17 +1028,17 @@ def replace_methods(worker: Worker, methods: WorkerMethods) -> list[Override]:
 
 
 def add_callback(worker: Worker, name: str, callback: Any) -> None:
-    """Have a worker stop a ``PeriodicCallback`` when it closes."""
+    """Register a ``PeriodicCallback``, which a worker stops when it closes."""
     worker.periodic_callbacks[name] = callback
 
 
 def remove_callback(worker: Worker, name: str) -> None:
-    """Forget such a callback."""
+    """Remove such a callback."""
     worker.periodic_callbacks.pop(name, None)
 
 
 def handle_message(worker: Worker, name: str, handler: Callable[..., None]) -> None:
-    """Have a worker handle a message of the scheduler; an unknown one ends a worker."""
+    """Add a handler for messages of the scheduler; a worker closes on an unknown message."""
     worker.stream_handlers[name] = handler
 
 
@@ -1033,13 +1054,13 @@ def process_memory(worker: Worker) -> int:
 
 
 def outgoing(worker: Worker) -> tuple[int, int | None]:
-    """Requests of peers that a worker answers now, and how many it may; None for any number."""
+    """Number of requests of peers that a worker answers, and its limit; None for no limit."""
     most = worker.transfer_outgoing_count_limit
     return worker.transfer_outgoing_count, None if most is False else most
 
 
 def actors(worker: Worker) -> Mapping[Any, Any]:
-    """Actors of a worker, by key: they are no results."""
+    """Actors of a worker, by key, which are stored apart from results."""
     return worker.state.actors
 
 
@@ -1050,14 +1071,14 @@ def next_ready(worker: Worker) -> Any:
 
 
 def is_running(worker: Worker) -> bool:
-    """Whether a worker runs tasks, or will again."""
+    """Whether a worker runs tasks, or is paused and will resume."""
     from distributed.worker import WORKER_ANY_RUNNING
 
     return worker.status in WORKER_ANY_RUNNING
 
 
 def note_reading(task: Any, start: float, stop: float) -> None:
-    """Show the seconds that a task waited for its inputs as ``Worker.execute`` does."""
+    """Record the seconds that a task waited for its inputs, as ``Worker.execute`` does."""
     from distributed.metrics import context_meter
 
     task.startstops.append({"action": "disk-read", "start": start, "stop": stop})
@@ -1065,14 +1086,14 @@ def note_reading(task: Any, start: float, stop: float) -> None:
 
 
 def run_later(key: Any, stimulus: str) -> Any:
-    """The event that a task is to be scheduled again."""
+    """The event for a task that is to be scheduled again."""
     from distributed.worker_state_machine import RescheduleEvent
 
     return RescheduleEvent(key=key, stimulus_id=stimulus)
 
 
 def failed(task: Any, error: BaseException, stimulus: str) -> Any:
-    """The event that a task has failed."""
+    """The event for a task that has failed."""
     from distributed.worker_state_machine import ExecuteFailureEvent
 
     return ExecuteFailureEvent.from_exception(
@@ -1081,13 +1102,13 @@ def failed(task: Any, error: BaseException, stimulus: str) -> Any:
 
 
 def lose(worker: Worker, keys: list[Any], stimulus: str) -> None:
-    """Have a worker forget results, so that the scheduler has them recomputed."""
+    """Remove lost results from a worker, so that the scheduler recomputes them."""
     from distributed.worker_state_machine import RemoveReplicasEvent
 
     worker.handle_stimulus(RemoveReplicasEvent(keys=keys, stimulus_id=stimulus))
 
 
-# The store: also what a worker has from its start, before anything is checked ------------
+# The store: may be called before the features are checked, as workers start with a store ---
 
 
 def safe_sizeof(value: Any) -> int:
@@ -1098,21 +1119,21 @@ def safe_sizeof(value: Any) -> int:
 
 
 def machine_memory() -> int:
-    """Bytes of memory that distributed believes this machine has."""
+    """Bytes of memory of this machine, as distributed detects them."""
     from distributed.system import MEMORY_LIMIT
 
     return MEMORY_LIMIT
 
 
 def compression(setting: str) -> Any:
-    """The compression that a setting of distributed's names."""
+    """The compression for a value of distributed's setting."""
     from distributed.protocol.compression import get_compression_settings
 
     return get_compression_settings(setting)
 
 
 def limit_rate(log: logging.Logger, text: str) -> None:
-    """Log messages with this text once in a while only, where distributed can do that."""
+    """Limit the rate of log messages with this text, where distributed supports that."""
     with suppress(ImportError):
         from distributed.utils import RateLimiterFilter
 
@@ -1134,21 +1155,21 @@ def to_frames(value: Any, compression: Any) -> list[Any]:
 
 
 def from_buffer(buffer: bytearray) -> Any:
-    """The value that a file has."""
+    """The value that is stored in a file."""
     from distributed.protocol.serialize import deserialize_bytes
 
     return deserialize_bytes(buffer)
 
 
 def to_host(value: Any) -> tuple[dict[str, Any], Iterable[Any]]:
-    """A value of a device as buffers of the host, and how to make it of them."""
+    """A value of a device as buffers in host memory, and a header to restore it."""
     from distributed.protocol.serialize import serialize
 
     return serialize(value, serializers=("dask", "pickle"), on_error="raise")
 
 
 def from_host(header: dict[str, Any], frames: Iterable[Any]) -> Any:
-    """The value of a device."""
+    """The value on a device, restored from its header and buffers."""
     from distributed.protocol.serialize import deserialize
 
     return deserialize(header, frames)
@@ -1159,7 +1180,7 @@ def register_serialization(
     serialize: Callable[[Any], tuple[dict[str, Any], list[Any]]],
     deserialize: Callable[[dict[str, Any], list[Any]], Any],
 ) -> None:
-    """Say how values of a type are sent to other workers, where distributed can be told."""
+    """Register functions that serialize values of a type, where distributed supports that."""
     with suppress(ImportError):
         from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
@@ -1168,14 +1189,14 @@ def register_serialization(
 
 
 def serialize_array(array: Any) -> tuple[dict[str, Any], list[Any]]:
-    """A NumPy array as distributed sends it."""
+    """The header and frames of a NumPy array, as distributed sends it."""
     from distributed.protocol.numpy import serialize_numpy_ndarray
 
     return serialize_numpy_ndarray(array)
 
 
 def deserialize_array(header: dict[str, Any], frames: list[Any]) -> Any:
-    """The NumPy array of what distributed has sent."""
+    """The NumPy array of a header and frames."""
     from distributed.protocol.numpy import deserialize_numpy_ndarray
 
     return deserialize_numpy_ndarray(header, frames)
@@ -1185,7 +1206,7 @@ def deserialize_array(header: dict[str, Any], frames: list[Any]) -> Any:
 
 
 def own_schedulers() -> list[Scheduler]:
-    """Schedulers of this process that have workers; none where they cannot be found."""
+    """Schedulers of this process that have workers; none where the feature is unavailable."""
     distributed = sys.modules.get("distributed")
     if distributed is None or check(PROCESS, {}, [Feature.OWN_SCHEDULER]):
         return []
@@ -1193,12 +1214,12 @@ def own_schedulers() -> list[Scheduler]:
 
 
 def check_emulated() -> str | None:
-    """Why arrays of the emulated device cannot be sent to other workers; None if they can."""
+    """The reason why emulated arrays cannot be sent to other workers; None if they can."""
     return check(PROCESS, {}, [Feature.EMULATED]).get(Feature.EMULATED)
 
 
 def check_calibration(scheduler: Scheduler) -> str | None:
-    """Why a scheduler cannot keep what was measured; None if it can."""
+    """The reason why a scheduler cannot keep measured values; None if it can."""
     unavailable = check(PROCESS, {"scheduler": scheduler}, [Feature.CALIBRATION])
     return unavailable.get(Feature.CALIBRATION)
 
@@ -1206,22 +1227,22 @@ def check_calibration(scheduler: Scheduler) -> str | None:
 def metadata_keeper(
     name: str, topic: str, item: str, value: dict[str, Any]
 ) -> Callable[[Scheduler], str | None]:
-    """A function for ``Client.run_on_scheduler`` that has a value survive a restart.
+    """A function for ``Client.run_on_scheduler`` that stores a value and restores it on restart.
 
-    It is sent by value, since the scheduler may lack the package.
+    It is pickled by value, since the scheduler may lack this package.
 
     Parameters
     ----------
     name
-        Of the plugin that assigns the value again.
+        Name of the plugin that assigns the value again.
     topic, item
-        Where clients find it: ``client.get_metadata([topic, item])``.
+        Clients read it by ``client.get_metadata([topic, item])``.
     value
         The value.
 
     Returns
     -------
-    A function that returns why it could do nothing, or None.
+    A function that returns None, or the reason why it could not store the value.
     """
     from distributed import SchedulerPlugin
 

@@ -1,4 +1,4 @@
-"""Tasks that stay where their input is although what reads them runs elsewhere."""
+"""Tasks that Dask does not fuse with their readers, which run on other workers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dasktile._compat.dask import Task
 
 
 class Anchored(Task):
-    """A task that Dask does not make one with the task that reads it.
+    """A task that Dask does not fuse with the task that reads it.
 
-    The two run on different workers.  Made one, they would run on the reader's, and
-    what the first reads would travel instead of what it makes: a whole tile instead of
+    The two run on different workers.  Fused, they would run on the reader's worker, and the
+    inputs of the first would be sent there instead of its result: a whole tile instead of
     the slice of it that is needed.
     """
 
@@ -23,8 +23,8 @@ class Anchored(Task):
         return True
 
 
-def anchored(tasks: Mapping[Any, Any]) -> dict[Any, Any]:
-    """The tasks of a layer, none of which is to be made one with its reader."""
+def anchor_tasks(tasks: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The tasks of a layer, none of which Dask fuses with its readers."""
     return {
         key: Anchored(key, task.func, *task.args, _data_producer=task.data_producer, **task.kwargs)
         if type(task) is Task

@@ -1,4 +1,4 @@
-"""How one node is written as dask layers: what a writer is given and what it returns."""
+"""Writing one node as dask layers: the argument of a writer, and its result."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile.ir import Chunks, Follow, Node, Share, Tiling, Where
-from dasktile.lower.names import inner
+from dasktile.lower.names import step_layer_name
+from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import Placement, token
 
 
 @dataclass(frozen=True, slots=True)
-class Emission:
-    """What the writer of one node needs.
+class LoweringContext:
+    """A node to write, its tiling, and the layers that it reads.
 
     Parameters
     ----------
     node, tiling
-        The operation and how it is cut.
+        The operation, and the tiles of it.
     name
         The layer to write.  Its keys are ``(name, *block)`` over ``tiling.chunks``.
     inputs
@@ -34,18 +35,20 @@ class Emission:
     fetch
         ``fetch(edge, windows, where)`` returns the name of a layer that holds the array
         of that edge (an index into ``node.edges``) cut by other windows, one tuple of
-        windows per axis, which the framework writes at most once.  For writers whose
-        blocks are not the labels' blocks.  No window may be empty.  `where` says where
-        these windows are needed, None if that is not known.
+        windows per axis.  It is written at most once.  For writers whose blocks are not the
+        labels' blocks.  No window may be empty.  `where` is the workers that need the
+        windows, None if that is unknown.
     graph
-        The graph captured from.
+        The input graph.
     mesh
-        Sizes of the axes of the worker mesh that ``tiling.mesh`` is about.
+        Sizes of the axes of the worker mesh to which ``tiling.mesh`` refers.
     leader
-        The array in memory that the node follows, if it does.
+        The persisted array that the node follows, None if it follows none.
     copied
-        Edges of which every worker has copies of its own: their keys are
-        ``(inputs[e], place, *block)``, with the :meth:`owner` of the reader's block.
+        Edges whose arrays have a copy for each worker: their keys are
+        ``(inputs[e], place, *block)``, with the :meth:`home_position` of the reader's block.
+    settings
+        Numbers of the policy by which tasks are written.
     """
 
     node: Node
@@ -57,45 +60,48 @@ class Emission:
     mesh: tuple[int, ...] = ()
     leader: Node | None = None
     copied: frozenset[int] = frozenset()
+    settings: LowerSettings = DEFAULTS
 
     @property
     def work_at(self) -> Where:
-        """Where the blocks of the loop nest are; all on one worker, if nobody decided."""
+        """Where the blocks of the loop nest run; all on one worker, if the plan has no mesh."""
         return self.tiling.work_at or (Share(),) * len(self.node.labels)
 
     @property
     def held_at(self) -> Where:
-        """The same for the blocks of the output array."""
+        """Where the blocks of the output array are, likewise."""
         return self.tiling.held_at or (Share(),) * len(self.node.shape)
 
     @property
-    def ends_at(self) -> Where:
-        """For an index over the labels, where the finished result of each block is."""
-        seen = {axis.label: at for at, axis in enumerate(self.node.out) if axis.label is not None}
+    def result_at(self) -> Where:
+        """Where the final result of each block is, for an index over the labels."""
+        dims_of = {
+            axis.label: dim for dim, axis in enumerate(self.node.out) if axis.label is not None
+        }
         held = self.held_at
         if isinstance(held, Follow):
-            places = {at: label for label, at in seen.items()}
-            dims = (None if dim is None else places.get(dim) for dim in held.dims)
+            label_of = {dim: label for label, dim in dims_of.items()}
+            dims = (None if dim is None else label_of.get(dim) for dim in held.dims)
             return Follow(held.array, held.node, tuple(dims))
         return tuple(
-            held[seen[label]] if label in seen else Share()
+            held[dims_of[label]] if label in dims_of else Share()
             for label in range(len(self.node.labels))
         )
 
-    def step(self, what: str, where: Where | None) -> str:
-        """The name of a layer on the way, whose blocks are `where`."""
+    def step(self, step: str, where: Where | None) -> str:
+        """The name of the layer of an intermediate step, whose blocks are `where`."""
         decided = None if where is None else self.tiling.held_at
-        return inner(self.name, what, placement(self.mesh, decided, where or ()))
+        return step_layer_name(self.name, step, placement(self.mesh, decided, where or ()))
 
-    def owner(self, block: Sequence[int]) -> int:
-        """Place in the mesh of the worker that does a block of the loop nest."""
-        return owner(self.mesh, self.work_at, self.leader, block)
+    def home_position(self, block: Sequence[int]) -> int:
+        """Position in the mesh of the home worker of a block of the loop nest."""
+        return home_position(self.mesh, self.work_at, self.leader, block)
 
 
 def placement(
     mesh: tuple[int, ...], decided: Where | None, where: Where, predicted: int = 0
 ) -> Placement | None:
-    """A placement, where there is a mesh and somebody decided."""
+    """A placement; None where there is no mesh, or the plan decides none (`decided`)."""
     if not mesh or decided is None:
         return None
     if isinstance(where, Follow):
@@ -103,21 +109,23 @@ def placement(
     return Placement(mesh, where, predicted)
 
 
-def owner(mesh: tuple[int, ...], work_at: Where, leader: Node | None, block: Sequence[int]) -> int:
-    """Place in the mesh of the worker that does a block of a loop nest."""
+def home_position(
+    mesh: tuple[int, ...], work_at: Where, leader: Node | None, block: Sequence[int]
+) -> int:
+    """Position in the mesh of the home worker of a block of a loop nest."""
     if not isinstance(work_at, Follow):
         return Placement(mesh, work_at).position(block)
     if leader is None or leader.homes is None:
         return 0
-    place = 0
+    number = 0
     for dim, sizes in zip(work_at.dims, leader.chunks, strict=True):
-        place = place * len(sizes) + (0 if dim is None else block[dim])
-    return leader.homes[place][0] if leader.homes[place] else 0
+        number = number * len(sizes) + (0 if dim is None else block[dim])
+    return leader.homes[number][0] if leader.homes[number] else 0
 
 
 @dataclass(slots=True)
-class Emitted:
-    """Layers written for one node, and the layers each of them reads."""
+class EmittedLayers:
+    """The layers written for one node, and the layers that each of them reads."""
 
     layers: dict[str, Mapping[Any, Any]] = field(default_factory=dict)
     dependencies: dict[str, set[str]] = field(default_factory=dict)
@@ -128,9 +136,9 @@ class Emitted:
 
 
 @singledispatch
-def emit(kernel: Any, emission: Emission) -> Emitted:
-    """Write one node; implementations register themselves by the kernel's class."""
+def emit(kernel: Any, context: LoweringContext) -> EmittedLayers:
+    """Write one node; there is an implementation for each class of kernel."""
     raise TypeError(f"no lowering is registered for kernels of type {type(kernel).__name__}")
 
 
-__all__ = ["Chunks", "Emission", "Emitted", "emit", "owner", "placement"]
+__all__ = ["Chunks", "EmittedLayers", "LoweringContext", "emit", "home_position", "placement"]

@@ -1,9 +1,9 @@
-"""From the tiles that an array was made in to the tiles that somebody needs.
+"""Resharding: from the tiles of an array to other tiles of it.
 
-What is needed of every axis is a sequence of windows, which may overlap (stencils),
-have steps (``x[::2]``) and run backwards (flips).  A block of the result is put together
-from pieces of the producer's blocks.  A piece that is not a whole block is cut out by a
-task of its own, so that only the piece travels between workers.
+The new tiles are given by a sequence of windows for every axis, which may overlap (stencils),
+have steps (``x[::2]``) and run backwards (flips).  Each new tile is concatenated from pieces
+of the array's blocks.  A piece that is not a whole block is cut by a separate task, so that
+only the piece is sent to other workers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,16 @@ from dasktile._compat.dask import (
 )
 from dasktile.ir import Chunks, Window, bounds
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.names import slices_of
+from dasktile.lower.names import slices_layer_name
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
 
-#: For every axis of an array, the windows that are needed of it.
+#: For every axis of an array, the windows that cut it.
 Windows = tuple[tuple[Window, ...], ...]
 
 _EMPTY: Window = (0, 0, 1)
 _ALL = slice(None)
-
-
-#: Partial results that one task combines; the cost model assumes as many (``CostModel.fan_in``).
-FAN_IN = 8
 
 
 def within(fine: Sequence[int], coarse: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -65,16 +61,14 @@ def within(fine: Sequence[int], coarse: Sequence[int]) -> list[tuple[int, int, i
 
 def block_windows(chunks: Chunks) -> Windows:
     """The windows that are exactly the blocks of an array."""
-    found = []
-    for sizes in chunks:
-        edges = bounds(sizes)
-        pairs = pairwise(edges)
-        found.append(tuple((lo, hi, 1) if hi > lo else _EMPTY for lo, hi in pairs))
-    return tuple(found)
+    return tuple(
+        tuple((lo, hi, 1) if hi > lo else _EMPTY for lo, hi in pairwise(bounds(sizes)))
+        for sizes in chunks
+    )
 
 
 def normal(windows: Sequence[Sequence[Window]]) -> Windows:
-    """The same windows, each written in one way only."""
+    """The same windows in a normal form: windows of the same elements are equal."""
     return tuple(tuple(map(_normal, axis)) for axis in windows)
 
 
@@ -94,7 +88,7 @@ def lengths(windows: Windows) -> Chunks:
     return tuple(tuple(len(range(*window)) for window in axis) for axis in windows)
 
 
-def conversion(
+def reshard(
     name: str,
     token: str,
     source: str,
@@ -104,7 +98,7 @@ def conversion(
     copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
     place_of: Callable[[Block, Block], int] | None = None,
 ) -> dict[Key, GraphNode]:
-    """The tasks of a layer that cuts an array anew.
+    """The tasks of a layer that cuts an array into other tiles.
 
     Parameters
     ----------
@@ -112,45 +106,47 @@ def conversion(
         Layer to write: its keys are ``(name, *block)``, one block for every choice of a
         window along each axis.
     token
-        Sets the keys of the pieces apart from those of all other conversions.
+        Distinguishes the keys of the pieces from those of other such layers.
     source, chunks
         Layer that holds the array, and its chunks.
     windows
-        The windows, as :func:`normal` writes them.
+        The windows, as :func:`normal` returns them.
     cut
-        Takes a block and an index.
+        Function of a block and an index that returns the part.
     copies
         For every block, the places in the mesh that need a copy each; the keys are then
         ``(name, place, *block)``.
     place_of
-        If given, the source has such keys; says for a block, and a block of the source that
-        it is cut from, which copy of that.  Copies are cut from those of the same place.
+        If given, the source has such keys.  Takes a block, and a block of the source from
+        which it is cut, and returns the place of the copy to read.  A copy is cut from copies
+        of the same place.
     """
-    axes = [_pieces(wanted, sizes) for wanted, sizes in zip(windows, chunks, strict=True)]
-    piece = slices_of(token)
+    axes = [_pieces(axis, sizes) for axis, sizes in zip(windows, chunks, strict=True)]
+    piece = slices_layer_name(token)
     tasks: dict[Key, GraphNode] = {}
-    apart = (copies is not None and place_of is None) or joins(windows, chunks)
+    # whether pieces are cut by separate tasks, not by the tasks of the new tiles
+    separate = (copies is not None and place_of is None) or joins(windows, chunks)
     blocks = product(*(range(len(axis)) for axis in axes))
 
     def refs(block: Block, per_axis: Sequence[tuple[_Piece, ...]], place: int | None) -> list[Key]:
-        found: list[Key] = []
+        keys: list[Key] = []
         for parts in product(*per_axis):
             whole = tuple(part.block for part in parts)
             copy: tuple[int, ...] = ()
             if place_of is not None:
                 copy = (place_of(block, whole) if place is None else place,)
             target: Key = (source, *copy, *whole)
-            if not apart:
+            if not separate:
                 key: Key = (name, *(() if place is None else (place,)), *block)
-                tasks[key] = _one(key, target, parts, cut)
+                tasks[key] = _cut_piece(key, target, parts, cut)
             elif all(part.cut is None for part in parts):
-                found.append(target)
+                keys.append(target)
             else:
                 key = (piece, *copy, *(part.number for part in parts))
                 if key not in tasks:
-                    tasks[key] = _one(key, target, parts, cut)
-                found.append(key)
-        return found
+                    tasks[key] = _cut_piece(key, target, parts, cut)
+                keys.append(key)
+        return keys
 
     for block, per_axis in zip(blocks, product(*axes), strict=True):
         shape = tuple(map(len, per_axis))
@@ -159,7 +155,7 @@ def conversion(
         for number, place in enumerate(places):
             if number == 0 or place_of is not None:
                 read = refs(block, per_axis, place)
-            if not apart:
+            if not separate:
                 continue
             key: Key = (name, *(() if place is None else (place,)), *block)
             if len(read) == 1:
@@ -170,11 +166,11 @@ def conversion(
 
 
 def joins(windows: Windows, chunks: Chunks) -> bool:
-    """True if some window is put together from several blocks."""
+    """True if some window is concatenated from several blocks."""
     return any(
         len(pieces) > 1
-        for wanted, sizes in zip(windows, chunks, strict=True)
-        for pieces in _pieces(wanted, sizes)
+        for axis, sizes in zip(windows, chunks, strict=True)
+        for pieces in _pieces(axis, sizes)
     )
 
 
@@ -184,14 +180,14 @@ class _Piece:
 
     block: int
     cut: slice | None
-    #: Same for the same part of the same block, along one axis of one conversion.
+    #: Equal for the same part of the same block, along one axis of one layer.
     number: int
 
 
-def _one(
+def _cut_piece(
     key: Key, target: Key, parts: Sequence[_Piece], cut: Callable[[Any, Any], Any]
 ) -> GraphNode:
-    """One piece of one block."""
+    """The task of one piece of one block."""
     if all(part.cut is None for part in parts):
         return Alias(key, target)
     index = tuple(_ALL if part.cut is None else part.cut for part in parts)
@@ -199,16 +195,16 @@ def _one(
 
 
 def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piece, ...]]:
-    """For every window along an axis, the parts of blocks that it consists of, in order."""
+    """For every window along an axis, its pieces in order."""
     edges = bounds(sizes)
     numbers: dict[tuple[int, int, int, int], int] = {}
-    found = []
+    pieces = []
     for start, stop, step in windows:
         elements = range(start, stop, step)
         parts = []
         position = 0
         while position < len(elements):
-            # an empty block never holds an element: its end is where the next one starts
+            # an empty block holds no element: it ends where the next block starts
             block = bisect_right(edges, elements[position]) - 1
             lo, hi = edges[block], edges[block + 1]
             last = (hi - 1 - start) // step if step > 0 else (start - lo) // -step
@@ -218,8 +214,8 @@ def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piec
             position = last + 1
         if not parts:
             parts.append(_piece(numbers, 0, 0, -1, 1, sizes[0] if sizes else 0))
-        found.append(tuple(parts))
-    return found
+        pieces.append(tuple(parts))
+    return pieces
 
 
 def _piece(
@@ -240,7 +236,7 @@ def _piece(
 
 
 def getitem_any(block: Any, index: Any) -> Any:
-    """A part of a block that may not be an array: functions return what they like."""
+    """A part of a block that may not be an array, since functions may return any value."""
     return getitem(_as_array(block), index)
 
 
@@ -253,8 +249,8 @@ def join(shape: tuple[int, ...], *blocks: Any) -> Any:
     blocks = tuple(map(_as_array, blocks))
     nested: list[Any] = list(blocks)
     for size in reversed(shape[1:]):
-        nested = [nested[at : at + size] for at in range(0, len(nested), size)]
+        nested = [nested[start : start + size] for start in range(0, len(nested), size)]
     if any(block.dtype != blocks[0].dtype for block in blocks):
-        # concatenate3 would cast them all to the first one's
+        # concatenate3 would cast all blocks to the dtype of the first
         return concatenate2(nested, axes=list(range(len(shape))))
     return concatenate3(nested)

@@ -1,10 +1,10 @@
 """Writing a tiled program as a dask graph: the only place where dask graphs are made.
 
-Node by node, in order: what every block of the node needs of every array it reads is a
-window along each axis.  Where these windows are just the blocks that the array was made
-in, the node reads them directly, else a conversion layer comes between, written once for
-all readers that need the same.  Then the writer of the node's kernel writes its tasks.
-Parts of the input graph that nothing changed for are carried over as they are.
+Nodes are written in order.  Every block of a node needs a window along each axis of every
+array it reads.  Where these windows are the blocks of the array, the node reads them
+directly.  Elsewhere a layer reshards the array; it is written once for all readers that need
+the same windows.  Then the writer of the node's kernel writes its tasks.  Parts of the input
+graph for which nothing changed are carried over unchanged.
 """
 
 from __future__ import annotations
@@ -37,27 +37,24 @@ from dasktile.ir import (
     Where,
     windows,
 )
-from dasktile.lower.anchored import anchored
-from dasktile.lower.emit import Emission, emit, owner, placement
-from dasktile.lower.fuse import Limits, coned
+from dasktile.lower.anchored import anchor_tasks
+from dasktile.lower.emit import LoweringContext, emit, home_position, placement
+from dasktile.lower.fuse import FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
-from dasktile.lower.names import salted
+from dasktile.lower.names import new_layer_name
 from dasktile.lower.reshard import (
     Windows,
     block_windows,
-    conversion,
     getitem_any,
     joins,
     lengths,
     normal,
+    reshard,
 )
+from dasktile.lower.settings import DEFAULTS, LowerSettings
 
 __all__ = ["Lowered", "lower"]
-
-#: Bytes of a tile that is worth a task of its own where making it one with its reader would
-#: send what it is made of.
-WORTH_A_TASK = 2**17
 
 #: For every block, the places in the mesh that need it.
 Copies = dict[tuple[int, ...], tuple[int, ...]]
@@ -68,7 +65,7 @@ _WRITERS = (blocks, contract, einsums, folds, verbatim, views)
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A dask graph, and where the arrays asked for are in it.
+    """A dask graph, and where the outputs are in it.
 
     Parameters
     ----------
@@ -96,12 +93,13 @@ def lower(
     output_chunks: Sequence[Chunks | None] | None = None,
     output_names: Sequence[str | None] | None = None,
     predicted: Sequence[int] = (),
-    cone: int = 0,
+    fuse_bytes: int = 0,
     threads: int = 1,
     wanted: Mapping[str, Needed] | None = None,
     watched: Sequence[int] = (),
+    settings: LowerSettings = DEFAULTS,
 ) -> Lowered:
-    """Write a program with the tiles that were decided on.
+    """Write a program with the tiles of a plan.
 
     Parameters
     ----------
@@ -110,20 +108,21 @@ def lower(
     tiled
         The program and a tiling for each of its nodes.
     output_chunks
-        For every output, chunks to hand it over in; None for those it is made in.
+        For every output, the chunks that it must have; None for those of its tiling.
     output_names
         For every output, the name it must have; None for any.
     predicted
         For every node, bytes that workers will receive so that it can run.
-    cone
-        Bytes of all results that one task may make on the way to its own; 0 to make no tasks
-        one.
+    fuse_bytes
+        Bytes of all results that one fused task may make; 0 disables fusion.
     threads
         Tasks that a worker runs at once.
     wanted
-        For outputs of given names, which of their blocks are wanted; all of others.
+        By the name of an output, the blocks that are wanted; all blocks of other outputs are.
     watched
-        Nodes for which to say which tiles the graph makes.
+        Indices of nodes for which `Lowered.computed` lists the tiles that the graph makes.
+    settings
+        Numbers of the policy by which tasks are written.
 
     Returns
     -------
@@ -147,7 +146,7 @@ def lower(
             raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
     carried, kept = _settle(captured, handed, names)
     needed = _needed(captured, carried)
-    writer = _Writer(captured, tiled, _said(captured, carried, needed, predicted))
+    writer = _Writer(captured, tiled, _received(captured, carried, needed, predicted), settings)
     for index in needed:
         if carried[index]:
             writer.carry(index)
@@ -164,8 +163,8 @@ def lower(
     computed: Mapping[int, Needed] = {}
     if watched:
         computed = writer.computed(graph, dict(found), wanted or {}, watched)
-    if cone:
-        graph = writer.coned(graph, outputs, cone, threads)
+    if fuse_bytes:
+        graph = writer.fused(graph, outputs, fuse_bytes, threads)
     return Lowered(
         graph,
         tuple(name for name, _ in found),
@@ -178,11 +177,10 @@ def lower(
 def _settle(
     captured: Captured, wanted: Sequence[Chunks | None], names: Sequence[str | None]
 ) -> tuple[list[bool], list[bool]]:
-    """Nodes carried over untouched, and outputs that are then in the input graph already.
+    """Nodes carried over unchanged, and outputs that are then in the input graph already.
 
-    An output of a given name that must be written anew takes this name away from the
-    layer that has it in the input graph, and so from all that could have been carried
-    over and reads that layer.
+    An output with a given name may have to be written.  The layer of the input graph that
+    has this name is then not carried over, and nor is any layer that depends on it.
     """
     program, view = captured.program, GraphView(captured.graph)
     there = []
@@ -229,7 +227,7 @@ def _unchanged(captured: Captured, taken: Iterable[str]) -> list[bool]:
 
 
 def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
-    """Nodes to write or carry over, in order: what is carried needs nothing written."""
+    """Nodes to write or carry over, in order; nodes carried over need no other nodes."""
     program = captured.program
     needed = set(program.outputs)
     for index in range(len(program.nodes) - 1, -1, -1):
@@ -238,34 +236,34 @@ def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:
     return sorted(needed)
 
 
-def _said(
+def _received(
     captured: Captured, carried: Sequence[bool], needed: Sequence[int], predicted: Sequence[int]
 ) -> list[int]:
-    """For every node, the bytes that its name says workers receive.
+    """For every node, the predicted bytes received that its layer's name contains.
 
-    Those of a node whose name is lost are said by its reader: of one that is carried over,
-    and of one whose tasks Dask makes one with those of the only node that reads it.
+    The name of a node may be lost: it is carried over, or Dask fuses its tasks with those of
+    its only reader.  Its bytes are then added to those of its reader.
     """
     program = captured.program
     readers: dict[int, list[int]] = {}
     for index in needed:
         for producer in dict.fromkeys(edge.producer for edge in program.nodes[index].edges):
             readers.setdefault(producer, []).append(index)
-    said = list(predicted) or [0] * len(program.nodes)
+    received = list(predicted) or [0] * len(program.nodes)
     for index in needed:
         reading = [reader for reader in readers.get(index, ()) if not carried[reader]]
         if index in program.outputs or not reading:
             continue
         only = len(readers[index]) == 1 and len(program.nodes[reading[0]].edges) == 1
         if only or carried[index] or isinstance(captured.kernels[index], Verbatim):
-            said[reading[0]] += said[index]
-            said[index] = 0
-    return said
+            received[reading[0]] += received[index]
+            received[index] = 0
+    return received
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A layer that holds an array, in these chunks; with copies its keys name the place."""
+    """A layer that holds an array, in these chunks; with copies its keys contain the place."""
 
     name: str
     chunks: Chunks
@@ -273,7 +271,7 @@ class _Source:
 
 
 def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -> bool:
-    """True if those who need blocks of an array have copies of it."""
+    """True if the workers that need blocks of an array have copies of it."""
     if copied is None or not isinstance(copied[0], tuple) or not isinstance(where, tuple):
         return False
     return all(
@@ -284,11 +282,11 @@ def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -
 def _nearest(
     mesh: tuple[int, ...], where: Where | None, copies: Copies
 ) -> Callable[[tuple[int, ...], tuple[int, ...]], int]:
-    """Says which copy of a block another is cut from: the reader's own, else the first."""
+    """A function that chooses a copy of a block to read: the reader's own, else the first."""
 
     def nearest(block: tuple[int, ...], source: tuple[int, ...]) -> int:
         places = copies[source]
-        place = owner(mesh, where, None, block) if isinstance(where, tuple) else places[0]
+        place = home_position(mesh, where, None, block) if isinstance(where, tuple) else places[0]
         return place if place in places else places[0]
 
     return nearest
@@ -296,11 +294,12 @@ def _nearest(
 
 @dataclass
 class _Writer:
-    """The graph as far as it is written."""
+    """The part of the graph that is written so far."""
 
     captured: Captured
     tiled: TiledProgram
     predicted: Sequence[int] = ()
+    settings: LowerSettings = DEFAULTS
     #: The layer that holds the array of a node, in the chunks of its tiling.
     made: dict[int, str] = field(default_factory=dict)
     layers: dict[str, Layer] = field(default_factory=dict)
@@ -309,9 +308,9 @@ class _Writer:
     cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
     #: The same, where the mesh divides the windows in a certain way.
     cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
-    #: Arrays as they are kept for several readers.
+    #: Layers with the kept chunks of arrays that have several readers.
     kept: dict[int, _Source] = field(default_factory=dict)
-    #: Layers whose tasks stay tasks of their own.
+    #: Names of layers whose tasks Dask does not fuse with their readers.
     anchored: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -328,7 +327,7 @@ class _Writer:
         self.dependencies[name] = reads
 
     def carry(self, index: int) -> None:
-        """Take a node over as it is."""
+        """Take over the layer of a node unchanged."""
         node = self.node(index)
         if self.tiling(index).chunks != node.chunks:
             raise ValueError(f"{node.name!r} must keep its chunks {node.chunks}")
@@ -345,7 +344,7 @@ class _Writer:
         return self.kept[index]
 
     def keep(self, index: int) -> _Source:
-        """Write a node's array as it is kept for several readers, if in any other way."""
+        """Write a node's array in its kept chunks, if these differ from its tiling."""
         chunks, tiling = self.tiled.kept.get(index), self.tiling(index)
         where = self.tiled.kept_at.get(index)
         made = self.made[index]
@@ -361,11 +360,11 @@ class _Writer:
         return _Source(name, chunks)
 
     def joined(self, index: int) -> bool:
-        """False for an array that is made anew wherever it is needed."""
+        """False for an array that every reader recomputes from its creation function."""
         return not isinstance(self.captured.kernels[index], Create)
 
     def copies_kept(self, index: int, chunks: Chunks) -> Copies:
-        """For every block of an array that is kept in copies, who has one."""
+        """For every block of an array that is kept in copies, the places in the mesh."""
         where, axes = self.tiled.copied[index]
         mesh = self.tiled.mesh
         steps = [
@@ -373,7 +372,7 @@ class _Writer:
             for place in product(*(range(mesh[axis]) for axis in axes))
         ]
         return {
-            block: tuple(owner(mesh, where, None, block) + step for step in steps)
+            block: tuple(home_position(mesh, where, None, block) + step for step in steps)
             for block in product(*(range(len(sizes)) for sizes in chunks))
         }
 
@@ -396,38 +395,39 @@ class _Writer:
         name: str | None = None,
         copies: Copies | None = None,
     ) -> str:
-        """Write a layer that cuts an array anew, for those who need it `where`."""
+        """Write a layer that reshards an array for the workers that need it, `where`."""
         chunks = source.chunks
         place_of = None
         if source.copies is not None:
             place_of = _nearest(self.tiled.mesh, where, source.copies)
         each = None if copies is None else tuple(sorted(copies.items()))
-        token = salted("", name, source.name, chunks, wanted, where, each).rpartition("-")[2]
+        suffix = new_layer_name("", name, source.name, chunks, wanted, where, each)
+        token = suffix.rpartition("-")[2]
         if (
             place_of is None
             and not joins(wanted, chunks)
             and wanted != normal(block_windows(chunks))
         ):
-            # every block is cut from one, where that is, or where there is a copy of it
+            # every block is cut from one block, on the worker that has it or a copy of it
             where = where if _covers(self.tiled.copied.get(index), where) else None
         at = placement(self.tiled.mesh, where, where or ())
-        name = name or salted("retile", token, placement=at)
+        name = name or new_layer_name("retile", token, placement=at)
         kernel = self.captured.kernels[index]
         if isinstance(kernel, Create):
-            # all elements are alike: made again, nothing is held, cut or sent
+            # all elements are equal: recomputed, nothing is held, cut or sent
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
-            tasks = conversion(name, token, source.name, chunks, wanted, cut, copies, place_of)
+            tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of)
             self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, lengths(wanted))
         return name
 
     def describe(self, name: str, index: int, chunks: Chunks) -> None:
-        """Say of a layer which array it holds, as dask does for its own."""
+        """Add the collection annotations that Dask gives to layers of arrays."""
         try:
             dtype = np.dtype(self.node(index).dtype)
-        except TypeError:  # not all dtypes can be had from their names
+        except TypeError:  # not every dtype has a name from which NumPy makes it
             return
         notes = self.layers[name].collection_annotations or {}
         self.layers[name].collection_annotations = {
@@ -441,7 +441,7 @@ class _Writer:
         }
 
     def chunk_type(self, index: int) -> dict[str, str]:
-        """What the graph captured from says of the chunks: masked ones are to stay known."""
+        """The annotated type of chunks in the input graph, so that masked ones stay known."""
         layer = self.captured.graph.layers.get(self.node(index).name)
         notes = (layer.collection_annotations or {}) if layer is not None else {}
         if layer is None or "chunk_type" not in notes or mistyped(layer):
@@ -453,7 +453,7 @@ class _Writer:
         node, tiling = self.node(index), self.tiling(index)
         kernel = self.captured.kernels[index]
         read = tuple(self.source(edge.producer).name for edge in node.edges)
-        name = salted(
+        name = new_layer_name(
             node.op or node.kind.value,
             node.name if not node.copy else (node.name, node.copy),
             tiling.mesh,
@@ -472,15 +472,15 @@ class _Writer:
         if getattr(kernel, "fetches", False):
             inputs = ("",) * len(node.edges)
         else:
-            found = [self.input(edge, node, tiling) for edge in node.edges]
-            inputs = tuple(layer for layer, _ in found)
-            copied = frozenset(number for number, (_, copies) in enumerate(found) if copies)
+            layers = [self.input(edge, node, tiling) for edge in node.edges]
+            inputs = tuple(layer for layer, _ in layers)
+            copied = frozenset(number for number, (_, copies) in enumerate(layers) if copies)
 
         def fetch(edge: int, wanted: Windows, where: Where | None) -> str:
             decided = where if tiling.work_at is not None else None
             return self.fetch(node.edges[edge].producer, wanted, decided)
 
-        emission = Emission(
+        context = LoweringContext(
             node,
             tiling,
             name,
@@ -490,8 +490,9 @@ class _Writer:
             self.tiled.mesh,
             self.leader(tiling),
             copied,
+            self.settings,
         )
-        emitted = emit(kernel, emission)
+        emitted = emit(kernel, context)
         if name not in emitted.layers:
             raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
         for layer, tasks in emitted.layers.items():
@@ -502,13 +503,13 @@ class _Writer:
     def input(self, edge: Edge, node: Node, tiling: Tiling) -> tuple[str, bool]:
         """The layer that holds what every block of a node needs along an edge.
 
-        And whether every worker has a copy of its own in it.
+        Also whether the layer has a copy for each worker.
         """
         where = self.needed_at(edge, tiling)
         self.anchor(edge, tiling, where)
         if edge.chunks is not None:
-            handed = self.handed_at(edge, tiling, edge.chunks)
-            return self.fetch(edge.producer, block_windows(edge.chunks), handed), False
+            where = self.blocks_needed_at(edge, tiling, edge.chunks)
+            return self.fetch(edge.producer, block_windows(edge.chunks), where), False
         shape = self.node(edge.producer).shape
         wanted = normal(
             tuple(
@@ -517,9 +518,9 @@ class _Writer:
             )
         )
         if node.kind is Kind.CONTRACT and self.tiled.mesh and tiling.work_at is not None:
-            found = self.own_copies(edge, tiling, wanted)
-            if found is not None:
-                return found, True
+            layer = self.own_copies(edge, tiling, wanted)
+            if layer is not None:
+                return layer, True
         name = self.fetch(edge.producer, wanted, where)
         read = {axis.label for axis in edge.axes}
         if self.effects[edge.producer] and any(
@@ -529,9 +530,9 @@ class _Writer:
         return name, False
 
     def run_once(self, name: str) -> None:
-        """Keep Dask from making tasks one with each of several that read the same block.
+        """Keep Dask from fusing a block's task into several readers.
 
-        A user's function in one of them would run again for each.
+        A user's function in the task would run again for each of them.
         """
         layer, reads = self.layers.get(name), self.dependencies.get(name)
         if layer is None or reads is None:
@@ -546,7 +547,7 @@ class _Writer:
             self.dependencies[name] = reads
 
     def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
-        """A layer that has a copy of what is joined for every worker that needs it, if any."""
+        """A layer with a copy of the joined blocks for each worker that needs them, if any."""
         index = edge.producer
         source, copies = self.source(index), self.copies(edge, tiling)
         alone = all(len(places) == 1 for places in copies.values())
@@ -561,24 +562,24 @@ class _Writer:
                 return self.copy(index, wanted, source, copies)
         made = source
         if index in self.tiled.copied:
-            # no need to join it in one place first
+            # copies are joined from the tiles themselves, not from a joined copy
             made = _Source(self.made[index], self.tiling(index).chunks)
         if not self.joined(index) or not joins(wanted, made.chunks):
             return None
         return None if alone else self.copy(index, wanted, made, copies)
 
     def copies(self, edge: Edge, tiling: Tiling) -> Copies:
-        """Which workers need which blocks along an edge."""
-        found: dict[tuple[int, ...], set[int]] = {}
+        """For every block along an edge, the places in the mesh that need it."""
+        needed: dict[tuple[int, ...], set[int]] = {}
         leader = self.leader(tiling)
         for full in product(*(range(len(sizes)) for sizes in tiling.cuts)):
             block = tuple(0 if axis.label is None else full[axis.label] for axis in edge.axes)
-            place = owner(self.tiled.mesh, tiling.work_at or (), leader, full)
-            found.setdefault(block, set()).add(place)
-        return {block: tuple(sorted(places)) for block, places in found.items()}
+            place = home_position(self.tiled.mesh, tiling.work_at or (), leader, full)
+            needed.setdefault(block, set()).add(place)
+        return {block: tuple(sorted(places)) for block, places in needed.items()}
 
     def copy(self, index: int, wanted: Windows, source: _Source, copies: Copies) -> str:
-        """A layer of blocks that each worker cuts and joins for itself: only pieces travel."""
+        """A layer of blocks that each worker cuts and joins itself: only pieces are sent."""
         mesh = self.tiled.mesh
         every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
         where = (every, *(Share() for _ in wanted))
@@ -588,11 +589,11 @@ class _Writer:
         return self.cut_at[key]
 
     def leader(self, tiling: Tiling) -> Node | None:
-        """The array in memory that a node follows."""
+        """The persisted array that a node follows."""
         return self.node(tiling.work_at.node) if isinstance(tiling.work_at, Follow) else None
 
     def needed_at(self, edge: Edge, tiling: Tiling) -> Where | None:
-        """Where the blocks of an array are needed, as far as they are those of labels."""
+        """Where the blocks of an array are needed, for axes with labels."""
         work = tiling.work_at
         if work is None:
             return None
@@ -602,7 +603,7 @@ class _Writer:
         return tuple(Share() if label is None else work[label] for label in labels)
 
     def anchor(self, edge: Edge, tiling: Tiling, where: Where | None) -> None:
-        """Keep Dask from making an array's tasks one with those of a reader elsewhere."""
+        """Prevent Dask from fusing an array's tasks with those of a reader on another worker."""
         index = edge.producer
         held, name = self.tiling(index).held_at, self.made[index]
         layer = self.layers.get(name)
@@ -620,21 +621,23 @@ class _Writer:
         if held == where and not copied:
             return
         node = self.node(index)
-        if node.nbytes >= WORTH_A_TASK * math.prod(map(len, self.tiling(index).chunks)):
+        if node.nbytes >= self.settings.anchor_bytes * math.prod(
+            map(len, self.tiling(index).chunks)
+        ):
             self.anchored.add(name)
             notes = layer.collection_annotations
             self.layers[name] = MaterializedLayer(
-                anchored(layer), annotations=layer.annotations, collection_annotations=notes
+                anchor_tasks(layer), annotations=layer.annotations, collection_annotations=notes
             )
 
-    def handed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
-        """Where blocks that are handed over as they are are needed."""
+    def blocks_needed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
+        """Where the blocks of an edge with its own chunks are needed."""
         work, held = tiling.work_at, tiling.held_at
         if work is None or held is None or isinstance(work, Follow):
             return None
         counts = tuple(map(len, chunks))
         if all(axis.label is None for axis in edge.axes):
-            # block for block, as far as anybody knows
+            # block for block is the likely reading where no axis has a label
             return held if counts == tuple(map(len, tiling.chunks)) else None
         return tuple(
             Share()
@@ -644,7 +647,7 @@ class _Writer:
         )
 
     def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:
-        """The layer that holds an output, of the name and in the chunks it must have."""
+        """The layer that holds an output, with the name and the chunks that it must have."""
         chunks = chunks or self.tiling(index).chunks
         wanted = normal(block_windows(chunks))
         if name is None:
@@ -653,7 +656,7 @@ class _Writer:
             return name, chunks
         same = self.cut.get((index, wanted))
         if same is not None:
-            # readers may have needed the same
+            # readers may have needed the same windows
             every = product(*(range(len(sizes)) for sizes in chunks))
             tasks = {(name, *block): Alias((name, *block), (same, *block)) for block in every}
             self.add(name, MaterializedLayer(tasks), {same})
@@ -663,7 +666,7 @@ class _Writer:
         return name, chunks
 
     def graph(self, outputs: Sequence[str]) -> HighLevelGraph:
-        """What the outputs need of all that was written, and of the input graph."""
+        """The layers that the outputs need, of those written and of the input graph."""
         before = self.captured.graph
         layers: dict[str, Layer] = {}
         dependencies: dict[str, set[str]] = {}
@@ -683,13 +686,13 @@ class _Writer:
             stack.extend(sorted(dependencies[name]))
         return HighLevelGraph(layers, dependencies)
 
-    def coned(
-        self, graph: HighLevelGraph, outputs: Sequence[str], cone: int, threads: int
+    def fused(
+        self, graph: HighLevelGraph, outputs: Sequence[str], fuse_bytes: int, threads: int
     ) -> HighLevelGraph:
-        """The graph with tasks made one, which may make `cone` bytes on the way."""
+        """The graph with fused tasks; all results of one of them take at most `fuse_bytes`."""
         written = self.layers.keys() & graph.layers.keys()
-        limits = self.limits(cone, threads)
-        layers, dependencies = coned(graph.layers, graph.dependencies, written, outputs, limits)
+        limits = self.limits(fuse_bytes, threads)
+        layers, dependencies = fuse(graph.layers, graph.dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
 
     def computed(
@@ -699,7 +702,7 @@ class _Writer:
         wanted: Mapping[str, Needed],
         watched: Sequence[int],
     ) -> dict[int, Needed]:
-        """For some nodes, which of their tiles are made for what is wanted of the outputs."""
+        """For the watched nodes, which of their tiles the wanted blocks of the outputs need."""
         keys: list[Any] = []
         for name, chunks in outputs.items():
             blocks = product(*(range(len(sizes)) for sizes in chunks))
@@ -714,8 +717,8 @@ class _Writer:
         made = needed_blocks(graph, keys, tiles)
         return {index: made[self.made[index]] for index in watched if index in self.made}
 
-    def limits(self, work: int, threads: int) -> Limits:
-        """What may become one task."""
+    def limits(self, work: int, threads: int) -> FuseLimits:
+        """What may be fused."""
         light, free, size = set(), set(), {}
         for index, name in self.made.items():
             kernel, node = self.captured.kernels[index], self.node(index)
@@ -738,4 +741,4 @@ class _Writer:
                     name.rpartition("-")[2],
                     math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
                 )
-        return Limits(light, free, size, work, threads)
+        return FuseLimits(light, free, size, work, threads, self.settings)

@@ -9,7 +9,7 @@ from typing import Any
 from dasktile.ir import MAX_WORKERS
 from dasktile.schedule.placement import MARK, Placement, decode
 
-#: Start of the names of layers that slice tiles; see ``dasktile.lower.names.slices_of``.
+#: Start of the names of layers of slices; see ``dasktile.lower.names.slices_layer_name``.
 SLICE_PREFIX = "rechunk-split-"
 
 #: Vacant mesh positions that are remembered, a bound of memory: the scheduler of a cluster that

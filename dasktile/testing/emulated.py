@@ -1,8 +1,8 @@
-"""A device without a device: what a GPU's memory does to a program, without CUDA.
+"""An emulated device: memory that is limited and slow to copy, like a GPU's, without CUDA.
 
-Arrays lie in memory of their own, which is limited, takes time to copy to and from, is full of
-NaN once it is freed, and is not turned into NumPy's by accident.  For tests, and for
-benchmarks on machines that have no GPU.
+Arrays of the device are in separate allocations.  These count against a capacity, take time to
+copy to and from the host, and are filled with NaN once they are freed.  The arrays are never
+converted to NumPy arrays implicitly.  For tests, and for benchmarks on machines without a GPU.
 
 Examples
 --------
@@ -38,10 +38,10 @@ from dasktile.runtime.tiers.host import Host
 
 Array = np.ndarray[Any, Any]
 
-#: Bytes of a device that nobody has said anything about.
+#: Bytes of the device of a process where no other was set by :func:`use`.
 CAPACITY = 1 << 30
 
-#: Fills what was freed: NaN for floats, -1 for signed integers.
+#: Every byte of freed memory: makes NaN of floats, -1 of signed integers.
 POISON = 0xFF
 
 _METHODS = """
@@ -52,7 +52,7 @@ sort squeeze std sum swapaxes take trace transpose var view
 #: Methods of arrays that arrays of the device have too.
 METHODS = frozenset(_METHODS.split())
 
-#: Functions that take arrays of the host as well, such as indices.
+#: Functions that also accept arrays of the host, such as indices.
 MIXED = frozenset(
     [
         *(np.array, np.asarray, np.asanyarray, np.ascontiguousarray, np.asfortranarray),
@@ -63,11 +63,11 @@ MIXED = frozenset(
 
 
 class DeviceFullError(MemoryError):
-    """There is no room left on the device."""
+    """There is not enough free memory on the device."""
 
 
 class _Allocation:
-    """Memory of the device; freed with the last array that lies in it."""
+    """Memory of the device; freed with the last array that is a view of it."""
 
     __slots__ = ("address", "buffer", "device", "number")
 
@@ -81,7 +81,7 @@ class _Allocation:
         if sys.is_finalizing():
             return
         ctypes.memset(self.address, POISON, self.buffer.nbytes)
-        # without the lock, which the thread may hold that this happens to run in
+        # without the lock: the thread that runs this may hold it
         self.device._freed.append(self.buffer.nbytes)
 
 
@@ -101,13 +101,13 @@ class EmulatedDevice(Device):
     capacity
         Bytes.
     bandwidth
-        Bytes a second that are copied in each direction, None for as fast as it goes.
+        Bytes a second that are copied in each direction, None for no limit.
     latency
-        Seconds that every copy takes besides.
+        Seconds that every copy takes in addition.
     clock
-        Seconds.
+        Function that returns the time in seconds.
     sleep
-        Waits for so many seconds.
+        Function that waits for a number of seconds.
     """
 
     name = "emulated"
@@ -134,7 +134,7 @@ class EmulatedDevice(Device):
         self._down = _Lane()
 
     def __reduce__(self) -> Any:
-        # every process has its own
+        # every process has its own device
         return current, ()
 
     @property
@@ -145,7 +145,7 @@ class EmulatedDevice(Device):
 
     @property
     def peak(self) -> int:
-        """Most bytes that were in use at once."""
+        """The most bytes that were in use at once."""
         return self._peak
 
     @property
@@ -175,7 +175,7 @@ class EmulatedDevice(Device):
 
     def host(self) -> Tier:
         if current() is not self:
-            raise ValueError("tiles come back to the device of the process; see use()")
+            raise ValueError("the device must be that of the process; set it by use()")
         return Host(copied=(EmulatedArray,))
 
     def on_full(self, make_room: Callable[[int], bool] | None) -> None:
@@ -191,14 +191,14 @@ class EmulatedDevice(Device):
         Parameters
         ----------
         value
-            Of the host, or of the device already, which is given back as it is.
+            An array of the host.  An array of the device is returned unchanged.
 
         Raises
         ------
         DeviceFullError
-            If there is no room for it.
+            If there is not enough free memory.
         TypeError
-            If it is of objects.
+            If its elements are objects.
         """
         if isinstance(value, EmulatedArray):
             return value
@@ -212,20 +212,20 @@ class EmulatedDevice(Device):
             raise
 
     def wrap(self, result: Any, sources: Iterable[EmulatedArray], private: bool) -> Any:
-        """What NumPy has made of arrays of the device, as of the device.
+        """The result of a NumPy function of arrays of the device, as arrays of the device.
 
         Parameters
         ----------
         result
-            An array, a number, several of them, or anything else, which is given back.
+            An array, a number, or several of them.  Any other value is returned unchanged.
         sources
-            What it was made of.
+            The arguments of the function.
         private
-            Whether its memory is that of one of these, or nobody's.
+            Whether the result is a view of these, or has memory without other references.
         """
         if isinstance(result, (tuple, list)):
-            parts = [self.wrap(one, sources, private) for one in result]
-            # of a named tuple's type, if it is one
+            parts = [self.wrap(part, sources, private) for part in result]
+            # a named tuple is made by its _make
             return getattr(type(result), "_make", type(result))(parts)
         if not isinstance(result, (np.ndarray, np.generic)):
             return result
@@ -244,7 +244,7 @@ class EmulatedDevice(Device):
         return self._own(array if fits else array.copy(order="K"))
 
     def _own(self, array: Array) -> EmulatedArray:
-        """An array whose bytes are reserved, and whose memory nobody else has."""
+        """An array of the device from memory that is reserved and has no other references."""
         buffer = array
         while isinstance(buffer.base, np.ndarray):
             buffer = buffer.base
@@ -271,25 +271,25 @@ class EmulatedDevice(Device):
     def _copy(self, array: Array, lane: _Lane) -> Array:
         with lane.lock:
             start = self._clock()
-            made = np.array(array, order="K", copy=True)
-            lane.bytes += made.nbytes
-            seconds = self._latency + made.nbytes / self._bandwidth
-            left = seconds - (self._clock() - start) if seconds else 0
-            if left > 0:
-                self._sleep(left)
-            return made
+            copied = np.array(array, order="K", copy=True)
+            lane.bytes += copied.nbytes
+            seconds = self._latency + copied.nbytes / self._bandwidth
+            remaining = seconds - (self._clock() - start) if seconds else 0
+            if remaining > 0:
+                self._sleep(remaining)
+            return copied
 
 
 class EmulatedArray(NDArrayOperatorsMixin):
-    """An array of the device; made by :meth:`EmulatedDevice.asarray`, or of others.
+    """An array of the device, made by :meth:`EmulatedDevice.asarray` or from other arrays.
 
-    It does what NumPy's does, with the results on the device, as CuPy's: numbers are arrays of
-    no dimensions, and arrays of the host have to be copied first.
+    It behaves as a NumPy array whose results are on the device, as those of CuPy: scalars are
+    arrays without dimensions, and arrays of the host must be copied to the device first.
     """
 
     __slots__ = ("_allocation", "_data")
 
-    #: As CuPy's, so that these decide where arrays are concatenated.
+    #: As CuPy's: Dask then concatenates by the function for this type.
     __array_priority__ = 100
 
     def __init__(self, data: Array, allocation: _Allocation) -> None:
@@ -298,7 +298,7 @@ class EmulatedArray(NDArrayOperatorsMixin):
 
     @property
     def device(self) -> EmulatedDevice:
-        """Where it lies."""
+        """The device whose memory it is in."""
         return self._allocation.device
 
     @property
@@ -356,13 +356,13 @@ class EmulatedArray(NDArrayOperatorsMixin):
         return self.get().tolist()
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("an array of the device is not turned into NumPy's by itself; use .get()")
+        raise TypeError("an array of the device is not converted to NumPy implicitly; use .get()")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        for one in inputs:
-            if isinstance(one, np.ndarray):
-                _refuse(one)
-            elif not isinstance(one, (EmulatedArray, np.generic, int, float, complex)):
+        for value in inputs:
+            if isinstance(value, np.ndarray):
+                _require_scalar(value)
+            elif not isinstance(value, (EmulatedArray, np.generic, int, float, complex)):
                 return NotImplemented
         sources: list[EmulatedArray] = []
         out = kwargs.get("out", ())
@@ -374,13 +374,13 @@ class EmulatedArray(NDArrayOperatorsMixin):
     def __array_function__(
         self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any
     ) -> Any:
-        if not all(issubclass(one, (EmulatedArray, np.ndarray)) for one in types):
+        if not all(issubclass(kind, (EmulatedArray, np.ndarray)) for kind in types):
             return NotImplemented
         sources: list[EmulatedArray] = []
         hosts: list[Array] = []
         result = func(*_unwrapped(args, sources, hosts), **_unwrapped(kwargs, sources, hosts))
         if hosts and func not in MIXED:
-            _refuse(hosts[0])
+            _require_scalar(hosts[0])
         return self.device.wrap(result, sources, not hosts)
 
     def __getattr__(self, name: str) -> Any:
@@ -400,7 +400,7 @@ class EmulatedArray(NDArrayOperatorsMixin):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, np.ndarray):
-            _refuse(value)
+            _require_scalar(value)
         self._data[_unwrapped(index, [])] = _unwrapped(value, [])
 
     def __iter__(self) -> Iterator[EmulatedArray]:
@@ -434,34 +434,34 @@ class EmulatedArray(NDArrayOperatorsMixin):
         return self._wrap(self._data.copy(order="K"))
 
     def _wrap(self, result: Any) -> EmulatedArray:
-        made: EmulatedArray = self.device.wrap(result, [self], True)
-        return made
+        array: EmulatedArray = self.device.wrap(result, [self], True)
+        return array
 
 
 def _check(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
-        raise TypeError(f"a device has no memory for objects, as in {dtype}")
+        raise TypeError(f"a device cannot hold objects, as of dtype {dtype}")
 
 
-def _refuse(host: Array) -> None:
-    """Raise for an array of the host, except for one that is a number."""
+def _require_scalar(host: Array) -> None:
+    """Raise an error for an array of the host that has dimensions."""
     if host.ndim:
         raise TypeError(
-            "an array of the host is not copied to the device by itself; use device.asarray"
+            "an array of the host is not copied to the device implicitly; use device.asarray"
         )
 
 
 def _unwrapped(value: Any, sources: list[EmulatedArray], hosts: list[Array] | None = None) -> Any:
-    """Arrays of the device as NumPy's, in collections too, and a note of those that there are."""
+    """Replace arrays of the device, also in collections, by NumPy arrays; append each to a list."""
     if isinstance(value, EmulatedArray):
         sources.append(value)
         return value._data
     if isinstance(value, np.ndarray) and value.ndim and hosts is not None:
         hosts.append(value)
     if type(value) in (list, tuple):
-        return type(value)(_unwrapped(one, sources, hosts) for one in value)
+        return type(value)(_unwrapped(item, sources, hosts) for item in value)
     if type(value) is dict:
-        return {key: _unwrapped(one, sources, hosts) for key, one in value.items()}
+        return {key: _unwrapped(item, sources, hosts) for key, item in value.items()}
     return value
 
 
@@ -472,14 +472,14 @@ _lock = threading.Lock()
 
 
 def use(device: EmulatedDevice) -> EmulatedDevice:
-    """Make a device that of this process, where arrays go that come from others."""
+    """Set the device of this process, to which arrays from other processes are copied."""
     with _lock:
         _current[:] = [device]
     return device
 
 
 def current() -> EmulatedDevice:
-    """The device of this process; one of :data:`CAPACITY` if there was none."""
+    """The device of this process; a new one of :data:`CAPACITY` bytes if none was set."""
     with _lock:
         if not _current:
             _current.append(EmulatedDevice(CAPACITY))
@@ -492,18 +492,18 @@ def to_device(value: Any) -> EmulatedArray:
 
 
 def register_with_dask_cuda() -> None:
-    """Have dask-cuda treat the arrays as a GPU's, so that its own spilling works on them.
+    """Register the arrays with dask-cuda as arrays of a GPU, so that its own spilling works.
 
     Raises
     ------
     ImportError
         If dask-cuda is not installed.
     """
-    found = import_module("dask_cuda.is_device_object")
-    found.is_device_object.register(EmulatedArray, _yes)
+    module = import_module("dask_cuda.is_device_object")
+    module.is_device_object.register(EmulatedArray, _is_device_object)
 
 
-def _yes(value: EmulatedArray) -> bool:
+def _is_device_object(value: EmulatedArray) -> bool:
     return True
 
 
@@ -534,11 +534,11 @@ def _to_numpy(array: EmulatedArray, **kwargs: Any) -> Array:
 def _numel(
     array: EmulatedArray, axis: Any = None, keepdims: bool = False, dtype: Any = "f8", **kwargs: Any
 ) -> Any:
-    """How many elements are reduced, on the device as the reduction is."""
+    """Number of elements that are reduced, as an array of the device."""
     axes = range(array.ndim) if axis is None else np.atleast_1d(axis) % array.ndim
-    count = math.prod(array.shape[one] for one in axes)
-    left = [(number, 1 if number in axes else size) for number, size in enumerate(array.shape)]
-    shape = [size for number, size in left if keepdims or number not in axes]
+    count = math.prod(array.shape[number] for number in axes)
+    reduced = [(number, 1 if number in axes else size) for number, size in enumerate(array.shape)]
+    shape = [size for number, size in reduced if keepdims or number not in axes]
     return np.full_like(array, count, shape=shape, dtype=dtype)
 
 

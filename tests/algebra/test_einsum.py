@@ -24,6 +24,7 @@ from dasktile.capture.rules.blockwise import Contract
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.ir import Kind, Role
 from dasktile.lower.kernels import einsums as lowering
+from dasktile.lower.settings import SlabSettings
 
 SIZES = {"i": 7, "j": 6, "k": 5, "l": 3, "b": 4, "...": 2}
 
@@ -503,7 +504,7 @@ def test_a_graph_travels() -> None:
 @pytest.mark.parametrize("slab", [8, 64, 1000])
 @pytest.mark.parametrize("functions", FUNCTIONS)
 def test_slabs_of_any_size(functions: str, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lowering, "SLAB", slab)
+    monkeypatch.setattr(lowering, "SLABS", SlabSettings(nbytes=slab))
     join, reduce = FUNCTIONS[functions]
     rng = random.Random(slab)
     values = [draw(rng, (5, 6, 3)), draw(rng, (3, 6, 4))]
@@ -524,7 +525,7 @@ def test_slabs_bound_what_a_join_holds() -> None:
     x = np.ones((300, 200))
     recipe = EinSum(((0, 2), (1, 2)), (0, 1), join, np.minimum, x.dtype)
     lowering.join(recipe, x, x)
-    assert largest <= lowering.SLAB < 300 * 300 * 200 * 8
+    assert largest <= lowering.SLABS.nbytes < 300 * 300 * 200 * 8
     assert lowering.slab_steps((1000, 1000, 1000), 2**17) == (16, 32, 250)
     assert lowering.slab_steps((3, 0), 1) == (1, 1)
 

@@ -36,8 +36,8 @@ from dasktile.ir import (
     validate,
     windows,
 )
-from dasktile.lower.emit import Emission, emit
-from dasktile.lower.reshard import conversion, normal
+from dasktile.lower.emit import LoweringContext, emit
+from dasktile.lower.reshard import normal, reshard
 from dasktile.lower.writer import lower
 
 
@@ -120,7 +120,7 @@ def written(
                 assert len(inside), window
                 assert 0 <= inside[0] < size and 0 <= inside[-1] < size, (window, size)
         source, chunks = infos[edge].name, infos[edge].chunks
-        tasks.update(conversion(layer, layer, source, chunks, normal(wanted)))
+        tasks.update(reshard(layer, layer, source, chunks, normal(wanted)))
         return layer
 
     if getattr(found.kernel, "fetches", False):
@@ -136,11 +136,11 @@ def written(
             )
             for number, (edge, info) in enumerate(zip(node.edges, infos, strict=True))
         )
-    emission = Emission(node, tiling, f"{name}-dasktile-0", inputs, fetch, view.graph)
-    emitted = emit(found.kernel, emission)
+    context = LoweringContext(node, tiling, f"{name}-dasktile-0", inputs, fetch, view.graph)
+    emitted = emit(found.kernel, context)
     for layer in emitted.layers.values():
         tasks.update(dict(layer))
-    keys = [(emission.name, *place) for place in np.ndindex(*map(len, tiling.chunks))]
+    keys = [(context.name, *place) for place in np.ndindex(*map(len, tiling.chunks))]
     blocks = np.empty(tuple(map(len, tiling.chunks)), dtype=object)
     for key, value in zip(keys, dask.get(tasks, keys), strict=True):
         expected = tuple(sizes[b] for sizes, b in zip(tiling.chunks, key[1:], strict=True))

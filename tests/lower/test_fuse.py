@@ -1,4 +1,4 @@
-"""What only one tile is made of becomes one task, where that costs nothing."""
+"""Tasks of one worker are fused with their only reader, where that costs nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.fuse import Limits, coned
+from dasktile.lower.fuse import FuseLimits, fuse
 
 
 def name(op: str, places: str = "2_0e1") -> str:
@@ -34,7 +34,7 @@ class Graph:
         self.dependencies: dict[str, set[str]] = {}
 
     def add(self, op: str, *reads: str, blocks: Any = None) -> None:
-        """A layer whose tasks read the same block of others, or those that `blocks` says."""
+        """A layer whose tasks read the same block of others, or those of `blocks`."""
         self.layers[name(op)] = {}
         self.dependencies[name(op)] = {name(read) for read in reads}
         for block in (0, 1):
@@ -43,17 +43,17 @@ class Graph:
             refs = [TaskRef((name(read), at)) for read, at in zip(reads, places, strict=True)]
             self.layers[name(op)][key] = Task(key, total, block, *refs)
 
-    def coned(
+    def fused(
         self, output: str, work: int = 100, light: str = "", threads: int = 1, **sizes: int
     ) -> HighLevelGraph:
-        """The graph with cones; every tile that nothing is said of has one byte."""
+        """The graph after fusion; tiles have one byte, except for those in `sizes`."""
         size = {layer.rpartition("-")[2]: 1 for layer in self.layers} | sizes
-        limits = Limits({name(op) for op in light}, set(), size, work, threads)
+        limits = FuseLimits({name(op) for op in light}, set(), size, work, threads)
         layers: dict[str, Any] = {
             key: MaterializedLayer(tasks) for key, tasks in self.layers.items()
         }
-        found = coned(layers, self.dependencies, set(layers), {name(output)}, limits)
-        graph = HighLevelGraph(*found)
+        fused = fuse(layers, self.dependencies, set(layers), {name(output)}, limits)
+        graph = HighLevelGraph(*fused)
         graph.validate()
         keys = list(self.layers[name(output)])
         before = HighLevelGraph(layers, self.dependencies)
@@ -61,7 +61,7 @@ class Graph:
         return graph
 
 
-def left(graph: HighLevelGraph) -> set[str]:
+def ops(graph: HighLevelGraph) -> set[str]:
     return {layer.partition("-")[0] for layer in graph.layers}
 
 
@@ -75,52 +75,52 @@ def diamond() -> Graph:
 
 
 def test_a_diamond_is_one_task() -> None:
-    graph = diamond().coned("d")
-    assert left(graph) == {"d"}
+    graph = diamond().fused("d")
+    assert ops(graph) == {"d"}
     assert len(graph) == 2
     assert not graph.dependencies[name("d")]
 
 
-def test_every_thread_has_a_cone() -> None:
-    assert len(left(diamond().coned("d", threads=2))) == 4
+def test_every_thread_keeps_a_task() -> None:
+    assert len(ops(diamond().fused("d", threads=2))) == 4
 
 
-def test_what_others_read_stays() -> None:
+def test_tasks_with_other_readers_are_not_fused() -> None:
     graph = diamond()
     graph.add("e", "d", "a")
     graph.add("f", "b", "e", blocks=[(1, 0), (0, 1)])
-    # b is read on the other worker, and with it what it is made of
-    assert left(graph.coned("f")) == {"f", "e", "b", "a"}
+    # b has a reader on the other worker, so it is no part of d; a is read by b and by e
+    assert ops(graph.fused("f")) == {"f", "e", "b", "a"}
 
 
-def test_outputs_stay() -> None:
+def test_outputs_are_not_fused() -> None:
     graph = diamond()
     graph.add("e", "d")
-    found = graph.coned("d")
-    assert left(found) == {"d", "e"}
+    fused = graph.fused("d")
+    assert ops(fused) == {"d", "e"}
 
 
-def test_work_does_not_wait_for_other_workers() -> None:
+def test_only_light_tasks_are_fused_with_readers_of_other_workers() -> None:
     graph = Graph()
     graph.add("a")
     graph.add("b", "a")
     graph.add("c", "a", "b", blocks=[(1, 0), (0, 1)])
-    assert left(graph.coned("c")) == {"a", "b", "c"}
-    # only what is nothing much
-    assert left(graph.coned("c", light="b")) == {"a", "c"}
+    assert ops(graph.fused("c")) == {"a", "b", "c"}
+    # a light task is
+    assert ops(graph.fused("c", light="b")) == {"a", "c"}
 
 
-def test_cones_make_no_more_than_they_may() -> None:
+def test_results_of_a_fused_task_are_limited_in_bytes() -> None:
     graph = Graph()
     graph.add("a")
     for op, before in zip("bcdefgh", "abcdefg", strict=True):
         graph.add(op, before)
-    assert len(left(graph.coned("h", work=8))) == 1
-    assert len(left(graph.coned("h", work=4))) == 2
-    assert len(left(graph.coned("h", work=2))) == 4
+    assert len(ops(graph.fused("h", work=8))) == 1
+    assert len(ops(graph.fused("h", work=4))) == 2
+    assert len(ops(graph.fused("h", work=2))) == 4
 
 
-def test_cones_need_no_more_at_once() -> None:
+def test_fused_tasks_read_no_more_bytes_at_once() -> None:
     graph = Graph()
     for op in "xy":
         graph.add(op)
@@ -129,12 +129,12 @@ def test_cones_need_no_more_at_once() -> None:
     graph.add("q", "fary")
     graph.add("r", "p", "q")
     large = dict.fromkeys(("farx", "fary"), 1000)
-    # Each of two is small, made of what is large: one after the other they need less.
-    assert left(graph.coned("r", work=100, **large)) >= {"p", "q", "r"}
-    assert left(graph.coned("r", work=10_000, **large)) == {"x", "y", "farx", "fary", "r"}
+    # p and q are small and their inputs large: separate tasks need less memory at a time
+    assert ops(graph.fused("r", work=100, **large)) >= {"p", "q", "r"}
+    assert ops(graph.fused("r", work=10_000, **large)) == {"x", "y", "farx", "fary", "r"}
 
 
-def test_slices_that_are_read_where_the_tile_is() -> None:
+def test_slices_are_fused_if_all_readers_are_where_the_tile_is() -> None:
     graph = Graph()
     graph.add("a")
     slices = "rechunk-split-abc"
@@ -149,15 +149,15 @@ def test_slices_that_are_read_where_the_tile_is() -> None:
             for block in (0, 1)
         }
         graph.dependencies[name(op)] = {slices}
-    assert left(graph.coned("near")) == {"near", "far", "a", "rechunk"}
+    assert ops(graph.fused("near")) == {"near", "far", "a", "rechunk"}
     del graph.layers[name("far")], graph.dependencies[name("far")]
-    assert left(graph.coned("near")) == {"near"}
+    assert ops(graph.fused("near")) == {"near"}
     del graph.layers[name("near")], graph.dependencies[name("near")]
     graph.add("other")
-    assert "a" in left(graph.coned("other"))
+    assert "a" in ops(graph.fused("other"))
 
 
-def test_annotated_layers_are_left_alone() -> None:
+def test_annotated_layers_are_not_fused() -> None:
     graph = diamond()
     layers: dict[str, Any] = {
         key: MaterializedLayer(
@@ -165,15 +165,15 @@ def test_annotated_layers_are_left_alone() -> None:
         )
         for key, tasks in graph.layers.items()
     }
-    limits = Limits((), (), {}, 100)
-    found, _ = coned(layers, graph.dependencies, set(layers), {name("d")}, limits)
-    assert found[name("b")].annotations == {"resources": {"GPU": 1}}
-    assert len(found[name("b")]) == 2
-    assert name("a") in found
+    limits = FuseLimits((), (), {}, 100)
+    fused, _ = fuse(layers, graph.dependencies, set(layers), {name("d")}, limits)
+    assert fused[name("b")].annotations == {"resources": {"GPU": 1}}
+    assert len(fused[name("b")]) == 2
+    assert name("a") in fused
 
 
 @pytest.mark.parametrize("places", ["", "2_f0123456789.0"])
-def test_places_that_are_not_known(places: str) -> None:
+def test_tasks_without_a_home_are_fused_only_if_they_follow_the_same_block(places: str) -> None:
     names = [f"{op}-dasktile-{places + '-' if places else ''}{op}" for op in "ab"]
     first = {(names[0], 0): Task((names[0], 0), int, 3)}
     second = {(names[1], 0): Task((names[1], 0), abs, TaskRef((names[0], 0)))}
@@ -181,19 +181,19 @@ def test_places_that_are_not_known(places: str) -> None:
         names[0]: MaterializedLayer(first),
         names[1]: MaterializedLayer(second),
     }
-    found, _ = coned(
+    fused, _ = fuse(
         layers,
         {names[0]: set(), names[1]: {names[0]}},
         set(names),
         {names[1]},
-        Limits((), (), {}, 100),
+        FuseLimits((), (), {}, 100),
     )
-    # following the same block, they are on the same worker, wherever that is
-    assert (len(found) == 1) == bool(places)
+    # tasks that follow the same block are on the same worker
+    assert (len(fused) == 1) == bool(places)
 
 
 def test_every_thread_keeps_work_where_one_task_reads_the_others() -> None:
-    """Many tasks of a layer in one cone are work for one thread."""
+    """Many tasks of a layer in one fused task run on one thread."""
     graph = Graph()
     for op in "abcd":
         graph.add(op)
@@ -204,7 +204,7 @@ def test_every_thread_keeps_work_where_one_task_reads_the_others() -> None:
     for block in (0, 1):
         before = (name("e"), block)
         for step in range(4):
-            # all at the home of the block
+            # all have the same home
             key = (chain, block, step)
             graph.layers[chain][key] = Task(key, total, step, TaskRef(before))
             before = key
@@ -213,33 +213,33 @@ def test_every_thread_keeps_work_where_one_task_reads_the_others() -> None:
         for block in (0, 1)
     }
     graph.dependencies[name("f")] = {chain}
-    assert left(graph.coned("f")) == {"f"}
-    assert "chain" in left(graph.coned("f", threads=2))
+    assert ops(graph.fused("f")) == {"f"}
+    assert "chain" in ops(graph.fused("f", threads=2))
 
 
-def test_what_is_elsewhere_is_not_drawn_here() -> None:
-    """Dask makes one task of two if the second reads nothing but the first."""
+def test_fusion_leaves_no_task_that_dask_fuses_with_another_workers() -> None:
+    """Dask fuses two tasks if the second reads nothing but the first."""
     graph = Graph()
     for op in "tl":
         graph.add(op)
     graph.add("p", "t")
     graph.add("r", "p", "l", blocks=((1, 0), (0, 1)))
-    assert {"p", "l", "r"} <= left(graph.coned("r", light="l"))
-    # unless the part goes to another task too
+    assert {"p", "l", "r"} <= ops(graph.fused("r", light="l"))
+    # p has a second reader: Dask does not fuse it
     graph.add("o", "p")
     graph.add("s", "r", "o", blocks=((0, 1), (1, 0)))
-    assert "l" not in left(graph.coned("s", light="l"))
+    assert "l" not in ops(graph.fused("s", light="l"))
 
 
-def test_keys_that_are_no_tiles() -> None:
+def test_keys_without_a_block_are_accepted() -> None:
     graph = diamond()
     for key in [(name("b"), "extra", 0), name("c")]:
         graph.layers[key[0] if isinstance(key, tuple) else key][key] = Task(key, total, 5)
-    assert "d" in left(graph.coned("d"))
+    assert "d" in ops(graph.fused("d"))
 
 
 @pytest.mark.parametrize("reads", (False, True))
-def test_cones_that_read_tiles_are_no_roots(reads: bool) -> None:
+def test_fused_tasks_that_read_tiles_are_no_root_tasks(reads: bool) -> None:
     graph = Graph()
     graph.add("r")
     graph.add("f")
@@ -248,14 +248,14 @@ def test_cones_that_read_tiles_are_no_roots(reads: bool) -> None:
     graph.add("s", "m", "o")
     for key, task in graph.layers[name("r")].items():
         graph.layers[name("r")][key] = Task(key, total, *task.args, _data_producer=True)
-    found = graph.coned("s", work=2, light="r", s=9)
-    assert "r" not in left(found)
+    fused = graph.fused("s", work=2, light="r", s=9)
+    assert "r" not in ops(fused)
     for block in (0, 1):
-        assert found[name("m"), block].data_producer == (not reads)
+        assert fused[name("m"), block].data_producer == (not reads)
 
 
-def test_dask_does_not_look_into_cones() -> None:
-    """Its array optimisation takes a slice of a slice for the only one."""
+def test_dask_does_not_rewrite_fused_tasks() -> None:
+    """Its array optimisation merges a slice with a slice of it that has other readers."""
     graph = diamond()
     graph.layers[name("e")] = {}
     graph.dependencies |= {name("e"): set(), name("a"): {name("e")}}
@@ -271,10 +271,10 @@ def test_dask_does_not_look_into_cones() -> None:
         reads = [TaskRef((name(op), block)) for op in "bc"]
         graph.layers[name("d")][key] = Task(key, np.concatenate, List(*reads))
     layers: dict[str, Any] = {key: MaterializedLayer(tasks) for key, tasks in graph.layers.items()}
-    limits = Limits(set(), set(), {}, 100)
-    found = HighLevelGraph(*coned(layers, graph.dependencies, set(layers), {name("d")}, limits))
-    assert left(found) == {"d"}
-    keys = list(found)
-    optimized = da.optimize(found, keys)
-    for value in (*dask.get(optimized, keys), *dask.get(dict(found), keys)):
+    limits = FuseLimits(set(), set(), {}, 100)
+    fused = HighLevelGraph(*fuse(layers, graph.dependencies, set(layers), {name("d")}, limits))
+    assert ops(fused) == {"d"}
+    keys = list(fused)
+    optimized = da.optimize(fused, keys)
+    for value in (*dask.get(optimized, keys), *dask.get(dict(fused), keys)):
         assert value.tolist() == [2, 3, 4]

@@ -1,4 +1,4 @@
-"""What is read off the keys of tasks, whoever wrote them."""
+"""Homes of tasks by their keys, also by keys that dasktile has not written."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ HASH = "0123456789abcdef"
         f"2_0e{'9' * 5000}",
     ],
 )
-def test_names_of_very_many_blocks_hold_no_placement(code: str) -> None:
+def test_names_of_too_many_blocks_hold_no_placement(code: str) -> None:
     assert decode(f"x-dasktile-{code}-{HASH}") is None
     layer = Homes(["a", "b"]).layer(f"x-dasktile-{code}-{HASH}")
     assert layer is not None and layer.home((0, 0)) is None
 
 
 @pytest.mark.parametrize("runs", [(MAX_BLOCKS // 2,) * 2, (1, MAX_BLOCKS - 1), (0, 1)])
-def test_names_of_as_many_blocks_as_may_be(runs: tuple[int, ...]) -> None:
+def test_names_of_the_maximum_of_blocks_hold_a_placement(runs: tuple[int, ...]) -> None:
     placement = Placement((2,), (Share((0,), runs),))
     assert decode(f"x-dasktile-{encode(placement)}-{HASH}") == placement
 
 
 @pytest.mark.parametrize("index", ["um-dasktile", ("a", 0), (0.5, 0), (None,), 3, None, [0, 0]])
-def test_what_is_no_tile_has_no_home(index: Any) -> None:
+def test_keys_without_a_block_have_no_home(index: Any) -> None:
     layer = Homes(["a", "b"]).layer(f"sum-dasktile-2_0e1-{HASH}")
     assert layer is not None and layer.home(index) is None
     following = Homes(["a", "b"]).layer(f"sum-dasktile-2_f0a1b2c3d4e.1-{HASH}")
@@ -58,7 +58,7 @@ def test_tiles_have_homes() -> None:
     assert following.followed((4, 2)) == (2, 0) and following.followed((4,)) is None
 
 
-def test_who_joins_takes_the_place_of_who_is_gone() -> None:
+def test_a_new_worker_takes_over_the_place_of_a_lost_one() -> None:
     homes = Homes(["a", "b", "c", "d"])
     assert homes.table(4) == ("a", "b", "c", "d")
     homes.lose("b")
@@ -78,13 +78,13 @@ def test_who_joins_takes_the_place_of_who_is_gone() -> None:
     assert homes.table(4) == ("f", "f", "e", "e")
 
 
-def test_a_plan_for_few_workers_is_none_for_many() -> None:
+def test_a_plan_is_ignored_where_workers_are_twice_as_many() -> None:
     name = f"sum-dasktile-2_0e1-{HASH}"
     assert Homes(["a", "b", "c"]).layer(name) is not None
     assert Homes(["a", "b", "c", "d"]).layer(name) is None
 
 
-def test_who_joins_takes_the_place_that_is_missed() -> None:
+def test_a_new_worker_takes_over_the_vacant_mesh_position() -> None:
     homes = Homes(list("abcd"))
     homes.lose("d")
     assert homes.table(3) == ("a", "b", "c")
@@ -95,7 +95,7 @@ def test_who_joins_takes_the_place_that_is_missed() -> None:
     assert homes.vacant == ()
 
 
-def test_who_comes_back_has_its_place_again() -> None:
+def test_a_worker_that_returns_has_its_former_place() -> None:
     homes = Homes(list("abc"))
     homes.table(3)
     homes.lose("b")
@@ -106,7 +106,7 @@ def test_who_comes_back_has_its_place_again() -> None:
     assert homes.table(3) == ("a", "d", "c")
 
 
-def test_who_joins_late_takes_what_another_has_twice() -> None:
+def test_a_late_worker_takes_over_a_position_of_a_worker_with_two() -> None:
     homes = Homes(["a", "b"])
     assert homes.table(3) == ("a", "a", "b")
     homes.join("c")

@@ -40,7 +40,7 @@ from dasktile.ir import (
     validate,
 )
 from dasktile.lower.kernels.blas import accumulate, multiply, total
-from dasktile.lower.reshard import conversion, lengths, normal
+from dasktile.lower.reshard import lengths, normal, reshard
 from dasktile.lower.writer import Lowered, lower
 from tests.support import (
     MESH,
@@ -57,7 +57,7 @@ EMPTY = HighLevelGraph({}, {})
 
 
 class Builder:
-    """Puts a small program together by hand, with the values that NumPy gives it."""
+    """Builds a small program by hand, and its values with NumPy."""
 
     def __init__(self, graph: HighLevelGraph = EMPTY) -> None:
         self.nodes: list[Node] = []
@@ -120,8 +120,8 @@ class Builder:
             for spec, index in zip(specs, inputs, strict=True)
         ]
         bare = ",".join(spec.replace("1", "") for spec in specs)
-        known = "".join(letter for letter in result if letter in bare)
-        value = np.asarray(np.einsum(f"{bare}->{known}", *tiles, dtype=dtype))
+        present = "".join(letter for letter in result if letter in bare)
+        value = np.asarray(np.einsum(f"{bare}->{present}", *tiles, dtype=dtype))
         value = value.reshape([sizes[letter] for letter in result])
         edges = tuple(
             Edge(index, tuple(AxisMap(number.get(letter)) for letter in spec))
@@ -192,11 +192,11 @@ class Builder:
                 output_graphs(lowered), lowered.names, lowered.chunks, expected, strict=True
             )
         ]
-        for found in every_way(arrays):
-            for value, wanted in zip(found, expected, strict=True):
-                assert value.dtype == wanted.dtype
-                assert value.shape == wanted.shape
-                np.testing.assert_array_equal(value, wanted)
+        for values in every_way(arrays):
+            for value, reference in zip(values, expected, strict=True):
+                assert value.dtype == reference.dtype
+                assert value.shape == reference.shape
+                np.testing.assert_array_equal(value, reference)
         for name, chunks in zip(lowered.names, lowered.chunks, strict=True):
             for block in product(*(range(len(sizes)) for sizes in chunks)):
                 tile = dask.get(lowered.graph, (name, *block))
@@ -414,12 +414,12 @@ def test_windows_are_cut_from_blocks() -> None:
     rng = random.Random(0)
 
     def some(size: int) -> tuple[Any, ...]:
-        found = []
+        windows = []
         for _ in range(rng.randint(1, 4)):
             start, step = rng.randrange(max(size, 1)), rng.choice([1, 1, 3, -1, -2])
             reach = range(start, size if step > 0 else -1, step) if size else ()
-            found.append((start, start + step * rng.randint(0, len(reach)), step))
-        return tuple(found)
+            windows.append((start, start + step * rng.randint(0, len(reach)), step))
+        return tuple(windows)
 
     for trial in range(300):
         shape = tuple(rng.choice([0, 1, 2, 9]) for _ in range(rng.randint(0, 3)))
@@ -435,7 +435,7 @@ def test_windows_are_cut_from_blocks() -> None:
         )
         base = da.from_array(value, chunks=chunks)
         wanted = normal([some(size) for size in shape])
-        tasks = conversion("new", "token", base.name, chunks, wanted)
+        tasks = reshard("new", "token", base.name, chunks, wanted)
         graph = {**base.dask.to_dict(), **tasks}
         for block in product(*(range(len(axis)) for axis in wanted)):
             expected = value
@@ -449,7 +449,7 @@ def test_windows_are_cut_from_blocks() -> None:
 
 def test_whole_blocks_are_not_copied_and_pieces_are_shared() -> None:
     windows = normal([((0, 4, 1), (0, 6, 1), (2, 6, 1), (4, 8, 1))])
-    tasks = conversion("new", "token", "x", ((4, 4),), windows)
+    tasks = reshard("new", "token", "x", ((4, 4),), windows)
     assert isinstance(tasks["new", 0], Alias)
     assert isinstance(tasks["new", 3], Alias)
     assert len(tasks) == 4 + 2
@@ -457,7 +457,7 @@ def test_whole_blocks_are_not_copied_and_pieces_are_shared() -> None:
     assert tasks["new", 1].dependencies & tasks["new", 2].dependencies
 
 
-def test_conversions_are_shared_among_readers() -> None:
+def test_resharding_layers_are_shared_among_readers() -> None:
     rng = random.Random(0)
     builder = Builder()
     x = builder.array(ints(rng, 8, 8))
@@ -520,7 +520,7 @@ def test_creation_and_reads() -> None:
         assert not isinstance(lowered.graph.layers[lowered.names[1]], Blockwise)
 
 
-def test_what_is_created_is_made_again_for_every_reader() -> None:
+def test_created_arrays_are_recomputed_for_every_reader() -> None:
     made = da.zeros((6, 9), chunks=3, dtype="i4")
     builder = Builder(made.dask)
     layer = made.dask.layers[made.name]
@@ -550,12 +550,12 @@ def test_small_arrays(shape: tuple[int, ...]) -> None:
 
 
 def blocky(x: da.Array) -> da.Array:
-    """Something that depends on how it is cut."""
+    """A function whose result depends on the chunks."""
     return x.map_blocks(lambda block: block - block.min() + block.shape[0], dtype=x.dtype)
 
 
 def opaque(builder: Builder, x: da.Array, *reads: tuple[int, da.Array], more: Any = ()) -> int:
-    """Dask array `x` as a node that is left alone; reads nodes as other dask arrays."""
+    """Dask array `x` as an opaque node; `reads` has nodes, each with its dask array."""
     edges = tuple(
         Edge(index, (AxisMap(None),) * array.ndim, array.chunks) for index, array in reads
     )
@@ -604,7 +604,7 @@ def test_opaque_parts_read_their_own_chunks(names: bool) -> None:
         assert first.name not in lowered.graph.layers or names
 
 
-def test_what_nothing_changed_for_is_carried_over() -> None:
+def test_unchanged_parts_are_carried_over() -> None:
     x = blocky(da.random.default_rng(0).random((8, 8), chunks=4))
     y = blocky(x.rechunk((8, 2)))
     builder = Builder(y.dask)
@@ -619,12 +619,12 @@ def test_what_nothing_changed_for_is_carried_over() -> None:
     for name in y.dask.layers:
         assert lowered.graph.layers[name] is y.dask.layers[name]
     assert lowered.names[0] == y.name
-    # and nothing of the layer is written again only for its name
+    # nor is it written only because the output has a given name
     named = builder.check(captured, tiled, output_names=[y.name, "negative"])
     assert named.graph.layers[y.name] is y.dask.layers[y.name]
 
 
-def test_a_name_that_is_taken_is_taken_from_its_readers_too() -> None:
+def test_readers_of_a_layer_whose_name_an_output_takes_are_written() -> None:
     x = blocky(da.random.default_rng(0).random((8, 8), chunks=4))
     y = blocky(x)
     builder = Builder(y.dask)
@@ -682,7 +682,7 @@ for seed in (1, 2):
     print(list(graph.layers), [list(layer) for layer in graph.layers.values()])
 """
     root = Path(__file__).parents[2]
-    found = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", script],
             env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
@@ -692,8 +692,8 @@ for seed in (1, 2):
         ).stdout
         for seed in ("1", "2")
     }
-    assert len(found) == 1
-    first, second = found.pop().splitlines()
+    assert len(outputs) == 1
+    first, second = outputs.pop().splitlines()
     assert first != second
 
 
@@ -704,8 +704,8 @@ def test_graphs_can_be_pickled() -> None:
     z = builder.contract("ij,jk->ik", x, x)
     captured = builder.captured(z)
     lowered = builder.check(captured, random_tiling(captured.program, rng))
-    again = pickle.loads(pickle.dumps(lowered.graph))
-    array = as_array(again, lowered.names[0], lowered.chunks[0], "i8")
+    loaded = pickle.loads(pickle.dumps(lowered.graph))
+    array = as_array(loaded, lowered.names[0], lowered.chunks[0], "i8")
     np.testing.assert_array_equal(array.compute(scheduler="sync"), builder.values[z])
 
 

@@ -1,1 +1,1 @@
-"""How the tasks of each family of operations are written, one module a family."""
+"""Writers of the tasks of each family of operations, one module for each."""

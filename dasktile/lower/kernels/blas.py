@@ -1,4 +1,4 @@
-"""What runs inside a task of a contraction: the product of some tiles, as BLAS."""
+"""Functions of the tasks of a contraction: products of tiles, computed by BLAS."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ def multiply(recipe: Contract, *tiles: Any) -> Any:
             tile = tile[tuple(0 if label is None else slice(None) for label in labels)]
         operands.append(_cast(tile, recipe))
         spec.append(tuple(label for label in labels if label is not None))
-    known = {label for labels in spec for label in labels}
-    output = tuple(label for label in recipe.output if label in known)
+    present = {label for labels in spec for label in labels}
+    output = tuple(label for label in recipe.output if label in present)
     if _pairwise(recipe):
         result = _binary(operands[0], operands[1], spec[0], spec[1], output)
     else:
         result = _einsum(operands, spec, output, recipe)
     if len(output) < len(recipe.output):
         # axes of size one that no tile has
-        result = result[tuple(slice(None) if label in known else None for label in recipe.output)]
-    # what is left of an array without axes is a scalar, in NumPy as well
+        result = result[tuple(slice(None) if label in present else None for label in recipe.output)]
+    # a result without axes is a scalar, as in NumPy
     return result if recipe.output else result[()]
 
 
 def accumulate(recipe: Contract, before: Any, *tiles: Any) -> Any:
-    """The product of `tiles`, added to what came before, which is left as it is."""
+    """The product of `tiles` plus the partial result `before`, which is unchanged."""
     product = multiply(recipe, *tiles)
     plain = type(before) is type(product) is np.ndarray and before.dtype == product.dtype
     if plain and _pairwise(recipe):
-        # a new array that nobody else has seen: no third tile is needed
+        # in place: the product is a new array without other references
         return np.add(before, product, out=product)
     return before + product
 
 
 def _pairwise(recipe: Contract) -> bool:
-    """True for two tiles, neither of which has a label twice."""
+    """True for two tiles, neither of which repeats a label."""
     axes = [[label for label in labels if label is not None] for labels in recipe.spec]
     return len(axes) == 2 and all(len(set(labels)) == len(labels) for labels in axes)
 
 
 def total(*partials: Any) -> Any:
-    """The sum of partial results, which are left as they are."""
+    """The sum of partial results, which are unchanged."""
     first, *rest = partials
     return functools.reduce(_add_to, rest[1:], first + rest[0])
 
@@ -64,7 +64,7 @@ def _add_to(fresh: Any, term: Any) -> Any:
 
 
 def _cast(tile: Any, recipe: Contract) -> Any:
-    # a tile may be of a wider dtype than its array says: it is never made less precise
+    # a tile may have a wider dtype than its array: it keeps its precision
     if tile.dtype == recipe.dtype or not np.can_cast(tile.dtype, recipe.dtype, "safe"):
         return tile
     return tile.astype(recipe.dtype)
@@ -90,7 +90,7 @@ def _einsum(
 
 
 def _positive(fresh: Any) -> Any:
-    """No negative zeros: the sums of NumPy's products start from zero, so 0 * -2 is 0."""
+    """Replace negative zeros: NumPy sums products from zero, so 0 * -2 is 0."""
     fresh += fresh.dtype.type(0)
     return fresh
 
@@ -105,7 +105,7 @@ def _binary(
     """The product of two tiles; the result is always a new array."""
     left, of_left = _sum_lone(left, of_left, {*of_right, *output})
     right, of_right = _sum_lone(right, of_right, {*of_left, *output})
-    # np.dot takes a product with a single 0 for 0 even where the other factor is NaN
+    # for one summed element, np.dot returns 0 where a factor is 0 and the other is NaN
     left, of_left, right, of_right = _drop_single(left, of_left, right, of_right, output)
     shared = [label for label in of_left if label in of_right]
     summed = [label for label in shared if label not in output]
@@ -113,7 +113,7 @@ def _binary(
     if not summed:
         return _positive(_spread(left, of_left, output) * _spread(right, of_right, output))
     if output and output[0] in of_right and output[0] not in of_left:
-        # the other way round the result comes out in the wanted order more often
+        # swapped, the axes of the result are in the order of the output more often
         left, right, of_left, of_right = right, left, of_right, of_left
     rows = [label for label in output if label in of_left and label not in shared]
     columns = [label for label in output if label in of_right and label not in shared]
@@ -142,7 +142,7 @@ def _sum_lone(tile: Any, labels: Sequence[int], kept: set[int]) -> tuple[Any, Se
 def _drop_single(
     left: Any, of_left: Sequence[int], right: Any, of_right: Sequence[int], output: Sequence[int]
 ) -> tuple[Any, Sequence[int], Any, Sequence[int]]:
-    """Leave out the axes that both tiles have, the result has not, and are of size one."""
+    """Drop the summed axes of size one that both tiles have."""
     single = {
         label
         for label, size in zip(of_left, left.shape, strict=True)
@@ -150,17 +150,18 @@ def _drop_single(
     }
     if not single:
         return left, of_left, right, of_right
-    found: list[Any] = []
-    for tile, labels in ((left, of_left), (right, of_right)):
-        found.append(tile[tuple(0 if label in single else slice(None) for label in labels)])
-        found.append([label for label in labels if label not in single])
-    return found[0], found[1], found[2], found[3]
+
+    def dropped(tile: Any, labels: Sequence[int]) -> tuple[Any, Sequence[int]]:
+        index = tuple(0 if label in single else slice(None) for label in labels)
+        return tile[index], [label for label in labels if label not in single]
+
+    return *dropped(left, of_left), *dropped(right, of_right)
 
 
 def _spread(tile: Any, labels: Sequence[int], output: Sequence[int]) -> Any:
-    """A view of a tile with all the axes of the result, those it lacks of size one."""
-    mine = [label for label in output if label in labels]
-    tile = tile.transpose([list(labels).index(label) for label in mine])
+    """A view of a tile with all axes of the result; those that it lacks have size one."""
+    order = [label for label in output if label in labels]
+    tile = tile.transpose([list(labels).index(label) for label in order])
     return tile[tuple(slice(None) if label in labels else None for label in output)]
 
 
@@ -171,13 +172,13 @@ def _batched(
     of_right: Sequence[int],
     groups: tuple[list[int], list[int], list[int], list[int]],
 ) -> Any:
-    """One matrix product for every choice of the labels that all three arrays have."""
+    """A matrix product for every index of the labels that both tiles and the result have."""
     batch, rows, summed, columns = groups
     size = dict(zip((*of_left, *of_right), (*left.shape, *right.shape), strict=True))
 
-    def stack(tile: Any, labels: Sequence[int], *wanted: list[int]) -> Any:
-        order = [list(labels).index(label) for group in wanted for label in group]
-        shape = [_count(size, group) for group in wanted]
+    def stack(tile: Any, labels: Sequence[int], *groups: list[int]) -> Any:
+        order = [list(labels).index(label) for group in groups for label in group]
+        shape = [_count(size, group) for group in groups]
         return tile.transpose(order).reshape(shape)
 
     product = np.matmul(

@@ -1,8 +1,8 @@
 """Operations of one task per tile: sources, and block functions that Dask maps.
 
-Creation and mapped functions stay Blockwise layers, which Dask fuses with their
-neighbours.  Reads do not: Dask would fuse a Blockwise read into each of its consumers,
-and read the tile again for each.
+Creation and mapped functions stay Blockwise layers, which Dask fuses with their readers.
+Reads of stored arrays do not: Dask would fuse a Blockwise read into each of its readers, and
+read the tile from the file once for each.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dasktile._compat.dask import (
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, InMemory, Read
 from dasktile.ir import Chunks, bounds
-from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 
 #: Getters whose arguments after the slices are `asarray` and `lock`.
 _GETTERS = (getter, getter_nofancy, getter_inline)
 
 
 @emit.register
-def _create(kernel: Create, emission: Emission) -> Emitted:
-    emitted = Emitted()
-    emitted.add(emission.name, created(kernel, emission.name, emission.tiling.chunks), set())
+def _create(kernel: Create, context: LoweringContext) -> EmittedLayers:
+    emitted = EmittedLayers()
+    emitted.add(context.name, created(kernel, context.name, context.tiling.chunks), set())
     return emitted
 
 
 def created(kernel: Create, name: str, chunks: Chunks) -> Blockwise:
-    """A layer that makes an array of one value in these chunks."""
+    """A layer that creates an array of one value with these chunks."""
     layer = kernel.layer
     return Blockwise(
         name,
@@ -54,30 +54,30 @@ def created(kernel: Create, name: str, chunks: Chunks) -> Blockwise:
 
 
 @emit.register
-def _map(kernel: Map, emission: Emission) -> Emitted:
-    layer, node, tiling = kernel.layer, emission.node, emission.tiling
+def _map(kernel: Map, context: LoweringContext) -> EmittedLayers:
+    layer, node, tiling = kernel.layer, context.node, context.tiling
     sizes = {symbol: tiling.cuts[label] for symbol, label in kernel.labels.items()}
     arrays: dict[int, tuple[str, tuple[int, ...]]] = {}
-    for edge, position, name in zip(node.edges, kernel.positions, emission.inputs, strict=True):
+    for edge, position, name in zip(node.edges, kernel.positions, context.inputs, strict=True):
         blocks = (1 if axis.label is None else len(tiling.cuts[axis.label]) for axis in edge.axes)
         arrays[position] = (name, tuple(blocks))
-    return _instantiated(layer, emission, sizes, arrays)
+    return _instantiated(layer, context, sizes, arrays)
 
 
 def _instantiated(
     layer: Blockwise,
-    emission: Emission,
+    context: LoweringContext,
     sizes: Mapping[str, Sequence[int]],
     arrays: Mapping[int, tuple[str, tuple[int, ...]]],
-) -> Emitted:
-    """A Blockwise layer again, with other numbers of blocks.
+) -> EmittedLayers:
+    """A copy of a Blockwise layer with other numbers of blocks.
 
     Parameters
     ----------
     layer
         The layer.
-    emission
-        What is to be written.
+    context
+        The node to write.
     sizes
         Chunk sizes along the layer's index symbols; others have one block.
     arrays
@@ -90,32 +90,32 @@ def _instantiated(
     argument: Any
     for position, (argument, symbols) in enumerate(layer.indices):
         if symbols is None:
-            reads |= _layers_of(argument, layer.output, emission.graph)
+            reads |= _layers_of(argument, layer.output, context.graph)
         elif argument in layer.io_deps:
-            argument = _shapes(layer.io_deps[argument], symbols, sizes, emission.node.name)
+            argument = _shapes(layer.io_deps[argument], symbols, sizes, context.node.name)
         elif position in arrays:
             argument, blocks = arrays[position]
             numblocks[argument] = blocks
             reads.add(argument)
         else:
-            raise TypeError(f"{emission.node.name!r} reads {argument!r}, which no edge stands for")
+            raise TypeError(f"{context.node.name!r} reads {argument!r}, for which it has no edge")
         indices.append((argument, symbols))
     new_axes: dict[str, Any] = {
         symbol: tuple(sizes[symbol]) if symbol in sizes else size
         for symbol, size in layer.new_axes.items()
     }
-    emitted = Emitted()
+    emitted = EmittedLayers()
     written = Blockwise(
-        emission.name,
+        context.name,
         layer.output_indices,
-        layer.task.substitute({}, key=emission.name),
+        layer.task.substitute({}, key=context.name),
         indices,
         numblocks=numblocks,
         concatenate=layer.concatenate,
         new_axes=new_axes,
         annotations=layer.annotations,
     )
-    emitted.add(emission.name, written, reads)
+    emitted.add(context.name, written, reads)
     return emitted
 
 
@@ -124,38 +124,40 @@ def _shapes(
 ) -> ArrayChunkShapeDep:
     if type(dep) is not ArrayChunkShapeDep:
         raise TypeError(
-            f"{name!r} depends on the block in a way that has no meaning for other tiles: "
+            f"{name!r} has an argument of each block that is undefined for other tiles: "
             f"{type(dep).__name__}"
         )
     chunks: list[tuple[int, ...]] = []
-    for symbol, before in zip(symbols, dep.chunks, strict=True):
-        now = tuple(sizes.get(symbol, before))
-        if sum(now) != sum(before):
-            raise TypeError(f"{name!r}: an axis of {sum(before)} is cut as one of {sum(now)}")
-        chunks.append(now)
+    for symbol, old in zip(symbols, dep.chunks, strict=True):
+        new = tuple(sizes.get(symbol, old))
+        if sum(new) != sum(old):
+            raise TypeError(
+                f"{name!r}: the chunks of an axis of size {sum(old)} add up to {sum(new)}"
+            )
+        chunks.append(new)
     return ArrayChunkShapeDep(tuple(chunks))
 
 
 def _layers_of(argument: Any, name: str, graph: HighLevelGraph) -> set[str]:
-    """The layers of the input graph that hold what an argument refers to."""
+    """The layers of the input graph that contain the keys of an argument."""
     if isinstance(argument, TaskRef):
         keys = [argument.key]
     elif isinstance(argument, GraphNode):
         keys = list(argument.dependencies)
     else:
         return set()
-    found = set()
+    layers = set()
     for key in keys:
         candidates = sorted(graph.dependencies.get(name, ()))
         holders = [other for other in candidates if other == key or key in graph.layers[other]]
         if not holders:
             raise TypeError(f"{name!r} reads {key!r}, which is in none of its dependencies")
-        found.add(holders[0])
-    return found
+        layers.add(holders[0])
+    return layers
 
 
 def _slices(chunks: Chunks) -> list[tuple[slice, ...]]:
-    """The part of an array that each block is, in C order."""
+    """The slices of an array that its blocks are, in C order."""
     axes = []
     for sizes in chunks:
         edges = bounds(sizes)
@@ -164,44 +166,44 @@ def _slices(chunks: Chunks) -> list[tuple[slice, ...]]:
 
 
 def _per_tile(
-    emission: Emission, task: Callable[[tuple[Any, ...], tuple[slice, ...]], GraphNode]
+    context: LoweringContext, task: Callable[[tuple[Any, ...], tuple[slice, ...]], GraphNode]
 ) -> MaterializedLayer:
-    chunks = emission.tiling.chunks
-    blocks = product([emission.name], *(range(len(sizes)) for sizes in chunks))
+    chunks = context.tiling.chunks
+    blocks = product([context.name], *(range(len(sizes)) for sizes in chunks))
     return MaterializedLayer(
         {key: task(key, part) for key, part in zip(blocks, _slices(chunks), strict=True)}
     )
 
 
 @emit.register
-def _read(kernel: Read, emission: Emission) -> Emitted:
+def _read(kernel: Read, context: LoweringContext) -> EmittedLayers:
     source: Any
     if kernel.source is None:
-        source = DataNode(f"{emission.name}-array", kernel.array)
+        source = DataNode(f"{context.name}-array", kernel.array)
     else:
         source = TaskRef(kernel.source)
     args: tuple[Any, ...] = ()
     kwargs = dict(kernel.kwargs)
     if kernel.getter in _GETTERS and set(kwargs) <= {"asarray", "lock"} and kwargs:
-        # by position: where Dask fuses slices it forgets a getter's keyword arguments
+        # by position: Dask drops a getter's keyword arguments where it fuses slices
         args, kwargs = (kwargs.get("asarray", True), kwargs.get("lock")), {}
 
     def task(key: tuple[Any, ...], part: tuple[slice, ...]) -> GraphNode:
         return Task(key, kernel.getter, source, part, *args, _data_producer=True, **kwargs)
 
-    emitted = Emitted()
+    emitted = EmittedLayers()
     reads = set() if kernel.source is None else {kernel.source}
-    emitted.add(emission.name, _per_tile(emission, task), reads)
+    emitted.add(context.name, _per_tile(context, task), reads)
     return emitted
 
 
 @emit.register
-def _in_memory(kernel: InMemory, emission: Emission) -> Emitted:
+def _in_memory(kernel: InMemory, context: LoweringContext) -> EmittedLayers:
     def task(key: tuple[Any, ...], part: tuple[slice, ...]) -> GraphNode:
-        # the ellipsis keeps an array of no axes an array
+        # with the ellipsis, the block of an array without axes stays an array
         index: Any = (*part, ...)
         return DataNode(key, kernel.array[index])
 
-    emitted = Emitted()
-    emitted.add(emission.name, _per_tile(emission, task), set())
+    emitted = EmittedLayers()
+    emitted.add(context.name, _per_tile(context, task), set())
     return emitted

@@ -1,10 +1,9 @@
 """Products summed over labels, tile by tile.
 
-Where the cut of a summed label is local to a worker, the products are added up one
-after the other, so that no more than one partial result is alive; every part of the
-worker mesh has a chain of its own.  What the parts come to is then summed, and, where
-the result is divided again, every partial result is cut first, so that no worker
-receives more of it than it keeps.
+The products of one worker are accumulated by a chain of tasks, so that only one partial sum
+is in memory at a time.  Every part of the worker mesh has its own chain.  The partial sums of
+all parts are then added.  Where the result has finer chunks than the partial sums, these are
+cut first, so that no worker receives more of them than it keeps.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
 from dasktile.ir import Follow, Share, output_chunks
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
-from dasktile.lower.names import slices_of
-from dasktile.lower.reshard import FAN_IN, within
+from dasktile.lower.names import slices_layer_name
+from dasktile.lower.reshard import within
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
 
 
 @emit.register
-def _contract(kernel: Contract, emission: Emission) -> Emitted:
-    node, tiling, name = emission.node, emission.tiling, emission.name
+def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
+    node, tiling, name = context.node, context.tiling, context.name
     counts = [len(cuts) for cuts in tiling.cuts]
     coarse = output_chunks(node, tiling.cuts)
-    scattered = coarse != tiling.chunks
+    finer = coarse != tiling.chunks
     summed = [label for label in range(len(counts)) if label not in kernel.output]
-    parts = [_parts(emission, label, counts[label]) for label in summed]
-    of_mesh = _groups(summed, counts, parts)
-    partial = emission.step("partial", emission.work_at)
+    parts = [_parts(context, label, counts[label]) for label in summed]
+    mesh_groups = _groups(summed, counts, parts)
+    partial = context.step("partial", context.work_at)
 
     results: dict[Key, GraphNode] = {}
     steps: dict[Key, GraphNode] = {}
@@ -47,15 +46,19 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
         full = [0] * len(counts)
         for label, at in zip(kernel.output, block, strict=True):
             full[label] = at
-        groups = of_mesh if emission.leader is None else _owned(emission, summed, counts, full)
-        direct = len(groups) == 1 and not scattered
+        groups = (
+            mesh_groups
+            if context.leader is None
+            else _groups_by_home(context, summed, counts, full)
+        )
+        direct = len(groups) == 1 and not finer
         last: list[Key] = []
         for group in groups:
             before: Key | None = None
             for number, chosen in enumerate(group):
                 for label, at in zip(summed, chosen, strict=True):
                     full[label] = at
-                operands = _operands(emission, full)
+                operands = _operands(context, full)
                 if direct and number == len(group) - 1:
                     key, layer = (name, *block), results
                 else:
@@ -70,13 +73,13 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
         if not direct:
             partials[block] = last
 
-    emitted = Emitted()
-    inputs = set(emission.inputs)
+    emitted = EmittedLayers()
+    inputs = set(context.inputs)
     if steps:
         emitted.add(partial, MaterializedLayer(steps), inputs)
-    if scattered:
-        pieces, sums = _scattered(emission, coarse, partials)
-        scatter = slices_of(name)
+    if finer:
+        pieces, sums = _sum_pieces(context, coarse, partials)
+        scatter = slices_layer_name(name)
         emitted.add(scatter, MaterializedLayer(pieces), {partial})
         emitted.add(name, MaterializedLayer(sums), {scatter})
         return emitted
@@ -84,14 +87,14 @@ def _contract(kernel: Contract, emission: Emission) -> Emitted:
     if results:
         reads |= inputs
     for block, keys in partials.items():
-        _summed(emission, (name, *block), keys, results)
+        _summed(context, (name, *block), keys, results)
     emitted.add(name, MaterializedLayer(results), reads)
     return emitted
 
 
-def _parts(emission: Emission, label: int, blocks: int) -> int:
-    """How many parts of the worker mesh share a label."""
-    sizes = zip(emission.tiling.mesh, emission.mesh, strict=False)
+def _parts(context: LoweringContext, label: int, blocks: int) -> int:
+    """Number of parts of the worker mesh among which a label is divided."""
+    sizes = zip(context.tiling.mesh, context.mesh, strict=False)
     return max(1, min(blocks, math.prod(size for cut, size in sizes if cut == label)))
 
 
@@ -99,54 +102,54 @@ def _groups(
     summed: Sequence[int], counts: Sequence[int], parts: Sequence[int]
 ) -> list[list[Block]]:
     """The blocks of the summed labels, divided among the parts of the mesh, in order."""
-    found: dict[Block, list[Block]] = {}
+    groups: dict[Block, list[Block]] = {}
     for chosen in product(*(range(counts[label]) for label in summed)):
         part = tuple(
             at * share // counts[label]
             for at, share, label in zip(chosen, parts, summed, strict=True)
         )
-        found.setdefault(part, []).append(chosen)
-    return list(found.values())
+        groups.setdefault(part, []).append(chosen)
+    return list(groups.values())
 
 
-def _owned(
-    emission: Emission, summed: Sequence[int], counts: Sequence[int], full: Sequence[int]
+def _groups_by_home(
+    context: LoweringContext, summed: Sequence[int], counts: Sequence[int], full: Sequence[int]
 ) -> list[list[Block]]:
-    """The same where the work follows an array: a chain for everybody who has some of it."""
-    found: dict[int, list[Block]] = {}
+    """The same where the node follows an array: a group for every worker that has blocks."""
+    groups: dict[int, list[Block]] = {}
     block = list(full)
     for chosen in product(*(range(counts[label]) for label in summed)):
         for label, at in zip(summed, chosen, strict=True):
             block[label] = at
-        found.setdefault(emission.owner(block), []).append(chosen)
-    return [found[place] for place in sorted(found)]
+        groups.setdefault(context.home_position(block), []).append(chosen)
+    return [groups[position] for position in sorted(groups)]
 
 
-def _operands(emission: Emission, full: Sequence[int]) -> list[TaskRef]:
-    found = []
-    for number, (edge, name) in enumerate(zip(emission.node.edges, emission.inputs, strict=True)):
+def _operands(context: LoweringContext, full: Sequence[int]) -> list[TaskRef]:
+    operands = []
+    for number, (edge, name) in enumerate(zip(context.node.edges, context.inputs, strict=True)):
         block = (0 if axis.label is None else full[axis.label] for axis in edge.axes)
-        copy = (emission.owner(full),) if number in emission.copied else ()
-        found.append(TaskRef((name, *copy, *block)))
-    return found
+        copy = (context.home_position(full),) if number in context.copied else ()
+        operands.append(TaskRef((name, *copy, *block)))
+    return operands
 
 
 def _summed(
-    emission: Emission, key: Key, terms: Sequence[Key], tasks: dict[Key, GraphNode]
+    context: LoweringContext, key: Key, terms: Sequence[Key], tasks: dict[Key, GraphNode]
 ) -> None:
-    """Write the sum of `terms` as `key`, by a tree where they are many."""
+    """Write the sum of `terms` as `key`, as a tree if there are many."""
     level = 0
-    held = emission.held_at
+    held = context.held_at
     where = held.after(2) if isinstance(held, Follow) else (Share(), Share(), *held)
-    name = emission.step("sum", where)
-    while len(terms) > FAN_IN:
-        grouped = []
-        for number, at in enumerate(range(0, len(terms), FAN_IN)):
-            some = terms[at : at + FAN_IN]
-            between = (name, level, number, *key[1:])
-            tasks[between] = Task(between, total, *map(TaskRef, some))
-            grouped.append(between)
-        terms = grouped
+    name = context.step("sum", where)
+    fan_in = context.settings.fan_in
+    while len(terms) > fan_in:
+        sums = []
+        for number, start in enumerate(range(0, len(terms), fan_in)):
+            partial = (name, level, number, *key[1:])
+            tasks[partial] = Task(partial, total, *map(TaskRef, terms[start : start + fan_in]))
+            sums.append(partial)
+        terms = sums
         level += 1
     if len(terms) == 1:
         tasks[key] = Alias(key, terms[0])
@@ -154,15 +157,15 @@ def _summed(
         tasks[key] = Task(key, total, *map(TaskRef, terms))
 
 
-def _scattered(
-    emission: Emission,
+def _sum_pieces(
+    context: LoweringContext,
     coarse: Sequence[Sequence[int]],
     partials: dict[Block, list[Key]],
 ) -> tuple[dict[Key, GraphNode], dict[Key, GraphNode]]:
-    """The pieces of the partial results, and their sums in the finer chunks."""
-    name, fine = emission.name, emission.tiling.chunks
+    """Tasks that cut the partial sums into finer chunks, and tasks that add these pieces."""
+    name, fine = context.name, context.tiling.chunks
     axes = [within(sizes, outer) for sizes, outer in zip(fine, coarse, strict=True)]
-    scatter = slices_of(name)
+    scatter = slices_layer_name(name)
     pieces: dict[Key, GraphNode] = {}
     sums: dict[Key, GraphNode] = {}
     for block in product(*(range(len(axis)) for axis in axes)):
@@ -173,5 +176,5 @@ def _scattered(
             key = (scatter, number, *block)
             pieces[key] = Anchored(key, getitem, TaskRef(whole), part)
             terms.append(key)
-        _summed(emission, (name, *block), terms, sums)
+        _summed(context, (name, *block), terms, sums)
     return pieces, sums

@@ -1,9 +1,9 @@
 """Extended Einstein summation, tile by tile, in the tensor-relational algebra.
 
-An array in tiles is a tensor relation, from the place of a tile to the tile.  What is
-computed of such relations is a *join* of the tiles that match, and an *aggregation* of
-what the joins leave (EinDecomp, sections 4.2 and 4.3); a *repartition* is what gives them
-the tiles.  The functions here are the kernels of the first two.
+A tiled array is a tensor relation: a map from the index of a tile to the tile.  An einsum of
+such relations is a *join* of the tiles that match, and an *aggregation* of the results of the
+joins (EinDecomp, sections 4.2 and 4.3).  A *repartition* reshards the inputs.  The functions
+here are the kernels of joins and aggregations.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from dask.highlevelgraph import MaterializedLayer
 from dasktile._compat.dask import GraphNode, Task
 from dasktile.capture.rules.blockwise import Contract
 from dasktile.capture.rules.einsums import EinSum, Recipe, reduced_labels
-from dasktile.lower.emit import Emission, Emitted, emit
+from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
+from dasktile.lower.settings import SlabSettings
 
-#: Bytes of joined values that are there at a time: they should stay in a core's cache.
-SLAB = 2**20
+#: Sizes of slabs.  The functions of tasks read it on the workers.
+SLABS = SlabSettings()
 
-#: Elements along the last label below which it is not cut for the slabs.
-RUN = 256
-
-#: Ufuncs whose reduction takes whatever the values are for true or false.
+#: Ufuncs whose reduction treats values of any type as true or false.
 _LOGICAL = (np.logical_and, np.logical_or, np.logical_xor)
 
-#: Ufuncs whose reduction can be told to work in another type than the values have.
+#: Ufuncs whose reduction can compute in another type than that of the values.
 _WIDENING = (np.add, np.multiply)
 
 
@@ -42,7 +40,7 @@ _WIDENING = (np.add, np.multiply)
 
 @singledispatch
 def join(recipe: Any, *tiles: Any) -> Any:
-    """The kernel of a join: tiles that match, joined and reduced over the labels within.
+    """Join tiles that match, and reduce the result over the labels that the output lacks.
 
     This is the inner of the two nested sums of EinDecomp, section 4.3 (equation 4).
 
@@ -52,13 +50,13 @@ def join(recipe: Any, *tiles: Any) -> Any:
         An :class:`~dasktile.capture.rules.einsums.EinSum` or, for a sum of products, a
         :class:`~dasktile.capture.rules.blockwise.Contract`.
     *tiles
-        One for every input.
+        A tile of every input.
 
     Returns
     -------
     The array over the output's labels.
     """
-    raise TypeError(f"no join is known for a recipe of type {type(recipe).__name__}")
+    raise TypeError(f"no join is registered for a recipe of type {type(recipe).__name__}")
 
 
 @join.register
@@ -78,32 +76,32 @@ def _(recipe: EinSum, *tiles: Any) -> Any:
     shape = tuple(size[label] for label in order)
     kept = len(recipe.output)
     itemsize = max([recipe.dtype.itemsize, *(tile.dtype.itemsize for tile in tiles)])
-    steps = slab_steps(shape, max(1, SLAB // itemsize))
-    # of the tiles' own kind: on the device that they are on
+    steps = slab_steps(shape, max(1, SLABS.nbytes // itemsize))
+    # an array of the tiles' type, so on their device
     whole = np.empty_like(tiles[0], dtype=recipe.dtype, order="C", shape=shape[:kept], subok=False)
     for outer in _slabs(shape[:kept], steps[:kept]):
-        found: Any = None
+        result: Any = None
         for inner in _slabs(shape[kept:], steps[kept:]):
             part = (*outer, *inner)
             values = recipe.join(*(_within(view, part) for view in views))
             extents = tuple(piece.stop - piece.start for piece in part)
             if np.shape(values) != extents:
-                # of an operand that the function takes no notice of
+                # the function does not use an operand
                 values = np.broadcast_to(values, extents)
             reduced = reduced_over(recipe, values, range(kept, len(order)))
-            found = reduced if found is None else recipe.reduce(found, reduced)
-        whole[outer] = found
-    # what is left of an array without axes is a scalar, in NumPy as well
+            result = reduced if result is None else recipe.reduce(result, reduced)
+        whole[outer] = result
+    # a result without axes is a scalar, as in NumPy
     return whole if kept else whole[()]
 
 
 @singledispatch
 def aggregate(recipe: Any, *partials: Any) -> Any:
-    """The kernel of an aggregation: partial results of one place, made one.
+    """Aggregate the partial results of one tile.
 
     This is the outer of the two nested sums of EinDecomp, section 4.3 (equation 4).
     """
-    raise TypeError(f"no aggregation is known for a recipe of type {type(recipe).__name__}")
+    raise TypeError(f"no aggregation is registered for a recipe of type {type(recipe).__name__}")
 
 
 @aggregate.register
@@ -117,7 +115,7 @@ def _(recipe: EinSum, *partials: Any) -> Any:
 
 
 def join_onto(recipe: Recipe, before: Any, *tiles: Any) -> Any:
-    """A join, aggregated at once with what came before."""
+    """A join, aggregated with the partial result of the joins before it."""
     if isinstance(recipe, Contract):
         return accumulate(recipe, before, *tiles)
     return aggregate(recipe, before, join(recipe, *tiles))
@@ -141,7 +139,7 @@ def reduced_over(recipe: EinSum, values: Any, axes: Sequence[int]) -> Any:
 
 
 def _in_pairs(function: Any, values: Any, axis: int) -> Any:
-    """One half of the values with the other, until one is left."""
+    """Reduce an axis by applying a function to halves of the values, until one is left."""
     values = np.moveaxis(values, axis, 0)
     while len(values) > 1:
         half = len(values) // 2
@@ -158,7 +156,7 @@ def _in_pairs(function: Any, values: Any, axis: int) -> Any:
 def spread(tile: Any, labels: Sequence[int], order: Sequence[int]) -> Any:
     """A view of a tile with an axis for each label of `order`, of size one where it has none.
 
-    Of a label that it has twice, the diagonal.
+    For a repeated label, it has the diagonal.
     """
     labels = list(labels)
     for label in dict.fromkeys(labels):
@@ -168,23 +166,23 @@ def spread(tile: Any, labels: Sequence[int], order: Sequence[int]) -> Any:
             tile = np.diagonal(tile, axis1=first, axis2=second)
             del labels[second], labels[first]
             labels.append(label)
-    mine = [label for label in order if label in labels]
-    view = np.transpose(tile, [labels.index(label) for label in mine])
-    return view[tuple(slice(None) if label in mine else None for label in order)]
+    present = [label for label in order if label in labels]
+    view = np.transpose(tile, [labels.index(label) for label in present])
+    return view[tuple(slice(None) if label in present else None for label in order)]
 
 
 def slab_steps(shape: Sequence[int], room: int) -> tuple[int, ...]:
-    """How far a slab of at most `room` elements goes along every axis.
+    """Elements along every axis of a slab of at most `room` elements.
 
-    The longest axes are halved first, the last one not below :data:`RUN` while another
-    can be: loops over short runs are slow.
+    The longest axes are halved first.  The last axis is not halved below
+    :attr:`~dasktile.lower.settings.SlabSettings.min_run` while another axis can be.
     """
     steps = [max(1, size) for size in shape]
     while math.prod(steps) > room:
         longest = max(
             range(len(steps)),
             key=lambda axis: (
-                steps[axis] > 1 and not (axis == len(steps) - 1 and steps[axis] <= RUN),
+                steps[axis] > 1 and not (axis == len(steps) - 1 and steps[axis] <= SLABS.min_run),
                 steps[axis],
                 -axis,
             ),
@@ -196,7 +194,7 @@ def slab_steps(shape: Sequence[int], room: int) -> tuple[int, ...]:
 def _slabs(shape: Sequence[int], steps: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     return product(
         *(
-            [slice(at, min(at + step, size)) for at in range(0, size, step)]
+            [slice(start, min(start + step, size)) for start in range(0, size, step)]
             for size, step in zip(shape, steps, strict=True)
         )
     )
@@ -211,49 +209,49 @@ def _within(view: Any, part: Sequence[slice]) -> Any:
     ]
 
 
-# --- what runs in a graph that dasktile has not tiled ------------------------------------
+# --- functions of tasks in graphs that dasktile has not tiled ----------------------------
 
 
 def join_blocks(*blocks: Any, recipe: Recipe) -> Any:
-    """A join whose result keeps the reduced labels, of size one, behind the others."""
-    found = join(recipe, *blocks)
-    return np.reshape(found, (*np.shape(found), *(1 for _ in reduced_labels(recipe))))
+    """A join whose result also has the reduced labels, of size one, as its last axes."""
+    result = join(recipe, *blocks)
+    return np.reshape(result, (*np.shape(result), *(1 for _ in reduced_labels(recipe))))
 
 
 def joined(block: Any, axis: Any, keepdims: bool, *, recipe: Recipe) -> Any:
-    """The result of a join as it is: the first step of a tree needs a function."""
+    """The unchanged result of a join: the first step of a tree needs a function."""
     return block
 
 
 def aggregate_blocks(blocks: Any, axis: tuple[int, ...], keepdims: bool, *, recipe: Recipe) -> Any:
     """The aggregation of results that are stacked along some axes."""
     if isinstance(recipe, Contract):
-        found = blocks.sum(axis=axis, dtype=blocks.dtype)
+        result = blocks.sum(axis=axis, dtype=blocks.dtype)
     else:
-        found = reduced_over(recipe, blocks, axis)
-    return np.expand_dims(found, axis) if keepdims else found
+        result = reduced_over(recipe, blocks, axis)
+    return np.expand_dims(result, axis) if keepdims else result
 
 
-# --- writing it for other tiles ----------------------------------------------------------
+# --- writing an einsum for other tiles ---------------------------------------------------
 
-#: What stands in a task in the place of a contraction's own functions.
-_INSTEAD: Mapping[Any, Any] = {multiply: join, accumulate: join_onto}
+#: Functions of the tasks of an einsum, by those of a contraction that they replace.
+_REPLACEMENTS: Mapping[Any, Any] = {multiply: join, accumulate: join_onto}
 
 
 @emit.register
-def _einsum(kernel: EinSum, emission: Emission) -> Emitted:
-    """Write it as a contraction is written, with its own join and its own aggregation."""
-    emitted = emit.dispatch(Contract)(kernel, emission)
+def _einsum(kernel: EinSum, context: LoweringContext) -> EmittedLayers:
+    """Write the tasks of a contraction, with the functions of this join and aggregation."""
+    emitted = emit.dispatch(Contract)(kernel, context)
     for name, layer in emitted.layers.items():
-        tasks = {key: _own(kernel, key, task) for key, task in layer.items()}
+        tasks = {key: _replaced(kernel, key, task) for key, task in layer.items()}
         emitted.layers[name] = MaterializedLayer(tasks)
     return emitted
 
 
-def _own(kernel: EinSum, key: Any, task: GraphNode) -> GraphNode:
+def _replaced(kernel: EinSum, key: Any, task: GraphNode) -> GraphNode:
     function = task.func if isinstance(task, Task) else None
     if function is total:
         return Task(key, aggregate, kernel, *task.args)  # type: ignore[attr-defined]
-    if function in _INSTEAD:
-        return Task(key, _INSTEAD[function], *task.args)  # type: ignore[attr-defined]
+    if function in _REPLACEMENTS:
+        return Task(key, _REPLACEMENTS[function], *task.args)  # type: ignore[attr-defined]
     return task

@@ -1,8 +1,8 @@
 """Writing reductions and running reductions for other tiles.
 
-A reduction becomes a step that makes a partial result of every tile, and a tree over the
-partials: first those of one worker are combined, then, where the result is divided again,
-the partials are cut into its pieces, and only then does anything travel.
+A reduction is a task for every tile, which makes a partial result, and a tree of tasks that
+combine partials.  First the partials of one worker are combined.  Then, where the result has
+finer chunks, the partials are cut into these.  Only these pieces are sent between workers.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from dasktile.capture.rules.folds import ArgFold, Fold
 from dasktile.capture.rules.scans import Scan
 from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.emit import Emission, Emitted, emit
-from dasktile.lower.names import slices_of
-from dasktile.lower.reshard import FAN_IN, within
+from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
+from dasktile.lower.names import slices_layer_name
+from dasktile.lower.reshard import within
 
 Block = tuple[int, ...]
 Tasks = dict[Any, Any]
 
 
 @emit.register
-def emit_fold(kernel: Fold, emission: Emission) -> Emitted:
+def emit_fold(kernel: Fold, context: LoweringContext) -> EmittedLayers:
     """Write a tree reduction."""
-    emitted = Emitted()
-    name = emission.step("chunk", emission.work_at)
-    symbols = tuple(range(len(emission.node.labels)))
-    counts = tuple(map(len, emission.tiling.cuts))
-    pairs = [part for source in emission.inputs for part in (source, symbols)]
+    emitted = EmittedLayers()
+    name = context.step("chunk", context.work_at)
+    symbols = tuple(range(len(context.node.labels)))
+    counts = tuple(map(len, context.tiling.cuts))
+    pairs = [part for source in context.inputs for part in (source, symbols)]
     layer = blockwise(
-        kernel.chunk, name, symbols, *pairs, numblocks=dict.fromkeys(emission.inputs, counts)
+        kernel.chunk, name, symbols, *pairs, numblocks=dict.fromkeys(context.inputs, counts)
     )
-    emitted.add(name, layer, set(emission.inputs))
-    _combined(kernel, emission, emitted, name)
+    emitted.add(name, layer, set(context.inputs))
+    _write_tree(kernel, context, emitted, name)
     return emitted
 
 
 @emit.register
-def emit_arg_fold(kernel: ArgFold, emission: Emission) -> Emitted:
-    """Write a reduction to the place of an extremum."""
-    emitted = Emitted()
-    name = emission.step("chunk", emission.work_at)
-    source = emission.inputs[0]
-    starts = [bounds(cuts)[:-1] for cuts in emission.tiling.cuts]
+def emit_arg_fold(kernel: ArgFold, context: LoweringContext) -> EmittedLayers:
+    """Write a reduction to the index of an extremum."""
+    emitted = EmittedLayers()
+    name = context.step("chunk", context.work_at)
+    source = context.inputs[0]
+    starts = [bounds(cuts)[:-1] for cuts in context.tiling.cuts]
     tasks: Tasks = {}
     for block in itertools.product(*(range(len(start)) for start in starts)):
         corner = tuple(start[at] for start, at in zip(starts, block, strict=True))
@@ -60,120 +60,134 @@ def emit_arg_fold(kernel: ArgFold, emission: Emission) -> Emitted:
         key = (name, *block)
         tasks[key] = Task(key, kernel.chunk, TaskRef((source, *block)), kernel.axes, place)
     emitted.add(name, MaterializedLayer(tasks), {source})
-    _combined(kernel, emission, emitted, name)
+    _write_tree(kernel, context, emitted, name)
     return emitted
 
 
-def _combined(kernel: Fold | ArgFold, emission: Emission, emitted: Emitted, partials: str) -> None:
-    """Write the tree over the layer `partials`, whose blocks are those of the labels."""
-    counts = list(map(len, emission.tiling.cuts))
-    shares = emission.work_at
-    if isinstance(kernel, Fold) and emission.leader is not None and not _divided(emission):
-        _owned(kernel, emission, emitted, partials, counts)
+def _write_tree(
+    kernel: Fold | ArgFold, context: LoweringContext, emitted: EmittedLayers, partials: str
+) -> None:
+    """Write the tree over the layer `partials`, which has a block for each of the labels'."""
+    counts = list(map(len, context.tiling.cuts))
+    fan_in = context.settings.fan_in
+    shares = context.work_at
+    if isinstance(kernel, Fold) and context.leader is not None and not _divided(context):
+        _write_followed(kernel, context, emitted, partials, counts)
         return
-    workers = [_workers(emission, label) if label in kernel.axes else 1
+    workers = [_workers(context, label) if label in kernel.axes else 1
                for label in range(len(counts))]  # fmt: skip
     level = 0
     if any(parts > 1 for parts in workers) and not isinstance(shares, Follow):
-        # what one worker has is combined there, however many workers there are
+        # partials of one worker are combined on it first
         local = [
             count // parts if label in kernel.axes else 1
             for label, (count, parts) in enumerate(zip(counts, workers, strict=True))
         ]
         while math.prod(local) > 1:
-            groups = _fan_in(local, kernel.axes)
+            groups = _fan_in(local, kernel.axes, fan_in)
             parts = [_parts(here, group, count // here)
                      for here, group, count in zip(local, groups, counts, strict=True)]  # fmt: skip
             shares = tuple(share.grouped(part) for share, part in zip(shares, parts, strict=True))
-            partials = _level(kernel, emission, emitted, partials, parts, level, shares)
+            partials = _level(kernel, context, emitted, partials, parts, level, shares)
             counts = [len(part) for part in parts]
             local = [-(-here // group) for here, group in zip(local, groups, strict=True)]
             level += 1
-    pieces = _pieces(emission)
+    pieces = _pieces(context)
     if pieces is not None:
-        partials = _cut(emission, emitted, partials, counts, pieces)
+        partials = _cut(context, emitted, partials, counts, pieces)
         counts = [len(pieces[label]) if label in pieces else count
                   for label, count in enumerate(counts)]  # fmt: skip
-    ends_at = emission.ends_at
-    while math.prod(counts[axis] for axis in kernel.axes) > FAN_IN:
+    result_at = context.result_at
+    while math.prod(counts[axis] for axis in kernel.axes) > fan_in:
         reduced = [count if label in kernel.axes else 1 for label, count in enumerate(counts)]
-        groups = _fan_in(reduced, kernel.axes)
+        groups = _fan_in(reduced, kernel.axes, fan_in)
         parts = [_parts(count, group) for count, group in zip(counts, groups, strict=True)]
-        partials = _level(kernel, emission, emitted, partials, parts, level, ends_at)
+        partials = _level(kernel, context, emitted, partials, parts, level, result_at)
         counts = [len(part) for part in parts]
         level += 1
-    _finish(kernel, emission, emitted, partials, counts)
+    _finish(kernel, context, emitted, partials, counts)
 
 
-def _divided(emission: Emission) -> bool:
-    """True where an axis that no label loops over (the bins of a histogram) is cut."""
+def _divided(context: LoweringContext) -> bool:
+    """True where an output axis without a label (the bins of a histogram) is cut."""
     return any(
         axis.label is None and len(sizes) > 1
-        for axis, sizes in zip(emission.node.out, emission.tiling.chunks, strict=True)
+        for axis, sizes in zip(context.node.out, context.tiling.chunks, strict=True)
     )
 
 
-def _owned(
-    kernel: Fold, emission: Emission, emitted: Emitted, partials: str, counts: Sequence[int]
+def _write_followed(
+    kernel: Fold,
+    context: LoweringContext,
+    emitted: EmittedLayers,
+    partials: str,
+    counts: Sequence[int],
 ) -> None:
-    """Write the end of a reduction that follows an array: first what each worker has.
+    """Write the tree of a reduction that follows an array: each worker's partials first.
 
-    Which partials meet first makes no difference to the functions that reductions are
-    recognised by; it would to the first of equal extrema (:class:`ArgFold`).
+    The functions by which reductions are recognised do not depend on the order in which
+    partials are combined.  The first of equal extrema would (:class:`ArgFold`).
     """
-    # they are where the partials are that they read
-    name = emission.step("combine0", None)
+    # without a placement: these tasks run where their inputs are
+    name = context.step("combine0", None)
     combined: Tasks = {}
     tasks: Tasks = {}
-    out = [axis.label for axis in emission.node.out]
+    out = [axis.label for axis in context.node.out]
     for block in itertools.product(
         *(range(1 if label is None else counts[label]) for label in out)
     ):
-        at = {label: place for label, place in zip(out, block, strict=True) if label is not None}
+        index_of = {
+            label: index for label, index in zip(out, block, strict=True) if label is not None
+        }
         groups: dict[int, list[Block]] = {}
         for full in itertools.product(
-            *([at[label]] if label in at else range(count) for label, count in enumerate(counts))
+            *(
+                [index_of[label]] if label in index_of else range(count)
+                for label, count in enumerate(counts)
+            )
         ):
-            groups.setdefault(emission.owner(full), []).append(full)
+            groups.setdefault(context.home_position(full), []).append(full)
         terms: list[Key] = []
-        for number, place in enumerate(sorted(groups)):
+        for number, position in enumerate(sorted(groups)):
             key: Key = (name, *block, number)
-            if len(groups[place]) == 1:
-                terms.append((partials, *groups[place][0]))
+            if len(groups[position]) == 1:
+                terms.append((partials, *groups[position][0]))
                 continue
             combined[key] = Task(
-                key, kernel.combine, _listed([(partials, *full) for full in groups[place]], kernel)
+                key,
+                kernel.combine,
+                _listed([(partials, *full) for full in groups[position]], kernel),
             )
             terms.append(key)
-        key = (emission.name, *block)
+        key = (context.name, *block)
         tasks[key] = Task(key, kernel.aggregate, _listed(terms, kernel))
     if combined:
         emitted.add(name, MaterializedLayer(combined), {partials})
     reads = {key for task in tasks.values() for key in task.dependencies}
     layers = {head_of(key) for key in reads}
-    emitted.add(emission.name, MaterializedLayer(tasks), {str(layer) for layer in layers})
+    emitted.add(context.name, MaterializedLayer(tasks), {str(layer) for layer in layers})
 
 
 def _listed(keys: Sequence[Key], kernel: Fold) -> Any:
-    """References in a list for the first reduced axis; along the others there is one."""
+    """References in a list for the first reduced axis; lists for the others have one item."""
     nested: list[Any] = [TaskRef(key) for key in keys]
     for _ in kernel.axes[1:]:
         nested = [List(ref) for ref in nested]
     return List(*nested)
 
 
-def _workers(emission: Emission, label: int) -> int:
-    """How many workers share a label; every tile for itself where that is not even."""
+def _workers(context: LoweringContext, label: int) -> int:
+    """Number of workers that share a label; of its tiles where these are not divided evenly."""
     parts = math.prod(
-        size for size, cut in zip(emission.mesh, emission.tiling.mesh, strict=False) if cut == label
+        size for size, cut in zip(context.mesh, context.tiling.mesh, strict=False) if cut == label
     )
-    count = len(emission.tiling.cuts[label])
+    count = len(context.tiling.cuts[label])
     return parts if count % parts == 0 else count
 
 
-def _fan_in(counts: Sequence[int], axes: Sequence[int]) -> list[int]:
-    """How many neighbours to combine along every axis, the last axis first."""
-    groups, room = [1] * len(counts), FAN_IN
+def _fan_in(counts: Sequence[int], axes: Sequence[int], limit: int) -> list[int]:
+    """Number of neighbours to combine along every axis, at most `limit`, last axis first."""
+    groups, room = [1] * len(counts), limit
     for axis in reversed(axes):
         groups[axis] = min(counts[axis], room)
         room //= groups[axis]
@@ -191,15 +205,15 @@ def _parts(count: int, group: int, times: int = 1) -> list[range]:
 
 def _level(
     kernel: Fold | ArgFold,
-    emission: Emission,
-    emitted: Emitted,
+    context: LoweringContext,
+    emitted: EmittedLayers,
     partials: str,
     parts: Sequence[Sequence[range]],
     level: int,
     where: Where,
 ) -> str:
     """Combine ranges of neighbouring partials."""
-    name = emission.step(f"combine{level}", where)
+    name = context.step(f"combine{level}", where)
     tasks: Tasks = {}
     for block in itertools.product(*(range(len(part)) for part in parts)):
         key = (name, *block)
@@ -213,43 +227,43 @@ def _nested(
     name: str, spans: Sequence[Sequence[int]], axes: Sequence[int], head: Block = ()
 ) -> Any:
     """References to blocks, in a list for every reduced axis; the others have one block."""
-    at = len(head)
-    if at == len(spans):
+    axis = len(head)
+    if axis == len(spans):
         return TaskRef((name, *head))
-    if at in axes:
-        return List(*(_nested(name, spans, axes, (*head, index)) for index in spans[at]))
-    (index,) = spans[at]
+    if axis in axes:
+        return List(*(_nested(name, spans, axes, (*head, index)) for index in spans[axis]))
+    (index,) = spans[axis]
     return _nested(name, spans, axes, (*head, index))
 
 
-def _pieces(emission: Emission) -> dict[int, list[tuple[int, int, int]]] | None:
-    """How the result is divided further than the labels are cut, if it is.
+def _pieces(context: LoweringContext) -> dict[int, list[tuple[int, int, int]]] | None:
+    """The pieces of the result where its chunks are finer than the cuts of the labels.
 
     Returns
     -------
-    For every label that an output axis loops over, its pieces: the block that holds each
-    and the range of it within the block.
+    For every label of an output axis, its pieces: the block that contains each, and its range
+    in the block.  None where the chunks are the cuts.
     """
-    node, tiling = emission.node, emission.tiling
+    node, tiling = context.node, context.tiling
     if output_chunks(node, tiling.cuts) == tiling.chunks:
         return None
-    found = {}
+    pieces = {}
     for axis, chunks in zip(node.out, tiling.chunks, strict=True):
         if axis.label is not None:
-            found[axis.label] = within(chunks, tiling.cuts[axis.label])
-    whole = all(len(pieces) == len(tiling.cuts[label]) for label, pieces in found.items())
-    return None if whole else found
+            pieces[axis.label] = within(chunks, tiling.cuts[axis.label])
+    whole = all(len(parts) == len(tiling.cuts[label]) for label, parts in pieces.items())
+    return None if whole else pieces
 
 
 def _cut(
-    emission: Emission,
-    emitted: Emitted,
+    context: LoweringContext,
+    emitted: EmittedLayers,
     partials: str,
     counts: Sequence[int],
     pieces: Mapping[int, Sequence[tuple[int, int, int]]],
 ) -> str:
     """Cut every partial into the pieces of the result."""
-    name = slices_of(emission.name)
+    name = slices_layer_name(context.name)
     tasks: Tasks = {}
     ranges = [range(len(pieces[label]) if label in pieces else count)
               for label, count in enumerate(counts)]  # fmt: skip
@@ -273,18 +287,18 @@ def piece(partial: Any, index: tuple[slice, ...]) -> Any:
 
 def _finish(
     kernel: Fold | ArgFold,
-    emission: Emission,
-    emitted: Emitted,
+    context: LoweringContext,
+    emitted: EmittedLayers,
     partials: str,
     counts: Sequence[int],
 ) -> None:
-    """Make the tiles of the result."""
-    node, chunks = emission.node, emission.tiling.chunks
-    divided = _divided(emission)
-    name = emission.name
+    """Write the last tasks of the tree, which make the tiles of the result."""
+    node, chunks = context.node, context.tiling.chunks
+    divided = _divided(context)
+    name = context.name
     if divided:
-        held = emission.held_at
-        name = emission.step(
+        held = context.held_at
+        name = context.step(
             "whole",
             held
             if isinstance(held, Follow)
@@ -307,7 +321,7 @@ def _finish(
     emitted.add(name, MaterializedLayer(tasks), {partials})
     if not divided:
         return
-    # an axis that no label loops over (the bins of a histogram) is there only at the end
+    # an axis without a label (the bins of a histogram) is complete only in the result
     parts: Tasks = {}
     for block in itertools.product(*(range(len(sizes)) for sizes in chunks)):
         source, index = list(block), [slice(None)] * len(block)
@@ -316,20 +330,20 @@ def _finish(
                 edges = bounds(sizes)
                 source[at] = 0
                 index[at] = slice(edges[block[at]], edges[block[at] + 1])
-        key = (emission.name, *block)
+        key = (context.name, *block)
         parts[key] = Task(key, piece, TaskRef((name, *source)), tuple(index))
-    emitted.add(emission.name, MaterializedLayer(parts), {name})
+    emitted.add(context.name, MaterializedLayer(parts), {name})
 
 
 @emit.register
-def emit_scan(kernel: Scan, emission: Emission) -> Emitted:
-    """Write a running reduction: tiles scanned at once, carries handed on, merged in."""
-    emitted = Emitted()
-    name, source, axis = emission.name, emission.inputs[0], kernel.axis
+def emit_scan(kernel: Scan, context: LoweringContext) -> EmittedLayers:
+    """Write a running reduction: scan all tiles in parallel, then merge the carries in."""
+    emitted = EmittedLayers()
+    name, source, axis = context.name, context.inputs[0], kernel.axis
     scanned, carried, ends = (
-        emission.step(what, emission.work_at) for what in ("scan", "carry", "end")
+        context.step(what, context.work_at) for what in ("scan", "carry", "end")
     )
-    counts = tuple(map(len, emission.tiling.cuts))
+    counts = tuple(map(len, context.tiling.cuts))
     if counts[axis] == 1:
         symbols = tuple(range(len(counts)))
         layer = blockwise(kernel.function, name, symbols, source, symbols,
@@ -338,7 +352,7 @@ def emit_scan(kernel: Scan, emission: Emission) -> Emitted:
         return emitted
     edge = tuple(slice(-1, None) if at == axis else slice(None) for at in range(len(counts)))
     if kernel.serial:
-        _emit_serial(kernel, emission, emitted, counts, edge)
+        _emit_serial(kernel, context, emitted, counts, edge)
         return emitted
     tiles: Tasks = {}
     scans: Tasks = {}
@@ -374,11 +388,15 @@ def emit_scan(kernel: Scan, emission: Emission) -> Emitted:
 
 
 def _emit_serial(
-    kernel: Scan, emission: Emission, emitted: Emitted, counts: Block, edge: tuple[slice, ...]
+    kernel: Scan,
+    context: LoweringContext,
+    emitted: EmittedLayers,
+    counts: Block,
+    edge: tuple[slice, ...],
 ) -> None:
-    """Write a running reduction whose tiles each start where the one before has ended."""
-    name, source, axis = emission.name, emission.inputs[0], kernel.axis
-    ends = emission.step("end", emission.work_at)
+    """Write a running reduction in which each tile depends on the end of the one before."""
+    name, source, axis = context.name, context.inputs[0], kernel.axis
+    ends = context.step("end", context.work_at)
     tiles: Tasks = {}
     for block in itertools.product(*map(range, counts)):
         tile: Key = (name, *block)
@@ -387,7 +405,7 @@ def _emit_serial(
             tiles[tile] = Task(tile, kernel.function, read)
             continue
         before = (*block[:axis], block[axis] - 1, *block[axis + 1 :])
-        # within the layer: two layers would have to read each other
+        # in the same layer: two layers would have a cyclic dependency
         carry: Key = (ends, *before)
         tiles[carry] = Task(carry, piece, TaskRef((name, *before)), edge)
         tiles[tile] = Task(tile, kernel.merge, TaskRef(carry), read)

@@ -1,4 +1,4 @@
-"""Parts of the graph that are left alone: the same tasks, reading tiles from elsewhere."""
+"""Unchanged parts of the graph: the same tasks, which may read other layers."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dasktile._compat.dask import Alias, GraphNode, TaskRef
 from dasktile.capture.base import GraphView, Verbatim
 from dasktile.capture.references import Key, head_of, with_head
-from dasktile.lower.emit import Emission, Emitted, emit
-from dasktile.lower.names import salted
+from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
+from dasktile.lower.names import new_layer_name
 
 
 @emit.register
-def _verbatim(kernel: Verbatim, emission: Emission) -> Emitted:
-    """Write the original layers again, with other names for what they read.
+def _verbatim(kernel: Verbatim, context: LoweringContext) -> EmittedLayers:
+    """Write the original layers with other names for the layers that they read.
 
-    Layers that read nothing that changed are not written again: they are named as read
-    under their own names, and carried over from the graph captured from.
+    Layers that read none of these are not written: they keep their names, and are carried
+    over from the input graph.
     """
-    if len(kernel.reads) != len(emission.inputs):
+    if len(kernel.reads) != len(context.inputs):
         raise ValueError(
-            f"{emission.node.name!r} has {len(emission.inputs)} inputs, but its kernel "
-            f"says of {len(kernel.reads)} how they are read"
+            f"{context.node.name!r} has {len(context.inputs)} inputs, but its kernel "
+            f"has {len(kernel.reads)} names of layers to read"
         )
-    view = GraphView(emission.graph)
+    view = GraphView(context.graph)
     own = kernel.layers[-1]
     renamed = {
-        old: new for old, new in zip(kernel.reads, emission.inputs, strict=True) if old != new
+        old: new for old, new in zip(kernel.reads, context.inputs, strict=True) if old != new
     }
-    emitted = Emitted()
-    for name in _in_order(kernel.layers, emission.graph):
+    emitted = EmittedLayers()
+    for name in _in_order(kernel.layers, context.graph):
         before = view.dependencies(name)
         changed = {old: renamed[old] for old in before if old in renamed}
         if name == own:
-            new = emission.name
+            new = context.name
         elif changed:
-            # by content, so that two nodes that share the layer write it only once
-            new = salted(name, tuple(changed.items()))
+            # named by content, so that two nodes that share the layer write it once
+            new = new_layer_name(name, tuple(changed.items()))
         else:
             continue
         reads = {changed.get(old, old) for old in before}
@@ -69,17 +69,17 @@ def _in_order(layers: tuple[str, ...], graph: HighLevelGraph) -> list[str]:
 
 
 def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]) -> Layer:
-    """Layer `name` as layer `new`, reading other layers instead of some it reads.
+    """A copy of layer `name` as layer `new`, which reads other layers.
 
     Parameters
     ----------
     view
         The graph.
     name, new
-        Name before and after.  Keys of other names in the layer are salted alike.
+        Name before and after.  Keys of the layer with other names get a suffix.
     reads
-        New names, by old ones, of layers that it reads.  Their keys must differ in the
-        name only.
+        New names of layers that it reads, by their old names.  Their keys must differ in
+        the name only.
     """
     layer = view.layers[name]
     if isinstance(layer, Blockwise) and not any(
@@ -87,8 +87,8 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     ):
         return _renamed_blockwise(view, layer, new, reads)
     tasks = view.tasks(name)
-    salt = salted("", new)
-    subs: dict[Key, Key] = {key: _own_key(key, name, new, salt) for key in tasks}
+    suffix = new_layer_name("", new)
+    subs: dict[Key, Key] = {key: _renamed_key(key, name, new, suffix) for key in tasks}
     for task in tasks.values():
         for key in task.dependencies:
             if key not in subs:
@@ -97,9 +97,9 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     return MaterializedLayer(mapping, annotations=layer.annotations)
 
 
-def _own_key(key: Key, name: str, new: str, salt: str) -> Key:
+def _renamed_key(key: Key, name: str, new: str, suffix: str) -> Key:
     head = head_of(key)
-    return with_head(key, new if head == name else f"{head}{salt}")
+    return with_head(key, new if head == name else f"{head}{suffix}")
 
 
 def _read_key(view: GraphView, key: Key, reads: Mapping[str, str]) -> Key:
@@ -109,16 +109,16 @@ def _read_key(view: GraphView, key: Key, reads: Mapping[str, str]) -> Key:
     for old, new in reads.items():
         layer = view.layers.get(old)
         if layer is not None and not isinstance(layer, Blockwise) and key in layer:
-            # a key that is not named after its layer
-            return _own_key(key, old, new, salted("", new))
+            # a key that does not start with the name of its layer
+            return _renamed_key(key, old, new, new_layer_name("", new))
     return key
 
 
 def _substituted(task: GraphNode, subs: Mapping[Key, Key], key: Key) -> GraphNode:
     if isinstance(task, Alias):
         return Alias(key, subs[task.target])
-    wanted = {old: subs[old] for old in task.dependencies if subs[old] != old}
-    return task.substitute(wanted, key=key)
+    changed = {old: subs[old] for old in task.dependencies if subs[old] != old}
+    return task.substitute(changed, key=key)
 
 
 def _renamed_blockwise(
@@ -136,7 +136,7 @@ def _renamed_blockwise(
                 {key: _read_key(view, key, reads) for key in array.dependencies}
             )
         indices.append((array, symbols))
-    # the task may name keys besides the tokens of its arguments
+    # the task may refer to keys besides the tokens of its arguments
     subs = {key: _read_key(view, key, reads) for key in layer.task.dependencies}
     subs = {key: other for key, other in subs.items() if key != other}
     numblocks = {

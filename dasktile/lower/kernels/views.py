@@ -1,4 +1,4 @@
-"""Views written again: windows of the inputs, put in place."""
+"""Writing views and stencils: each tile is made of windows of the inputs."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dasktile.capture.rules.reshapes import Repeat, Reshape
 from dasktile.capture.rules.stencils import Stencil
 from dasktile.capture.rules.views import Gather, Join, Take
 from dasktile.ir import AxisMap, Follow, Share, Where, Window, bounds, windows
-from dasktile.lower.emit import Emission, Emitted, emit
-from dasktile.lower.names import inner, slices_of
+from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
+from dasktile.lower.names import slices_layer_name, step_layer_name
 from dasktile.lower.reshard import join
 
 Key = tuple[Any, ...]
 
-#: Stands for the size of an axis whose windows are known to lie inside it.
+#: Used as the size of an axis whose windows lie inside it.
 _UNBOUNDED = 1 << 62
 
 
-def _blocks(emission: Emission) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
-    """Every output block, and the block of every label that it belongs to."""
-    out = emission.node.out
-    inside = dict.fromkeys(range(len(emission.node.labels)), 0)
-    for block in product(*(range(len(sizes)) for sizes in emission.tiling.chunks)):
+def _blocks(context: LoweringContext) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
+    """Every output block, and for every label the number of its block."""
+    out = context.node.out
+    inside = dict.fromkeys(range(len(context.node.labels)), 0)
+    for block in product(*(range(len(sizes)) for sizes in context.tiling.chunks)):
         at = {axis.label: b for axis, b in zip(out, block, strict=True) if axis.label is not None}
         yield block, inside | at
 
@@ -37,33 +37,33 @@ def _read(name: str, axes: Sequence[AxisMap], at: Mapping[int, int]) -> Key:
     return (name, *(0 if axis.label is None else at[axis.label] for axis in axes))
 
 
-def _shape(emission: Emission, block: Sequence[int]) -> tuple[int, ...]:
-    return tuple(sizes[b] for sizes, b in zip(emission.tiling.chunks, block, strict=True))
+def _shape(context: LoweringContext, block: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sizes[b] for sizes, b in zip(context.tiling.chunks, block, strict=True))
 
 
 # --- one window per block --------------------------------------------------------------
 
 
 @emit.register
-def _gather(kernel: Gather, emission: Emission) -> Emitted:
-    (edge,), (source,) = emission.node.edges, emission.inputs
+def _gather(kernel: Gather, context: LoweringContext) -> EmittedLayers:
+    (edge,), (source,) = context.node.edges, context.inputs
     tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(emission):
-        key = (emission.name, *block)
+    for block, at in _blocks(context):
+        key = (context.name, *block)
         read = _read(source, edge.axes, at)
-        if emission.node.op == "getitem" and edge.axes and not block:
+        if context.node.op == "getitem" and edge.axes and not block:
             tasks[key] = Task(key, element, TaskRef(read))
             continue
-        tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), _shape(emission, block))
-    emitted = Emitted()
-    emitted.add(emission.name, tasks, {source})
+        tasks[key] = _arranged(key, read, kernel.order, len(edge.axes), _shape(context, block))
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
     return emitted
 
 
 def _arranged(
     key: Key, read: Key, order: Sequence[int | None], ndim: int, shape: Sequence[int]
 ) -> GraphNode:
-    """A task that puts the axes of a window in their places."""
+    """A task that arranges the axes of a window."""
     if _in_place(order, ndim):
         return Alias(key, read)
     return _task(key, read, order, ndim, shape)
@@ -89,16 +89,16 @@ def _task(
     if kept == list(range(ndim)) == list(range(len(order))):
         return Task(key, np.transpose, TaskRef(read), tuple(order))
     if ndim == 0:
-        # which may be a plain Python number
+        # the input may be a plain Python number
         return Task(key, np.broadcast_to, TaskRef(read), tuple(shape))
     return Task(key, arrange, TaskRef(read), tuple(order), tuple(shape))
 
 
 def arrange(block: Any, order: tuple[int | None, ...], shape: tuple[int, ...]) -> Any:
-    """Axes of a block in another order, those not in it dropped, repeated along None."""
+    """Reorder the axes of a block; drop those not in `order`, and repeat it along None."""
     kept = sorted(axis for axis in order if axis is not None)
     if len(kept) < block.ndim:
-        # The ellipsis keeps an array where all axes are dropped.
+        # with the ellipsis, a block whose axes are all dropped stays an array
         index = tuple(slice(None) if axis in kept else 0 for axis in range(block.ndim))
         block = block[(*index, ...)]
     places = tuple(kept.index(axis) for axis in order if axis is not None)
@@ -110,43 +110,43 @@ def arrange(block: Any, order: tuple[int | None, ...], shape: tuple[int, ...]) -
 
 
 def element(block: Any) -> Any:
-    """The only element of a block; to NumPy not the same as an array without axes."""
+    """The only element of a block: a scalar, not an array without axes."""
     return block[(0,) * block.ndim]
 
 
 @emit.register
-def _reshape(kernel: Reshape, emission: Emission) -> Emitted:
-    (edge,), (source,) = emission.node.edges, emission.inputs
+def _reshape(kernel: Reshape, context: LoweringContext) -> EmittedLayers:
+    (edge,), (source,) = context.node.edges, context.inputs
     tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(emission):
-        key = (emission.name, *block)
+    for block, at in _blocks(context):
+        key = (context.name, *block)
         read = TaskRef(_read(source, edge.axes, at))
-        tasks[key] = Task(key, M.reshape, read, _shape(emission, block))
-    emitted = Emitted()
-    emitted.add(emission.name, tasks, {source})
+        tasks[key] = Task(key, M.reshape, read, _shape(context, block))
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
     return emitted
 
 
 @emit.register
-def _repeat(kernel: Repeat, emission: Emission) -> Emitted:
-    (edge,), (source,) = emission.node.edges, emission.inputs
+def _repeat(kernel: Repeat, context: LoweringContext) -> EmittedLayers:
+    (edge,), (source,) = context.node.edges, context.inputs
     tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(emission):
-        key = (emission.name, *block)
+    for block, at in _blocks(context):
+        key = (context.name, *block)
         read = TaskRef(_read(source, edge.axes, at))
         tasks[key] = Task(key, np.repeat, read, kernel.repeats, axis=kernel.axis)
-    emitted = Emitted()
-    emitted.add(emission.name, tasks, {source})
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
     return emitted
 
 
 @emit.register
-def _stencil(kernel: Stencil, emission: Emission) -> Emitted:
-    (edge,), (source,) = emission.node.edges, emission.inputs
-    edges = [bounds(sizes) for sizes in emission.tiling.chunks]
+def _stencil(kernel: Stencil, context: LoweringContext) -> EmittedLayers:
+    (edge,), (source,) = context.node.edges, context.inputs
+    edges = [bounds(sizes) for sizes in context.tiling.chunks]
     tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(emission):
-        key = (emission.name, *block)
+    for block, at in _blocks(context):
+        key = (context.name, *block)
         applied = kernel.task.substitute({kernel.block: _read(source, edge.axes, at)}, key=None)
         index = []
         for axis, number in enumerate(block):
@@ -156,13 +156,13 @@ def _stencil(kernel: Stencil, emission: Emission) -> Emitted:
             whole = front == 0 and end - begin == hi - lo
             index.append(slice(None) if whole else slice(front, front + hi - lo))
         tasks[key] = Task(key, trimmed, applied, tuple(index))
-    emitted = Emitted()
-    emitted.add(emission.name, tasks, {source})
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
     return emitted
 
 
 def trimmed(block: Any, index: tuple[slice, ...]) -> Any:
-    """The part of a block that does not depend on its neighbours."""
+    """The part of a block without its halo."""
     return block[index]
 
 
@@ -170,45 +170,45 @@ def trimmed(block: Any, index: tuple[slice, ...]) -> Any:
 
 
 @emit.register
-def _join(kernel: Join, emission: Emission) -> Emitted:
-    node, cuts = emission.node, emission.tiling.cuts
+def _join(kernel: Join, context: LoweringContext) -> EmittedLayers:
+    node, cuts = context.node, context.tiling.cuts
     label = node.out[kernel.axis].label
     if label is None:
         raise ValueError(f"the axis along which {node.name!r} joins arrays has no label")
     edges = bounds(cuts[label])
-    # For every block along the axis, what it consists of: which piece, which of the
-    # windows fetched of it, how many elements.
+    # For every block along the axis, its parts: number of the input, number of the window
+    # fetched of it, number of elements.
     parts: list[list[tuple[int, int, int]]] = [[] for _ in cuts[label]]
     fetched: list[str] = []
     for number, (piece, edge) in enumerate(zip(kernel.pieces, node.edges, strict=True)):
-        shown: list[tuple[int, int]] = []
+        spans: list[tuple[int, int]] = []
         for block, (lo, hi) in enumerate(pairwise(edges)):
             begin, end = max(lo, piece.lo), min(hi, piece.hi)
             if begin < end:
-                parts[block].append((number, len(shown), end - begin))
-                shown.append((begin, end))
-        wanted = tuple(
-            tuple(_window(axis, *span) for span in shown)
+                parts[block].append((number, len(spans), end - begin))
+                spans.append((begin, end))
+        needed = tuple(
+            tuple(_window(axis, *span) for span in spans)
             if axis.label == label
             else _windows(axis, cuts)
             for axis in edge.axes
         )
         blocks = [block for block, (lo, hi) in enumerate(pairwise(edges))
                   if max(lo, piece.lo) < min(hi, piece.hi)]  # fmt: skip
-        where = _joined_at(emission.work_at, edge.axes, label, blocks)
-        fetched.append(emission.fetch(number, wanted, where))
+        where = _joined_at(context.work_at, edge.axes, label, blocks)
+        fetched.append(context.fetch(number, needed, where))
 
     tasks: dict[Key, GraphNode] = {}
-    for place, at in _blocks(emission):
-        key = (emission.name, *place)
-        found = parts[at[label]]
+    for place, at in _blocks(context):
+        key = (context.name, *place)
+        block_parts = parts[at[label]]
         arguments = []
-        for number, window, length in found:
+        for number, window, length in block_parts:
             axes, order = node.edges[number].axes, kernel.pieces[number].order
             read = _read(fetched[number], axes, {**at, label: window})
-            shape = list(_shape(emission, place))
+            shape = list(_shape(context, place))
             shape[kernel.axis] = length
-            if len(found) == 1:
+            if len(block_parts) == 1:
                 tasks[key] = _arranged(key, read, order, len(axes), shape)
             else:
                 arguments.append(_argument(read, order, len(axes), shape))
@@ -216,13 +216,13 @@ def _join(kernel: Join, emission: Emission) -> Emitted:
             counts = [1] * len(place)
             counts[kernel.axis] = len(arguments)
             tasks[key] = Task(key, join, tuple(counts), *arguments)
-    emitted = Emitted()
-    emitted.add(emission.name, tasks, set(fetched))
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, set(fetched))
     return emitted
 
 
 def _joined_at(work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequence[int]) -> Where:
-    """Where the windows of one of several arrays are needed: of a label, only `blocks`."""
+    """Where the windows of one joined array are needed: only by `blocks` of the label."""
     if isinstance(work, Follow):
         return work.seen([axis.label for axis in axes])
     shares = (Share() if axis.label is None else work[axis.label] for axis in axes)
@@ -233,13 +233,13 @@ def _joined_at(work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequenc
 
 
 def _window(axis: AxisMap, lo: int, hi: int) -> Window:
-    """What iterations ``[lo, hi)`` read, one element each."""
+    """The window that iterations ``[lo, hi)`` read, one element each."""
     first, last = axis.start + axis.step * lo, axis.start + axis.step * (hi - 1)
     return first, last + (1 if axis.step > 0 else -1), axis.step
 
 
 def _windows(axis: AxisMap, cuts: Sequence[Sequence[int]]) -> tuple[Window, ...]:
-    """The windows of an axis that is shown in full or, where it has no label, is of size one."""
+    """The windows of an axis that is read in full; without a label its size is one."""
     if axis.label is None:
         return ((0, 1, 1),)
     return windows(axis, cuts[axis.label], _UNBOUNDED)
@@ -249,14 +249,14 @@ def _windows(axis: AxisMap, cuts: Sequence[Sequence[int]]) -> tuple[Window, ...]
 
 
 @emit.register
-def _take(kernel: Take, emission: Emission) -> Emitted:
-    node, cuts = emission.node, emission.tiling.cuts
+def _take(kernel: Take, context: LoweringContext) -> EmittedLayers:
+    node, cuts = context.node, context.tiling.cuts
     (edge,) = node.edges
     out = kernel.order.index(kernel.axis)
-    edges = bounds(emission.tiling.chunks[out])
-    wanted = [kernel.index[lo:hi] for lo, hi in pairwise(edges)]
-    cells = _cells(wanted, kernel.cells)
-    fetched = emission.fetch(
+    edges = bounds(context.tiling.chunks[out])
+    positions = [kernel.index[lo:hi] for lo, hi in pairwise(edges)]
+    cells = _cells(positions, kernel.cells)
+    fetched = context.fetch(
         0,
         tuple(
             tuple((lo, hi, 1) for lo, hi in cells)
@@ -266,17 +266,17 @@ def _take(kernel: Take, emission: Emission) -> Emitted:
         ),
         None,
     )
-    plans = [_plan(index, cells) for index in wanted]
-    index_name, part_name = inner(emission.name, "index"), slices_of(emission.name)
+    plans = [_plan(index, cells) for index in positions]
+    index_name, part_name = step_layer_name(context.name, "index"), slices_layer_name(context.name)
     tasks: dict[Key, GraphNode] = {}
     for b, (picks, order) in enumerate(plans):
-        # Boxed and shared: a block's positions are the same along all other axes.
+        # one node for all blocks with the same number along this axis, in a tuple
         for cell, local in picks:
             tasks[(index_name, b, cell)] = DataNode((index_name, b, cell), (1, local))
         if len(picks) > 1:
             tasks[(index_name, b)] = DataNode((index_name, b), (1, order))
-    for place, at in _blocks(emission):
-        key = (emission.name, *place)
+    for place, at in _blocks(context):
+        key = (context.name, *place)
         picks, _ = plans[place[out]]
         parts = []
         for cell, local in picks:
@@ -286,7 +286,7 @@ def _take(kernel: Take, emission: Emission) -> Emitted:
             index = TaskRef((index_name, place[out], cell))
             arguments: tuple[Any, ...] = (TaskRef(read), index, kernel.axis)
             if not _in_place(kernel.order, len(edge.axes)):
-                shape = list(_shape(emission, place))
+                shape = list(_shape(context, place))
                 shape[out] = len(local)
                 arguments += (kernel.order, tuple(shape))
             tasks[own] = Task(own, take, *arguments)
@@ -294,39 +294,39 @@ def _take(kernel: Take, emission: Emission) -> Emitted:
         if len(parts) > 1:
             order_ref = TaskRef((index_name, place[out]))
             tasks[key] = Task(key, take_from, order_ref, out, len(place), *parts)
-    emitted = Emitted()
-    emitted.add(emission.name, tasks, {fetched})
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {fetched})
     return emitted
 
 
-def _cells(wanted: Sequence[Any], cuts: Sequence[int]) -> list[tuple[int, int]]:
-    """Windows of the axis from which the blocks take what they want.
+def _cells(positions: Sequence[Any], cuts: Sequence[int]) -> list[tuple[int, int]]:
+    """Windows of the axis from which the blocks take elements.
 
-    The spans of the blocks where these are short.  Where every block takes from all over
-    the axis, the input's own cuts: only what is taken from each then travels, and no
-    block ever has the whole axis in hand.
+    The spans of the blocks' positions where these are short.  Where they span much of the
+    axis, the cuts of the input: then only the elements taken from each are sent between
+    workers, and no task needs the whole axis in memory.
     """
-    spans = [(int(index.min()), int(index.max()) + 1) for index in wanted]
+    spans = [(int(index.min()), int(index.max()) + 1) for index in positions]
     size = sum(cuts)
     if len(cuts) == 1 or sum(hi - lo for lo, hi in spans) <= 2 * size:
         return list(dict.fromkeys(spans))
     edges = bounds(cuts)
     pairs = [(lo, hi) for lo, hi in pairwise(edges) if lo < hi]
     used = np.unique(
-        np.searchsorted([hi for _, hi in pairs], np.concatenate(list(wanted)), side="right")
+        np.searchsorted([hi for _, hi in pairs], np.concatenate(list(positions)), side="right")
     )
     return [pairs[number] for number in used.tolist()]
 
 
 def _plan(index: Any, cells: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, Any]], Any]:
-    """(cell, positions in it) for one block, and where each index lies in their join."""
+    """(cell, positions in it) for one block, and the order of the elements in their join."""
     span = (int(index.min()), int(index.max()) + 1)
     if span in cells:
         return [(cells.index(span), index - span[0])], None
-    owner = np.searchsorted([hi for _, hi in cells], index, side="right")
-    order = np.argsort(owner, kind="stable")
+    cell_of = np.searchsorted([hi for _, hi in cells], index, side="right")
+    order = np.argsort(cell_of, kind="stable")
     picks = [
-        (int(cell), index[owner == cell] - cells[cell][0]) for cell in np.unique(owner).tolist()
+        (int(cell), index[cell_of == cell] - cells[cell][0]) for cell in np.unique(cell_of).tolist()
     ]
     return picks, np.argsort(order, kind="stable")
 
@@ -338,7 +338,7 @@ def take(
     order: tuple[int | None, ...] | None = None,
     shape: tuple[int, ...] = (),
 ) -> Any:
-    """Positions of one axis of a block, whose axes are then arranged."""
+    """Elements at positions of one axis of a block, whose axes are then arranged."""
     taken = block[(slice(None),) * axis + (index[1],)]
     return taken if order is None else arrange(taken, order, shape)
 

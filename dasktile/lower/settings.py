@@ -1,0 +1,62 @@
+"""Numbers of the policy by which graphs are written; none of them changes a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LowerSettings:
+    """Limits of the tasks that are written.
+
+    Parameters
+    ----------
+    fuse_factor
+        Bytes of all results that one fused task may make, as a multiple of those of a usual
+        task (:class:`dasktile.tiling.settings.Settings`) (chosen: a fused task that is lost
+        with its worker is repeated as a whole).
+    max_tasks
+        Tasks of a graph above which no tasks are fused (chosen: fusion takes time in
+        proportion to them, before anything runs).
+    input_share
+        Bytes that a fused task may read, if they are more than any of its tasks reads, as a
+        share of the bytes that it may make (chosen).
+    max_rounds
+        Times that groups are formed, each with more pairs of layers kept separate; no tasks
+        are fused if the groups of the last round still break a rule (chosen).
+    anchor_bytes
+        Bytes of a tile below which Dask may fuse the task that makes it with a reader on
+        another worker: a separate task would cost more than the transfer of its inputs
+        (chosen).
+    fan_in
+        Partial results that one task combines.  The cost model assumes the same number
+        (``CostModel.fan_in``).
+    """
+
+    fuse_factor: int = 4
+    max_tasks: int = 50_000
+    input_share: float = 0.25
+    max_rounds: int = 20
+    anchor_bytes: int = 2**17
+    fan_in: int = 8
+
+
+#: The numbers that are used unless a caller passes others.
+DEFAULTS = LowerSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class SlabSettings:
+    """Slabs in which the join of an ``einsum`` is computed within a task.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes of the joined values of one slab: they should fit the cache of a core (chosen).
+    min_run
+        Elements along the last label at which it is no longer halved for smaller slabs, as
+        loops over short runs are slow (chosen).
+    """
+
+    nbytes: int = 2**20
+    min_run: int = 256

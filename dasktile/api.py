@@ -16,7 +16,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile import config, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.base import ArrayInfo, Captured
-from dasktile.capture.extend import extended
+from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
@@ -367,7 +367,7 @@ def _plan(asked: _Asked) -> tuple[Captured, TilingPlan]:
         # nobody asked for this limit: tiles as small as can be are not what is wanted
         found = _tile(captured, target, asked.method, None)
     if found.origin is not None:
-        captured = extended(captured, found.program, found.origin)
+        captured = extend(captured, found.program, found.origin)
     return captured, found
 
 

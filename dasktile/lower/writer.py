@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
-from dasktile.capture.corrections import mistyped
+from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, Read
 from dasktile.ir import (
@@ -422,7 +422,7 @@ class _Writer:
         """What the graph captured from says of the chunks: masked ones are to stay known."""
         layer = self.captured.graph.layers.get(self.node(index).name)
         notes = (layer.collection_annotations or {}) if layer is not None else {}
-        if layer is None or "chunk_type" not in notes or mistyped(layer):
+        if layer is None or "chunk_type" not in notes or has_wrong_chunk_type(layer):
             return {}
         return {"chunk_type": notes["chunk_type"]}
 

@@ -184,8 +184,8 @@ def test_an_array_beside_its_clone_is_left_unchanged_with_a_warning(eager: None)
         dask.config.set(array_optimize=dasktile.array_optimize),
         pytest.warns(InconsistentGraphWarning, match="reads .* does not say"),
     ):
-        found = both.compute(scheduler="sync")
-    np.testing.assert_array_equal(found, expected)
+        result = both.compute(scheduler="sync")
+    np.testing.assert_array_equal(result, expected)
     with pytest.warns(InconsistentGraphWarning):
         assert dasktile.optimize(both) is both
 
@@ -197,5 +197,5 @@ def test_groups_along_two_dimensions_have_the_same_means_with_the_hook(eager: No
     array = xarray.DataArray(da.from_array(X, chunks=(2, 3)), dims=("x", "y"))
     labels = xarray.DataArray(np.arange(24).reshape(4, 6) % 3, dims=("x", "y"), name="label")
     with dask.config.set(array_optimize=dasktile.array_optimize):
-        found = array.groupby(labels).mean().compute(scheduler="sync")
-    np.testing.assert_array_equal(found, [10.5, 11.5, 12.5])
+        result = array.groupby(labels).mean().compute(scheduler="sync")
+    np.testing.assert_array_equal(result, [10.5, 11.5, 12.5])

@@ -219,7 +219,7 @@ class _Shapes:
                         sizes[number] for sizes, number in zip(info.chunks, block, strict=True)
                     ]
                 except (IndexError, TypeError):
-                    # a step on the way: its blocks are number most as large
+                    # an intermediate step: its blocks are at most this large
                     shape = [max(sizes, default=0) for sizes in info.chunks]
                 return self._block_shape(layer, shape), info.dtype.itemsize
         return self._sliced(node)

@@ -1,4 +1,4 @@
-"""Reductions and running reductions: recognised, and right for any tiles."""
+"""Reductions and running reductions: recognised, and equal to NumPy in any tiles."""
 
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def agree(y, expected, exact):
     edges = [np.cumsum((0, *sizes)) for sizes in y.chunks]
     for block, piece in zip(np.ndindex(*y.numblocks), pieces, strict=True):
         index = tuple(slice(edge[at], edge[at + 1]) for edge, at in zip(edges, block, strict=True))
-        want = expected[index]
-        assert np.shape(piece) == want.shape
+        part = expected[index]
+        assert np.shape(piece) == part.shape
         assert piece.dtype == expected.dtype
         if exact:
-            np.testing.assert_array_equal(piece, want)
+            np.testing.assert_array_equal(piece, part)
         else:
             rtol = 2e-4 if piece.dtype.itemsize == 4 else 1e-9
-            np.testing.assert_allclose(piece, want, rtol=rtol)
+            np.testing.assert_allclose(piece, part, rtol=rtol)
 
 
 def values(dtype, shape=(12, 9), missing=False, seed=0):
@@ -227,7 +227,7 @@ def test_variance_in_integers_depends_on_chunks():
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, None])
 @pytest.mark.parametrize("name", ["argmin", "argmax", "nanargmin", "nanargmax"])
-def test_place_of_an_extremum(name, axis, keepdims, dtype):
+def test_position_of_an_extremum(name, axis, keepdims, dtype):
     a = values(dtype, missing=name.startswith("nan") and dtype == "f8")
     expected = getattr(np, name)(a, axis=axis, keepdims=keepdims)
     for chunks in CHUNKS:
@@ -259,7 +259,7 @@ def test_infinity_wins_over_missing_numbers():
         agree(y, np.array([2, 1]), True)
 
 
-def test_no_number_at_all_is_an_error():
+def test_slices_of_nan_only_are_an_error():
     a = np.full((4, 3), np.nan)
     x = da.from_array(a, (2, 3))
     y, _ = tiled(da.nanargmax(x, axis=0), {x.name: a}, ((1, 3), (3,)))
@@ -309,7 +309,7 @@ def test_topk_of_fewer_elements_is_unchanged():
     assert recognised(da.topk(x, 20, axis=0)) is None
 
 
-def test_places_of_the_topk_are_unchanged():
+def test_argtopk_is_unchanged():
     # among equal elements, which is returned depends on the chunks
     assert recognised(da.argtopk(da.from_array(values("f8"), (4, 3)), 2, axis=0)) is None
 
@@ -331,7 +331,7 @@ def test_histogram(bins, weighted):
             agree(tiled(y, {x.name: a, wx.name: w}, cuts)[0], expected, not weighted)
 
 
-def test_histogram_with_bins_not_known_is_unchanged():
+def test_histogram_with_computed_bins_is_unchanged():
     x = da.from_array(values("f8"), (4, 3))
     y, _ = da.histogram(x, bins=4, range=(x.min(), x.max()))
     operation = recognised(y)
@@ -359,7 +359,7 @@ def test_bincount(weighted):
         assert recognised(da.bincount(x)) is None
 
 
-def test_functions_not_known_are_unchanged():
+def test_unsupported_functions_are_unchanged():
     x = da.from_array(values("f8"), (4, 3))
 
     def own(block, axis, keepdims):
@@ -379,7 +379,7 @@ def test_functions_not_known_are_unchanged():
     assert recognised(scan(np.maximum.accumulate, np.maximum, -np.inf, x, axis=0)) is None
 
 
-def test_what_depends_on_chunks_is_unchanged():
+def test_reductions_that_depend_on_chunks_are_unchanged():
     x = da.from_array(values("f8"), (4, 3))
     assert recognised(x.astype("f2").sum()) is None
     assert recognised(da.from_array(np.array([1, "a", None], dtype=object), 1).sum()) is None
@@ -415,7 +415,7 @@ SCATTERED = [
 
 
 @pytest.mark.parametrize(("name", "axis", "cuts"), SCATTERED)
-def test_results_divided_again(name, axis, cuts):
+def test_scattered_results(name, axis, cuts):
     a = values("f8", (24, 20))
     x = da.from_array(a, (6, 5))
     y = getattr(da, name)(x, axis=axis)
@@ -423,7 +423,7 @@ def test_results_divided_again(name, axis, cuts):
     z, graph = tiled(y, {x.name: a}, cuts, (4,), (0,), (0,), chunks)
     assert z.chunks == chunks
     agree(z, getattr(np, name)(a, axis=axis), name == "max" or name == "argmin")
-    # what one worker has is combined before it is cut, and only pieces travel
+    # partial results of a worker are combined before they are cut, and only pieces are sent
     pieces = next(layer for layer in graph.layers if layer.startswith("rechunk-split-"))
     assert len(graph.layers[pieces]) == 4 * len(chunks[0])
 
@@ -442,7 +442,7 @@ def test_partials_of_one_worker_are_combined_first():
             assert len(task.dependencies) <= 8
 
 
-def test_bins_divided():
+def test_scattered_bins():
     a = values("f8")
     x = da.from_array(a, (4, 3))
     y, _ = da.histogram(x, 6, range=(-2, 2))

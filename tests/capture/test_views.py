@@ -1,4 +1,4 @@
-"""Layers that only move elements: what is read off them, and what is written again."""
+"""Layers that only move elements: recognised, and written for other tiles."""
 
 from __future__ import annotations
 
@@ -112,15 +112,15 @@ def written(
         assert extra.name in view.graph.layers
     numbers = itertools.count()
 
-    def fetch(edge: int, wanted: tuple, shares: object = None) -> str:
+    def fetch(edge: int, box: tuple, shares: object = None) -> str:
         layer = f"fetched-{next(numbers)}"
-        for axis, size in zip(wanted, infos[edge].shape, strict=True):
+        for axis, size in zip(box, infos[edge].shape, strict=True):
             for window in axis:
                 inside = range(*window)
                 assert len(inside), window
                 assert 0 <= inside[0] < size and 0 <= inside[-1] < size, (window, size)
         source, chunks = infos[edge].name, infos[edge].chunks
-        tasks.update(conversion(layer, layer, source, chunks, normal(wanted)))
+        tasks.update(conversion(layer, layer, source, chunks, normal(box)))
         return layer
 
     if getattr(operation.kernel, "fetches", False):
@@ -145,7 +145,7 @@ def written(
     for key, value in zip(keys, dask.get(tasks, keys), strict=True):
         expected = tuple(sizes[b] for sizes, b in zip(tiling.chunks, key[1:], strict=True))
         assert value.shape == expected
-        # what is left of an array without axes is a scalar, in dask as well
+        # an array without axes becomes a scalar, in dask as well
         assert isinstance(value, (np.ndarray, np.generic) if not expected else np.ndarray)
         blocks[key[1:]] = value
     result = np.block(blocks.tolist()) if blocks.ndim else blocks[()]
@@ -153,7 +153,7 @@ def written(
 
 
 def check(array: da.Array, expected: np.ndarray, rng: random.Random, least: int = 1) -> None:
-    """Every view layer of an array gives, in any tiles, what dask gives."""
+    """Every view layer of an array has the values of dask in any tiles."""
     view = GraphView(array.__dask_graph__())
     views = 0
     for name in view.graph._toposort_layers():
@@ -163,8 +163,8 @@ def check(array: da.Array, expected: np.ndarray, rng: random.Random, least: int 
             old = view.array(answer.layer)
             assert old is not None and info is not None and old.shape == info.shape
             views += 1
-            dask_says = computed(view, name, info)
-            np.testing.assert_array_equal(computed(view, old.name, old), dask_says)
+            by_dask = computed(view, name, info)
+            np.testing.assert_array_equal(computed(view, old.name, old), by_dask)
         elif answer is not None:
             assert info is not None
             views += 1
@@ -301,7 +301,7 @@ def test_random_reshapes(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_random_joins(seed: int) -> None:
+def test_random_concatenations(seed: int) -> None:
     rng = random.Random(seed)
     ndim = rng.randrange(1, 4)
     shape = [rng.randrange(1, 9) for _ in range(ndim)]
@@ -337,12 +337,12 @@ def test_long_takes(seed: int) -> None:
 
 def test_rechunk_is_the_same_array(rng: random.Random) -> None:
     _, array = source(rng, (12, 10))
-    again = array.rechunk((5, 3))
-    if again.name != array.name:
-        assert recognise(again) == Rechunked(array.name)
+    rechunked = array.rechunk((5, 3))
+    if rechunked.name != array.name:
+        assert recognise(rechunked) == Rechunked(array.name)
 
 
-def test_what_each_view_becomes() -> None:
+def test_operation_of_each_kind_of_view() -> None:
     x = da.from_array(data((12, 10)), chunks=(4, 5))
     operation = recognise(x[1::3, ::-1])
     assert isinstance(operation, Operation) and operation.kernel == Gather((0, 1))
@@ -373,7 +373,7 @@ def test_what_each_view_becomes() -> None:
     assert isinstance(operation, Operation)
 
 
-def test_pieces_of_a_join_are_read_within_their_range() -> None:
+def test_pieces_of_a_concatenation_are_read_within_their_range() -> None:
     x = da.from_array(data((12, 10)), chunks=(4, 5))
     program = capture([da.stack([x, x + 1, x * 2], axis=1)]).program
     node = program.nodes[-1]
@@ -383,7 +383,7 @@ def test_pieces_of_a_join_are_read_within_their_range() -> None:
     def within(array: da.Array) -> list[tuple[int, int, int] | None]:
         return [edge.within for edge in capture([array]).program.nodes[-1].edges]
 
-    # the array's own ends bound what is read
+    # the ends of the array bound the range
     assert within(da.concatenate([x, x + 1])) == [None, None]
     assert within(da.roll(x, 5, axis=0)) == [None, None]
     # they do not
@@ -440,7 +440,7 @@ def test_groups_of_axes() -> None:
     assert groups((1, 1), (1,)) == []
 
 
-def test_blockwise_reshape_is_no_reshape() -> None:
+def test_blockwise_reshape_is_not_a_reshape() -> None:
     x = da.from_array(data((4, 4, 4)), chunks=(2, 2, 2))
     assert recognise(da.reshape_blockwise(x, (4, 16))) is None
 
@@ -465,7 +465,7 @@ def test_repeat_widens_its_axis() -> None:
         lambda x: x,
     ],
 )
-def test_what_is_no_view_is_unchanged(make: object) -> None:
+def test_layers_that_are_not_views_are_unchanged(make: object) -> None:
     x = da.from_array(data((6, 5)), chunks=(4, 3))
     assert recognise(make(x)) is None  # type: ignore[operator]
 
@@ -481,7 +481,7 @@ def test_an_unknown_function_is_never_run() -> None:
     assert recognise(da.Array(graph, name, x.chunks, dtype=x.dtype)) is None
 
 
-def test_a_block_that_is_out_of_line_is_no_view() -> None:
+def test_a_misaligned_block_is_not_a_view() -> None:
     x = da.from_array(data((6, 6)), chunks=(3, 3))
     name = "swapped"
     tasks = {(name, *place): (x.name, *place) for place in np.ndindex(2, 2)}
@@ -493,16 +493,20 @@ def test_a_block_that_is_out_of_line_is_no_view() -> None:
 def test_p2p_rechunk_is_the_same_array() -> None:
     shuffle = pytest.importorskip("distributed.shuffle._rechunk")
     x = da.from_array(data((6, 6)), chunks=(3, 3))
-    again = shuffle.rechunk_p2p(x, ((2, 4), (6,)), threshold=4, block_size_limit=1, balance=False)
-    layers = {type(layer).__name__ for layer in again.__dask_graph__().layers.values()}
+    rechunked = shuffle.rechunk_p2p(
+        x, ((2, 4), (6,)), threshold=4, block_size_limit=1, balance=False
+    )
+    layers = {type(layer).__name__ for layer in rechunked.__dask_graph__().layers.values()}
     assert "P2PRechunkLayer" in layers
-    same = recognise(again)
+    same = recognise(rechunked)
     assert isinstance(same, Rechunked)
     if same.layer != x.name:
-        assert recognise_layer(GraphView(again.__dask_graph__()), same.layer) == Rechunked(x.name)
+        assert recognise_layer(GraphView(rechunked.__dask_graph__()), same.layer) == Rechunked(
+            x.name
+        )
 
 
-def test_large_layers_are_looked_through_quickly() -> None:
+def test_large_layers_are_traced_in_limited_time() -> None:
     x = da.ones((1000, 1000), chunks=(25, 25))
     y = x.rechunk((40, 40))
     view = GraphView(y.__dask_graph__())
@@ -579,8 +583,8 @@ def retiled(array: da.Array, rng: random.Random) -> np.ndarray:
         chunks = output_chunks(node, cuts) if free else node.chunks
         tilings.append(Tiling((), (), cuts, chunks))
     lowered = lower(captured, TiledProgram(captured.program, (), tuple(tilings)))
-    again = da.Array(lowered.graph, lowered.names[0], lowered.chunks[0], dtype=array.dtype)
-    return np.asarray(again.compute(scheduler="sync"))
+    result = da.Array(lowered.graph, lowered.names[0], lowered.chunks[0], dtype=array.dtype)
+    return np.asarray(result.compute(scheduler="sync"))
 
 
 @pytest.mark.parametrize("operation", SINGLE)

@@ -120,7 +120,7 @@ class Operands:
         return tuple(inputs)
 
 
-def operands(view: GraphView, layer: Blockwise, loose: Collection[str] = ()) -> Operands | None:
+def operands(view: GraphView, layer: Blockwise, whole: Collection[str] = ()) -> Operands | None:
     """The arrays that a layer reads, or None if their chunks do not match.
 
     They match if all arrays have the same chunks along a symbol, or size one.  Literals must
@@ -130,7 +130,7 @@ def operands(view: GraphView, layer: Blockwise, loose: Collection[str] = ()) -> 
     ----------
     view, layer
         The layer and the graph it is in.
-    loose
+    whole
         Symbols along which arrays are read whole, in any chunks.
     """
     sizes: dict[str, tuple[int, ...]] = {}
@@ -149,7 +149,7 @@ def operands(view: GraphView, layer: Blockwise, loose: Collection[str] = ()) -> 
             return None
         for symbol, size, chunks in zip(symbols, array.shape, array.chunks, strict=True):
             known = sizes.get(symbol)
-            if symbol in loose:
+            if symbol in whole:
                 chunks = (size,)
             if known is None or (known == (1,) and size != 1):
                 sizes[symbol] = chunks
@@ -214,7 +214,7 @@ def elementwise(view: GraphView, name: str) -> Operation | None:
     if not _suffixes(layer) or not is_pointwise_task(layer.task):
         return None
     operation = _mapped(view, layer, info)
-    pure = is_pointwise_task(layer.task, known=True)
+    pure = is_pointwise_task(layer.task, table_only=True)
     return operation if operation is None else replace(operation, repeatable=pure)
 
 

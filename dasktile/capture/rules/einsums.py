@@ -159,7 +159,7 @@ def _aggregated(view: GraphView, name: str) -> Blockwise | None:
 
 def _aggregates(level: Level) -> bool:
     keywords = level.call.keywords
-    return level.joins and set(keywords) == {"recipe"} and _is_recipe(keywords["recipe"])
+    return level.concatenates and set(keywords) == {"recipe"} and _is_recipe(keywords["recipe"])
 
 
 def _alike(level: Level, other: Level) -> bool:

@@ -86,7 +86,7 @@ class Reduction:
         return float(items * dtype.itemsize)
 
 
-def agree(reduction: Reduction, first: Call, between: Call | None, last: Call) -> bool:
+def is_supported(reduction: Reduction, first: Call, between: Call | None, last: Call) -> bool:
     """Whether the calls of a graph are those of a supported reduction, with equal arguments."""
     if first.args or last.args or not set(first.keywords) <= reduction.first:
         return False
@@ -112,7 +112,7 @@ def agree(reduction: Reduction, first: Call, between: Call | None, last: Call) -
     return True
 
 
-def accumulates(dtype: np.dtype[Any], first: Call) -> bool:
+def is_precise(dtype: np.dtype[Any], first: Call) -> bool:
     """Whether the dtype of a sum is precise enough for any grouping of its elements."""
     if first.keywords.get("dtype") is not None:
         dtype = np.dtype(first.keywords["dtype"])

@@ -37,8 +37,8 @@ from dasktile.capture.rules.fold_table import (
     ARG_REDUCTIONS,
     REDUCTIONS,
     Reduction,
-    accumulates,
-    agree,
+    is_precise,
+    is_supported,
 )
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
@@ -124,13 +124,13 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
     if reduction is None:
         title = funcname(step.call.function)
         return NotRecognised(f"reductions with the chunk function {title} are not supported")
-    if not agree(reduction, step.call, combine, tree.last.call):
+    if not is_supported(reduction, step.call, combine, tree.last.call):
         return NotRecognised(
             f"{reduction.name(step.call)} with these arguments depends on the chunks"
         )
     if array.dtype.kind not in reduction.kinds:
         return NotRecognised(f"{reduction.op} of {array.dtype} is not supported")
-    if not accumulates(array.dtype, step.call):
+    if not is_precise(array.dtype, step.call):
         dtype = step.call.keywords.get("dtype") or array.dtype
         return NotRecognised(f"{reduction.op} of {dtype} is rounded differently in other chunks")
     axes = tree.last.axes
@@ -232,10 +232,10 @@ def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:
     ):
         return None
     ndim = len(array.shape)
-    if array.dtype.kind not in "biufc" or not tree.last.joins or task.args[1] != axes:
+    if array.dtype.kind not in "biufc" or not tree.last.concatenates or task.args[1] != axes:
         return None
     flat = len(axes) == ndim
-    if flat and not _first_is_first(array):
+    if flat and not _returns_first(array):
         return NotRecognised(
             f"{reduction.op} over several axes: which of equal elements is returned depends on"
             " the chunks"
@@ -244,7 +244,7 @@ def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:
     if out is None or shape != out.shape:
         return None
     search = reduction.search
-    order = (_in_order,) if flat and ndim > 1 else ()
+    order = (_sorted_by_position,) if flat and ndim > 1 else ()
     joined = partial(concatenate2, axes=sorted(axes))
     fold = ArgFold(
         partial(arg_chunk, first.args[0], search),
@@ -298,7 +298,7 @@ def _arg_blocks(view: GraphView, name: str) -> Blocks | None:
     return array.numblocks
 
 
-def _first_is_first(array: ArrayInfo) -> bool:
+def _returns_first(array: ArrayInfo) -> bool:
     """Whether dask's tree returns the first of equal extrema in the flattened array.
 
     It returns the first within a block, and that of the first block.  Blocks follow one another
@@ -309,7 +309,7 @@ def _first_is_first(array: ArrayInfo) -> bool:
     return not cut or (len(cut) == 1 and all(size == 1 for size in array.shape[: cut[0]]))
 
 
-def _in_order(data: Any) -> Any:
+def _sorted_by_position(data: Any) -> Any:
     """Partial results of a flattened array sorted by position: the first of equals comes first."""
     order = data["arg"].ravel().argsort()
 
@@ -329,7 +329,7 @@ def _bincount(view: GraphView, name: str) -> Operation | None:
     step = read_step(view, tree.step) if tree else None
     array = _whole(view, step.inputs) if step else None
     out = view.array(name)
-    if tree is None or step is None or array is None or out is None or tree.last.joins:
+    if tree is None or step is None or array is None or out is None or tree.last.concatenates:
         return None
     if tree.last.call.args or set(tree.last.call.keywords) != {"dtype"}:
         return None
@@ -369,7 +369,7 @@ def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Operation 
         return None
     if step.call.function is not np.sum or tree.last.call.function is not np.sum:
         return None
-    if view.layers[rows].annotations or not accumulates(out.dtype, step.call):
+    if view.layers[rows].annotations or not is_precise(out.dtype, step.call):
         return None
     counts = _histogram_rows(view, rows)
     bins = None if counts is None else _known_bins(counts.bins)

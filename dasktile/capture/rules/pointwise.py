@@ -81,7 +81,7 @@ def is_scalar(value: Any) -> bool:
 
 
 def is_pointwise(
-    function: Any, kwargs: Mapping[str, Any], arguments: int, known: bool = False
+    function: Any, kwargs: Mapping[str, Any], arguments: int, table_only: bool = False
 ) -> bool:
     """True if a call computes every element from the input elements at the same position.
 
@@ -93,14 +93,14 @@ def is_pointwise(
         Keyword arguments of the call.
     arguments
         Number of positional arguments.
-    known
+    table_only
         Accept only functions of the table, none that users registered.
     """
     kwargs = dict(kwargs)
     while True:
         use = lookup(function)
         if use is not None:
-            return use.elementwise and not known
+            return use.elementwise and not table_only
         if function is enforce_dtype:
             kwargs.pop("enforce_dtype", None)
             function = kwargs.pop("enforce_dtype_function")
@@ -130,7 +130,7 @@ def is_pointwise(
         )
     if isinstance(function, np.vectorize):
         return (
-            not known
+            not table_only
             and function.signature is None
             and not function.excluded
             and function.otypes is not None
@@ -145,13 +145,13 @@ def is_pointwise(
     return all(is_scalar(value) for name, value in kwargs.items() if name not in arrays)
 
 
-def is_pointwise_task(task: Task, known: bool = False) -> bool:
+def is_pointwise_task(task: Task, table_only: bool = False) -> bool:
     """Whether a task is elementwise; of a fused task, all inner tasks."""
     fused = _fused(task)
     if fused is None:
-        return is_pointwise(task.func, task.kwargs, len(task.args), known)
+        return is_pointwise(task.func, task.kwargs, len(task.args), table_only)
     for inner in fused.values():
-        if not isinstance(inner, Task) or not is_pointwise_task(inner, known):
+        if not isinstance(inner, Task) or not is_pointwise_task(inner, table_only):
             return False
         for value in inner.args:
             if not isinstance(value, TaskRef) and not is_scalar(value):

@@ -121,7 +121,7 @@ def _sequential(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
     if blocks is None:
         return None
     step, axis, functions = blocks
-    merges = _carried(view.tasks(array.name), array, view.dependencies(array.name)[0], axis)
+    merges = _carry_merges(view.tasks(array.name), array, view.dependencies(array.name)[0], axis)
     merge = None if merges is None else _only_merge(merges, functions)
     if merge is None:
         return None
@@ -143,7 +143,7 @@ def _scanned_blocks(view: GraphView, array: ArrayInfo) -> tuple[Step, int, ScanF
     return None if step.blocks != array.numblocks else (step, axis, functions)
 
 
-def _carried(
+def _carry_merges(
     tasks: Mapping[Any, Any], array: ArrayInfo, scanned: str, axis: int
 ) -> list[Function] | None:
     """The functions that merge carries into scanned blocks; None if the tasks differ."""
@@ -161,15 +161,15 @@ def _carried(
             return None
         before = tuple(number - 1 if i == axis else number for i, number in enumerate(block))
         carried = (array.name, "extra", *before)
-        if not _adds_last(carry, carried, (scanned, *before), last):
+        if not _is_carry(carry, carried, (scanned, *before), last):
             return None
         if [*map(reference, task.args)] != [(array.name, "extra", *block), (scanned, *block)]:
             return None
         merges += [task.func, carry.func]
-    return merges if len(tasks) == 2 * array_blocks(array) else None
+    return merges if len(tasks) == 2 * _count_blocks(array) else None
 
 
-def _adds_last(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -> bool:
+def _is_carry(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -> bool:
     """Whether a carry is that of the previous block, merged with the last slice of that block."""
     if len(carry.args) != 2 or reference(carry.args[0]) != carried:
         return False
@@ -273,7 +273,7 @@ def running_product(carry: Any, tile: Any, axis: int, dtype: Any, skip: bool) ->
     return product[(slice(None),) * axis + (slice(1, None),)]
 
 
-def array_blocks(array: ArrayInfo) -> int:
+def _count_blocks(array: ArrayInfo) -> int:
     count = 1
     for blocks in array.numblocks:
         count *= blocks

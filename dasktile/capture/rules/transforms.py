@@ -176,9 +176,9 @@ def gufunc(view: GraphView, name: str) -> Operation | None:
         concatenate=inner.concatenate,
         new_axes=dict.fromkeys(added, 1),
     )
-    known = set(inner.output_indices)
+    outer = set(inner.output_indices)
     read = {symbol for _, symbols in inner.indices for symbol in symbols or ()}
-    whole = read - known
+    whole = read - outer
     if not whole and not _elementwise(inner.task):
         return None
     operation = _loops(view, rewritten, info, whole)
@@ -196,7 +196,7 @@ def _elementwise(task: Task) -> bool:
 
 def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) -> Operation | None:
     """A map over the symbols that inputs and output share; those in `whole` are not cut."""
-    read = operands(view, layer, loose=whole)
+    read = operands(view, layer, whole=whole)
     if read is None or (whole and not layer.concatenate):
         return None
     labels: dict[str, int] = {}

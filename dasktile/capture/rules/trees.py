@@ -112,7 +112,7 @@ class Level:
         Called by every task with a nested list of partial results.
     call
         The call of `function`, without `axis` and `keepdims`.
-    joins
+    concatenates
         True if the partial results are concatenated before they are combined.
     axes, keepdims
         The reduced axes, and whether they are kept with size one.
@@ -120,7 +120,7 @@ class Level:
 
     function: Callable[..., Any]
     call: Call
-    joins: bool
+    concatenates: bool
     axes: tuple[int, ...]
     keepdims: bool
 
@@ -198,31 +198,31 @@ def read_level(view: GraphView, name: str) -> Level | None:
         function = task[0]
     else:
         return None
-    inner, joins = function, False
+    inner, concatenates = function, False
     # tlz.compose(outer, inner), of toolz or of cytoolz
     outer: tuple[Callable[..., Any], ...] = getattr(function, "funcs", ())
     if len(outer) == 1:
         first = unwrap(function.first)  # type: ignore[attr-defined]
         if first.function is not concatenate2 or first.args or set(first.keywords) != {"axes"}:
             return None
-        inner, joins = outer[0], True
+        inner, concatenates = outer[0], True
     call = unwrap(inner)
     rest = dict(call.keywords)
     axes, keepdims = rest.pop("axis", None), rest.pop("keepdims", None)
     if not isinstance(axes, tuple) or not axes or not isinstance(keepdims, bool):
         return None
-    if joins and list(first.keywords["axes"]) != sorted(axes):
+    if concatenates and list(first.keywords["axes"]) != sorted(axes):
         return None
     if sorted(set(axes)) != sorted(axes):
         return None
-    return Level(function, Call(call.function, call.args, rest), joins, axes, keepdims)
+    return Level(function, Call(call.function, call.args, rest), concatenates, axes, keepdims)
 
 
-def bind(function: Callable[..., Any], like: Level) -> Callable[..., Any]:
-    """The combining function of a tree that ends in the level `like`, which calls `function`."""
-    bound = partial(function, axis=like.axes, keepdims=True)
-    if like.joins:
-        joined: Callable[..., Any] = compose(bound, partial(concatenate2, axes=sorted(like.axes)))
+def bind(function: Callable[..., Any], level: Level) -> Callable[..., Any]:
+    """The combining function of a tree that ends in the level `level`, which calls `function`."""
+    bound = partial(function, axis=level.axes, keepdims=True)
+    if level.concatenates:
+        joined: Callable[..., Any] = compose(bound, partial(concatenate2, axes=sorted(level.axes)))
         return joined
     return bound
 

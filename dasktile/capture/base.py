@@ -191,23 +191,26 @@ class GraphView:
         return self._reads[name]
 
     def _in_order(self, name: str) -> tuple[str, ...]:
+        """The dependencies of a layer in the order of the reads in its tasks."""
         names = self.graph.dependencies.get(name, ())
         if len(names) < 2:
             return tuple(names)
         layer = self.layers[name]
-        heads = {head: other for other in sorted(names) for head in self._owned(other)}
+        heads = {head: other for other in sorted(names) for head in self._key_heads(other)}
         ordered: dict[str, None] = {}
-        for key in read_by(layer) if isinstance(layer, Blockwise) else self._read_in(name):
+        for key in read_by(layer) if isinstance(layer, Blockwise) else self._task_reads(name):
             if (head := head_of(key)) in heads:
                 ordered[heads[head]] = None
                 if len(ordered) == len(names):
                     break
         return (*ordered, *(other for other in sorted(names) if other not in ordered))
 
-    def _read_in(self, name: str) -> Iterable[Key]:
+    def _task_reads(self, name: str) -> Iterable[Key]:
+        """The keys that the tasks of a layer read, in order."""
         return (key for task in self.tasks(name).values() for key in references(task))
 
-    def _owned(self, name: str) -> Iterable[Any]:
+    def _key_heads(self, name: str) -> Iterable[Any]:
+        """As :meth:`heads`; a Blockwise layer or one of another graph has only its name."""
         layer = self.layers.get(name)
         if layer is None or isinstance(layer, Blockwise):
             return (name,)
@@ -219,6 +222,7 @@ Recogniser = Callable[[GraphView, str], "Operation | Rechunked | NotRecognised |
 
 
 def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:
+    """The array of a layer by its annotations; None if they are incomplete or sizes are unknown."""
     annotations = layer.collection_annotations if layer is not None else None
     if not annotations or "chunks" not in annotations or "dtype" not in annotations:
         return None

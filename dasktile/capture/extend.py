@@ -11,7 +11,7 @@ from dasktile.ir import Program
 
 
 def extend(captured: Captured, program: Program, origin: Sequence[int]) -> Captured:
-    """A captured program with another program that has more nodes.
+    """The captured program with nodes added: a kernel for every node of `program`.
 
     Parameters
     ----------

@@ -182,7 +182,7 @@ def test_an_array_beside_its_clone_is_unchanged_with_a_warning(eager: None) -> N
         capture([both])
     with (
         dask.config.set(array_optimize=dasktile.array_optimize),
-        pytest.warns(InconsistentGraphWarning, match="reads .* does not say"),
+        pytest.warns(InconsistentGraphWarning, match="reads .* does not declare"),
     ):
         result = both.compute(scheduler="sync")
     np.testing.assert_array_equal(result, expected)

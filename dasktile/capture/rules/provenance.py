@@ -114,12 +114,12 @@ def _extended(first: range, second: range) -> range | None:
 
 
 def _merge(parts: Sequence[Positions]) -> Positions:
-    pieces = joined(parts)
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
+    merged = joined(parts)
+    if len(merged) == 1:
+        return merged[0]
+    if not merged:
         return range(0)
-    return np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+    return np.concatenate([np.asarray(piece, dtype=np.int64) for piece in merged])
 
 
 # --- functions that only move elements ---------------------------------------------
@@ -136,24 +136,24 @@ def _getitem(block: Any, index: Any) -> Any:
         raise UnknownFunction("an index into a value that is not an array")
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
-    where = [place for place, entry in enumerate(entries) if entry is Ellipsis]
-    rest: list[Any] = [slice(None)] * (len(block.axes) - used)
-    if used > len(block.axes) or len(where) > 1:
+    ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
+    full: list[Any] = [slice(None)] * (len(block.axes) - used)
+    if used > len(block.axes) or len(ellipses) > 1:
         raise NotTraceable("more indices than axes")
-    if where:
-        entries[where[0] : where[0] + 1] = rest
+    if ellipses:
+        entries[ellipses[0] : ellipses[0] + 1] = full
     else:
-        entries += rest
+        entries += full
     if _mixed(entries):
         raise NotTraceable("an index with several arrays")
     axes: list[TracedAxis] = []
     fixed = list(block.fixed)
-    todo = iter(block.axes)
+    remaining = iter(block.axes)
     for entry in entries:
         if entry is None:
             axes.append(TracedAxis(None, range(1)))
             continue
-        axis = next(todo)
+        axis = next(remaining)
         size = len(axis.positions)
         if isinstance(entry, slice):
             axes.append(_picked(axis, axis.positions[entry]))
@@ -228,9 +228,9 @@ def _concatenate(blocks: Any, axis: int = 0) -> TracedBlock:
             len(first.axes),
         ):
             raise NotTraceable("blocks of several arrays are concatenated")
-        for number, (one, other) in enumerate(zip(first.axes, block.axes, strict=True)):
-            if one.source != other.source or (
-                number != place and not same_positions(one.positions, other.positions)
+        for number, (expected, actual) in enumerate(zip(first.axes, block.axes, strict=True)):
+            if expected.source != actual.source or (
+                number != place and not same_positions(expected.positions, actual.positions)
             ):
                 raise NotTraceable("concatenated blocks have different positions along other axes")
         parts.append(block.axes[place].positions)

@@ -169,16 +169,16 @@ def groups(
     targets = [axis for axis, size in enumerate(new) if size != 1]
     pairs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     while sources and targets:
-        one, other = [sources.pop(0)], [targets.pop(0)]
-        left, right = old[one[0]], new[other[0]]
-        while left != right:
-            if left < right:
-                one.append(sources.pop(0))
-                left *= old[one[-1]]
+        source_run, target_run = [sources.pop(0)], [targets.pop(0)]
+        source_size, target_size = old[source_run[0]], new[target_run[0]]
+        while source_size != target_size:
+            if source_size < target_size:
+                source_run.append(sources.pop(0))
+                source_size *= old[source_run[-1]]
             else:
-                other.append(targets.pop(0))
-                right *= new[other[-1]]
-        pairs.append((tuple(one), tuple(other)))
+                target_run.append(targets.pop(0))
+                target_size *= new[target_run[-1]]
+        pairs.append((tuple(source_run), tuple(target_run)))
     return pairs
 
 
@@ -193,7 +193,7 @@ def repeat(view: GraphView, name: str) -> Operation | None:
     if getattr(layer.task, "func", None) is not np.repeat:
         return None
     trace = Trace(view, name)
-    seen: set[tuple[str, int, int]] = set()
+    repeats: set[tuple[str, int, int]] = set()
     for place in np.ndindex(*new.numblocks):
         task = trace.tasks.get((name, *place))
         if not isinstance(task, Task) or task.func is not np.repeat or len(task.args) != 2:
@@ -205,10 +205,10 @@ def repeat(view: GraphView, name: str) -> Operation | None:
         source = trace.source(key)
         if source is None or tuple(key[1:]) != place:
             return None
-        seen.add((source.name, times, axis % len(new.shape)))
-    if len(seen) != 1:
+        repeats.add((source.name, times, axis % len(new.shape)))
+    if len(repeats) != 1:
         return None
-    ((source_name, times, axis),) = seen
+    ((source_name, times, axis),) = repeats
     old = view.array(source_name)
     if old is None or times < 1 or old.dtype != new.dtype or not math.prod(new.shape):
         return None

@@ -159,9 +159,9 @@ def _carry_merges(
             continue
         if type(task) is not Task or type(carry) is not Task:
             return None
-        before = tuple(number - 1 if i == axis else number for i, number in enumerate(block))
-        carried = (array.name, "extra", *before)
-        if not _is_carry(carry, carried, (scanned, *before), last):
+        previous = tuple(number - 1 if i == axis else number for i, number in enumerate(block))
+        carried = (array.name, "extra", *previous)
+        if not _is_carry(carry, carried, (scanned, *previous), last):
             return None
         if [*map(reference, task.args)] != [(array.name, "extra", *block), (scanned, *block)]:
             return None
@@ -213,19 +213,21 @@ def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
         block, args = key[1:], list(task.args)
         if len(block) != ndim:
             merge = merge or task.func
-            wrong = task.func is not merge
+            mismatch = task.func is not merge
         else:
             begins = block[axis] == 0
             step = prefixscan_first if begins else prefixscan_combine
             if not begins and len(args) == 6:
                 merge = merge or args[1]
-                wrong = args.pop(1) is not merge
+                mismatch = args.pop(1) is not merge
                 args.pop(1)
             else:
-                wrong = not begins
-            wrong = wrong or task.func is not step or args[0] is not function
-            wrong = wrong or reference(args[1]) != (source, *block) or args[2:] != [axis, dtype]
-        if wrong:
+                mismatch = not begins
+            mismatch = mismatch or task.func is not step or args[0] is not function
+            mismatch = (
+                mismatch or reference(args[1]) != (source, *block) or args[2:] != [axis, dtype]
+            )
+        if mismatch:
             return None
     merge = merge or functions.merges[0]
     if not any(merge is known for known in functions.merges):

@@ -72,6 +72,7 @@ class Concatenate:
 
     axis: int
     pieces: tuple[Piece, ...]
+    #: The lowering requests windows of the inputs, instead of inputs that are resharded whole.
     fetches: ClassVar[bool] = True
 
 
@@ -95,6 +96,7 @@ class Take:
     axis: int
     index: np.ndarray[Any, np.dtype[np.int64]]
     cells: tuple[int, ...]
+    #: The lowering requests windows of the inputs, instead of inputs that are resharded whole.
     fetches: ClassVar[bool] = True
 
 
@@ -120,21 +122,21 @@ def _is_rechunk(view: GraphView, name: str, source: str, chunks: Any) -> bool:
 def moves(view: GraphView, name: str) -> Operation | Rechunked | NotRecognised | None:
     """A layer whose tasks only move elements."""
     layer, info = view.layers[name], view.array(name)
-    if info is None or not _worth_tracing(layer) or not all(map(all, info.chunks)):
+    if info is None or not _may_only_move(layer) or not all(map(all, info.chunks)):
         return None
     try:
         slabs, axis = _slabs(view, Trace(view, name), info)
-        return _read_off(view, info, slabs, axis)
+        return _view_operation(view, info, slabs, axis)
     except UnknownFunction:
         return None
     except NotTraceable as error:
         return NotRecognised(f"{key_split(name)}: {error}")
 
 
-def _worth_tracing(layer: Layer) -> bool:
+def _may_only_move(layer: Layer) -> bool:
     """Whether the first task, other than data, may only move elements."""
     if isinstance(layer, Blockwise):
-        # With io_deps it is a source; without it may be a transpose.
+        # With io_deps it is a source; without, it may be a transpose.
         function = getattr(layer.task, "func", None)
         return not layer.io_deps and move_of(function) is not None
     if not isinstance(layer, MaterializedLayer) or len(layer) > SETTINGS.max_traced_tasks:
@@ -227,11 +229,11 @@ def _slab(group: list[tuple[tuple[int, ...], TracedBlock]], ndim: int, lo: int, 
     name, sources, fixed = _signature(group[0][1])
     along: list[dict[int, Positions]] = [{} for _ in range(ndim)]
     for place, block in group:
-        for seen, number, part in zip(along, place, block.axes, strict=True):
-            known = seen.setdefault(number, part.positions)
+        for by_block, number, part in zip(along, place, block.axes, strict=True):
+            known = by_block.setdefault(number, part.positions)
             if known is not part.positions and not same_positions(known, part.positions):
                 raise NotTraceable("positions along one axis depend on another axis")
-    runs = tuple(joined(_evenly(seen[i]) for i in sorted(seen)) for seen in along)
+    runs = tuple(joined(_evenly(by_block[i]) for i in sorted(by_block)) for by_block in along)
     return _Slab(name, sources, fixed, runs, lo, hi)
 
 
@@ -249,7 +251,7 @@ def _evenly(index: Positions) -> Positions:
 # --- from the whole array to a node ----------------------------------------------------
 
 
-def _read_off(
+def _view_operation(
     view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: int
 ) -> Operation | Rechunked:
     uneven = [

@@ -16,7 +16,7 @@ import pytest
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile.capture import user_kernels as registry
-from dasktile.capture.base import ArrayInfo, GraphView, Operation, Rechunked
+from dasktile.capture.base import ArrayInfo, GraphView, NotRecognised, Operation, Rechunked
 from dasktile.capture.highlevel import capture
 from dasktile.capture.rules.reshapes import Repeat, Reshape, groups
 from dasktile.capture.rules.stencils import Stencil
@@ -46,9 +46,10 @@ def recognise(array: da.Array) -> Operation | Rechunked | None:
 
 
 def recognise_layer(view: GraphView, name: str) -> Operation | Rechunked | None:
+    """The first operation or rechunk of a recogniser, as in a capture; None if all decline."""
     for recogniser in RECOGNISERS:
         answer = recogniser(view, name)
-        if answer is not None:
+        if answer is not None and not isinstance(answer, NotRecognised):
             return answer
     return None
 

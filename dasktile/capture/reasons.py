@@ -46,7 +46,7 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     operation = key_split(name)
     if any(key_split(key) != operation for key in itertools.islice(layer, SETTINGS.sampled_keys)):
         return f"the task graph of {operation} is not supported"
-    return f"{_name(function) or operation} is not supported"
+    return f"{_name(function) or operation} in this form is not supported"
 
 
 def _function_reason(layer: Blockwise, function: Any) -> str:

@@ -1,4 +1,4 @@
-"""The least bytes that must be copied to run tasks in a given order in a given memory."""
+"""Lower bounds of the bytes and seconds of a given order in a given memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Step:
     Attributes
     ----------
     reads
-        Tiles that must be in memory while it runs.
+        Tiles that are in memory while it runs.
     makes
-        Tiles that are in memory from then on.
+        Tiles that it creates in memory.
     """
 
     reads: tuple[Hashable, ...] = ()
@@ -29,12 +29,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class TransferBound:
-    """Bytes that no choice of what leaves memory when can be below; see :func:`transfer_bound`.
+    """Lower bound of the bytes copied by any eviction policy; see :func:`transfer_bound`.
 
     Attributes
     ----------
     read, written
-        Bytes.
+        Bytes copied into memory and out of it.
     """
 
     read: float
@@ -48,12 +48,12 @@ def transfer_bound(
     below: Iterable[Hashable] = (),
     write_cost: float = 1.0,
 ) -> TransferBound:
-    """A lower bound of the bytes read into memory, and of those written out of it.
+    """Lower bound of the bytes read into memory and written out of it by any eviction policy.
 
-    Between two uses of a tile there is a gap, over which it is kept in memory or not.  Kept
-    tiles and those in use must fit; a tile not kept is read again, and is written the first
-    time unless the tier below has it.  With parts of tiles allowed this is a linear program
-    (FOO, Berger, Beckmann and Harchol-Balter 2018), solved by HiGHS.
+    In the gap between two uses a tile is kept in memory or evicted.  Kept tiles and tiles in use
+    must fit.  An evicted tile is read again, and is written at its first eviction unless the
+    tier below has it.  If fractions of tiles may be kept, this is a linear program (FOO, Berger,
+    Beckmann and Harchol-Balter 2018).  It is solved by HiGHS.
 
     Parameters
     ----------
@@ -62,15 +62,15 @@ def transfer_bound(
     sizes
         Bytes of every tile.
     capacity
-        Bytes of the memory.  Where a task alone needs more, nothing else is kept beside it.
+        Bytes of the memory.  While a task that alone needs more runs, no other tile is kept.
     below
-        Tiles that the tier below has at the start.  Those that no step makes are on it too.
+        Tiles that the tier below has at the start, besides all that no step makes.
     write_cost
-        What a byte written costs, where a byte read costs 1; 0 to bound the reads alone.
+        Cost of a written byte, relative to a byte read; 0 for a bound of the reads alone.
 
     Returns
     -------
-    The two bytes of a solution of least cost.  Their weighted sum is the bound.
+    The bytes of a solution of least cost.  Their weighted sum is the lower bound.
 
     Raises
     ------
@@ -98,17 +98,17 @@ def transfer_bound(
     start, end, size, group = np.array(gaps, dtype=np.int64).reshape(-1, 4).T
     ones = np.ones(len(gaps), np.bool_)
     room = np.maximum(capacity - held, 0.0)
-    found = _flow(start, end, size, group, ones, room, write_cost)
-    return TransferBound(first_read + found.read, found.written)
+    gaps_bound = _flow(start, end, size, group, ones, room, write_cost)
+    return TransferBound(first_read + gaps_bound.read, gaps_bound.written)
 
 
 def swap_bound(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1.0) -> TransferBound:
-    """The same for a graph that runs in an order, of which memory has nothing at the start.
+    """As :func:`transfer_bound`, for a graph that runs in an order with empty memory at the start.
 
     Parameters
     ----------
     graph, order
-        What runs.  A datum that was updated counts as another.
+        The operations.  A datum counts as another one after each update.
     limit, write_cost
         As `capacity` and `write_cost` of :func:`transfer_bound`.
 
@@ -119,15 +119,15 @@ def swap_bound(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1.
     """
     trace = graph.trace(order)
     n = len(graph)
-    at, data, following = trace.touched.owners(), trace.touched.index, trace.next
+    position, data, following = trace.touched.owners(), trace.touched.index, trace.next
     kinds = RaggedArray(graph.touched.pointer, graph.kinds).take(order).index
-    # versions: of equal data in order, how often it was written before
-    by_datum = np.lexsort((at, data))
+    # the version of a datum: how often it was written up to this position
+    by_datum = np.lexsort((position, data))
     writes = np.cumsum(kinds[by_datum] != 0)
     version = np.empty(len(data), np.int64)
     version[by_datum] = writes
     fresh = np.zeros(graph.data_count, np.int64)
-    # the number of writes of all data before
+    # writes of all data with smaller numbers
     totals = np.bincount(data, weights=kinds != 0, minlength=graph.data_count).astype(np.int64)
     fresh[1:] = np.cumsum(totals)[:-1]
     clean = graph.present[data] & (version == fresh[data])
@@ -139,10 +139,16 @@ def swap_bound(graph: TaskGraph, order: Ints, limit: int, write_cost: float = 1.
     used = trace.first < n
     first_read = int(graph.size[used & graph.present].sum())
     room = np.maximum(limit - graph.working_sets()[order], 0).astype(np.float64)
-    found = _flow(
-        at[gap], following[gap], graph.size[data[gap]], group_number, back[gap], room, write_cost
+    gaps_bound = _flow(
+        position[gap],
+        following[gap],
+        graph.size[data[gap]],
+        group_number,
+        back[gap],
+        room,
+        write_cost,
     )
-    return TransferBound(first_read + found.read, found.written)
+    return TransferBound(first_read + gaps_bound.read, gaps_bound.written)
 
 
 def time_bound(
@@ -154,24 +160,24 @@ def time_bound(
     total: float = 0.0,
     started: Bools | None = None,
 ) -> float:
-    """Seconds that no plan for an order can be below.
+    """Lower bound of the makespan of any plan for an order, in seconds.
 
-    Not below the time of all operations or of all copies.  And of all that was made before a
-    position and is needed after it, what memory does not hold has been copied out before and
-    is copied in after: the parts before and after each have their bound, and add up.
+    The makespan is at least the time of all operations, and that of all copies.  Furthermore,
+    data made before a position and used after it are copied out before it and in after it, as
+    far as they do not fit in memory.  The bounds of the part before and the part after add up.
 
     Parameters
     ----------
     graph, order
-        What runs, one operation at a time.
+        The operations, which run one at a time.
     limit
         Bytes of memory.
     rates
-        Bytes a second in and out alone, and in and out when both run.
+        As :attr:`dasktile.schedule.simulate.HostLink.rates`, in bytes per second.
     read, total
-        Bytes that must be copied in, and in both directions together, as far as that is known.
+        Known lower bounds of the bytes copied in, and in both directions together.
     started
-        Data in memory at the start; None for nothing.
+        Data in memory at the start; None for none.
 
     Raises
     ------
@@ -179,38 +185,40 @@ def time_bound(
         If a rate is not above 0.
     """
     if not min(rates) > 0:
-        raise ValueError(f"rates must be above 0 bytes a second, not {rates!r}")
+        raise ValueError(f"rates must be above 0 bytes per second, not {rates!r}")
     inward, outward, slow_in, slow_out = rates
-    # two lanes that share a link make this much progress together at most
+    # bytes per second of both directions together, at most
     both = max(slow_in + slow_out, inward, outward)
     n = len(order)
     nothing = np.zeros(graph.data_count, np.bool_)
     started = nothing if started is None else started
     trace = graph.trace(order)
-    at, data = trace.touched.owners(), trace.touched.index
+    position, data = trace.touched.owners(), trace.touched.index
     kinds = RaggedArray(graph.touched.pointer, graph.kinds).take(order).index
     last = np.full(graph.data_count, -1, np.int64)
-    last[data] = at
+    last[data] = position
     dirty = np.full(graph.data_count, n, np.int64)
     changes = kinds != 0
-    np.minimum.at(dirty, data[changes], at[changes])
+    np.minimum.at(dirty, data[changes], position[changes])
     used = last >= 0
 
-    def over(first: Ints, end: Ints, which: Bools) -> Floats:
-        """Bytes of data at the positions from `first` to `end`."""
+    def bytes_between(first: Ints, end: Ints, which: Bools) -> Floats:
+        """At every position, bytes of the data with `first` <= position <= `end`."""
         change = np.zeros(n + 2, np.float64)
         np.add.at(change, np.minimum(first[which], n + 1), graph.size[which])
         np.subtract.at(change, np.minimum(end[which] + 1, n + 1), graph.size[which])
         return np.cumsum(change)[: n + 1]
 
-    # boundaries: number p lies before the operation at position p
+    # by boundary: number p is before the operation at position p
     ends = np.where(graph.kept, n, last)
-    out = np.maximum(over(dirty + 1, ends, used & (dirty < n)) - limit, 0.0)
+    out = np.maximum(bytes_between(dirty + 1, ends, used & (dirty < n)) - limit, 0.0)
     later = np.where(graph.present, 0, dirty + 1)
-    back = np.maximum(over(later, last, used) - limit, 0.0)
-    came = over(trace.first + 1, np.full(graph.data_count, n), used & graph.present & ~started)
+    back = np.maximum(bytes_between(later, last, used) - limit, 0.0)
+    arrived = bytes_between(
+        trace.first + 1, np.full(graph.data_count, n), used & graph.present & ~started
+    )
     seconds = np.concatenate([[0.0], np.cumsum(graph.time[order])])
-    before = np.maximum.reduce([seconds, out / outward, came / inward, (out + came) / both])
+    before = np.maximum.reduce([seconds, out / outward, arrived / inward, (out + arrived) / both])
     after = np.maximum(seconds[-1] - seconds, back / inward)
     return max(float((before + after).max()), read / inward, total / both)
 
@@ -224,21 +232,22 @@ def _flow(
     room: Floats,
     write_cost: float,
 ) -> TransferBound:
-    """Keep what costs most to copy, as far as there is room.
+    """Solve the linear program: which tiles to keep over which gaps.
 
-    Room over time is a chain of flows: each gap takes of it where it starts and gives it back
-    where it ends, so that the table has two entries for a gap, however long it is.
+    Free memory over time is a chain of flows.  A kept tile takes its bytes from the flow where
+    its gap starts and returns them where it ends.  So the matrix has two entries for a gap of
+    any length.
 
     Parameters
     ----------
     start, end
         Positions of the uses around every gap.
     size, back
-        Bytes, and whether they are read at the end.
+        Bytes, and whether the tile is read at the end of the gap.
     group
-        Gaps of the same must be written once if not all are kept; those of -1 never.
+        Gaps of one group are written once in total unless all are kept; those of -1 never.
     room
-        Bytes at every position beside what is used there.
+        Bytes left at every position besides the tiles in use.
     """
     inner = end - start > 1
     if not inner.any():
@@ -258,7 +267,7 @@ def _flow(
     columns = [gaps, gaps[ends], slack, slack[:-1]]
     values = [bytes_ / scale, -bytes_[ends] / scale, np.ones(n), -np.ones(n - 1)]
     width = count + len(names) + n
-    # every process of a cluster imports this module, and hardly any needs a solver
+    # imported here: every process of a cluster imports this module, few need the solver
     optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")
     chain = sparse.coo_array(
         (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
@@ -277,7 +286,7 @@ def _flow(
     reload = np.where(back, bytes_, 0.0)
     cost = np.concatenate([-reload, write_cost * written, np.zeros(n)]) / scale
     upper = np.concatenate([np.ones(count + len(names)), room / scale])
-    found = optimize.linprog(
+    solution = optimize.linprog(
         cost,
         A_ub=once if len(dirty) else None,
         b_ub=-np.ones(len(dirty)) if len(dirty) else None,
@@ -286,8 +295,8 @@ def _flow(
         bounds=np.stack([np.zeros(width), upper], axis=1),
         method="highs",
     )
-    if not found.success:
-        raise RuntimeError(f"the bound was not found: {found.message}")
-    # the solver's last digits are noise
-    kept, stores = np.split(np.round(found.x[: count + len(names)], 10), [count])
+    if not solution.success:
+        raise RuntimeError(f"the solver found no lower bound: {solution.message}")
+    # removes the solver's rounding errors
+    kept, stores = np.split(np.round(solution.x[: count + len(names)], 10), [count])
     return TransferBound(float(reload @ (1.0 - kept)), float(written @ stores))

@@ -1,36 +1,34 @@
-"""How much of a process's memory results may take."""
+"""The part of a process's memory that is left for results."""
 
 from __future__ import annotations
 
 from collections import deque
 
-#: Samples over which the least of what else the process takes counts.
-WINDOW = 20
-
 
 class Budget:
-    """Bytes that results may take so that a process as a whole stays at its target.
+    """Bytes that results may take so that the whole process stays at its target.
 
-    What the process takes besides results is not known but by subtraction.  Tasks that run
-    take more of it for a moment, and freed memory is not given back at once: what counts is
-    the least of several samples, which is there all the time.
+    The other memory of the process is the difference between its total and the results.  Running
+    tasks increase it for a short time, and freed memory is not returned to the system at once.
+    The minimum of several samples is the part that is in use all the time.
 
     Parameters
     ----------
     window
-        Samples that count.
+        Number of the latest samples of which the minimum counts.  distributed takes one every
+        100 ms by default, so that 20 samples are 2 s.
     """
 
-    def __init__(self, window: int = WINDOW) -> None:
+    def __init__(self, window: int = 20) -> None:
         self._others: deque[int] = deque(maxlen=window)
 
     def sample(self, process: int, results: int) -> None:
-        """Note what is taken now.
+        """Add a sample of the current memory.
 
         Parameters
         ----------
         process
-            Bytes of the whole process.
+            Bytes in use by the whole process.
         results
             Bytes of results in memory.
         """
@@ -42,6 +40,6 @@ class Budget:
         Parameters
         ----------
         target
-            Bytes that the process should not be above.
+            Most bytes that the whole process should use.
         """
         return max(0, target - min(self._others, default=0))

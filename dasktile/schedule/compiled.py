@@ -1,4 +1,4 @@
-"""Loops over arrays, compiled where numba is installed and as they are where it is not."""
+"""Loops over arrays, compiled if numba is installed, else run by Python."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
-#: Whether loops are compiled.
+#: Whether numba is installed, so that loops are compiled.
 COMPILED = find_spec("numba") is not None
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(function: F) -> F:
-    """Compile a function of arrays and numbers; what it computes stays the same.
+    """Compile a function of arrays and numbers; its results stay the same.
 
-    It is compiled when one of them is called first: numba takes longer to import than all of
-    this package, and most processes never plan.  The code is kept on disk beside the module,
-    so that a process compiles nothing that another one has.
+    All functions are compiled at the first call of any of them: numba takes longer to import
+    than the whole package, and most processes never plan.  numba caches the machine code on disk
+    beside the module, so that other processes need not compile it.
     """
     lazy = _LazyFunction(function)
     _LAZY.append(lazy)
@@ -29,7 +29,7 @@ def compiled(function: F) -> F:
 
 
 class _LazyFunction:
-    """A function that is compiled, with all others, when it is called first."""
+    """A function that is compiled, with all others, at the first call."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
@@ -46,9 +46,9 @@ _LAZY: list[_LazyFunction] = []
 
 
 def _compile_all() -> None:
-    """Compile what waits for it, and let all of it call each other without a detour."""
+    """Compile all functions; in their modules, replace the wrappers by the compiled functions."""
     fast: Callable[[Callable[..., Any]], Any] = _uncompiled
-    with suppress(ImportError):  # an extra: everything is the same without it, and slower
+    with suppress(ImportError):  # optional: without numba the results are the same, and slower
         import numba
 
         fast = partial(_jit, numba)
@@ -69,13 +69,12 @@ def _uncompiled(function: Callable[..., Any]) -> Any:
 def _jit(numba: Any, function: Callable[..., Any]) -> Any:
     try:
         return numba.njit(cache=True, error_model="numpy")(function)
-    except RuntimeError:  # there is nowhere to keep it
+    except RuntimeError:  # no writable directory for the cache
         return numba.njit(error_model="numpy")(function)
 
 
-# Binary heaps of (key, item) inside a stretch of two arrays that starts at `base`.  The
-# greatest key is on top; of equal keys the smaller item, so that the order in which things
-# were put decides nothing.
+# Binary heaps of (key, item) in two arrays, from index `base` on.  The greatest key is on top; of
+# equal keys the smaller item, so that the order of insertion has no influence.
 
 
 @compiled
@@ -87,30 +86,30 @@ def heap_put(
     key: float,
     item: int,
 ) -> int:
-    """Put an entry on a heap of `count` entries; returns how many it has then."""
-    at = base + count
-    while at > base:
-        up = base + (at - base - 1) // 2
-        above = keys[up]
-        if above > key or (above == key and items[up] <= item):
+    """Add an entry to a heap of `count` entries; returns the new number of entries."""
+    slot = base + count
+    while slot > base:
+        parent = base + (slot - base - 1) // 2
+        above = keys[parent]
+        if above > key or (above == key and items[parent] <= item):
             break
-        keys[at] = above
-        items[at] = items[up]
-        at = up
-    keys[at] = key
-    items[at] = item
+        keys[slot] = above
+        items[slot] = items[parent]
+        slot = parent
+    keys[slot] = key
+    items[slot] = item
     return count + 1
 
 
 @compiled
 def heap_drop(keys: npt.NDArray[Any], items: npt.NDArray[Any], base: int, count: int) -> int:
-    """Take the top entry off a heap of `count` entries; returns how many it has then."""
+    """Remove the top entry of a heap of `count` entries; returns the new number of entries."""
     count -= 1
     end = base + count
     key, item = keys[end], items[end]
-    at = base
+    slot = base
     while True:
-        child = base + 2 * (at - base) + 1
+        child = base + 2 * (slot - base) + 1
         if child >= end:
             break
         right = child + 1
@@ -121,9 +120,9 @@ def heap_drop(keys: npt.NDArray[Any], items: npt.NDArray[Any], base: int, count:
             child = right
         if key > keys[child] or (key == keys[child] and item <= items[child]):
             break
-        keys[at] = keys[child]
-        items[at] = items[child]
-        at = child
-    keys[at] = key
-    items[at] = item
+        keys[slot] = keys[child]
+        items[slot] = items[child]
+        slot = child
+    keys[slot] = key
+    items[slot] = item
     return count

@@ -1,4 +1,4 @@
-"""Who leaves a tier first: the buffer that is needed last, or was used longest ago."""
+"""Eviction order of a tier: the buffer with the furthest next use, or the least recently used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dasktile.schedule.ranked import RankedQueue
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """Memory on one tier, of one tile or of several that are views of the same.
+    """Memory on one tier, of one tile or of several that are views of the same memory.
 
     Attributes
     ----------
@@ -20,19 +20,24 @@ class Buffer:
         Number of the tier, 0 for the fastest.
     size
         Bytes.
+    shared
+        Identifies the memory that the tiles are views of; None for a tile of its own.
     tiles
-        Whose it is.
+        The tiles in this memory.
     stored
-        A tier below has all of them too: it can be dropped without writing anything.
+        A lower tier has a copy of all tiles: the buffer can be dropped without writing.
     next
-        When the first of them is needed next: a number that tasks are run in the order of,
-        ``inf`` if no task will, None if nobody knows.
+        Next use of the first tile that is used again: a number in the order in which tasks run,
+        ``inf`` if no task will read it, None if unknown.
     used
-        When one was used last, by a counter.
+        Last use of the latest tile, by a counter.
     evicting
-        It is being written to the tier below, to be dropped then.
+        It is being written to the tier below, and dropped then.
     dying
-        It is about to be removed, and not worth being written.
+        All its tiles are dying (:data:`~dasktile.schedule.instructions.DYING`): the scheduler
+        removes them soon, so that writing them would be useless.
+    next_when_chosen
+        The value of `next` when the buffer was chosen for eviction.
     """
 
     tier: int
@@ -44,70 +49,70 @@ class Buffer:
     used: int = 0
     evicting: bool = False
     dying: bool = False
-    #: When it was needed next when it was next_when_chosen to leave.
     next_when_chosen: float | None = None
 
 
 class EvictionQueue:
-    """The buffers of one tier that may leave it, in the order in which they should.
+    """The buffers of one tier that may be evicted, in the order in which they should be.
 
-    First what no task will ask for, used last first: a client that computes on it again and
-    again would otherwise always find gone what it asks for next.  Then what nobody knows of,
-    used longest ago first.  Then what is needed last (Belady 1966); a buffer that must be
-    written before it can be dropped counts as if it was needed `dirty` times as soon.
+    1. Buffers that no task will read, most recently used first: a client that computes on the
+       same tiles again and again would otherwise always find the next one evicted.
+    2. Buffers of unknown next use, least recently used first.
+    3. Buffers with a next use, the furthest first (Belady 1966).  A buffer that must be written
+       before it is dropped counts as if it was needed `dirty_factor` times as soon.
 
     Parameters
     ----------
-    dirty
+    dirty_factor
         At least 1.
     """
 
-    def __init__(self, dirty: float) -> None:
-        self._dirty = dirty
-        # By whether they are stored.
+    def __init__(self, dirty_factor: float) -> None:
+        self._dirty_factor = dirty_factor
+        # both by Buffer.stored
         self._known: dict[bool, RankedQueue[Buffer]] = {True: RankedQueue(), False: RankedQueue()}
         self._unknown: dict[bool, RankedQueue[Buffer]] = {True: RankedQueue(), False: RankedQueue()}
 
     def __contains__(self, buffer: object) -> bool:
-        return any(buffer in one for one in self._all())
+        return any(buffer in queue for queue in self._all())
 
     def put(self, buffer: Buffer) -> None:
-        """Say that a buffer may leave, or that what is known of it has changed."""
+        """Add a buffer that may be evicted, or update its rank."""
         if buffer.next is None:
-            into, rank = self._unknown[buffer.stored], (float(buffer.used), 0.0)
+            target, rank = self._unknown[buffer.stored], (float(buffer.used), 0.0)
         else:
             used = float(-buffer.used if math.isinf(buffer.next) else buffer.used)
-            into, rank = self._known[buffer.stored], (-buffer.next, used)
-        for one in self._all():
-            if one is not into:
-                one.discard(buffer)
-        into.put(buffer, rank)
+            target, rank = self._known[buffer.stored], (-buffer.next, used)
+        for queue in self._all():
+            if queue is not target:
+                queue.discard(buffer)
+        target.put(buffer, rank)
 
     def discard(self, buffer: Buffer) -> None:
-        """Say that a buffer may not leave."""
-        for one in self._all():
-            one.discard(buffer)
+        """Remove a buffer that must not be evicted."""
+        for queue in self._all():
+            queue.discard(buffer)
 
     def _all(self) -> tuple[RankedQueue[Buffer], ...]:
         return (*self._known.values(), *self._unknown.values())
 
     def first(self, now: float, stored: bool = False) -> Buffer | None:
-        """The buffer that should leave first, None if none may.
+        """The buffer to evict next, None if none may be evicted.
 
         Parameters
         ----------
         now
-            The number of the task that runs now, ``-inf`` if none does.
+            Number of the task that runs now, ``-inf`` if none does.
         stored
-            Only of those that need not be written.
+            Consider only buffers that need not be written.
         """
         clean, unknown = self._known[True].first(), self._unknown[True].first()
         if stored:
             return clean if unknown is None or _is_unused(clean) else unknown
         dirty = self._known[False].first()
         unknown = min(
-            (one for one in (unknown, self._unknown[False].first()) if one is not None),
-            key=lambda one: one.used,
+            (buffer for buffer in (unknown, self._unknown[False].first()) if buffer is not None),
+            key=lambda buffer: buffer.used,
             default=None,
         )
         for buffer in (clean, dirty):
@@ -121,7 +126,7 @@ class EvictionQueue:
         assert dirty.next is not None
         if now == -math.inf:
             now = min(clean.next, dirty.next)
-        wait = max(0.0, clean.next - now) * self._dirty
+        wait = max(0.0, clean.next - now) * self._dirty_factor
         return clean if wait >= max(0.0, dirty.next - now) else dirty
 
 

@@ -1,4 +1,4 @@
-"""The loops that better a plan once it is decided: what stays after all, what comes in earlier.
+"""Loops that improve a decided plan: cancelled evictions, and earlier copies in.
 
 Events are those of :mod:`dasktile.schedule.swap_loops`.
 """
@@ -22,10 +22,10 @@ def fill_gaps(
     pools: MemoryArrays,
     last: bool,
 ) -> None:
-    """Let data stay that would leave and come back although there is room; shortest gaps first.
+    """Cancel evictions of data for which there is room until the next use, shortest gaps first.
 
-    Events that are not needed any more get the datum -1, and `profile` grows.  `last` lets
-    those stay too that leave and do not come back.
+    Cancelled events get the datum -1, and `profile` is updated.  With `last`, evictions without
+    a later copy in are cancelled, too.
     """
     room, pool, capacity = pools.room, pools.pool, pools.capacity
     n = profile.shape[1]
@@ -71,10 +71,10 @@ def advance_copies(
     pools: MemoryArrays,
     since: Array,
 ) -> None:
-    """Let data come in earlier where there is room for them, at the positions `since` at most.
+    """Move copies in to earlier positions if there is room, but not before `since`.
 
-    What is dropped makes room as soon as it may, not only when its room is taken; what must be
-    copied out is on its way then, and others would wait for it.
+    A dropped datum frees its room as soon as it may be evicted.  A datum that is copied out keeps
+    it until its room is reused, because the copy takes time.
     """
     room, pool, capacity = pools.room, pools.pool, pools.capacity
     n = profile.shape[1]
@@ -118,7 +118,7 @@ def needs_copy(
     out_datum: Array,
     out_after: Array,
 ) -> Array:
-    """For every event, whether its datum must be copied: the host has none, or an old one."""
+    """For every eviction, whether the datum must be copied: the host has no valid copy."""
     n = len(at) - 1
     starts = np.zeros(n + 2, np.int64)
     for out in range(len(out_datum)):

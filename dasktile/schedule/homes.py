@@ -1,4 +1,4 @@
-"""Which address each task belongs to: the mesh laid over the workers that there are."""
+"""Home workers of tasks: which worker's address each position of a mesh has."""
 
 from __future__ import annotations
 
@@ -9,23 +9,31 @@ from typing import Any
 from dasktile.ir import MAX_WORKERS
 from dasktile.schedule.placement import MARK, Placement, decode
 
-#: Names of slices cut where the tile is; see ``dasktile.lower.names.slices_of``.
+#: Start of the names of layers that slice tiles; see ``dasktile.lower.names.slices_of``.
 SLICE_PREFIX = "rechunk-split-"
 
-
-#: Workers that are gone, and whose places are still told apart.
+#: Vacant mesh positions that are remembered, a bound of memory: the scheduler of a cluster that
+#: is never idle loses and gains workers without end.
 MAX_VACANT = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class LayerHomes:
-    """Homes of the tasks of one layer; without a placement they are where what they read is."""
+    """Homes of the tasks of one layer.
+
+    Attributes
+    ----------
+    placement
+        The placement in the layer's name; None if each task runs where its inputs are.
+    addresses
+        For every position of the placement's mesh, a worker's address.
+    """
 
     placement: Placement | None
     addresses: tuple[str, ...]
 
     def home(self, index: Any) -> str | None:
-        """Address for a task; None where it follows what it reads, or an array, or is no tile."""
+        """Address for a task; None if it runs where its inputs or a followed array are."""
         placement = self.placement
         if placement is None or placement.follow is not None:
             return None
@@ -33,61 +41,66 @@ class LayerHomes:
         return None if position is None else self.addresses[position]
 
     def followed(self, index: Any) -> tuple[int, ...] | None:
-        """The block of an array that a task's home is the home of, None if it is of none."""
+        """The block of the followed array that has the same home as a task, None if none has."""
         return None if self.placement is None else self.placement.followed(index)
 
 
 class Homes:
-    """The workers in mesh order, and what follows for layers of a name.
+    """The workers in mesh order, and the homes of a layer by its name.
 
-    While tasks run, workers that come or go change as few homes as they can: who comes
-    takes the place of one that is gone, or none.
+    Workers that join or leave while tasks run change as few homes as possible.  A new worker
+    takes over a vacant mesh position, if there is one.
 
     Parameters
     ----------
     workers
         Addresses, in the order of :func:`~dasktile.schedule.placement.worker_order`.
+
+    Attributes
+    ----------
+    workers
+        Addresses of the current workers, in mesh order.
     """
 
     def __init__(self, workers: Sequence[str]) -> None:
         self.replace(workers)
 
     def replace(self, workers: Sequence[str]) -> None:
-        """Lay meshes over other workers from now on."""
+        """Lay all meshes over other workers."""
         self.workers = list(workers)
-        #: For meshes of so many places, the workers that they were first laid over.
+        #: By number of mesh positions, the workers that such a mesh was first laid over.
         self._initial: dict[int, tuple[str, ...]] = {}
-        #: Who took the place of a worker that is gone.
+        #: By address of a worker that has left, the worker that took over its position.
         self._successors: dict[str, str] = {}
-        #: Workers that are gone and have no heir, and where in the order they were.
+        #: Workers that have left and have no successor, and their index in the order.
         self._vacant: dict[str, int] = {}
         self._clear_tables()
 
     def _clear_tables(self) -> None:
         self._tables: dict[int, tuple[str, ...]] = {}
-        self._positions = {known: at for at, known in enumerate(self.workers)}
+        self._positions = {address: number for number, address in enumerate(self.workers)}
 
     def lose(self, address: str) -> None:
-        """Divide what falls to a worker among the others."""
+        """Remove a worker, and divide its mesh positions among the others."""
         if address in self._positions:
             self._vacant[address] = self.workers.index(address)
             self.workers.remove(address)
             if len(self._vacant) > MAX_VACANT:
-                # on a scheduler that is never idle workers come and go for ever
                 del self._vacant[next(iter(self._vacant))]
             self._clear_tables()
 
     def join(self, address: str, instead_of: str | None = None) -> None:
-        """Let a worker take the place of one that is gone, if any is, else the last.
+        """Add a worker: at a vacant position if there is one, else at the end.
 
-        In meshes of which it then has nothing it takes what another has twice.
+        In a mesh in which it then has no position it takes over one of a worker that has
+        several.
 
         Parameters
         ----------
         address
-            Of the worker that joins.
+            Of the new worker.
         instead_of
-            The one of those that are gone whose place it should rather take.
+            The worker that has left whose position is preferred.
         """
         if address in self._positions:
             return
@@ -100,37 +113,43 @@ class Homes:
             self.workers.insert(self._vacant.pop(instead_of), address)
             if instead_of != address:
                 self._successors[instead_of] = address
-                # it is there, wherever it was before
+                # its own former position is not vacant any more either
                 self._vacant.pop(address, None)
         self._clear_tables()
-        for places in list(self._initial):
-            self._take_duplicate(places, address)
+        for positions in list(self._initial):
+            self._take_duplicate(positions, address)
 
-    def _take_duplicate(self, places: int, address: str) -> None:
-        """Give a worker that has nothing of a mesh what another has twice."""
-        table = self.table(places)
-        twice = next((at for at, one in enumerate(table) if one in table[:at]), None)
-        if twice is not None and address not in table:
-            first = self._initial[places]
-            self._initial[places] = (*first[:twice], address, *first[twice + 1 :])
+    def _take_duplicate(self, positions: int, address: str) -> None:
+        """Move a position of a worker that has several to a worker that has none."""
+        table = self.table(positions)
+        duplicate = next(
+            (number for number, worker in enumerate(table) if worker in table[:number]), None
+        )
+        if duplicate is not None and address not in table:
+            initial = self._initial[positions]
+            self._initial[positions] = (
+                *initial[:duplicate],
+                address,
+                *initial[duplicate + 1 :],
+            )
             self._clear_tables()
 
     def _last_vacant(self) -> str | None:
-        """Of the workers that are gone the last that a mesh was laid over, or else the last."""
-        used = {self._successor(one) for first in self._initial.values() for one in first}
-        last = list(reversed(self._vacant))
-        return next((one for one in last if one in used), next(iter(last), None))
+        """The worker that left last of those in a mesh; if none was in one, the last of all."""
+        used = {self._successor(worker) for initial in self._initial.values() for worker in initial}
+        latest = list(reversed(self._vacant))
+        return next((worker for worker in latest if worker in used), next(iter(latest), None))
 
     @property
     def vacant(self) -> tuple[str, ...]:
-        """Workers that are gone and whose places nobody took."""
+        """Workers that have left and whose positions are vacant."""
         return tuple(self._vacant)
 
     def layer(self, name: object) -> LayerHomes | None:
-        """What is known of a layer of this name; None if it is not one of a plan.
+        """Homes of the layer of this name; None if its tasks get none.
 
-        Nor is one of a plan for half as many workers as there are now, or fewer: it would
-        leave the others idle.
+        That is so if the layer is not part of a plan, or if the plan is for at most half of the
+        current workers: the other workers would be idle.
         """
         if not isinstance(name, str) or not self.workers:
             return None
@@ -145,23 +164,25 @@ class Homes:
             return None
         return LayerHomes(placement, self.table(placement.workers))
 
-    def table(self, places: int) -> tuple[str, ...]:
-        """For every place of a mesh, the worker that it falls to."""
-        if places not in self._tables:
+    def table(self, positions: int) -> tuple[str, ...]:
+        """The worker at every position of a mesh with this number of positions."""
+        if positions not in self._tables:
             count = len(self.workers)
-            first = self._initial.setdefault(
-                places, tuple(self.workers[place * count // places] for place in range(places))
+            initial = self._initial.setdefault(
+                positions,
+                tuple(self.workers[number * count // positions] for number in range(positions)),
             )
-            gone: dict[str, str] = {}
-            for address in dict.fromkeys(first):
+            substitutes: dict[str, str] = {}
+            for address in dict.fromkeys(initial):
                 if self._successor(address) not in self._positions:
-                    gone[address] = self.workers[len(gone) % count]
-            self._tables[places] = tuple(
-                gone.get(address) or self._successor(address) for address in first
+                    substitutes[address] = self.workers[len(substitutes) % count]
+            self._tables[positions] = tuple(
+                substitutes.get(address) or self._successor(address) for address in initial
             )
-        return self._tables[places]
+        return self._tables[positions]
 
     def _successor(self, address: str) -> str:
+        """The worker that has the position of a worker now, by all replacements so far."""
         seen = set()
         while address in self._successors and address not in seen:
             seen.add(address)
@@ -169,5 +190,5 @@ class Homes:
         return address
 
     def place(self, address: str) -> tuple[int, str]:
-        """Sorts addresses as the mesh does, strangers last."""
+        """Sort key for addresses: mesh order, with unknown workers last."""
         return self._positions.get(address, len(self.workers)), address

@@ -1,7 +1,7 @@
-"""Values that go into and come out of :mod:`dasktile.schedule.residency`.
+"""Settings and instructions of :mod:`dasktile.schedule.residency`.
 
-Its rules have settings, and answer every event by instructions.  A worker's store, or a simulated
-one, carries these out, and reports each copy when it is done or has failed.
+The residency returns instructions for every event.  A worker's store, or a simulated store,
+executes them, and reports each copy when it is done or has failed.
 """
 
 from __future__ import annotations
@@ -10,34 +10,36 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-#: The next use of a tile that no task will read and no client wants: it is removed soon.
+#: Next use of a dying tile: no task will read it and no client holds it, so that the scheduler
+#: removes it soon.
 DYING = math.nan
 
 
 @dataclass(frozen=True, slots=True)
 class ResidencySettings:
-    """The numbers that the rules depend on.
+    """Capacities of the tiers, and numbers of the eviction and prefetch rules.
 
     Parameters
     ----------
     capacity
-        Bytes of every tier, from the fastest; None for one without a limit.
+        Bytes of every tier, from the fastest; None for unlimited.
     keep_clean
-        Whether a tile that was fetched stays on the tier it came from.  Must be off where
-        tasks change what they read in place: the copy would be of the old values.
+        Whether a fetched tile keeps its copy on the lower tier.  Must be False if tasks change
+        their inputs in place: the copy would have the old values.
     prefetch
-        Tiles that are fetched at once before a task asks for them.
-    ahead
-        Part of their tier that such tiles may take from what is needed later than they, but
-        sooner than what tasks read now.
-    dirty
-        How much later than another a tile must be needed to be chosen although it has to be
-        written first.
+        Number of tiles that are prefetched at the same time, at most.
+    prefetch_fraction
+        Fraction of a tier's capacity that prefetched tiles may take from tiles whose next use is
+        later than theirs but earlier than that of the inputs of running tasks.  Above it, a
+        prefetch evicts only tiles that are needed later than those inputs too.
+    dirty_factor
+        At least 1.  A tile that must be written before it is evicted counts as needed this many
+        times as soon as a tile that has a copy on the tier below.
 
     Raises
     ------
     ValueError
-        If there are no two tiers, or a number is out of range.
+        If there are fewer than two tiers, or a number is out of range.
     """
 
     capacity: Sequence[int | None]
@@ -63,16 +65,16 @@ class ResidencySettings:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy a tile from one tier to the next, and report when that is done.
+    """Copy a tile to the next tier, and report when the copy is done or has failed.
 
     Attributes
     ----------
     key, generation
         The tile; the generation distinguishes it from an earlier tile of the same key.
     source, target
-        Tiers, one apart.
+        Numbers of adjacent tiers.
     size
-        Bytes that are expected on the target.
+        Expected bytes on the target.
     """
 
     key: Hashable
@@ -84,7 +86,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Free what a tile has on a tier."""
+    """Free the memory of a tile on a tier."""
 
     key: Hashable
     generation: int
@@ -93,9 +95,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All tiles of a request are where tasks read them, and stay there.
+    """All tiles of a request are on the tier where tasks read them, until it is released.
 
-    Except for those that could not be copied there, as was reported.
+    Exceptions are tiles whose copy was reported as failed.
     """
 
     request: Hashable

@@ -1,4 +1,4 @@
-"""RaggedArray of numbers in two arrays, and orders of what needs each other."""
+"""Ragged arrays of integers, and topological orders."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RaggedArray:
-    """RaggedArray of numbers in two arrays.
+    """Lists of integers in two arrays, as the rows of a matrix in CSR format.
 
     Attributes
     ----------
     pointer
-        Shape ``(count + 1,)``: where every list starts.
+        Shape ``(count + 1,)``: the start of every list in `index`, and the end of the last.
     index
-        The numbers of all lists, one list after the other.
+        The integers of all lists, one list after the other.
     """
 
     pointer: Ints
@@ -32,31 +32,31 @@ class RaggedArray:
     def __len__(self) -> int:
         return len(self.pointer) - 1
 
-    def __getitem__(self, which: int) -> Ints:
-        return self.index[self.pointer[which] : self.pointer[which + 1]]
+    def __getitem__(self, number: int) -> Ints:
+        return self.index[self.pointer[number] : self.pointer[number + 1]]
 
     def owners(self) -> Ints:
-        """For every number, which list it is in."""
+        """For every entry of `index`, the number of its list."""
         return np.repeat(np.arange(len(self), dtype=np.int64), np.diff(self.pointer))
 
     @staticmethod
     def pack(lists: Iterable[Iterable[int]]) -> RaggedArray:
-        """Pack lists."""
-        packed = [np.fromiter(one, dtype=np.int64) for one in lists]
+        """A ragged array of lists."""
+        packed = [np.fromiter(entries, dtype=np.int64) for entries in lists]
         pointer = np.zeros(len(packed) + 1, dtype=np.int64)
-        np.cumsum([len(one) for one in packed], out=pointer[1:])
+        np.cumsum([len(entries) for entries in packed], out=pointer[1:])
         return RaggedArray(pointer, np.concatenate(packed) if packed else np.zeros(0, np.int64))
 
     @staticmethod
     def group(owner: Ints, index: Ints, count: int) -> RaggedArray:
-        """RaggedArray of `index` by `owner`; within a list the order stays."""
+        """Lists of the entries of `index` with the same `owner`, in their given order."""
         order = np.argsort(owner, kind="stable")
         pointer = np.zeros(count + 1, dtype=np.int64)
         np.cumsum(np.bincount(owner, minlength=count), out=pointer[1:])
         return RaggedArray(pointer, index[order])
 
     def take(self, order: Ints) -> RaggedArray:
-        """The same lists in another order."""
+        """The lists in another order."""
         lengths = np.diff(self.pointer)[order]
         pointer = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(lengths, out=pointer[1:])
@@ -65,9 +65,9 @@ class RaggedArray:
 
 
 def topological(before: RaggedArray, after: RaggedArray) -> Ints:
-    """Operations in an order that they may run in, of those that may the first given first.
+    """Operations in a valid order: of all that can run, the one of the least number is next.
 
-    Those on a circle, and what needs them, are left out.
+    Operations on a cyclic dependency, and those that depend on them, are left out.
     """
     missing = np.diff(before.pointer).tolist()
     ready = [op for op, count in enumerate(missing) if count == 0]

@@ -1,8 +1,8 @@
-"""Orders to run operations in: several simple rules, none of which is the best everywhere.
+"""Orders of operations by simple rules, of which none is best for all graphs.
 
-A rule takes a graph and the bytes of memory there are, and gives every operation once, each
-after those it needs.  Ties are broken by the number of an operation, that is by the order in
-which it was given, so that names decide nothing.
+An order rule takes a graph and the bytes of memory, and returns every operation once, after its
+dependencies.  Ties are broken by the number of an operation, that is by the order in which the
+operations were given, so that names have no influence.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 
 from dasktile.schedule.taskgraph import Bools, Ints, RaggedArray, TaskGraph, topological
 
-#: A graph and bytes of memory, to operations in an order that they may run in.
+#: Function of a graph and bytes of memory that returns the operations in a valid order.
 OrderRule = Callable[[TaskGraph, int], Ints]
 
 _RULES: dict[str, OrderRule] = {}
 
 
 def register_rule(name: str) -> Callable[[OrderRule], OrderRule]:
-    """Register a rule.
+    """Decorator that registers an order rule under a name.
 
     Raises
     ------
@@ -50,7 +51,7 @@ def get_rule(name: str) -> OrderRule:
     Raises
     ------
     ValueError
-        Naming those that there are.
+        If there is none; it lists the registered names.
     """
     if name not in _RULES:
         allowed = ", ".join(map(repr, _RULES))
@@ -60,13 +61,13 @@ def get_rule(name: str) -> OrderRule:
 
 @register_rule("program")
 def program(graph: TaskGraph, limit: int) -> Ints:
-    """As given, as far as what an operation needs comes first."""
+    """The given order, changed only where a dependency must come first."""
     return topological(graph.before, graph.after)
 
 
 @register_rule("depth-first")
 def depth_first(graph: TaskGraph, limit: int) -> Ints:
-    """For one result after the other, all that it needs just before it."""
+    """Depth first: for one result after the other, its dependencies just before it."""
     pointer, index = graph.before.pointer.tolist(), graph.before.index.tolist()
     state = [0] * len(graph)
     order: list[int] = []
@@ -77,7 +78,7 @@ def depth_first(graph: TaskGraph, limit: int) -> Ints:
             if state[op] == 0:
                 state[op] = 1
                 needs = index[pointer[op] : pointer[op + 1]]
-                stack.extend(one for one in reversed(needs) if state[one] == 0)
+                stack.extend(needed for needed in reversed(needs) if state[needed] == 0)
                 continue
             stack.pop()
             if state[op] == 1:
@@ -88,17 +89,20 @@ def depth_first(graph: TaskGraph, limit: int) -> Ints:
 
 @register_rule("min-memory")
 def min_memory(graph: TaskGraph, limit: int) -> Ints:
-    """What makes least, less what is dropped after it; of equals what could run last."""
+    """Least growth of memory first; of equals the operation that became runnable last.
+
+    The growth is the bytes that an operation makes, less those that are dropped after it.
+    """
     size = graph.size.tolist()
     touched = _to_lists(graph.touched)
     writes = _to_lists(graph.writes)
-    # how many have not run of those that touch a datum, and the sum of their numbers
+    # by datum, count and sum of the numbers of the operations that use it and have not run
     left = [0] * graph.data_count
-    who = [0] * graph.data_count
+    numbers = [0] * graph.data_count
     for op, data in enumerate(touched):
         for datum in data:
             left[datum] += 1
-            who[datum] += op
+            numbers[datum] += op
     dropped = (~graph.kept).tolist()
 
     def growth(op: int) -> int:
@@ -126,9 +130,9 @@ def min_memory(graph: TaskGraph, limit: int) -> Ints:
         del rank[op]
         for datum in touched[op]:
             left[datum] -= 1
-            who[datum] -= op
-            if left[datum] == 1 and who[datum] in rank:
-                put(who[datum])
+            numbers[datum] -= op
+            if left[datum] == 1 and numbers[datum] in rank:
+                put(numbers[datum])
         for follower in builder.append(op):
             since[follower] = len(builder.order)
             put(follower)
@@ -137,7 +141,7 @@ def min_memory(graph: TaskGraph, limit: int) -> Ints:
 
 @register_rule("locality")
 def locality(graph: TaskGraph, limit: int) -> Ints:
-    """What reads the datum that was touched last, of all that something can be run on."""
+    """Runnable operations that use the most recently used datum first."""
     touched = _to_lists(graph.touched)
     builder = _OrderBuilder(graph)
     waiting: list[list[int]] = [[] for _ in range(graph.data_count)]
@@ -182,40 +186,40 @@ def locality(graph: TaskGraph, limit: int) -> Ints:
 
 @register_rule("parameters")
 def parameters(graph: TaskGraph, limit: int) -> Ints:
-    """All that can be run on the parameters in half of the memory, before others come."""
+    """As :func:`darts` in half of the memory, where only large data on the host take room."""
     return _darts(graph, limit // 2, graph.present & _large(graph))
 
 
 @register_rule("darts")
 def darts(graph: TaskGraph, limit: int) -> Ints:
-    """All that can be run on what is in memory, then what enables most work for its bytes.
+    """Operations whose data are in memory first; then fetch the datum that enables most work.
 
-    After DARTS (Gonthier, Marchal and Thibault 2022): where nothing can be run on what is in
-    memory, the datum comes in that is all that lacks to operations of most seconds for a byte.
+    After DARTS (Gonthier, Marchal and Thibault 2022): if no operation can run with the data in
+    memory, fetch the datum with the most seconds per byte of operations that lack only it.
     """
     return _darts(graph, limit, _large(graph), near=True)
 
 
 @register_rule("darts, a quarter")
 def darts_quarter(graph: TaskGraph, limit: int) -> Ints:
-    """The same in a quarter of the memory, so that there is room to fetch ahead."""
+    """As :func:`darts` in a quarter of the memory, which leaves room for prefetches."""
     return _darts(graph, limit // 4, _large(graph))
 
 
 def _large(graph: TaskGraph) -> Bools:
-    """Data that are worth a decision: what is small beside them is taken to be in memory."""
+    """Data of at least 1/64 of the largest working set; smaller ones count as in memory."""
     return graph.size * 64 >= graph.working_sets().max(initial=0)
 
 
 def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> Ints:
-    """Orders as :func:`darts`, where only some data take room and can be out of memory.
+    """Order as :func:`darts`; only the `counted` data take room and can be out of memory.
 
-    Of what can be run on what is in memory, what could not for the longest time comes first;
-    with `near`, before that what reads the largest datum of the operation before.
+    Of the operations whose data are in memory, the one that became runnable last is next.  With
+    `near`, operations that read the largest data of the previous operation come before it.
     """
     size = graph.size.tolist()
     seconds = graph.time.tolist()
-    # so that operations that take no time still are some work
+    # added to every duration, so that operations of zero seconds count, too
     least = max(float(graph.time.max(initial=0.0)), 1e-30) * 1e-6
     touched = [[datum for datum in data if counted[datum]] for data in _to_lists(graph.touched)]
     made = [[datum for datum in data if counted[datum]] for data in _to_lists(graph.writes)]
@@ -231,25 +235,25 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
     gain = [0.0] * graph.data_count
     best: list[tuple[float, int]] = []
     runnable: list[tuple[int, int]] = []
-    beside: list[list[int]] = [[] for _ in range(graph.data_count)]
+    nearby: list[list[int]] = [[] for _ in range(graph.data_count)]
     current: list[int] = []
-    few: list[tuple[float, int]] = []
+    cheapest: list[tuple[float, int]] = []
 
     def reads(op: int) -> list[int]:
         return touched[op][: len(touched[op]) - len(made[op])]
 
     def credit(op: int, sign: float) -> None:
-        """Count an operation for the one datum that it lacks."""
-        datum = next(one for one in reads(op) if one not in resident)
+        """Add the seconds of an operation to the gain of the only datum that it lacks."""
+        datum = next(read for read in reads(op) if read not in resident)
         gain[datum] += sign * (seconds[op] + least)
         heapq.heappush(best, (-gain[datum] / max(size[datum], 1), datum))
 
-    def note(op: int) -> None:
+    def classify(op: int) -> None:
         if lacks[op] == 0:
             heapq.heappush(runnable, (-enabled[op], op))
             if near:
                 for datum in reads(op):
-                    heapq.heappush(beside[datum], op)
+                    heapq.heappush(nearby[datum], op)
         elif lacks[op] == 1:
             credit(op, 1.0)
 
@@ -260,10 +264,10 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
             readers[datum][op] = None
             lacks[op] += datum not in resident
         bytes_ = sum(size[datum] for datum in reads(op))
-        heapq.heappush(few, (bytes_ / (seconds[op] + least), op))
-        note(op)
+        heapq.heappush(cheapest, (bytes_ / (seconds[op] + least), op))
+        classify(op)
 
-    def bring(datum: int) -> None:
+    def load(datum: int) -> None:
         nonlocal used
         for op in readers[datum]:
             if lacks[op] == 1:
@@ -272,9 +276,9 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
         used += size[datum]
         for op in readers[datum]:
             lacks[op] -= 1
-            note(op)
+            classify(op)
 
-    def leave(datum: int) -> None:
+    def evict(datum: int) -> None:
         nonlocal used
         for op in readers[datum]:
             if lacks[op] == 1:
@@ -287,23 +291,23 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
                 credit(op, 1.0)
 
     def make_room(bytes_: int, held: set[int]) -> None:
-        """Let leave what was used longest ago."""
+        """Evict the least recently used data."""
         over = used + bytes_ - limit
-        leaving = []
+        victims = []
         for datum in resident:
             if over <= 0:
                 break
             if datum not in held:
-                leaving.append(datum)
+                victims.append(datum)
                 over -= size[datum]
-        for datum in leaving:
-            leave(datum)
+        for datum in victims:
+            evict(datum)
 
     def fetch(data: list[int], held: set[int]) -> None:
         for datum in data:
             if datum not in resident:
                 make_room(size[datum], held)
-                bring(datum)
+                load(datum)
 
     enabled = [0] * len(graph)
     for op in builder.ready:
@@ -311,23 +315,23 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
     while lacks:
         op = -1
         for datum in current:
-            while op < 0 and beside[datum]:
-                one = heapq.heappop(beside[datum])
-                if lacks.get(one) == 0:
-                    op = one
+            while op < 0 and nearby[datum]:
+                candidate = heapq.heappop(nearby[datum])
+                if lacks.get(candidate) == 0:
+                    op = candidate
         while runnable and op < 0:
-            one = runnable[0][1]
-            if lacks.get(one) == 0:
-                op = one
+            candidate = runnable[0][1]
+            if lacks.get(candidate) == 0:
+                op = candidate
             heapq.heappop(runnable)
         if op < 0:
             datum = _best_datum(best, gain, size, resident)
             if datum >= 0:
-                fetch([datum], set().union(*(reads(one) for one in readers[datum])))
+                fetch([datum], set().union(*(reads(reader) for reader in readers[datum])))
                 continue
-            while few[0][1] not in lacks:
-                heapq.heappop(few)
-            op = few[0][1]
+            while cheapest[0][1] not in lacks:
+                heapq.heappop(cheapest)
+            op = cheapest[0][1]
             fetch(reads(op), set(reads(op)))
             continue
         held = set(touched[op])
@@ -341,7 +345,7 @@ def _darts(graph: TaskGraph, limit: int, counted: Bools, near: bool = False) -> 
             uses[datum] -= 1
             resident.move_to_end(datum)
             if uses[datum] == 0:
-                leave(datum)
+                evict(datum)
         for follower in builder.append(op):
             enable(follower)
     return builder.result()
@@ -353,7 +357,7 @@ def _best_datum(
     size: list[int],
     resident: OrderedDict[int, None],
 ) -> int:
-    """The datum that gains most for a byte, -1 if none does."""
+    """The datum of the largest gain in seconds per byte, -1 if there is none."""
     while best:
         rank, datum = best[0]
         if datum not in resident and gain[datum] > 0 and rank == -gain[datum] / max(size[datum], 1):
@@ -363,14 +367,14 @@ def _best_datum(
 
 
 class _OrderBuilder:
-    """An order as it grows.
+    """An order that is built operation by operation.
 
     Attributes
     ----------
     order
-        Operations that have run.
+        The operations so far.
     ready
-        Those that may run first.
+        Operations without dependencies.
     """
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -380,7 +384,7 @@ class _OrderBuilder:
         self.ready = [op for op, count in enumerate(self._missing) if count == 0]
 
     def append(self, op: int) -> list[int]:
-        """Run an operation; what may run now and could not before."""
+        """Append an operation; returns the operations that become runnable."""
         self.order.append(op)
         now = []
         for follower in self._index[self._pointer[op] : self._pointer[op + 1]]:
@@ -395,4 +399,4 @@ class _OrderBuilder:
 
 def _to_lists(lists: RaggedArray) -> list[list[int]]:
     pointer, index = lists.pointer.tolist(), lists.index.tolist()
-    return [index[pointer[one] : pointer[one + 1]] for one in range(len(lists))]
+    return [index[start:end] for start, end in pairwise(pointer)]

@@ -1,15 +1,15 @@
-"""Which worker has which tile, said in so few letters that it fits the name of a layer.
+"""Placement of the tiles of a layer on the worker mesh, encoded in the name of the layer.
 
-The key of a tile is ``(name, *index)``.  Where tiles live is a function of the index: every
-dimension of it is divided into runs of blocks by some axes of the worker mesh.  A name is
-the one thing that stays with a task through optimisation, fusion, culling, ``persist``,
-pickling and other clients, so the function is written into it::
+The key of a tile is ``(name, *index)``.  Its home worker is a function of the index: axes of the
+worker mesh divide each dimension of the index into runs of blocks.  Only the name of a task stays
+unchanged through optimisation, fusion, culling, ``persist``, pickling and other clients, so the
+function is encoded in it::
 
     matmul-dasktile-2x2_0e4_1e4_b5k2-5f0c...
 
-says: a mesh of 2 x 2 workers; its axis 0 divides the first dimension of the index, four
-blocks to each part, its axis 1 the second alike; workers are to receive ``5k2`` bytes (to
-the base 36) so that this layer can run.
+means: a mesh of 2 x 2 workers; axis 0 divides the first dimension of the index into parts of four
+blocks, axis 1 the second dimension likewise; workers are predicted to receive ``5k2`` bytes (in
+base 36) for this layer.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any, TypeVar
 
 from dasktile.ir import Share
 
-#: Stands in names of layers before the placement.
+#: Precedes the placement in names of layers.
 MARK = "-dasktile-"
 
-#: Letters that a placement may take.  Dask cuts names of fused tasks at about 115.
+#: Most letters of a placement.  Dask cuts names of fused tasks at about 115 letters.
 MAX_LETTERS = 48
 
-#: Blocks along the dimensions of an index that names may speak of, together.  Anybody may
-#: name a layer, and homes are looked up in a table of them.
+#: Most blocks of a placement, all dimensions together.  Layers of other programs may have names
+#: that look like a placement, and decoding allocates memory for every block.
 MAX_BLOCKS = 1 << 20
 
 _CODE = re.compile(r"(\d+(?:x\d+)*)((?:_[0-9a-z.]*)*)")
@@ -46,15 +46,15 @@ class Placement:
     Parameters
     ----------
     mesh
-        Sizes of the mesh's axes, slowest link first.
+        Sizes of the mesh's axes, that of the slowest network link first.
     shares
         For every dimension of the index, how the mesh divides it.
     predicted
-        Bytes that workers receive from one another so that the layer can run.
+        Predicted bytes that workers receive from other workers for the layer.
     follow
-        If given, tasks are where the blocks of an array are instead: the :func:`token` of
-        its name, and for each of its axes the dimension of the index that runs along it,
-        None for its first block.
+        If given, the home of a task is that of a block of another array instead: the
+        :func:`token` of the array's name, and for each of its axes the dimension of the index
+        that numbers its blocks, None for the first block.
     """
 
     mesh: tuple[int, ...]
@@ -67,20 +67,20 @@ class Placement:
         return math.prod(self.mesh)
 
     def position(self, index: Sequence[int]) -> int:
-        """The place in the mesh, in C order, of the worker that has this tile."""
+        """Position in the mesh, in C order, of the home worker of a tile."""
         place = 0
         for dimension, offsets in self._offsets:
             try:
                 place += offsets[index[dimension]]
             except IndexError:
-                # past the last block; shorter indices are of the first
+                # an index past the last block counts as the last, a missing one as the first
                 place += offsets[-1] if dimension < len(index) else offsets[0]
         return place
 
     def position_of(self, index: Any) -> int | None:
-        """The same for the rest of any key, None where that is no index of a tile.
+        """As :meth:`position`, for the rest of any key; None if that is no index of a tile.
 
-        Dask's own steps on arrays of a plan may have names of the plan, and any keys.
+        Steps that Dask adds to arrays of a plan can have names of the plan and keys of any form.
         """
         if type(index) is not tuple:
             return None
@@ -90,7 +90,7 @@ class Placement:
             return None
 
     def followed(self, index: Any) -> tuple[int, ...] | None:
-        """The block of the array followed that is at home with this tile, None if none is."""
+        """The block of the followed array whose home this tile has, None if there is none."""
         if self.follow is None or type(index) is not tuple:
             return None
         _, axes = self.follow
@@ -100,9 +100,9 @@ class Placement:
 
     @cached_property
     def _offsets(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """For every dimension that is divided, and block of it, what it adds to the place."""
+        """For every divided dimension, the summand of each block in the mesh position."""
         strides = [math.prod(self.mesh[axis + 1 :]) for axis in range(len(self.mesh))]
-        found = []
+        divided = []
         for dimension, share in enumerate(self.shares):
             offsets: list[int] = []
             for part, run in enumerate(share.runs):
@@ -112,8 +112,8 @@ class Placement:
                     place += digit * strides[axis]
                 offsets += [place] * run
             if any(offsets):
-                found.append((dimension, tuple(offsets)))
-        return tuple(found)
+                divided.append((dimension, tuple(offsets)))
+        return tuple(divided)
 
 
 def encode(placement: Placement) -> str:
@@ -140,12 +140,12 @@ def _encode_share(share: Share) -> tuple[str, str]:
     exact = "r" + ".".join(f"{run}x{len(list(same))}" for run, same in groupby(runs))
     if len(exact) <= MAX_LETTERS // 2:
         return by, exact
-    # nearly even, then: a name that is too long would be cut
+    # near-even runs instead: Dask would cut a longer name
     return by, f"n{sum(runs)}"
 
 
 def decode(name: object) -> Placement | None:
-    """The placement that the name of a layer holds; None where there is none."""
+    """The placement in the name of a layer; None if there is none."""
     if not isinstance(name, str) or MARK not in name:
         return None
     return _decode_code(name.rpartition(MARK)[2].partition("-")[0])
@@ -177,14 +177,14 @@ def _decode_code(code: str) -> Placement | None:
 
 
 def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
-    """A dimension of a placement; of more than so many blocks a ValueError."""
+    """One dimension of a placement; raises ValueError if it has more than `most` blocks."""
     if not part:
         return Share()
-    end = next((at for at, letter in enumerate(part) if letter in "ern"), len(part) - 1)
+    end = next((number for number, letter in enumerate(part) if letter in "ern"), len(part) - 1)
     by = tuple(map(int, part[:end]))
     parts = math.prod(mesh[axis] for axis in by)
     form, rest = part[end], part[end + 1 :]
-    # of every form: the runs, and how often each
+    # pairs of a run and its number of repetitions
     if form == "e":
         runs = [(int(rest), parts)]
     elif form == "n":
@@ -195,7 +195,7 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
         ]
     else:
         raise ValueError(part)
-    # nothing is made before it is known how long it is
+    # checked before memory is allocated for all runs
     if len(set(by)) < len(by) or sum(run * times for run, times in runs) > most:
         raise ValueError(part)
     if form == "n":
@@ -206,7 +206,7 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
 
 
 def near_even(blocks: int, parts: int) -> tuple[int, ...]:
-    """So many blocks for each part."""
+    """Numbers of blocks of near-even parts."""
     edges = [part * blocks // parts for part in range(parts + 1)]
     return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
 
@@ -215,15 +215,16 @@ _Place = TypeVar("_Place")
 
 
 def primary(index: Sequence[int], places: Sequence[_Place]) -> _Place:
-    """Where a tile counts as being, of several places in order that have a copy.
+    """The place that counts as the home of a tile, of several places with a replica, in order.
 
-    Planner and scheduler choose alike, and of an array that is everywhere evenly.
+    A function of the index, so that planner and scheduler choose the same place.  The tiles of a
+    fully replicated array are spread evenly over the places.
     """
     return places[sum(index) % len(places)]
 
 
 def token(array: str) -> str:
-    """A short stand-in for the name of an array."""
+    """A hash of the name of an array, of ten letters."""
     return blake2b(array.encode(), digest_size=5).hexdigest()
 
 
@@ -236,10 +237,10 @@ def _base36(number: int) -> str:
 
 
 def worker_order(workers: dict[str, tuple[str, object]]) -> list[str]:
-    """Addresses of workers in the order in which a mesh is laid over them.
+    """Addresses of workers in mesh order.
 
-    Workers of one host are neighbours, so that the first axes of a mesh, which are cut
-    first, run between hosts.
+    Workers of one host are adjacent, so that the first axes of a mesh run between
+    hosts.
 
     Parameters
     ----------

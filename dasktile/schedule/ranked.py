@@ -1,4 +1,4 @@
-"""Things in the order of a rank that may change, or be taken back, at any time."""
+"""A priority queue whose items can change their rank or be removed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import itertools
 from collections.abc import Hashable
 from typing import Any, Generic, TypeVar
 
-#: Entries that no longer count and are not worth a look.
+#: Stale heap entries that are tolerated besides as many as there are items.
 _MAX_STALE = 64
 
 T = TypeVar("T", bound=Hashable)
 
 
 class RankedQueue(Generic[T]):
-    """A heap with one entry that counts for each item; others are passed over in time.
+    """Items in the order of their rank, the least first.
 
-    Among equal ranks the one that was put first comes first.
+    A heap with one valid entry for each item.  Entries of earlier ranks are stale; they are
+    skipped, and removed when there are too many.  Items of equal rank come in the order in which
+    they got it.
     """
 
     def __init__(self) -> None:
@@ -31,9 +33,9 @@ class RankedQueue(Generic[T]):
         return bool(self._entries)
 
     def put(self, item: T, rank: Any) -> None:
-        """Say where a item is in the order; the least rank is first."""
-        known = self._entries.get(item)
-        if known is not None and known[0] == rank:
+        """Add an item, or change its rank."""
+        current = self._entries.get(item)
+        if current is not None and current[0] == rank:
             return
         entry = self._entries[item] = rank, next(self._count), item
         heapq.heappush(self._heap, entry)
@@ -42,11 +44,11 @@ class RankedQueue(Generic[T]):
             heapq.heapify(self._heap)
 
     def discard(self, item: T) -> None:
-        """Take a item out, if it is in."""
+        """Remove an item, if it is there."""
         self._entries.pop(item, None)
 
     def first(self) -> T | None:
-        """The first, None if there is none."""
+        """The item of the least rank, None if there are no items."""
         while self._heap:
             entry = self._heap[0]
             if self._entries.get(entry[2]) is entry:

@@ -1,25 +1,30 @@
-"""Which tier every tile lies on: what to copy where, what to drop, decided from events alone.
+"""Residency of the tiles of a worker: a state machine that decides copies and evictions.
 
-Tiers are numbered from the fastest, on which tasks read, to the last, below which there is
-nothing.  Whoever does the copying tells what has happened (a tile was made, tasks ask for
-tiles, a copy is done or has failed) and is told what to do.  Nothing here waits, reads a clock
-or touches a tile, so that the same rules run on a worker, in a test and in a simulation.
+Tiers are numbered from the fastest to the last.  Events go in (a tile was made, a task requests
+tiles, a copy is done or has failed), and instructions come out (copy a tile, drop a tile, a
+request is ready).  Nothing here waits, reads a clock or touches the data of a tile, so that the
+same rules run on a worker, in a test and in a simulation.
 
-The rules:
+States of a tile on its home tier, the one it was made on and on which tasks read it:
 
-- what no running task reads may leave a tier, the tile that is needed last first; see
+- *pinned*: it belongs to a granted request, and cannot be evicted until that is released;
+- *evicting*: it is being written to the tier below, and is dropped when it has a copy there;
+- *dying*: no task will read it and no client holds it, so that the scheduler removes it soon.
+  It is not written to a lower tier, and its bytes count as free soon.  Only if it is still there
+  after a while (:meth:`Residency.age`) it can be evicted as any other tile.
+
+Rules:
+
+- a tile that is not pinned may be evicted, the one with the furthest next use first; see
   :mod:`dasktile.schedule.eviction`;
-- a tile that a lower tier has already is dropped and never written again;
-- nothing is written of a tile that will be removed in a moment: its room counts as free soon;
-- a task runs when all that it reads is on the tier it was made on, and stays there until the
-  task is done;
-- tasks that ask while others run get room only as far as theirs leaves some: two that wait for
-  half of their tiles each would wait forever;
-- tiles are fetched before tasks ask for them only into room that is free or held by what is
-  needed later, and only while nobody waits.
+- a tile with a copy on a lower tier is dropped without being written again;
+- a request is ready when all its tiles are on their home tier; they are pinned there;
+- while tasks run, a request is granted only if it fits beside the granted ones.  Otherwise two
+  tasks could each hold half of their tiles and deadlock;
+- tiles are prefetched only into room that is free or taken by tiles that are needed later, and
+  only while no request waits.
 
-A tile is copied from tier to tier, one at a time.  Copies that a tile left behind on lower
-tiers stay there until room is needed.
+Tiles are copied between adjacent tiers.  Copies on lower tiers stay until room is needed there.
 """
 
 from __future__ import annotations
@@ -38,26 +43,31 @@ class _Tile:
     key: Hashable
     #: Distinguishes it from earlier tiles of its key.
     generation: int
+    #: Bytes.
     size: int
-    #: The tier that tasks read it on.
+    #: The tier on which tasks read it.
     home: int
+    #: Next use, as in `Buffer.next`.
     next: float | None
+    #: Last use, by a counter.
     used: int
+    #: Its memory, by tier.
     on: dict[int, Buffer] = field(default_factory=dict)
-    #: Copies that are being made, by their target.
+    #: Copies in progress, by target tier.
     copies: dict[int, Copy] = field(default_factory=dict)
-    #: Requests that hold it where it is read, and those of them that wait for it.
+    #: Number of granted requests that pin it on its home tier.
     pins: int = 0
+    #: Granted requests that wait for it.
     waiting: list[_Request] = field(default_factory=list)
-    #: Tiers that it cannot be copied down from.
+    #: Tiers from which it cannot be written to the tier below.
     unwritable: set[int] = field(default_factory=set)
-    #: It was fetched before anybody asked for it.
+    #: It was prefetched, and not requested since.
     prefetched: bool = False
-    #: It could not be copied up, and is not tried again until somebody asks for it.
+    #: A copy to a faster tier has failed; the next one is tried when it is requested.
     unreadable: bool = False
-    #: It will be removed in a moment.
+    #: It is dying; see the module.
     dying: bool = False
-    #: There was no room above, although there should have been.
+    #: A copy to a faster tier failed for lack of room, although there was room by our count.
     refused: bool = False
     removed: bool = False
 
@@ -81,35 +91,37 @@ class _Tile:
 class _Request:
     name: Hashable
     tiles: list[_Tile]
+    #: Bytes that its task will make.
     room: int
-    #: Nobody may be waited for but copies.
+    #: It waits for copies only, not for room of other requests.
     urgent: bool = False
+    #: Its tiles are pinned, and fetched if necessary.
     granted: bool = False
-    #: Tiles that are not there yet.
+    #: Number of its tiles that are not on their home tier yet.
     missing: int = 0
 
 
 class Residency:
     """The tiles of one worker on all its tiers.
 
-    Every method that tells of an event returns what is to be done now, in that order.
+    Every method for an event returns instructions, to be executed in their order.
 
     Parameters
     ----------
     settings
-        Of the tiers.
+        Capacities, and numbers of the rules.
 
     Attributes
     ----------
     capacity
-        Bytes that every tier may have now.
+        Bytes that every tier may hold now.
     used
-        Bytes on every tier, with those on their way to it.
+        Bytes on every tier, including those of copies to it that are in progress.
     refusing
-        Tiers that have had no room for what was to leave to them last.
+        Tiers that had no room for the last tile to be evicted to them.
     prefetched, hits
-        Tiles that were fetched before a task asked for them, and those of them that one has
-        asked for since while they were there.
+        Number of tiles that were prefetched, and of those that were then requested while they
+        were still on their home tier.
     """
 
     def __init__(self, settings: ResidencySettings) -> None:
@@ -118,30 +130,38 @@ class Residency:
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
         self.prefetched = self.hits = 0
+        #: Number of the last tier.
         self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
+        #: By tier, bytes of the buffers that are being evicted or dying.
         self._freeing = [0] * len(self.capacity)
-        # Buffers that will be removed soon: whether they have been for a while.
+        #: Dying buffers; True if they were at the last call of `age` already.
         self._dying: dict[Buffer, bool] = {}
+        #: By tier, whether a copy to it has failed for lack of room.
         self._full = [False] * len(self.capacity)
         self._tiles: dict[Hashable, _Tile] = {}
-        #: Removed tiles whose copies have not ended, by key and generation.
+        #: Removed tiles with copies in progress, by key and generation.
         self._removed: dict[tuple[Hashable, int], _Tile] = {}
+        #: Buffers of views, by the memory that they share.
         self._shared: dict[Hashable, Buffer] = {}
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
         self._requests: dict[Hashable, _Request] = {}
+        #: Requests that are not granted yet, in order.
         self._queued: deque[_Request] = deque()
+        #: Tiles that granted requests wait for, in the order in which they are fetched.
         self._fetches: deque[_Tile] = deque()
-        #: Requests that were granted and not answered.
+        #: Granted requests that are not ready yet.
         self._waiting: list[_Request] = []
-        #: Keys that tasks will ask for first, in order.
+        #: Keys of the tiles that tasks will request next, in order.
         self._upcoming: Sequence[Hashable] = ()
         self._prefetched_bytes = 0
+        #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
         self._count = 0
+        #: Number of the latest task that requested tiles.
         self._now = -math.inf
 
-    # What is where
+    # Current state
 
     def __contains__(self, key: object) -> bool:
         return key in self._tiles
@@ -153,19 +173,19 @@ class Residency:
         return iter(self._tiles)
 
     def tiers(self, key: Hashable) -> tuple[int, ...]:
-        """Tiers that have a tile, the fastest first."""
+        """Tiers on which a tile is, the fastest first."""
         return tuple(sorted(self._tiles[key].on))
 
     def staying(self, tier: int) -> int:
-        """Bytes on a tier, without what is being written to leave it or will be removed."""
+        """Bytes on a tier, without the tiles that are being evicted or dying."""
         return self.used[tier] - self._freeing[tier]
 
     @property
     def crowded(self) -> bool:
-        """Whether tiles are being written to make room on a tier that has too little."""
+        """Whether a tier exceeds its capacity and evictions from it are in progress."""
         return any(
-            leaving and used > capacity
-            for leaving, used, capacity in zip(self._freeing, self.used, self.capacity, strict=True)
+            freeing and used > capacity
+            for freeing, used, capacity in zip(self._freeing, self.used, self.capacity, strict=True)
         )
 
     # Events
@@ -179,45 +199,46 @@ class Residency:
         memory: int | None = None,
         tier: int = 0,
     ) -> list[Instruction]:
-        """A tile was made, or came from elsewhere.
+        """A tile was made, or received from another worker.
 
         Parameters
         ----------
         key
-            Unlike those of all tiles that are there.
+            Key of the tile; no other tile may have it.
         size
             Bytes.
         next_use
-            When a task needs it: tasks run in the order of these numbers.  ``inf`` if none
-            will, `DYING` if it will be removed soon, None if nobody knows.
+            Number of the next task that reads it; tasks run in the order of their numbers.
+            ``inf`` if none will, `DYING` if it will be removed soon, None if unknown.
         shared
-            The same for tiles that are views of the same memory.
+            Identifies the memory of the tile; equal for tiles that are views of the same memory.
         memory
-            Bytes of that memory, which is more than a view of a part of it.
+            Bytes of that memory, if they are more than `size`.
         tier
-            Where it is, and where tasks read it.
+            Home tier: where the tile is, and where tasks read it.
 
         Raises
         ------
         ValueError
-            If there is such a tile.
+            If there is a tile of this key.
         """
         if key in self._tiles:
-            raise ValueError(f"{key!r} is there already")
+            raise ValueError(f"there is a tile {key!r} already")
         self._count += 1
         tile = _Tile(key, self._count, size, tier, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
         self._place(tile, tier, size if memory is None else memory, shared)
+        self._grow(tier, size)
         return self._next_instructions()
 
     def remove(self, key: Hashable) -> list[Instruction]:
-        """A tile is needed no more."""
+        """A tile is deleted."""
         tile = self._tiles.pop(key)
         tile.removed = True
         self._removed[key, tile.generation] = tile
         out: list[Instruction] = []
-        # its memory is read or written until all copies have ended
+        # its memory is in use until all its copies have ended
         self._free_removed(tile, out)
         self._rank_tile(tile)
         self._continue_fetch(tile)
@@ -231,31 +252,32 @@ class Residency:
         room: int = 0,
         urgent: bool = False,
     ) -> list[Instruction]:
-        """A task asks for tiles; they are where it reads them once a :class:`Ready` says so.
+        """A task requests tiles; a :class:`Ready` reports when all are on their home tier.
 
         Parameters
         ----------
         name
-            Of the request, unlike those of others that are not released.
+            Name of the request, unique among those that are not released.
         keys
-            Of tiles.
+            Keys of the tiles.
         now
-            The task's own number in the order that tasks run in.
+            Number of the task, in the order in which tasks run.
         room
-            Bytes that it is going to make.
+            Bytes of the result of the task.
         urgent
-            Others that run may wait for it: it gets room at once, if there is too little all
-            the same, and waits neither for others that run nor for tiles to be removed.
+            Whether running tasks may depend on this request.  It is granted at once, even if
+            there is too little room, and waits neither for requests of other tasks nor for dying
+            tiles to be removed.
 
         Raises
         ------
         ValueError
-            If there is such a request.
+            If there is a request of this name.
         KeyError
-            If there is no such tile.
+            If there is no tile of one of the keys.
         """
         if name in self._requests:
-            raise ValueError(f"{name!r} has asked already")
+            raise ValueError(f"there is a request {name!r} already")
         request = _Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room, urgent)
         self._requests[name] = request
         self._queued.append(request)
@@ -264,7 +286,7 @@ class Residency:
         return self.urge(name) if urgent else self._next_instructions()
 
     def urge(self, name: Hashable) -> list[Instruction]:
-        """Do not let a request wait for room any longer."""
+        """Grant a request at once, even if there is too little room."""
         request = self._requests.get(name)
         if request is None:
             return []
@@ -276,7 +298,7 @@ class Residency:
         return self._next_instructions(out)
 
     def release(self, name: Hashable) -> list[Instruction]:
-        """A task is done with what it asked for, or asks for it no more."""
+        """A request ends: its task is done or cancelled."""
         request = self._requests.pop(name)
         if request.granted:
             for tile in request.tiles:
@@ -285,8 +307,8 @@ class Residency:
                     tile.waiting.remove(request)
                 if not tile.removed:
                     self._mark_used(tile)
-            self._waiting = [one for one in self._waiting if one is not request]
-            # it may have given back more than tiles
+            self._waiting = [other for other in self._waiting if other is not request]
+            # the task may have freed other memory, too
             for tile in self._fetches:
                 tile.refused = False
         else:
@@ -294,12 +316,12 @@ class Residency:
         return self._next_instructions()
 
     def expect(self, uses: Mapping[Hashable, float | None]) -> list[Instruction]:
-        """Tiles are needed at other times than was said.
+        """Next uses of tiles have changed.
 
         Parameters
         ----------
         uses
-            When a task needs a tile next; keys that are not there are passed over.
+            Next use by key, as in :meth:`add`; unknown keys are ignored.
         """
         changed = False
         for key, next_use in uses.items():
@@ -311,7 +333,7 @@ class Residency:
         return self._next_instructions() if changed else []
 
     def age(self) -> list[Instruction]:
-        """A while has passed: what should have been removed since the last time may leave."""
+        """Some time has passed: tiles that were dying at the last call already can be evicted."""
         for buffer, waited in list(self._dying.items()):
             if waited:
                 self._make_evictable(buffer)
@@ -320,38 +342,42 @@ class Residency:
         return self._next_instructions()
 
     def set_upcoming(self, keys: Sequence[Hashable]) -> list[Instruction]:
-        """Tasks will ask for these first: they may be fetched before they do.
+        """Replace the list of tiles that may be prefetched.
 
-        Whatever is fetched long before it is used takes the place of what would have been used
-        in between, and costs more reads than it hides.
+        It should be short: a tile that is prefetched long before its use takes the room of tiles
+        that are used before it, and causes more reads than it hides.
 
         Parameters
         ----------
         keys
-            What the next few tasks read, in their order; instead of what was said before.
+            Keys of the inputs of the next few tasks, in their order.
         """
-        soon = (key for key in keys if key in self._tiles)
-        self._upcoming = [key for key in soon if not self._tiles[key].is_home]
+        upcoming = (key for key in keys if key in self._tiles)
+        self._upcoming = [key for key in upcoming if not self._tiles[key].is_home]
         return self._next_instructions() if self._upcoming else []
 
     def touch(self, key: Hashable) -> None:
-        """A tile was used without being asked for."""
+        """A tile was used without a request."""
         tile = self._tiles[key]
-        # of what a task holds that is known
+        # pinned tiles were marked when their request was granted
         if not tile.pins:
             self._mark_used(tile)
 
     def resize(self, tier: int, capacity: float | None) -> list[Instruction]:
-        """A tier has more or less room than before."""
+        """The capacity of a tier has changed."""
         self.capacity[tier] = self._allowed[tier] = math.inf if capacity is None else capacity
         self._full[tier] = False
         return self._next_instructions()
 
-    def shrink(self, tier: int, size: int) -> list[Instruction]:
-        """There is less room on a tier than was thought, by so many bytes.
+    def allowed(self, tier: int) -> float:
+        """Bytes that a tier may have, without what :meth:`shrink` has taken of them for a time."""
+        return self._allowed[tier]
 
-        Others take of it what nobody tells of.  The room that is left grows again with every
-        tile that finds its place there.
+    def shrink(self, tier: int, size: int) -> list[Instruction]:
+        """Reduce the capacity of a tier to `size` bytes less than its tiles take now.
+
+        Allocations other than tiles take room there.  The capacity grows again by the size of
+        every tile that is made on the tier or copied to it, up to the allowed bytes.
         """
         self.capacity[tier] = max(0, min(self.capacity[tier], self.staying(tier)) - size)
         return self._next_instructions()
@@ -362,16 +388,14 @@ class Residency:
         Parameters
         ----------
         copy
-            As it was told.
+            The instruction.
         size
-            Bytes that it takes on the target, if they are others.
+            Bytes on the target, if they differ from the expected ones.
         """
         tile = self._end_copy(copy)
         self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused = False
-        if self.capacity[copy.target] < self._allowed[copy.target]:
-            more = self.capacity[copy.target] + copy.size
-            self.capacity[copy.target] = min(more, self._allowed[copy.target])
+        self._grow(copy.target, copy.size)
         out: list[Instruction] = []
         if tile.removed:
             self._free_removed(tile, out)
@@ -389,10 +413,10 @@ class Residency:
         Parameters
         ----------
         copy
-            As it was told.
+            The instruction.
         full
-            The target had no room for it.  Otherwise the tile is not tried again: it stays
-            where it is, at least until it is asked for.
+            Whether the target had no room.  After any other error the copy is not repeated: the
+            tile stays where it is, at least until it is requested.
         """
         tile = self._end_copy(copy)
         out: list[Instruction] = []
@@ -409,12 +433,12 @@ class Residency:
                 tile.unwritable.add(copy.source)
             self._rank(source)
         elif full:
-            # there is less room than was thought; whatever leaves next makes some
+            # there is less room than was assumed; the next eviction makes some
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
             tile.refused = True
             self._continue_fetch(tile)
         else:
-            # it stays where it is, and whoever waits for it is told
+            # the tile stays where it is; requests do not wait for it any longer
             tile.unreadable = True
             self._rank(source)
             self._continue_fetch(tile)
@@ -423,9 +447,10 @@ class Residency:
             self._rank(tile.on[tile.home])
         return self._next_instructions(out)
 
-    # What follows
+    # Decisions
 
     def _next_instructions(self, out: list[Instruction] | None = None) -> list[Instruction]:
+        """Instructions that follow from the current state, after those in `out`."""
         out = [] if out is None else out
         for tier in range(self._last - 1, -1, -1):
             if self.used[tier] > self.capacity[tier]:
@@ -441,9 +466,9 @@ class Residency:
         return out
 
     def _grant_requests(self, out: list[Instruction]) -> None:
-        """Let requests have room, the first in line first."""
-        line, self._queued = self._queued, deque()
-        for request in line:
+        """Grant the queued requests that fit, in their order."""
+        queued, self._queued = self._queued, deque()
+        for request in queued:
             missing = [tile for tile in request.tiles if not tile.is_home and not tile.removed]
             if missing and (self._queued or not self._fits(request)):
                 self._queued.append(request)
@@ -451,7 +476,7 @@ class Residency:
             self._grant(request, out)
 
     def _grant(self, request: _Request, out: list[Instruction]) -> None:
-        """Let a request have what it asks for."""
+        """Pin the tiles of a request, and fetch those that are not on their home tier."""
         request.granted = True
         for tile in request.tiles:
             tile.pins += 1
@@ -463,21 +488,21 @@ class Residency:
                 self._fetches.append(tile)
             self._mark_used(tile)
             if not self.settings.keep_clean and home is not None:
-                # it may be changed while it is written, and what is written already gets old
+                # the task may change the tile: a copy in progress or on a lower tier gets stale
                 if home.evicting:
                     self._cancel_eviction(home)
-                for one in list(home.tiles):
-                    self._drop_stale(one, out)
+                for other in list(home.tiles):
+                    self._drop_stale(other, out)
         self._waiting.append(request)
 
     def _fits(self, request: _Request) -> bool:
-        """Whether there is room for a request beside all that were granted."""
-        granted = [one for one in self._requests.values() if one.granted]
+        """Whether there is room for a request beside all granted ones."""
+        granted = [other for other in self._requests.values() if other.granted]
         if not granted:
             return True
-        tiles = {id(tile): tile for one in (*granted, request) for tile in one.tiles}
+        tiles = {id(tile): tile for other in (*granted, request) for tile in other.tiles}
         held = [0] * len(self.capacity)
-        held[0] = sum(one.room for one in (*granted, request))
+        held[0] = sum(other.room for other in (*granted, request))
         seen: set[int] = set()
         for tile in tiles.values():
             buffer = tile.on.get(tile.home)
@@ -501,7 +526,7 @@ class Residency:
             self._prefetched_bytes -= tile.size
 
     def _fetch_requested(self, out: list[Instruction]) -> None:
-        """Fetch what requests wait for, as far as there is room."""
+        """Fetch the tiles that requests wait for, as far as there is room."""
         while self._fetches:
             tile = self._next_fetch()
             if tile.waiting and not tile.removed and not tile.is_home and not tile.is_fetched:
@@ -517,16 +542,16 @@ class Residency:
                 if not fits and tile.refused:
                     if not urgent and self._another_task_runs(tile):
                         return
-                    # whatever else happened, there would be no room for it
+                    # no eviction could make enough room: the request gets ready without it
                     tile.refused, tile.unreadable = False, True
                     self._continue_fetch(tile)
                 else:
-                    # without room it is fetched all the same: somebody must go on
+                    # without room it is fetched nevertheless, or no task could run
                     self._copy(tile, source, source - 1, out)
             self._fetches.remove(tile)
 
     def _next_fetch(self) -> _Tile:
-        """What is fetched next: what is urgent must not wait behind what waits for others."""
+        """The tile to fetch next: tiles of urgent requests come before all others."""
         if any(request.urgent for request in self._requests.values()):
             for tile in self._fetches:
                 if any(request.urgent for request in tile.waiting):
@@ -534,16 +559,21 @@ class Residency:
         return self._fetches[0]
 
     def _another_task_runs(self, tile: _Tile) -> bool:
-        """Whether a task runs that may give room back when it is done."""
-        running = (one for one in self._requests.values() if one.granted and not one.missing)
-        return any(tile not in one.tiles for one in running)
+        """Whether a task runs that may free room when it is done."""
+        running = (
+            request
+            for request in self._requests.values()
+            if request.granted and not request.missing
+        )
+        return any(tile not in request.tiles for request in running)
 
     def _prefetch(self, out: list[Instruction]) -> None:
-        """Fetch what tasks will ask for first, as far as that is little harm.
+        """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon.
 
-        What leaves for it should be needed later than all that tasks read now: one of those
-        would leave instead if it was fetched when it is asked for.  Others leave for as much
-        as `ResidencySettings.prefetch_fraction` says.
+        A prefetch may evict tiles that are needed later than all inputs of running tasks: such a
+        tile would also be evicted by a fetch on demand.  Within
+        `ResidencySettings.prefetch_fraction` it may evict any tile that is needed later than the
+        prefetched one.
         """
         reads = [
             tile.next
@@ -553,9 +583,9 @@ class Residency:
             if tile.next is not None and not tile.removed
         ]
         last = max(reads, default=-math.inf)
-        wanted = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
-        # in another order one that is fetched could leave again for the next, for ever
-        for tile in sorted(wanted, key=lambda tile: math.inf if tile.next is None else tile.next):
+        upcoming = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
+        # in another order a prefetched tile could be evicted for the next one, without end
+        for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
             if tile.is_home or tile.is_fetched or tile.unreadable or tile.next == math.inf:
                 continue
             source, room = min(tile.on), self.capacity[tile.home]
@@ -563,7 +593,8 @@ class Residency:
                 return
             few = self._prefetched_bytes + tile.size <= self.settings.prefetch_fraction * room
             use = math.inf if tile.next is None else tile.next
-            # room on the way alone would be taken by what has to leave at its end
+            # room is needed on the way and at the end; what is evicted at the end would take the
+            # room on the way
             for tier in sorted({tile.home, source - 1}):
                 if not self._make_room(tier, tile.size, out, later=use if few else max(use, last)):
                     return
@@ -573,7 +604,7 @@ class Residency:
             self._copy(tile, source, source - 1, out)
 
     def _report_ready(self, out: list[Instruction]) -> None:
-        """Tell requests that all is there, unless they would make more where there is no room."""
+        """Report ready requests; while a tier is crowded, only those of tasks without a result."""
         crowded = self.crowded
         left = []
         for request in self._waiting:
@@ -588,16 +619,16 @@ class Residency:
     def _make_room(
         self, tier: int, size: int, out: list[Instruction], later: float | None = None
     ) -> bool:
-        """Make room on a tier; True if it is there now.
+        """Evict tiles until there is room on a tier; True if there is room now.
 
         Parameters
         ----------
         tier, size
-            Where, and for how many bytes.
+            The tier, and the bytes of room.
         out
-            Gets what is to be done.
+            Instructions are appended to it.
         later
-            Only what is needed later than this may leave.
+            If given, only tiles whose next use is later than this are evicted.
         """
         if self._full[tier]:
             return False
@@ -615,13 +646,13 @@ class Residency:
         return self.used[tier] + size <= self.capacity[tier]
 
     def _evict(self, buffer: Buffer, out: list[Instruction]) -> bool:
-        """Let a buffer leave its tier, at once or when it is written; False if it cannot."""
+        """Evict a buffer, at once or when it is written; False if that is not possible."""
         tier, below = buffer.tier, buffer.tier + 1
         if buffer.stored:
             self._drop_buffer(buffer, out)
             return True
         tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
-        # what is below of it already must not make room for the rest
+        # the copies that its tiles have below must not be evicted for the others
         buffer.evicting, buffer.next_when_chosen = True, buffer.next
         self._freeing[tier] += buffer.size
         self._rank_below(buffer)
@@ -638,13 +669,13 @@ class Residency:
         return True
 
     def _finish_eviction(self, buffer: Buffer, out: list[Instruction]) -> None:
-        """End what :meth:`_evict` has begun."""
+        """Drop a buffer that :meth:`_evict` has written, unless it is needed earlier now."""
         if buffer.evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
             self._cancel_eviction(buffer)
             over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._fetches)
             chosen = buffer.next_when_chosen
             self._rank(buffer)
-            # if it is needed sooner than it was when it was chosen, another may be chosen now
+            # if its next use is earlier than when it was chosen, another one may be chosen now
             nearer = chosen is not None and (buffer.next is None or buffer.next < chosen)
             may = buffer in self._queues[buffer.tier]
             if may and (not self.settings.keep_clean or (over and not nearer)):
@@ -658,7 +689,7 @@ class Residency:
         self._rank_below(buffer)
 
     def _drop_stale(self, tile: _Tile, out: list[Instruction]) -> None:
-        """Drop copies of what may be changed above, if there are to be none."""
+        """Drop copies on lower tiers if tasks may change the tile on its fastest tier."""
         if not self.settings.keep_clean and not tile.copies:
             top = min(tile.on)
             if not tile.on[top].evicting:
@@ -685,7 +716,7 @@ class Residency:
         return tile
 
     def _continue_fetch(self, tile: _Tile) -> None:
-        """A tile came nearer; tell who waits for it, or fetch it further."""
+        """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
         if tile.is_home or tile.removed or tile.unreadable:
             for request in tile.waiting:
                 request.missing -= 1
@@ -694,6 +725,11 @@ class Residency:
             self._fetches.appendleft(tile)
         if not tile.is_home:
             self._mark_used(tile)
+
+    def _grow(self, tier: int, size: int) -> None:
+        """Raise a shrunken capacity by the size of a tile that was allocated on the tier."""
+        if self.capacity[tier] < self._allowed[tier]:
+            self.capacity[tier] = min(self.capacity[tier] + size, self._allowed[tier])
 
     def _place(self, tile: _Tile, tier: int, size: int, shared: Hashable = None) -> None:
         buffer = self._shared.get(shared) if shared is not None else None
@@ -713,7 +749,7 @@ class Residency:
             self._drop_tile(tile, buffer.tier, out)
 
     def _drop_tile(self, tile: _Tile, tier: int, out: list[Instruction]) -> None:
-        """Take a tile off a tier."""
+        """Drop a tile from a tier."""
         buffer = tile.on.pop(tier)
         buffer.tiles.remove(tile)
         out.append(Drop(tile.key, tile.generation, tier))
@@ -734,26 +770,26 @@ class Residency:
             self._finish_eviction(buffer, out)
         for other in tile.on.values():
             if other.evicting and not tile.copies and not tile.is_below(other.tier):
-                # what had been written of it is gone again
+                # its copy below was dropped before the others were written
                 self._cancel_eviction(other)
             self._rank(other)
 
     def _free_removed(self, tile: _Tile, out: list[Instruction]) -> None:
-        """Take a removed tile off all tiers once none of its copies is being made."""
+        """Drop a removed tile from all tiers once all its copies have ended."""
         if not tile.copies:
             del self._removed[tile.key, tile.generation]
             for tier in sorted(tile.on):
                 self._drop_tile(tile, tier, out)
 
     def _rank(self, buffer: Buffer) -> None:
-        """Say when a buffer should leave."""
+        """Update the rank of a buffer for eviction, and whether it may be evicted."""
         self._mark_dying(buffer)
         tier = buffer.tier
         uses = [tile.next for tile in buffer.tiles]
         known = [use for use in uses if use is not None]
         buffer.next = min(known) if len(known) == len(uses) else None
         if buffer.size > self.capacity[tier]:
-            # whatever else left, there would be no room for it
+            # it does not fit, even if all others were evicted
             buffer.next = math.inf
         buffer.used = max(tile.used for tile in buffer.tiles)
         if tier == self._last:
@@ -769,7 +805,7 @@ class Residency:
             self._queues[tier].discard(buffer)
 
     def _mark_dying(self, buffer: Buffer) -> None:
-        """Note whether a buffer is about to be removed."""
+        """Update whether a buffer is dying."""
         dying = not buffer.evicting and all(
             tile.dying and not tile.pins and not tile.removed and not tile.is_below(buffer.tier)
             for tile in buffer.tiles
@@ -783,29 +819,29 @@ class Residency:
         buffer.dying = dying
 
     def _make_evictable(self, buffer: Buffer) -> None:
-        """Let a buffer leave although it was to be removed."""
+        """Treat a dying buffer as any other."""
         for tile in buffer.tiles:
             tile.dying = False
         self._rank(buffer)
 
     def _rank_below(self, buffer: Buffer) -> None:
-        """Say when what is below of the tiles of a buffer should leave there."""
+        """Update the ranks of the copies that the tiles of a buffer have on lower tiers."""
         for tile in buffer.tiles:
             for other in tile.on.values():
                 if other.tier > buffer.tier:
                     self._rank(other)
 
     def _rank_tile(self, tile: _Tile) -> None:
-        """The same for all that a tile is on."""
+        """Update the ranks of all buffers of a tile."""
         for buffer in tile.on.values():
             self._rank(buffer)
 
     def _must_stay(self, tile: _Tile, tier: int) -> bool:
-        """Whether a tile must stay on a tier."""
+        """Whether a tile must not be evicted from a tier."""
         if tile.removed or any(copy.source == tier for copy in tile.copies.values()):
             return True
         if tier == tile.home:
-            # what is below may be of old values, and is dropped when it is not copied any more
+            # copies below may be stale, and are dropped when none is in progress
             return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.copies))
         if any(buffer.evicting for above, buffer in tile.on.items() if above < tier):
             return True

@@ -1,4 +1,4 @@
-"""How long a plan takes: one lane that computes, one that copies in and one that copies out."""
+"""Simulation of a plan: one lane computes, one copies in and one copies out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """What can be copied between a memory and the host.
+    """Bandwidths between a memory and the tier below it.
+
+    The defaults are those of ``benchmarks.papers.swapadvisor``.
 
     Parameters
     ----------
     inward, outward
-        Bytes a second into the memory and out of it, each alone.
+        Bytes per second into the memory and out of it, if only one direction is in use.
     both
-        Bytes a second in both directions together; None for the sum of the two.
+        Bytes per second in both directions together; None for the sum of the two.
 
     Raises
     ------
@@ -37,11 +39,11 @@ class HostLink:
         for name in ("inward", "outward", "both"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0 bytes a second, not {value!r}")
+                raise ValueError(f"{name} must be above 0 bytes per second, not {value!r}")
 
     @property
     def rates(self) -> tuple[float, float, float, float]:
-        """Bytes a second in and out alone, and in and out when both run."""
+        """Bytes per second: in alone, out alone, and in and out if both are in use."""
         both = np.inf if self.both is None else self.both
         share = min(1.0, both / (self.inward + self.outward))
         one_in, one_out = min(self.inward, both), min(self.outward, both)
@@ -50,19 +52,19 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SimulatedRun:
-    """How a plan went.
+    """Times and peak memory of a simulated plan.
 
     Attributes
     ----------
     makespan
-        Seconds from the start to the end of the last operation or copy.
+        Seconds until the end of the last operation or copy.
     peak
-        Shape ``(pools,)``: the most room that was taken; with one pool of bytes, bytes.
+        Shape ``(pools,)``: most room in use; bytes if there is one pool of bytes.
     operations
-        Shape ``(2, operations)``: start and end of every operation, by position in the order.
+        Shape ``(2, operations)``: start and end in seconds, by position in the order.
     copies_in, copies_out
-        Shape ``(2, events)``: start and end of every copy, by its number in the plan.  What
-        is dropped without a copy has the same start and end.
+        Shape ``(2, events)``: start and end of every copy in seconds, by its number in the plan.
+        They are equal for data dropped without a copy.
     """
 
     makespan: float
@@ -84,25 +86,25 @@ def simulate(
     link: HostLink,
     steps: TracedOrder | None = None,
 ) -> SimulatedRun:
-    """Carry a plan out under a clock of its own.
+    """Simulate a plan.
 
-    Operations run one after the other, as soon as what they read has come and there is room for
-    what they make.  One copy goes in and one goes out at a time.  What leaves starts to when it
-    was used for the last time before, and what is needed first goes first.
+    Operations run one after the other.  Each starts as soon as its inputs are in memory and
+    there is room for its outputs.  At most one copy in and one copy out run at a time.  A datum
+    is copied out after its last use; of several, the one whose room is needed first.
 
     Parameters
     ----------
     graph, plan, memory
-        What was planned.
+        The operations, their plan and its memory.
     link
-        What can be copied in a second.
+        Bandwidths of the copies.
     steps
-        The order of the plan, if it is followed already.
+        The traced order of the plan, if it is available.
 
     Raises
     ------
     ValueError
-        If the plan cannot be carried out.
+        If the plan deadlocks.
     """
     steps = trace_order(graph, plan.order) if steps is None else steps
     makespan, peak, *times = run(
@@ -127,13 +129,13 @@ def simulate(
         link.rates,
     )
     if makespan == np.inf:
-        at = int(np.isnan(times[0][0]).argmax())
-        raise ValueError(f"the plan waits for ever at position {at}")
+        position = int(np.isnan(times[0][0]).argmax())
+        raise ValueError(f"the plan deadlocks at position {position}")
     return SimulatedRun(float(makespan), peak, *times)
 
 
 def ideal(graph: TaskGraph) -> float:
-    """Seconds that all operations take one after the other, where memory has no end."""
+    """Seconds of all operations with unlimited memory."""
     return float(graph.time.sum())
 
 
@@ -159,27 +161,27 @@ def run(
     out_copy: Array,
     rates: tuple[float, float, float, float],
 ) -> tuple[float, Array, Array, Array, Array]:
-    """Run a plan under a clock of its own.
+    """Simulate a plan on arrays.
 
     Parameters
     ----------
     seconds
-        Of the operation at every position.
+        Seconds of the operation at every position.
     at, data, kind, following, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at
-        See :mod:`dasktile.schedule.swap_loops`; copies in are made in their order.
+        See :mod:`dasktile.schedule.swap_loops`; copies in start in the order of their numbers.
     size, room, pool, capacity
-        Bytes of every datum, the room it takes of which pool, and what every pool has.
+        Bytes, room and pool of every datum, and the capacity of every pool.
     started
         Data in memory at the start.
     out_copy
-        Whether each event that leads out copies, or drops what the host has.
+        Whether each event out copies the datum, or drops it because the host has it.
     rates
         As :attr:`HostLink.rates`.
 
     Returns
     -------
-    ``(makespan, peak, op, into, out)``: seconds, the most room taken of every pool, and start
-    and end of every operation and copy.  The makespan is ``inf`` if the plan cannot go on.
+    ``(makespan, peak, op, into, out)``: seconds, the most room in use of every pool, and start
+    and end of every operation and copy.  The makespan is ``inf`` if the plan deadlocks.
     """
     n = len(seconds)
     pools = len(capacity)
@@ -194,7 +196,7 @@ def run(
     missing = np.zeros(n + 1, np.int64)
     for event in range(len(in_datum)):
         missing[in_use[event]] += 1
-    # what leaves after each position
+    # events out, by the position after which they may start
     starts = np.zeros(n + 2, np.int64)
     for out in range(len(out_datum)):
         starts[out_after[out] + 2] += 1
@@ -220,9 +222,9 @@ def run(
     in_left, out_left = 0.0, 0.0
     fresh = True
     while True:
-        # What may start now.
+        # start what can start now
         if fresh:
-            # what the operation before has freed, and let go
+            # data that may be evicted since the last operation ended
             fresh = False
             for number in range(starts[done], starts[done + 1]):
                 out = leaving[number]
@@ -270,7 +272,7 @@ def run(
                 head += 1
                 in_left = float(size[datum])
                 in_times[0, event] = time
-        # What ends next.
+        # advance to the next end
         fast_in = rates[2] if going >= 0 else rates[0]
         fast_out = rates[3] if coming >= 0 else rates[1]
         step = np.inf

@@ -1,13 +1,13 @@
-"""The loops behind swap plans: what leaves memory for what, position by position of an order.
+"""Loops that decide the swaps of a plan, position by position of an order.
 
-Data are accounted by the room they take of their pool.  With one pool of bytes that is their
-size; a pool of one size class has room for a number of objects, and each datum takes one.
+Each datum takes room in one pool.  In a pool of bytes this is its size; in the pool of a size
+class it is one object.
 
-A plan is events.  One that leads in has a datum, a trigger (``2 p``: once the operation at
-position ``p - 1`` is done; ``2 p + 1``: once the one at ``p`` has started), the position that
-reads it, and the event that led it out (-1 if it was on the host from the start).  One that
-leads out has a datum, the position after which it may go, and the one at which its room is
-taken.  All of these are arrays, by number of the event.
+A plan consists of events.  An event in (a copy into memory) has a datum, a trigger (``2 p``: once
+the operation at position ``p - 1`` is done; ``2 p + 1``: once the one at ``p`` has started), the
+position that reads it, and the number of the event out before it (-1 if the datum was on the host
+from the start).  An event out (an eviction) has a datum, the position after which it may start,
+and the position at which its room is reused.  Each of these is an array, by number of the event.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from dasktile.schedule.compiled import compiled, heap_drop, heap_put
 
 Array = npt.NDArray[Any]
 
-#: How data are touched.
+#: Kinds of access to a datum.
 READ, UPDATE, WRITE = range(3)
-#: There are too many events.
+#: Error code of :func:`decide`: more events than there is space for.
 FULL = -2
-#: What leaves first: what is needed last, or what was used longest ago.
+#: Eviction orders: the furthest next use first, or the least recently used first.
 BELADY, LEAST_RECENT = range(2)
 
 
-# What is given.  Named tuples can be passed to compiled functions; loops inside unpack them
-# first, because reading an array out of one takes as long as several steps of a loop.
+# Arguments of the compiled functions.  They can be named tuples, but loops unpack these first:
+# reading an array from a named tuple takes as long as several iterations.
 
 
 class Touches(NamedTuple):
@@ -39,13 +39,13 @@ class Touches(NamedTuple):
     Attributes
     ----------
     at
-        Where the entries of each position start in the other arrays, and where the last ends.
+        Start of the entries of each position in the other arrays, and the end of the last.
     data, kind
-        The datum that is touched, and how.
+        The datum, and the kind of access.
     following
-        The position that touches it next: -1 where a datum is dropped then, and where it is
-        kept but not touched again ``2 n + 1``, or the position of the next repetition that
-        touches it first.
+        The position of the next access to the datum.  If there is none: -1 for a datum that is
+        dropped; for a kept one ``2 n + 1``, or in a loop ``n`` plus the position of its first
+        access.
     """
 
     at: Array
@@ -55,7 +55,7 @@ class Touches(NamedTuple):
 
 
 class MemoryArrays(NamedTuple):
-    """What every datum takes of which pool, and what every pool has."""
+    """The room and the pool of every datum, and the capacity of every pool."""
 
     room: Array
     pool: Array
@@ -63,7 +63,7 @@ class MemoryArrays(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Data on the host at the start, those in memory, and those of them with no host copy."""
+    """At the start: data on the host, data in memory, and those of them without a host copy."""
 
     present: Array
     started: Array
@@ -71,15 +71,14 @@ class Start(NamedTuple):
 
 
 class Horizon(NamedTuple):
-    """How far ahead of every position data are fetched.
+    """Range of the prefetches of every position.
 
     Attributes
     ----------
     reach
-        For every position the last one whose reads may be fetched while it runs.
+        The last position whose inputs may be prefetched while this position runs.
     spare
-        For every position the last one such that what is needed up to it is not pushed out by
-        what is fetched early.
+        The last position whose inputs no prefetch of this position may evict.
     """
 
     reach: Array
@@ -87,16 +86,16 @@ class Horizon(NamedTuple):
 
 
 class EvictionRules(NamedTuple):
-    """Which data leave first.
+    """Eviction order.
 
     Attributes
     ----------
     policy
-        What is needed last leaves first (`BELADY`), or what was used longest ago.
-    dirty
-        How many times as soon a datum counts as needed that must be written first.
+        `BELADY` or `LEAST_RECENT`.
+    dirty_factor
+        How many times as soon a datum that must be written counts as needed.
     threshold
-        Positions that must lie between the use of a datum and its leaving, if others may leave.
+        Positions between the use of a datum and its eviction, at least, if others can be evicted.
     """
 
     policy: int
@@ -114,7 +113,7 @@ def follow(
     repeat: bool,
     count: int,
 ) -> Touches:
-    """The data that an order touches, how, and the position that touches each next."""
+    """The accesses of an order, and for each the position of the next access to the datum."""
     n = len(order)
     at = np.zeros(n + 1, np.int64)
     for position in range(n):
@@ -147,20 +146,20 @@ def follow(
     return Touches(at, data, kind, following)
 
 
-#: Rows of the state of all data: whether it is in memory, whether the host has it, when it is
-#: needed next and was last, the position that holds it, its pool and the room it takes there.
+#: Rows of the state of all data: whether it is in memory, whether the host has a valid copy, the
+#: rank for eviction, the position of the last use, the position that pins it, its pool and room.
 RESIDENT, STORED, KEY, LAST, HELD, POOL, ROOM = range(7)
-#: Rows of the heaps of those that may leave, two for each pool (of what the host has not, and
-#: of what it has): where each starts, and how many entries it has.
+#: Rows of the table of heaps: where each starts, and its number of entries.  There are two heaps of
+#: eviction candidates for each pool: of data that must be written, and of data that need not.
 BASE, FILLED = 0, 1
 
 
 @compiled
 def _enter(datum: int, state: Array, keys: Array, items: Array, heaps: Array) -> None:
-    """Put a datum among those that may leave."""
+    """Add a datum to the eviction candidates."""
     line = 2 * state[POOL, datum] + state[STORED, datum]
     if heaps[FILLED, line] + 2 > heaps[BASE, line + 1] - heaps[BASE, line]:
-        # too many entries that do not count any more
+        # too many stale entries: build the heap again
         count = 0
         for other in range(state.shape[1]):
             if (
@@ -188,10 +187,10 @@ def _choose(
     heaps: Array,
     aside: Array,
 ) -> int:
-    """The datum of a pool that should leave first, -1 if none may; it is off its heap then.
+    """Remove from its heap the datum of a pool to evict next; -1 if none may be evicted.
 
-    Not one that is held at this position, or touched within the threshold, nor one needed
-    at `beyond` or before.
+    Data may not be evicted if they are pinned at this position, used within the threshold, or
+    needed at `beyond` or before.
     """
     put_aside = 0
     for line in range(2 * pool, 2 * pool + 2):
@@ -220,7 +219,7 @@ def _choose(
             chosen = items[heaps[BASE, line]]
             heaps[FILLED, line] = heap_drop(keys, items, heaps[BASE, line], heaps[FILLED, line])
             break
-        # of the other kind one may be needed later all the same
+        # the best candidate of the other heap may be needed later than `beyond`
         line = 4 * pool + 1 - line
     for number in range(put_aside):
         item = aside[number]
@@ -247,7 +246,7 @@ def _tables(steps: Touches, pools: MemoryArrays, start: Start) -> tuple[Array, A
     for position in range(n - 1, -1, -1):
         for entry in range(at[position], at[position + 1]):
             state[KEY, data[entry]] = position
-    # a heap for each pool of what the host has not, and of what it has
+    # two heaps for each pool: data that must be written, and data that need not
     entries = np.full(lines, 64, np.int64)
     for entry in range(len(data)):
         entries[pool[data[entry]]] += 3
@@ -272,7 +271,7 @@ def _tables(steps: Touches, pools: MemoryArrays, start: Start) -> tuple[Array, A
 def _return(
     taken: Array, chosen: int, state: Array, keys: Array, items: Array, heaps: Array
 ) -> None:
-    """Leave in memory the first of those that were taken off their heaps."""
+    """Return to the heaps the first `chosen` of the data that were removed for eviction."""
     for number in range(chosen):
         state[RESIDENT, taken[number]] = True
         _enter(taken[number], state, keys, items, heaps)
@@ -280,7 +279,7 @@ def _return(
 
 @compiled
 def _growth(steps: Touches, pools: MemoryArrays) -> Array:
-    """Room of every pool that operations take by what they make, less what is dropped before."""
+    """Cumulative growth of every pool: room of data made, less that of data dropped before."""
     at, data, kind, following = steps
     room, pool, capacity = pools
     n = len(at) - 1
@@ -301,7 +300,7 @@ def _growth(steps: Touches, pools: MemoryArrays) -> Array:
 
 @compiled
 def _peaks(grows: Array, reach: Array) -> Array:
-    """The highest of ``2 ** level`` positions from each, by level, pool and position."""
+    """Maximum of `grows` over ``2 ** level`` positions from each, by level, pool and position."""
     lines, n = grows.shape[0], grows.shape[1] - 1
     widest = 0
     for position in range(n):
@@ -323,7 +322,7 @@ def _peaks(grows: Array, reach: Array) -> Array:
 
 @compiled
 def _raise(now: int, until: int, grows: Array, peaks: Array, high: Array) -> None:
-    """Count the room that the operations after `now` and before `until` take at most."""
+    """Raise `high` to the most that the operations after `now` and before `until` grow."""
     level = 0
     while 2 ** (level + 1) <= until - 1 - now:
         level += 1
@@ -341,24 +340,24 @@ def decide(
     rules: EvictionRules,
     space: int,
 ) -> tuple[Array, ...]:
-    """What leaves memory for what, in one pass over an order.
+    """Decide evictions and copies in, in one pass over an order.
 
     Parameters
     ----------
     steps
         As :func:`follow` returns them.
     pools, start, horizon, rules
-        The memory, what is in it at the start, and what the plan may do.
+        The memory, its content at the start, the prefetch range and the eviction order.
     space
-        Events of either kind that there is room for.  (Arrays that may be replaced by longer
-        ones make the loops twice as slow.)
+        Length of the arrays of events in, and of events out.  (Arrays that grow on demand make
+        the loops twice as slow.)
 
     Returns
     -------
     ``(failed, in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at, profile,
-    ended)``; `failed` has one number: the position whose data do not fit, `FULL` if there are more
-    events than `space`, else -1.  `profile` is the room taken at every position of every pool,
-    `ended` the data in memory at the end.
+    ended)``.  `failed` has one number: the position whose data do not fit, `FULL` if there are more
+    events than `space`, else -1.  `profile` is the room in use by pool and position, and `ended`
+    the data in memory at the end.
     """
     at, data, kind, following = steps
     room, pool, capacity = pools

@@ -1,9 +1,10 @@
-"""What leaves memory and comes back while operations run in a given order.
+"""Plans of the swaps between memory and host while operations run in a given order.
 
-The order says when everything is needed next, so that what is needed last leaves first (Belady
-1966; SwapAdvisor, section 4.3.2), as long as there is no room: by bytes, or by objects of size
-classes.  What must be written before it can leave counts as needed twice as soon.  Then data
-stay after all whose gap has room, and what comes in may come earlier than it must.
+The order gives the next use of every datum, so that the datum with the furthest next use is
+evicted if there is too little room (Belady 1966; SwapAdvisor, section 4.3.2).  Room is counted in
+bytes, or in objects of size classes.  A datum that must be written before it is evicted counts as
+needed `Policy.dirty_factor` times as soon.  Afterwards evictions are cancelled where there is room
+for the datum until its next use, and copies in are moved to earlier positions.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from dasktile.schedule.taskgraph import Bools, Ints, TaskGraph
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
-    """How room is accounted.
+    """How memory is accounted.
 
     Attributes
     ----------
     room
-        Shape ``(data,)``: what each datum takes of its pool.
+        Shape ``(data,)``: room that each datum takes in its pool: bytes or objects.
     pool
         Shape ``(data,)``: the number of its pool.
     capacity
-        Shape ``(pools,)``: what every pool has.
+        Shape ``(pools,)``: room of every pool.
     """
 
     room: Ints
@@ -44,7 +45,7 @@ class Memory:
         Raises
         ------
         ValueError
-            If an operation alone needs more.
+            If an operation alone needs more than `limit` bytes.
         """
         graph.check_limit(limit)
         pool = np.zeros(graph.data_count, np.int64)
@@ -52,14 +53,14 @@ class Memory:
 
     @staticmethod
     def classes(pool: Ints, objects: Iterable[int]) -> Memory:
-        """A pool for each size class, of which every datum takes one object.
+        """A pool of objects for each size class; every datum takes one object.
 
         Parameters
         ----------
         pool
             The class of every datum.
         objects
-            Of every class.
+            Number of objects of every class.
         """
         capacity = np.fromiter(objects, dtype=np.int64)
         return Memory(np.ones(len(pool), np.int64), np.asarray(pool, np.int64), capacity)
@@ -67,27 +68,29 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What a plan for an order may do.
+    """Numbers of the eviction and prefetch rules of a plan.
 
     Parameters
     ----------
     lead
-        Operations ahead of the running one whose reads may push out what is needed later.
+        Prefetch distance in operations: inputs of up to so many operations after the running
+        one may evict data that are needed later.
     spare
-        What is fetched ahead pushes out nothing that the next ``spare * lead`` operations
-        need: where operations go round and round the same data, it would come back at once.
+        A prefetch evicts no datum that the next ``spare * lead`` operations need.  In a loop
+        over the same data such a datum would have to be copied in again at once.
     back
-        Operations by which a copy may come in earlier than that where there is room.
+        Operations by which a copy in may start earlier still, into free room.
     fill
-        Whether what leaves although there is room stays after all.
-    dirty
-        How many times as soon a datum counts as needed that must be written to leave.
+        Whether evictions are cancelled where there is room for the datum until its next use.
+    dirty_factor
+        At least 1.  A datum that must be written before it is evicted counts as needed this many
+        times as soon.
     threshold
-        Operations that must lie between the use of a datum and its leaving, while others
-        may leave (SwapAdvisor's recently-used threshold).
+        Operations between the use of a datum and its eviction, at least, if another datum can
+        be evicted (SwapAdvisor's recently-used threshold).
     least_recent
-        Let leave what was used longest ago, when its room is needed: what a store does that
-        knows nothing of what comes.
+        Whether the least recently used datum is evicted, at the time its room is needed, as by
+        a store that has no information on the future.
 
     Raises
     ------
@@ -113,33 +116,33 @@ class Policy:
             raise ValueError(f"dirty_factor must be at least 1, not {self.dirty_factor!r}")
 
 
-#: What a store does that fetches what is asked for and drops what was used longest ago.
+#: Policy of a store that fetches on demand and evicts the least recently used datum.
 ON_DEMAND = Policy(lead=0, back=0, fill=False, dirty_factor=1.0, least_recent=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SwapPlan:
-    """What is copied in and out while operations run in an order.
+    """The copies in and out while operations run in an order.
 
     Attributes
     ----------
     order
-        Operations; positions below are in it.
+        Operations in the order in which they run; positions below are in it.
     in_datum, in_trigger, in_use, in_gap
-        For every copy in, in the order in which they are made: the datum; when it may start
+        For every copy in, in the order in which they start: the datum; when it may start
         (``2 p`` once the operation at ``p - 1`` is done, ``2 p + 1`` once that at ``p`` has
-        started); the position that waits for it; and the number of the event by which the
-        datum left, -1 if it was on the host from the start.
+        started); the position that needs it; and the number of the eviction of the datum
+        before, -1 if it was on the host from the start.
     out_datum, out_after, out_at, out_copy
-        For every datum that leaves: which; the position after which it may, -1 for at once;
-        that at which its room is taken; and whether it is copied, or dropped because the host
-        has it.
+        For every eviction: the datum; the position after which it may start, -1 for at once;
+        the position at which its room is reused; and whether the datum is copied, or dropped
+        because the host has it.
     started, ended
-        Shape ``(data,)``: in memory before the first operation and after the last one.
+        Shape ``(data,)``: whether in memory before the first operation, and after the last one.
     dirty_start
-        Shape ``(data,)``: those of `started` that the host has no copy of.
+        Shape ``(data,)``: those of `started` without a valid copy on the host.
     swap_in_bytes, swap_out_bytes
-        Of all copies.
+        Bytes of all copies.
     """
 
     order: Ints
@@ -160,7 +163,10 @@ class SwapPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedOrder:
-    """An order as the loops want it; see :func:`dasktile.schedule.swap_loops.follow`."""
+    """An order, and the data that each position touches.
+
+    The arrays are those of :class:`dasktile.schedule.swap_loops.Touches`.
+    """
 
     order: Ints
     at: Array
@@ -170,7 +176,7 @@ class TracedOrder:
 
 
 def trace_order(graph: TaskGraph, order: Ints, repeat: bool = False) -> TracedOrder:
-    """Follow an order through a graph."""
+    """The data that an order touches, position by position."""
     touched = graph.touched
     return TracedOrder(
         order,
@@ -187,20 +193,20 @@ def plan_swaps(
     policy: Policy | None = None,
     repeat: bool = False,
 ) -> SwapPlan:
-    """Plan for an order.
+    """Plan the swaps of an order.
 
     Parameters
     ----------
     graph, order
-        What runs, in an order that it may run in.
+        The operations, and a valid order of them.
     memory
-        The room there is.
+        The memory.
     policy
-        What the plan may do; None for the default.
+        Eviction and prefetch rules; None for the default.
     repeat
-        The order is run again and again: what is in memory at the end is what was at the
-        start, and the rest of what is kept is on the host.  What that is is found by planning
-        again until it is the same, as SwapAdvisor's double pass does.
+        The order runs in a loop: memory has the same content at the end as at the start, and
+        the other kept data are on the host.  Plans are repeated until the contents are equal
+        (SwapAdvisor's double pass).
 
     Raises
     ------
@@ -217,14 +223,13 @@ def plan_traced_order(
     policy: Policy | None = None,
     repeat: bool = False,
 ) -> SwapPlan:
-    """As :func:`plan_swaps`, for an order that is followed already."""
+    """As :func:`plan_swaps`, for an order that is traced already."""
     policy = Policy() if policy is None else policy
     nothing = np.zeros(graph.data_count, np.bool_)
     if not repeat:
         return _plan_once(graph, steps, memory, policy, nothing, repeat, nothing)
-    may = graph.kept & graph.present
-    # data that may be there at the start are those that are left at the end
-    started = may
+    # data in memory at the start must be in memory at the end
+    started = graph.kept & graph.present
     plan = _plan_once(graph, steps, memory, policy, nothing, repeat, started)
     while True:
         started = started & plan.ended
@@ -242,7 +247,7 @@ def _plan_once(
     repeat: bool,
     stays: Bools,
 ) -> SwapPlan:
-    """Plan with some data in memory at the start; `stays` may be there after a repetition."""
+    """Plan with the data `started` in memory at the start; `stays` may be in memory at the end."""
     n = len(graph)
     positions = np.arange(n, dtype=np.int64)
     dirty_start = np.zeros(graph.data_count, np.bool_)
@@ -266,7 +271,7 @@ def _plan_once(
         space *= 2
     if failed[0] >= 0:
         name = graph.op_name(int(steps.order[failed[0]]))
-        raise ValueError(f"what {name} touches does not fit into the memory")
+        raise ValueError(f"the data of {name} do not fit into the memory")
     in_datum, in_trigger, in_use, in_gap, out_datum, out_after, out_at = events
     if policy.fill:
         left, returns = out_datum.copy(), in_gap[(in_datum >= 0) & (in_gap >= 0)]
@@ -277,7 +282,7 @@ def _plan_once(
         back[returns] = False
         ended[left[back]] = True
     if repeat:
-        # what others do not find there at the start of the next time goes to the host
+        # data that are not in memory at the start are evicted at the end
         last = np.full(graph.data_count, -1, np.int64)
         last[steps.data] = np.repeat(positions, np.diff(steps.at))
         leaves = np.flatnonzero(ended & ~stays)
@@ -320,84 +325,84 @@ def _plan_once(
 
 
 def check_plan(graph: TaskGraph, plan: SwapPlan, memory: Memory, repeat: bool = False) -> None:
-    """Go through a plan position by position and see that it may be carried out.
+    """Check position by position that a plan is valid.
 
     Parameters
     ----------
     graph, plan, memory
-        What is planned.
+        The operations, their plan and its memory.
     repeat
-        See that the plan can be carried out again and again too.
+        Check that the plan can run in a loop.
 
     Raises
     ------
     ValueError
-        If memory is too small at a position, something is read that is not in memory or has
-        changed since it was copied, or something is lost that is wanted.
+        If the memory is too small at a position, an operation reads a datum that is not in
+        memory or an old copy of it, or a kept datum is lost.
     """
     order = graph.check_order(plan.order)
-    arrive: dict[int, list[int]] = {}
-    depart: dict[int, list[int]] = {}
+    copies_in: dict[int, list[int]] = {}
+    evictions: dict[int, list[int]] = {}
     for event, trigger in enumerate(plan.in_trigger.tolist()):
-        arrive.setdefault(trigger // 2, []).append(event)
+        copies_in.setdefault(trigger // 2, []).append(event)
     for event, copied in enumerate(plan.out_copy.tolist()):
         position = plan.out_at[event] if copied else plan.out_after[event] + 1
-        depart.setdefault(int(position), []).append(event)
-    inside = dict.fromkeys(np.flatnonzero(plan.started).tolist(), -1)
+        evictions.setdefault(int(position), []).append(event)
+    resident = dict.fromkeys(np.flatnonzero(plan.started).tolist(), -1)
     stored = set(np.flatnonzero(graph.present & ~plan.dirty_start).tolist())
     used = np.zeros(len(memory.capacity), np.int64)
     np.add.at(used, memory.pool[plan.started], memory.room[plan.started])
     last = np.full(graph.data_count, -1)
     last[graph.trace(order).touched.index] = graph.trace(order).touched.owners()
-    gone: set[int] = set()
+    evicted: set[int] = set()
 
-    def wrong(what: str, datum: int, position: int) -> ValueError:
-        return ValueError(f"{graph.data_name(datum)} {what} at position {position} of the plan")
+    def error(problem: str, datum: int, position: int) -> ValueError:
+        return ValueError(f"{graph.data_name(datum)} {problem} at position {position} of the plan")
 
-    def leave(position: int) -> None:
-        for event in depart.get(position, ()):
+    def evict(position: int) -> None:
+        for event in evictions.get(position, ()):
             datum = int(plan.out_datum[event])
-            if inside.get(datum, position) > plan.out_after[event]:
-                raise wrong("leaves before it is used", datum, position)
+            if resident.get(datum, position) > plan.out_after[event]:
+                raise error("is evicted before it is used", datum, position)
             if plan.out_copy[event]:
                 stored.add(datum)
             elif datum not in stored:
-                raise wrong("is dropped without a copy", datum, position)
-            del inside[datum]
-            gone.add(event)
+                raise error("is dropped without a copy", datum, position)
+            del resident[datum]
+            evicted.add(event)
             used[memory.pool[datum]] -= memory.room[datum]
 
     for position, op in enumerate(order.tolist()):
-        leave(position)
-        for event in arrive.get(position, ()):
+        evict(position)
+        for event in copies_in.get(position, ()):
             datum, before = int(plan.in_datum[event]), int(plan.in_gap[event])
-            if datum not in stored or datum in inside or (before >= 0 and before not in gone):
-                raise wrong("cannot come in", datum, position)
-            inside[datum] = position - 1
+            if datum not in stored or datum in resident or (before >= 0 and before not in evicted):
+                raise error("cannot be copied in", datum, position)
+            resident[datum] = position - 1
             used[memory.pool[datum]] += memory.room[datum]
         for datum in (*graph.reads[op].tolist(), *graph.updates[op].tolist()):
-            if datum not in inside:
-                raise wrong("is read and not in memory", datum, position)
+            if datum not in resident:
+                raise error("is read but not in memory", datum, position)
         for datum in graph.writes[op].tolist():
             used[memory.pool[datum]] += memory.room[datum]
         if (used > memory.capacity).any():
             raise ValueError(f"there is too little memory at position {position} of the plan")
         stored.difference_update(graph.updates[op].tolist(), graph.writes[op].tolist())
         for datum in graph.touched[op].tolist():
-            inside[datum] = position
+            resident[datum] = position
             if last[datum] == position and not graph.kept[datum]:
-                del inside[datum]
+                del resident[datum]
                 used[memory.pool[datum]] -= memory.room[datum]
-    leave(len(graph))
+    evict(len(graph))
     for datum in np.flatnonzero(graph.kept).tolist():
-        if datum not in inside and datum not in stored:
-            raise wrong("is lost", datum, len(graph))
-    wanted = np.flatnonzero(plan.ended).tolist()
-    if sorted(inside) != wanted:
-        raise ValueError("what is in memory after the last operation is not what the plan says")
+        if datum not in resident and datum not in stored:
+            raise error("is lost", datum, len(graph))
+    ended = np.flatnonzero(plan.ended).tolist()
+    if sorted(resident) != ended:
+        raise ValueError("the data in memory after the last operation are not those of the plan")
     if repeat:
-        if wanted != np.flatnonzero(plan.started).tolist():
-            raise ValueError("what is in memory at the end is not what was at the start")
+        if ended != np.flatnonzero(plan.started).tolist():
+            raise ValueError("the data in memory at the end are not those at the start")
         for datum in np.flatnonzero(graph.present & graph.kept & ~plan.dirty_start).tolist():
             if datum not in stored:
-                raise wrong("has changed on the host", datum, len(graph))
+                raise error("has changed on the host", datum, len(graph))

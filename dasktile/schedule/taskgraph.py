@@ -1,13 +1,12 @@
-"""Operations and what they read and write, as arrays: what a planner needs to know of a program.
+"""Graph of operations and the data that they read and write, as arrays.
 
-A datum is a buffer.  One operation makes it, or it is on the host from the start; others read
-it, and others again may update it in place.  Operations may be given in any order, but those
-that touch a datum that is updated keep the order in which they are given (a reader of the old
-values runs before the update, one of the new values after it).
+A datum is a buffer.  One operation makes it, or it is on the host at the start.  Other operations
+read it, or update it in place.  Operations may be given in any order, except that operations on
+an updated datum keep their given order: a reader of the old values runs before the update, a
+reader of the new values after it.
 
-Everything is a number: operations and data are counted from 0, lists of lists are one array
-of pointers and one of numbers (the entries of ``i`` are ``index[pointer[i]:pointer[i + 1]]``).
-Times are seconds, sizes are bytes.
+Operations and data are numbered from 0.  Lists of lists are a
+:class:`~dasktile.schedule.lists.RaggedArray`.  Times are in seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AccessTrace:
-    """What is touched in what order, when operations run in a given one.
+    """Accesses to data when operations run in a given order.
 
     Attributes
     ----------
     touched
-        For every position of the order, the data touched there: read, updated, written.
+        For every position of the order, the data that it reads, updates and writes.
     next
-        For every entry of ``touched.index``, the position at which that datum is touched
-        next; the number of operations where it is not touched again.
+        For every entry of ``touched.index``, the position of the next access to that datum; the
+        number of operations if there is none.
     first
-        For every datum, the position at which it is touched first, else the number of
-        operations.
+        For every datum, the position of its first access; the number of operations if there is
+        none.
     """
 
     touched: RaggedArray
@@ -62,27 +61,26 @@ class TaskGraph:
     Attributes
     ----------
     time
-        Shape ``(operations,)``: seconds that each takes.
+        Shape ``(operations,)``: duration of each in seconds.
     size
-        Shape ``(data,)``: bytes of each.
+        Shape ``(data,)``: bytes of each datum.
     reads, updates, writes
-        For every operation, the data that it only reads, changes in place, and makes.  No
-        datum is in two of them.
+        For every operation, the data that it only reads, updates in place, and makes.  No datum
+        is in two of these lists.
     present
-        Shape ``(data,)``: on the host when the first operation starts.  No operation makes it.
+        Shape ``(data,)``: whether on the host at the start.  No operation makes such a datum.
     kept
-        Shape ``(data,)``: still wanted after the last operation, in memory or on the host.
-        What is not is dropped after its last use.
+        Shape ``(data,)``: whether needed after the last operation, in memory or on the host.
+        Other data are dropped after their last use.
     before, after
-        For every operation, those that must run before it, and those that must run after it:
-        direct dependencies, ascending.
+        For every operation, its direct dependencies and its direct dependents, ascending.
     touched, kinds
-        For every operation, the data of `reads`, `updates` and `writes`, in that order; and
-        for every number there 0, 1 or 2 for which of them it is of.
+        For every operation, the data of `reads`, `updates` and `writes`, in that order; and for
+        every entry of ``touched.index`` 0, 1 or 2, respectively.
     maker
-        Shape ``(data,)``: the operation that makes each, -1 for data that are present.
+        Shape ``(data,)``: the operation that makes each datum, -1 for data that are present.
     op_names, data_names
-        For messages and pictures; None where nobody gave any.
+        Names for messages and plots; None if none were given.
     """
 
     time: Floats
@@ -115,15 +113,15 @@ class TaskGraph:
         )
 
     def op_name(self, op: int) -> str:
-        """What an operation is called in messages."""
+        """An operation in messages."""
         return f"operation {op}" if self.op_names is None else f"operation {self.op_names[op]!r}"
 
     def data_name(self, datum: int) -> str:
-        """What a datum is called in messages."""
+        """A datum in messages."""
         return f"datum {datum}" if self.data_names is None else f"datum {self.data_names[datum]!r}"
 
     def working_sets(self) -> Ints:
-        """Bytes that must be in memory while each operation runs: all that it touches."""
+        """Bytes that must be in memory while each operation runs: the data that it touches."""
         sums = np.concatenate([[0], np.cumsum(self.size[self.touched.index])]).astype(np.int64)
         return sums[self.touched.pointer[1:]] - sums[self.touched.pointer[:-1]]
 
@@ -132,12 +130,12 @@ class TaskGraph:
         return int(self.size[self.touched[op]].sum())
 
     def check_limit(self, limit: int) -> None:
-        """See that every operation fits into a memory on its own.
+        """Check that every operation alone fits into a memory.
 
         Raises
         ------
         ValueError
-            Naming the operation that needs most, if it needs more than `limit` bytes.
+            If an operation needs more than `limit` bytes; it names the one that needs most.
         """
         needs = self.working_sets()
         if len(needs) and int(needs.max()) > limit:
@@ -148,12 +146,12 @@ class TaskGraph:
             )
 
     def check_order(self, order: npt.ArrayLike) -> Ints:
-        """An order as an array, if the operations may run in it.
+        """An order as an array, if it is valid.
 
         Raises
         ------
         ValueError
-            Naming an operation that is missing, there twice, or before one that it needs.
+            If an operation is missing, repeated, or before a dependency; it names the operation.
         """
         array = np.asarray(order, dtype=np.int64)
         count = len(self)
@@ -182,7 +180,7 @@ class TaskGraph:
         return array
 
     def trace(self, order: Ints) -> AccessTrace:
-        """What is touched when operations run in an order, and when each datum is touched next."""
+        """The accesses when operations run in an order, and the next access to each datum."""
         touched = self.touched.take(order)
         position = touched.owners()
         by_datum = np.argsort(touched.index, kind="stable")
@@ -200,7 +198,7 @@ class TaskGraph:
 
 @dataclass(slots=True)
 class Builder:
-    """A graph written down one datum and one operation at a time, by name.
+    """A graph that is built of single data and operations, by name.
 
     Examples
     --------
@@ -221,30 +219,30 @@ class Builder:
     def datum(
         self, name: Hashable, size: int, *, present: bool = False, kept: bool = False
     ) -> None:
-        """Say what there is.
+        """Add a datum.
 
         Parameters
         ----------
         name
-            Unlike those of all others.
+            Unique name.
         size
             Bytes.
         present
-            It is on the host at the start, and no operation makes it.
+            Whether it is on the host at the start; no operation makes it then.
         kept
-            It is still wanted at the end.
+            Whether it is needed after the last operation.
 
         Raises
         ------
         ValueError
-            If there is such a datum.
+            If there is a datum of this name.
         """
         if name in self._data:
             raise ValueError(f"there is a datum {name!r} already")
         self._data[name] = (size, present, kept)
 
     def parameter(self, name: Hashable, size: int) -> None:
-        """A datum that is on the host at the start and wanted at the end, like weights."""
+        """Add a datum that is on the host at the start and needed at the end, such as weights."""
         self.datum(name, size, present=True, kept=True)
 
     def op(
@@ -255,41 +253,41 @@ class Builder:
         writes: Iterable[Hashable] = (),
         updates: Iterable[Hashable] = (),
     ) -> None:
-        """Say what is done.
+        """Add an operation.
 
         Parameters
         ----------
         name
-            For messages; need not be unlike others.
+            Name for messages; need not be unique.
         time
             Seconds.
         reads, writes, updates
-            Names of data, which may be told of later; see :class:`TaskGraph`.
+            Names of data, which may be added later; see :class:`TaskGraph`.
         """
         self._ops.append((name, time, tuple(reads), tuple(writes), tuple(updates)))
 
     def graph(self) -> TaskGraph:
-        """The graph of all that was said.
+        """The graph of all operations added so far.
 
         Raises
         ------
         ValueError
-            As :func:`taskgraph`, and if an operation touches a datum of no size.
+            As :func:`taskgraph`, and if an operation uses an unknown datum.
         """
         numbers = {name: number for number, name in enumerate(self._data)}
         for name, _, reads, writes, updates in self._ops:
-            for what in (*reads, *writes, *updates):
-                if what not in numbers:
-                    raise ValueError(f"operation {name!r} touches {what!r}, which has no size")
+            for datum in (*reads, *writes, *updates):
+                if datum not in numbers:
+                    raise ValueError(f"operation {name!r} touches {datum!r}, which has no size")
         data = self._data.values()
         return taskgraph(
             [op[1] for op in self._ops],
             [size for size, _, _ in data],
-            reads=[[numbers[what] for what in op[2]] for op in self._ops],
-            writes=[[numbers[what] for what in op[3]] for op in self._ops],
-            updates=[[numbers[what] for what in op[4]] for op in self._ops],
-            present=[number for number, one in enumerate(data) if one[1]],
-            kept=[number for number, one in enumerate(data) if one[2]],
+            reads=[[numbers[datum] for datum in op[2]] for op in self._ops],
+            writes=[[numbers[datum] for datum in op[3]] for op in self._ops],
+            updates=[[numbers[datum] for datum in op[4]] for op in self._ops],
+            present=[number for number, entry in enumerate(data) if entry[1]],
+            kept=[number for number, entry in enumerate(data) if entry[2]],
             op_names=[op[0] for op in self._ops],
             data_names=list(self._data),
         )
@@ -306,7 +304,7 @@ def taskgraph(
     op_names: Sequence[Hashable] | None = None,
     data_names: Sequence[Hashable] | None = None,
 ) -> TaskGraph:
-    """A graph from lists.
+    """A graph of lists.
 
     Parameters
     ----------
@@ -315,32 +313,32 @@ def taskgraph(
     size
         Bytes of every datum.
     reads, writes, updates
-        For every operation, the numbers of the data that it reads, makes, and changes in
-        place.  One that is read and updated counts as updated.
+        For every operation, the numbers of the data that it reads, makes, and updates in place.
+        A datum that is both read and updated counts as updated.
     present, kept
-        Numbers of data that are on the host at the start, and that are wanted at the end.
+        Numbers of the data that are on the host at the start, and that are needed at the end.
     op_names, data_names
-        For messages.
+        Names for messages.
 
     Raises
     ------
     ValueError
-        If lengths differ, a size or time is negative or not a number, an operation touches
-        what has no size or reads what nothing makes, a datum is made twice, or operations
-        need each other in a circle.  The message names the operation.
+        If lengths differ, a size or time is negative or not a number, an operation uses an
+        unknown datum or reads one that no operation makes, two operations make the same datum,
+        or there is a cyclic dependency.  The message names the operation.
     """
     ops, count = len(time), len(size)
     empty: list[list[int]] = [[] for _ in range(ops)]
     updates = empty if updates is None else updates
-    for what, given, wanted in (
+    for name, given, expected in (
         ("reads", reads, ops),
         ("writes", writes, ops),
         ("updates", updates, ops),
         ("op_names", op_names, ops),
         ("data_names", data_names, count),
     ):
-        if given is not None and len(given) != wanted:
-            raise ValueError(f"{what} has {len(given)} entries, but must have {wanted}")
+        if given is not None and len(given) != expected:
+            raise ValueError(f"{name} has {len(given)} entries, but must have {expected}")
 
     def op_name(op: int) -> str:
         return f"operation {op}" if op_names is None else f"operation {op_names[op]!r}"
@@ -352,7 +350,7 @@ def taskgraph(
         if not 0 <= seconds < np.inf:
             raise ValueError(f"{op_name(op)} takes {seconds!r} seconds; it must be at least 0")
     for datum, bytes_ in enumerate(size):
-        # NaN and None too
+        # also refuses NaN and None
         if bytes_ is None or not 0 <= bytes_ < 2**62:
             raise ValueError(f"{data_name(datum)} has {bytes_!r} bytes; it must be at least 0")
     there = np.zeros(count, dtype=np.bool_)
@@ -388,17 +386,16 @@ def taskgraph(
         if nowhere.any():
             at = int(nowhere.argmax())
             op, datum = int(lists.owners()[at]), int(lists.index[at])
-            raise ValueError(f"{op_name(op)} reads {data_name(datum)}, which nothing makes")
+            raise ValueError(f"{op_name(op)} reads {data_name(datum)}, which no operation makes")
     lost = wanted_last & ~there & (maker < 0)
     if lost.any():
-        raise ValueError(f"{data_name(int(lost.argmax()))} is kept, but nothing makes it")
+        raise ValueError(f"{data_name(int(lost.argmax()))} is kept, but no operation makes it")
 
     before, after = _dependencies(only_reads, changed, maker)
     order = topological(before, after)
     if len(order) < ops:
-        circle = _circle(before, order)
-        names = " needs ".join(op_name(op) for op in circle)
-        raise ValueError(f"operations need each other in a circle: {names}")
+        names = " needs ".join(op_name(op) for op in _cycle(before, order))
+        raise ValueError(f"cyclic dependency: {names}")
     return TaskGraph(
         np.asarray(time, dtype=np.float64),
         np.asarray(size, dtype=np.int64),
@@ -422,7 +419,7 @@ def taskgraph(
 def _dependencies(
     reads: RaggedArray, updates: RaggedArray, maker: Ints
 ) -> tuple[RaggedArray, RaggedArray]:
-    """Which operations run before which, and after which."""
+    """Direct dependencies and direct dependents of every operation."""
     ops = len(reads)
     earlier, later = [], []
     for lists in (reads, updates):
@@ -430,7 +427,7 @@ def _dependencies(
         earlier.append(makes[makes >= 0])
         later.append(lists.owners()[makes >= 0])
     changed = set(updates.index.tolist())
-    # An update runs after those that read what was there, and before those that read it after.
+    # an update runs after the readers of the old values, and before those of the new ones
     last: dict[int, int] = {}
     since: dict[int, list[int]] = {datum: [] for datum in sorted(changed)}
     pairs: list[tuple[int, int]] = []
@@ -453,12 +450,12 @@ def _dependencies(
     return before, RaggedArray.group(both[:, 1], both[:, 0], ops)
 
 
-def _circle(before: RaggedArray, order: Ints) -> list[int]:
-    """Operations of which each needs the next, and the last is the first."""
+def _cycle(before: RaggedArray, order: Ints) -> list[int]:
+    """Operations on a cycle: each needs the next, and the last is the first."""
     ran = set(order.tolist())
     op = next(op for op in range(len(before)) if op not in ran)
     path: dict[int, int] = {}
     while op not in path:
         path[op] = len(path)
-        op = next(one for one in before[op].tolist() if one not in ran)
+        op = next(needed for needed in before[op].tolist() if needed not in ran)
     return [*list(path)[path[op] :], op]

@@ -181,6 +181,10 @@ class EmulatedDevice(Device):
     def on_full(self, make_room: Callable[[int], bool] | None) -> None:
         self._make_room = make_room
 
+    def remove_on_full(self, make_room: Callable[[int], bool]) -> None:
+        if self._make_room == make_room:
+            self._make_room = None
+
     def asarray(self, value: Any) -> EmulatedArray:
         """Copy an array to the device.
 

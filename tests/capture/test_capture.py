@@ -425,7 +425,7 @@ class TestRegistry:
             "declare it with dasktile.register_kernel"
         )
         expected = (
-            "the result of user function smooth in map_overlap may depend on the chunks; if not, "
+            "the result of smooth in map_overlap may depend on the chunks; if not, "
             "declare its halo with dasktile.register_kernel(smooth, halo=...)"
         )
         for boundary in ("none", "reflect"):

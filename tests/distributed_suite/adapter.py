@@ -36,7 +36,8 @@ _made: list[TileStore] = []
 class SpillBuffer(TileStore):
     """A store of memory and disk, with the arguments of distributed's.
 
-    Like that, it returns once all is written: a worker does not wait for its threads.
+    Values are written and read as on a worker, in threads.  Only the properties that tests inspect
+    wait until the threads are done.
     """
 
     def __init__(
@@ -50,14 +51,29 @@ class SpillBuffer(TileStore):
         )
         _made.append(self)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
-        super().__setitem__(key, value)
+    @property
+    def slow(self) -> Any:
         settled(self)
+        return super().slow
 
-    def __getitem__(self, key: Any) -> Any:
-        value = super().__getitem__(key)
+    disk = slow
+
+    @property
+    def fast(self) -> Any:
         settled(self)
-        return value
+        return super().fast
+
+    memory = fast
+
+    @property
+    def spilled_total(self) -> Any:
+        settled(self)
+        return super().spilled_total
+
+    @property
+    def cumulative_metrics(self) -> Any:
+        settled(self)
+        return super().cumulative_metrics
 
 
 @pytest.fixture

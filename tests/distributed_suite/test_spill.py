@@ -203,6 +203,7 @@ def test_spillbuffer_fail_to_serialize(tmp_path):
     # raises and forgets it
     with captured_logger(LOGGER) as logs_bad_key:
         buf["a"] = a
+        settled(buf)
     assert "Failed to serialize 'a'" in logs_bad_key.getvalue()
     assert "MyError" in logs_bad_key.getvalue()
     assert_buf(buf, {"a": a}, {})
@@ -219,6 +220,7 @@ def test_spillbuffer_fail_to_serialize(tmp_path):
         # This will go to fast and try to kick b out,
         # but keep b in fast since it's not pickable
         buf["c"] = c
+        settled(buf)
 
     # worker.py won't intercept the exception here, so spill.py must dump the traceback
     logs_value = logs_bad_key_mem.getvalue()
@@ -253,6 +255,7 @@ def test_spillbuffer_oserror(tmp_path, monkeypatch):
         # Add key > than target
         with captured_logger(LOGGER) as logs_oserror_slow:
             buf["c"] = c
+            settled(buf)
 
         assert "Spill to disk failed" in logs_oserror_slow.getvalue()
         assert_buf(buf, {"b": b, "c": c}, {"a": a})

@@ -1,4 +1,4 @@
-"""Plans of orders and swaps: from collections to collections that run in them."""
+"""``dasktile.plan``: plans of collections, and collections that run in their order."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ EXPECTED = (VALUES + 1) @ (VALUES + 1).T
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_remembered() -> None:
+def empty_plan_cache() -> None:
     plans._plans.clear()
 
 
-def test_a_plan_says_what_it_comes_to() -> None:
+def test_bytes_and_seconds_of_a_plan() -> None:
     plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
     assert len(plan.order) == len(set(plan.order)) > 64
     assert plan.peak <= plan.memory_limit == 20 * TILE
@@ -61,7 +61,7 @@ def test_a_plan_says_what_it_comes_to() -> None:
     assert str(plan).startswith(f"{len(plan.order)} tasks in 562 KiB")
 
 
-def test_values_are_the_same_everywhere() -> None:
+def test_values_are_the_same_with_every_scheduler() -> None:
     y = dasktile.plan(product(), memory_limit=20 * TILE, workers=1).apply()
     np.testing.assert_allclose(y.compute(scheduler="sync"), EXPECTED)
     np.testing.assert_allclose(y.compute(scheduler="threads"), EXPECTED)
@@ -78,27 +78,27 @@ def test_several_collections_are_planned_together() -> None:
     np.testing.assert_allclose(dask.compute(total, mean)[1], VALUES.mean())
 
 
-def test_delayed_objects_have_orders_too() -> None:
+def test_delayed_objects_are_planned() -> None:
     parts = [delayed(np.ones)(1000) for _ in range(4)]
     whole = delayed(sum)(parts)
     found = dasktile.plan(whole, memory_limit="1 MB", workers=1)
     assert found.apply().compute().sum() == 4000
 
 
-def test_what_was_said_of_tasks_is_kept() -> None:
+def test_annotations_are_kept() -> None:
     with dask.annotate(resources={"GPU": 1}, priority=3):
         part = delayed(np.ones)(1000)
     whole = delayed(np.sum)(part)
     graph = dasktile.plan(whole, memory_limit="1 MB", workers=1).apply().__dask_graph__()
     layer = graph.layers[part.key]
-    said = {name: values(part.key) for name, values in layer.annotations.items()}
-    assert said["resources"] == {"GPU": 1}
-    assert 2 < said["priority"] <= 3
+    annotations = {name: values(part.key) for name, values in layer.annotations.items()}
+    assert annotations["resources"] == {"GPU": 1}
+    assert 2 < annotations["priority"] <= 3
     assert -1 < layer.annotations["priority"](whole.key) <= 0
     assert layer.annotations["resources"](whole.key) is None
 
 
-def test_a_plan_is_of_its_own_expressions() -> None:
+def test_a_plan_applies_to_its_own_expressions_only() -> None:
     plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
     np.testing.assert_allclose(plan.apply(product()).compute(), EXPECTED)
     with pytest.raises(ValueError, match="applies to the planned expressions only"):
@@ -109,7 +109,7 @@ def test_a_plan_is_of_its_own_expressions() -> None:
         dasktile.plan(product(), memory_limit=20 * TILE, workers=1, repeat=True)
 
 
-def test_objects_of_several_arrays() -> None:
+def test_xarray_datasets_are_planned() -> None:
     xarray = pytest.importorskip("xarray")
     dataset = xarray.Dataset({"u": (("a", "b"), source()), "v": (("a",), source().sum(axis=1))})
     found = dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply()
@@ -119,7 +119,7 @@ def test_objects_of_several_arrays() -> None:
         dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply(5)
 
 
-def test_keys_are_those_of_no_other_tasks() -> None:
+def test_keys_differ_from_those_of_unplanned_tasks() -> None:
     plain = product()
     y = dasktile.plan(plain, memory_limit=20 * TILE, workers=1).apply()
     usual = set(dask.optimize(plain)[0].__dask_graph__())
@@ -129,20 +129,20 @@ def test_keys_are_those_of_no_other_tasks() -> None:
     assert same.name == y.name and dict(same.__dask_graph__()).keys() >= new
 
 
-def test_ordered_arrays_can_be_sent() -> None:
+def test_ordered_arrays_can_be_pickled() -> None:
     y = dasktile.plan(product(), memory_limit=20 * TILE, workers=1).apply()
     sent = pickle.loads(pickle.dumps(y))
     assert type(sent) is type(y) and sent.__dask_optimize__ is None
     np.testing.assert_allclose(sent.compute(), EXPECTED)
 
 
-def test_tiles_and_orders_go_together() -> None:
+def test_an_optimized_array_can_be_planned() -> None:
     y = dasktile.optimize(product(), workers=1)
     planned = dasktile.plan(y, memory_limit="40 MB", workers=1).apply()
     np.testing.assert_allclose(planned.compute(), EXPECTED)
 
 
-def test_the_same_expression_has_the_same_plan_whatever_its_names() -> None:
+def test_plans_of_equal_expressions_with_other_names_are_equal() -> None:
     one, other = source(), source(VALUES * 2)
     first = dasktile.plan(one @ one.T, memory_limit=20 * TILE, workers=1)
     assert len(plans._plans) == 1
@@ -184,7 +184,7 @@ def test_a_plan_can_be_drawn(tmp_path: Path, suffix: str) -> None:
         plan.visualize("plan.gif")
 
 
-def test_memory_over_time_is_what_the_simulation_says() -> None:
+def test_memory_over_time_agrees_with_the_simulated_peak() -> None:
     plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
     taken = [size for _, size in plan._draw().memory]
     assert min(taken) >= 0
@@ -204,7 +204,7 @@ def training() -> Builder:
     return build
 
 
-def test_a_graph_made_by_hand() -> None:
+def test_a_task_graph_is_planned() -> None:
     graph = training().graph()
     plan = dasktile.plan(graph, memory_limit=300, device="cuda", repeat=True)
     assert set(plan.order) == {f"{what}{n}" for what in ("forward", "update") for n in range(4)}
@@ -249,19 +249,21 @@ def test_searches_are_reproducible_and_no_worse(monkeypatch: pytest.MonkeyPatch)
         ({"memory_limit": TILE}, ValueError, "memory_limit is 28800 bytes, but operation"),
     ],
 )
-def test_wrong_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_refused(
+    arguments: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         dasktile.plan(product(), **{"workers": 1, **arguments})
 
 
-def test_what_has_no_tasks() -> None:
+def test_arguments_that_are_no_collections_are_refused() -> None:
     with pytest.raises(TypeError, match=r"takes dask collections.*got int"):
         dasktile.plan(1, memory_limit=10**6)
     with pytest.raises(TypeError, match="got nothing"):
         dasktile.plan(memory_limit=10**6)
 
 
-def test_tasks_take_as_long_as_they_did() -> None:
+def test_measured_durations_are_used() -> None:
     found = tasks_of(source().sum())
     took = {name: 3.0 for name in found.names if "sum" in name}
     plain, slow = Machine(1), Machine(1, durations=lambda: took)
@@ -275,8 +277,8 @@ def test_tasks_take_as_long_as_they_did() -> None:
     ("name", "times"),
     [("matmul", 1.3), ("k_means_graph", 1.3), ("stencil", 1.3), ("gram_graph", 1), ("mlp", 1)],
 )
-def test_plans_take_less_than_the_usual_order_on_demand(name: str, times: float) -> None:
-    """By the simulation, where memory is too small by 2.25."""
+def test_plans_are_faster_than_the_default_order_on_demand(name: str, times: float) -> None:
+    """By the simulation, with memory smaller than needed by a factor of 2.25."""
     workload = planned.several()[name]
     limit = workload.budget("lazy", "heavy")
     found: list[dasktile.SchedulePlan] = []
@@ -293,7 +295,7 @@ def test_plans_take_less_than_the_usual_order_on_demand(name: str, times: float)
     assert plan.peak <= limit
 
 
-# What tasks make ------------------------------------------------------------------------
+# Sizes of results ------------------------------------------------------------------------
 
 
 def tasks_of(array: da.Array) -> Tasks:
@@ -303,7 +305,7 @@ def tasks_of(array: da.Array) -> Tasks:
 
 
 def planned_sizes(*arrays: da.Array) -> dict[str, tuple[int, int]]:
-    """Bytes expected and made, by name of task."""
+    """Estimated and real bytes of results, by name of task."""
     wanted = [key for array in arrays for key in dask.core.flatten([array.__dask_keys__()])]
     low: dict[Any, Any] = {}
     for one in dask.optimize(*arrays):
@@ -319,7 +321,7 @@ def planned_sizes(*arrays: da.Array) -> dict[str, tuple[int, int]]:
 
     with Sizes():
         dask.get(low, wanted)
-    # what is data already is no task of this scheduler
+    # data in the graph are no tasks of this scheduler
     assert set(made) <= set(found.keys)
     totals: dict[str, tuple[int, int]] = {}
     for key, size, name in zip(found.keys, found.sizes, found.names, strict=True):
@@ -340,7 +342,7 @@ def planned_sizes(*arrays: da.Array) -> dict[str, tuple[int, int]]:
         lambda x: dasktile.optimize((x - x.mean(axis=0)).T @ x, workers=4),
     ],
 )
-def test_sizes_are_known(expression: Any) -> None:
+def test_estimated_sizes_are_near_the_real_ones(expression: Any) -> None:
     totals = planned_sizes(expression(source() + 1))
     expected, made = map(sum, zip(*totals.values(), strict=True))
     assert expected == pytest.approx(made, rel=0.05)
@@ -379,7 +381,7 @@ def symmetric() -> da.Array:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_worker_keeps_to_the_order(enabled: bool) -> None:
+def test_a_worker_follows_the_order(enabled: bool) -> None:
     @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs={"memory_limit": 0})
     async def main(c: Any, s: Any, a: Any) -> None:
         if enabled:
@@ -403,7 +405,7 @@ def test_a_worker_keeps_to_the_order(enabled: bool) -> None:
     main()
 
 
-def test_plans_stand_in_line_with_graphs_of_others() -> None:
+def test_priorities_of_a_plan_are_ascending_at_the_same_user_priority() -> None:
     @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)], worker_kwargs={"memory_limit": 0})
     async def main(c: Any, s: Any, a: Any) -> None:
         await dasktile.enable(c)
@@ -419,7 +421,7 @@ def test_plans_stand_in_line_with_graphs_of_others() -> None:
     main()
 
 
-def test_a_cluster_says_how_long_tasks_took() -> None:
+def test_durations_are_those_measured_by_the_cluster() -> None:
     with (
         LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
         Client(cluster) as client,
@@ -434,7 +436,7 @@ def test_a_cluster_says_how_long_tasks_took() -> None:
         assert plan.ideal >= 5 * 0.01
 
 
-def test_a_worker_is_lost_on_the_way() -> None:
+def test_a_worker_is_lost_during_a_plan() -> None:
     @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 2, worker_kwargs={"memory_limit": 0})
     async def main(c: Any, s: Any, a: Any, b: Any) -> None:
         await dasktile.enable(c)

@@ -1,9 +1,8 @@
-"""A graph run under a clock of its own by the rules that a worker's store follows.
+"""Simulation of a worker's store that runs a graph in a given order.
 
-The order is known, but not the plan: what leaves and what is fetched is decided as it comes by
-:class:`~dasktile.schedule.residency.Residency`, which is told of every event as on a worker.
-This is slower than :mod:`dasktile.schedule.simulate`, and the measure for it: a plan that is
-not better than what a store decides by itself is not worth carrying out.
+The swaps are not planned: :class:`~dasktile.schedule.residency.Residency` decides evictions and
+prefetches event by event, as on a worker.  The result is the reference for
+:mod:`dasktile.schedule.simulate`: a plan must not be slower than the store without a plan.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from dasktile.schedule.taskgraph import Ints, TaskGraph
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What a store did.
+    """Times and bytes of a simulated store.
 
     Attributes
     ----------
     makespan
         Seconds from the start to the end of the last operation.
     swap_in_bytes, swap_out_bytes
-        Of all copies that had ended then or were being made.
+        Bytes of all copies that had started until then.
     peak
-        Bytes of memory in use at most, with what operations made; a store takes more than
-        its limit for a moment rather than wait for itself.
+        Most bytes of memory in use, with results of operations; a store exceeds its limit for a
+        short time rather than deadlock.
     """
 
     makespan: float
@@ -50,20 +49,20 @@ def rehearse(
     ahead: int = 4,
     prefetch: int = 2,
 ) -> Rehearsal:
-    """Run a graph in an order as a worker's store would.
+    """Run a graph in an order with the rules of a worker's store.
 
     Parameters
     ----------
     graph, order
-        What runs, one operation at a time.
+        The operations, which run one at a time.
     limit
         Bytes of memory.
     link
-        What can be copied in a second; None for the default.
+        Bandwidths; None for the default.
     ahead
-        Operations whose reads may be fetched before they are asked for.
+        Prefetch distance in operations.
     prefetch
-        Data that are fetched so at once.
+        Number of simultaneous prefetches, at most.
 
     Raises
     ------
@@ -76,7 +75,7 @@ def rehearse(
 
 
 class _Worker:
-    """The memory, the two lanes and the clock."""
+    """The memory, the two copy lanes and the clock."""
 
     def __init__(
         self, graph: TaskGraph, order: Ints, limit: int, link: HostLink, ahead: int, prefetch: int
@@ -84,7 +83,7 @@ class _Worker:
         self.graph, self.order, self.ahead = graph, order, ahead
         self.rates = link.rates
         self.residency = Residency(ResidencySettings((limit, None), prefetch=prefetch))
-        #: Copies in and out that wait, the first of them being made.
+        #: Copies in and out in order; the first of each lane is in progress.
         self.lanes: tuple[deque[Copy], deque[Copy]] = (deque(), deque())
         self.left = [0.0, 0.0]
         self.bytes = [0, 0]
@@ -95,30 +94,30 @@ class _Worker:
         self._start(trace.first, limit)
 
     def _start(self, first: Ints, limit: int) -> None:
-        """Put on the host what is there at the start."""
+        """Add the data that are on the host at the start."""
         residency = self.residency
         residency.resize(0, 0)
         for datum in np.flatnonzero(self.graph.present).tolist():
             position = int(first[datum])
             todo = residency.add(datum, int(self.graph.size[datum]), self._use(position))
             while todo:
-                copies = [one for one in todo if isinstance(one, Copy)]
-                todo = [more for one in copies for more in residency.copied(one)]
+                copies = [instruction for instruction in todo if isinstance(instruction, Copy)]
+                todo = [following for copy in copies for following in residency.copied(copy)]
         residency.resize(0, limit)
 
     def _use(self, position: int) -> float:
-        """When a datum is needed that is touched at a position."""
+        """Next use of a datum whose next access is at a position."""
         return math.inf if position >= len(self.order) else float(position)
 
     def do(self, instructions: Sequence[Instruction]) -> None:
-        for one in instructions:
-            if isinstance(one, Copy):
-                lane = int(one.target > one.source)
-                self.lanes[lane].append(one)
+        for instruction in instructions:
+            if isinstance(instruction, Copy):
+                lane = int(instruction.target > instruction.source)
+                self.lanes[lane].append(instruction)
                 if len(self.lanes[lane]) == 1:
-                    self.left[lane] = float(one.size)
-                self.bytes[lane] += one.size
-            elif isinstance(one, Ready):
+                    self.left[lane] = float(instruction.size)
+                self.bytes[lane] += instruction.size
+            elif isinstance(instruction, Ready):
                 self.ready = True
 
     def run(self) -> Rehearsal:
@@ -128,7 +127,7 @@ class _Worker:
             reads = [*graph.reads[op].tolist(), *graph.updates[op].tolist()]
             made = int(graph.size[graph.writes[op]].sum())
             self.ready = False
-            self._look(position)
+            self._set_upcoming(position)
             self.do(residency.request(position, reads, position, made))
             time = self._wait(time, None)
             self.peak = max(self.peak, residency.used[0] + made)
@@ -136,13 +135,13 @@ class _Worker:
             self._done(position, op)
         return Rehearsal(time, self.bytes[0], self.bytes[1], self.peak)
 
-    def _look(self, position: int) -> None:
+    def _set_upcoming(self, position: int) -> None:
         soon = self.order[position + 1 : position + 1 + self.ahead].tolist()
         keys = [datum for op in soon for datum in self.graph.touched[op].tolist()]
         self.do(self.residency.set_upcoming(list(dict.fromkeys(keys))))
 
     def _done(self, position: int, op: int) -> None:
-        """Say what an operation has made, changed and is done with."""
+        """Report the results, updates and released inputs of an operation."""
         graph, residency = self.graph, self.residency
         entries = range(*self.touched.pointer[position : position + 2].tolist())
         uses = {
@@ -153,7 +152,7 @@ class _Worker:
         self.do(residency.expect({datum: uses[datum] for datum in graph.reads[op].tolist()}))
         self.do(residency.release(position))
         for datum in graph.updates[op].tolist():
-            # what the host has of it is of the old values
+            # the copy on the host is stale
             self.do(residency.remove(datum))
             self.do(residency.add(datum, int(graph.size[datum]), uses[datum]))
         for datum, use in uses.items():
@@ -162,7 +161,7 @@ class _Worker:
         self.peak = max(self.peak, residency.used[0])
 
     def _wait(self, time: float, until: float | None) -> float:
-        """Copy until a time, or until an operation may run."""
+        """Run copies until a time, or until an operation is ready."""
         while until is not None or not self.ready:
             running = [bool(lane) for lane in self.lanes]
             fast = [self.rates[lane + 2 * running[1 - lane]] for lane in (0, 1)]

@@ -1,4 +1,4 @@
-"""What leaves is near the best choice there is, and prefetching costs little of that."""
+"""Evictions are near the lower bound, also with prefetches."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def anomalies(tiles: int = 40) -> tuple[list[Step], Sizes]:
     return steps, made(steps, lambda key: 10 if key[0] == "x" else 1)
 
 
-def anything() -> tuple[list[Step], Sizes]:
+def random_reads() -> tuple[list[Step], Sizes]:
     rng = random.Random(0)
     steps = [Step((), (("x", tile),)) for tile in range(50)]
     for number in range(300):
@@ -60,13 +60,13 @@ def anything() -> tuple[list[Step], Sizes]:
     }
 
 
-TRACES = {"k-means": k_means, "matmul": matmul, "anomalies": anomalies, "anything": anything}
+TRACES = {"k-means": k_means, "matmul": matmul, "anomalies": anomalies, "random": random_reads}
 
 
 def run(
     steps: Sequence[Step], sizes: Sizes, capacity: int, ahead: int, known: bool = True
 ) -> Worker:
-    """Run tasks one after the other; those up to `ahead` later may be fetched for."""
+    """Run tasks one after the other, with prefetches for the next `ahead` tasks."""
     worker = Worker(capacity, None)
     uses: dict[Hashable, list[int]] = {}
     for time, step in enumerate(steps):
@@ -95,23 +95,23 @@ def run(
 
 @pytest.mark.parametrize("part", (0.4, 0.6, 0.9))
 @pytest.mark.parametrize("name", TRACES)
-def test_reads_are_near_the_least(name: str, part: float) -> None:
+def test_reads_are_near_the_lower_bound(name: str, part: float) -> None:
     steps, sizes = TRACES[name]()
     inputs = sum(size for key, size in sizes.items() if key[0] in "abx")
     capacity = int(part * inputs)
     bound = transfer_bound(steps, sizes, capacity, write_cost=0).read
     tile = max(sizes.values())
     on_demand = run(steps, sizes, capacity, 0)
-    # of few reads one tile more is a large part
+    # for a small bound, a few tiles are a large part
     assert bound - 1 <= on_demand.read <= max(1.10 * bound, bound + 5 * tile)
     assert run(steps, sizes, capacity, 1).read <= max(1.15 * bound, bound + 5 * tile)
     both = transfer_bound(steps, sizes, capacity)
     assert both.read + both.written <= on_demand.read + on_demand.written + 1
-    longest_ago = run(steps, sizes, capacity, 0, known=False)
-    assert on_demand.read < longest_ago.read
+    least_recent = run(steps, sizes, capacity, 0, known=False)
+    assert on_demand.read < least_recent.read
 
 
-def test_least_of_what_can_be_said_by_hand() -> None:
+def test_bounds_of_examples_solved_by_hand() -> None:
     a, b, c = "abc"
     steps = [Step((), (a,)), Step((), (b,)), Step((), (c,)), Step((a,)), Step((b,)), Step((c,))]
     sizes: Sizes = dict.fromkeys((a, b, c), 10)
@@ -119,8 +119,8 @@ def test_least_of_what_can_be_said_by_hand() -> None:
         0,
         0,
     )
-    found = transfer_bound(steps, sizes, 20)
-    assert (found.read, found.written) == (10, 10)
+    two_tiles = transfer_bound(steps, sizes, 20)
+    assert (two_tiles.read, two_tiles.written) == (10, 10)
     assert transfer_bound(steps, sizes, 20, below=[a, b, c]).written == 0
     assert transfer_bound(steps, sizes, 10).read == 30
     assert transfer_bound([Step((a,)), Step((a,))], sizes, 5).read == 10

@@ -1,4 +1,4 @@
-"""Results and the memory monitor agree on one budget."""
+"""The store and the memory monitor use the same budget."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dasktile.schedule.budget import Budget
 LIMIT = 20
 
 
-def test_what_else_the_process_takes_is_what_it_has_all_the_time() -> None:
+def test_other_memory_is_the_minimum_of_the_window() -> None:
     budget = Budget(window=3)
     assert budget.available(100) == 100
     for process, results in ((50, 20), (90, 20), (45, 20)):
         budget.sample(process, results)
     assert budget.available(100) == 75
-    # a moment of little is forgotten too
+    # a low sample leaves the window, too
     for _ in range(3):
         budget.sample(60, 20)
     assert budget.available(100) == 60
     assert budget.available(30) == 0
-    # freed memory of results may not be counted as theirs any more
+    # results can exceed the memory of the process
     budget.sample(10, 20)
     assert budget.available(100) == 100
 
@@ -38,7 +38,7 @@ CONFIG = {
 
 
 @pytest.mark.parametrize("spill", (0.7, False))
-def test_room_for_results_is_what_the_process_leaves(spill: Any) -> None:
+def test_the_capacity_is_the_budget_that_other_memory_leaves(spill: Any) -> None:
     @gen_cluster(
         client=True,
         nthreads=[("127.0.0.1", 1)],
@@ -52,21 +52,21 @@ def test_room_for_results_is_what_the_process_leaves(spill: Any) -> None:
         await dasktile.enable(c)
         store = a.data
         spilling = a.plugins["dasktile"].plugin.spilling
-        # half way between target and spill
+        # the mean of target and spill
         assert store.capacity(0) == (350 if spill else 600)
         spilling._watch()
         process[0] = 500
         spilling._watch()
-        # tasks take more for a while
+        # a short peak of memory of tasks does not count
         assert store.capacity(0) == (350 if spill else 600)
         for _ in range(30):
             spilling._watch()
         assert store.capacity(0) == (150 if spill else 600)
-        # the monitor finds too much: it is not made to wait
+        # the memory monitor starts to evict: the store must not wait
         process[0] = 900
         assert store.evict() == -1
         assert store.capacity(0) == 0
-        # and the limit can be changed while the worker runs
+        # the limit can be changed while the worker runs
         a.memory_manager.memory_limit = 2000
         process[0] = 500
         spilling._watch()

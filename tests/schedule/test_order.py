@@ -1,4 +1,4 @@
-"""Every rule gives an order that can be run, and does what it is for."""
+"""Every order rule gives valid orders, and has its purpose."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.graphs import graphs, matmul, recurrent
 @pytest.mark.parametrize("name", orders.rule_names())
 @given(graph=graphs())
 @settings(max_examples=25, deadline=None)
-def test_orders_can_be_run(name: str, graph: TaskGraph) -> None:
+def test_orders_are_valid_and_deterministic(name: str, graph: TaskGraph) -> None:
     limit = int(graph.working_sets().max(initial=0))
     order = orders.get_rule(name)(graph, limit)
     graph.check_order(order)
@@ -23,11 +23,11 @@ def test_orders_can_be_run(name: str, graph: TaskGraph) -> None:
 
 
 @pytest.mark.parametrize("name", orders.rule_names())
-def test_of_nothing_too(name: str) -> None:
+def test_the_order_of_an_empty_graph(name: str) -> None:
     assert len(orders.get_rule(name)(taskgraph([], [], [], []), 0)) == 0
 
 
-def test_rules_have_names() -> None:
+def test_unknown_and_duplicate_rule_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown rule 'best'; allowed are 'program'"):
         orders.get_rule("best")
     with pytest.raises(ValueError, match="'darts' is registered already"):
@@ -41,7 +41,7 @@ def swapped(graph: TaskGraph, name: str, limit: int) -> int:
 
 
 def peak(graph: TaskGraph, name: str) -> int:
-    """Bytes in use at most where nothing leaves before its last use."""
+    """Most bytes in use with unlimited memory."""
     order = orders.get_rule(name)(graph, 2**40)
     trace = graph.trace(order)
     change = np.zeros(len(graph) + 1, np.int64)
@@ -54,15 +54,15 @@ def peak(graph: TaskGraph, name: str) -> int:
 
 
 @pytest.mark.parametrize("name", ("darts", "parameters"))
-def test_weights_that_are_shared_come_in_few_times(name: str) -> None:
+def test_shared_weights_are_copied_in_few_times(name: str) -> None:
     graph = recurrent(layers=6, steps=8)
-    # of six layers two and what belongs to them
+    # room for two of six layers with their data
     assert swapped(graph, name, 500) * 4 < swapped(graph, "program", 500)
 
 
-def test_a_product_is_made_from_what_is_there() -> None:
+def test_darts_swaps_less_than_the_program_order_of_a_product() -> None:
     graph = matmul(6)
-    # a third of the inputs: by rows every block of b comes in for each of them
+    # memory for a third of the inputs: row by row, every block of b is copied in for each row
     assert swapped(graph, "darts", 240) < swapped(graph, "program", 240)
 
 
@@ -81,7 +81,7 @@ def test_depth_first_finishes_one_result_before_the_next() -> None:
     assert peak(graph, "depth-first") == 11
 
 
-def test_min_memory_runs_first_what_frees() -> None:
+def test_min_memory_runs_first_the_operation_that_frees_most() -> None:
     build = Builder()
     build.datum("x", 100, present=True)
     build.datum("y", 50, present=True)
@@ -91,7 +91,7 @@ def test_min_memory_runs_first_what_frees() -> None:
     assert orders.get_rule("min-memory")(build.graph(), 200).tolist() == [1, 0]
 
 
-def test_locality_stays_with_what_was_touched_last() -> None:
+def test_locality_continues_with_the_most_recent_data() -> None:
     graph = matmul(4)
     order = orders.get_rule("locality")(graph, 100)
     shared = [

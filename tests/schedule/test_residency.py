@@ -1,4 +1,4 @@
-"""Tiles leave and come in the right order, and none is lost on the way."""
+"""Residency: eviction order, prefetches, requests and failed copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INF = float("inf")
 
 
 class Worker:
-    """Does what a residency says, and checks that it may be done."""
+    """A simulated store: executes instructions and checks that each is valid."""
 
     def __init__(self, *capacity: int | None, **options: Any) -> None:
         self.residency = Residency(ResidencySettings(capacity, **options))
@@ -23,19 +23,19 @@ class Worker:
         self.sizes: dict[tuple[Hashable, int], int] = {}
         self.flights: list[Copy] = []
         self.ready: set[Hashable] = set()
-        self.asked: dict[Hashable, list[tuple[Hashable, int]]] = {}
-        self.unread: set[Hashable] = set()
+        self.requested: dict[Hashable, list[tuple[Hashable, int]]] = {}
+        self.failed_fetches: set[Hashable] = set()
         self.read = self.written = 0
 
     def do(self, instructions: Sequence[Instruction]) -> None:
-        for one in instructions:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Copy(key, generation, source, target, size):
                     assert source in self.on[key, generation]
                     assert target not in self.on[key, generation]
                     assert abs(source - target) == 1
                     assert size == self.sizes[key, generation]
-                    self.flights.append(one)
+                    self.flights.append(instruction)
                 case Drop(key, generation, tier):
                     on = self.on[key, generation]
                     on.remove(tier)
@@ -44,8 +44,8 @@ class Worker:
                     pinned = {
                         tile
                         for name in self.ready
-                        if name in self.asked
-                        for tile in self.asked[name]
+                        if name in self.requested
+                        for tile in self.requested[name]
                     }
                     if self.is_there(key, generation):
                         assert on
@@ -53,11 +53,11 @@ class Worker:
                 case Ready(name):
                     assert name not in self.ready
                     self.ready.add(name)
-                    for key, generation in self.asked[name]:
+                    for key, generation in self.requested[name]:
                         assert (
                             0 in self.on[key, generation]
                             or not self.is_there(key, generation)
-                            or key in self.unread
+                            or key in self.failed_fetches
                             or self.residency._tiles[key].unreadable
                         )
 
@@ -68,7 +68,7 @@ class Worker:
         return key in self.residency and self.generation(key) == generation
 
     def add(self, key: Hashable, size: int = 1, next_use: float | None = None, **more: Any) -> None:
-        # what is said of a tile may come before anything is known of it here
+        # instructions for the new tile are checked before `add` returns
         self.on[key, self.residency._count + 1] = {more.get("tier", 0)}
         self.sizes[key, self.residency._count + 1] = size
         self.do(self.residency.add(key, size, next_use, **more))
@@ -76,18 +76,18 @@ class Worker:
     def request(
         self, name: Hashable, *keys: Hashable, now: float | None = None, room: int = 0
     ) -> None:
-        self.asked[name] = [(key, self.generation(key)) for key in keys]
+        self.requested[name] = [(key, self.generation(key)) for key in keys]
         self.do(self.residency.request(name, keys, now, room))
 
     def release(self, name: Hashable) -> None:
         self.ready.discard(name)
-        del self.asked[name]
+        del self.requested[name]
         self.do(self.residency.release(name))
 
     def finish(self, which: int = 0, failed: bool = False, full: bool = False) -> None:
         copy = self.flights.pop(which)
         if failed:
-            self.unread |= {copy.key} if copy.target < copy.source and not full else set()
+            self.failed_fetches |= {copy.key} if copy.target < copy.source and not full else set()
             self.do(self.residency.failed(copy, full))
             return
         self.on[copy.key, copy.generation].add(copy.target)
@@ -108,7 +108,7 @@ class Worker:
         return "".join(sorted(str(key) for key in self.residency if self.top(key) == 0))
 
 
-def test_what_is_needed_last_leaves_first() -> None:
+def test_the_furthest_next_use_is_evicted_first() -> None:
     worker = Worker(3, None, prefetch=0)
     for key, next_use in zip("abcd", (3, 9, 5, 4), strict=True):
         worker.add(key, next_use=next_use)
@@ -120,7 +120,7 @@ def test_what_is_needed_last_leaves_first() -> None:
     assert worker.fast() == "ace"
 
 
-def test_what_nobody_asks_for_leaves_before_and_the_last_used_first() -> None:
+def test_unused_tiles_are_evicted_before_others_most_recently_used_first() -> None:
     worker = Worker(3, None, prefetch=0)
     for key, next_use in zip("abcd", (INF, 9, INF, 4), strict=True):
         worker.add(key, next_use=next_use)
@@ -131,7 +131,7 @@ def test_what_nobody_asks_for_leaves_before_and_the_last_used_first() -> None:
     assert worker.fast() == "bde"
 
 
-def test_where_nothing_is_known_what_was_used_longest_ago_leaves() -> None:
+def test_of_unknown_next_uses_the_least_recently_used_is_evicted() -> None:
     worker = Worker(3, None)
     for key in "abc":
         worker.add(key)
@@ -146,7 +146,7 @@ def test_where_nothing_is_known_what_was_used_longest_ago_leaves() -> None:
     assert worker.fast() == "cde"
 
 
-def test_clean_tiles_are_not_written_again() -> None:
+def test_a_tile_with_a_copy_below_is_not_written_again() -> None:
     worker = Worker(2, None, prefetch=0)
     for key in "abc":
         worker.add(key)
@@ -158,7 +158,7 @@ def test_clean_tiles_are_not_written_again() -> None:
     worker.release("task")
     worker.request("next", "b")
     worker.settle()
-    # c was used longer ago, but a lies below
+    # c was used longer ago, but a has a copy below
     assert worker.written == 3
     assert worker.residency.tiers("a") == (0, 1)
     worker.release("next")
@@ -167,7 +167,7 @@ def test_clean_tiles_are_not_written_again() -> None:
     assert (worker.fast(), worker.written, worker.read) == ("bc", 3, 3)
 
 
-def test_copies_need_not_be_kept() -> None:
+def test_copies_are_dropped_without_keep_clean() -> None:
     worker = Worker(1, None, keep_clean=False)
     worker.add("a")
     worker.add("b")
@@ -178,7 +178,7 @@ def test_copies_need_not_be_kept() -> None:
     assert worker.written == 2
 
 
-def test_dirty_tiles_have_to_be_needed_later() -> None:
+def test_a_tile_that_must_be_written_counts_as_needed_sooner() -> None:
     for next_use, left in ((15.0, "b"), (25.0, "a")):
         worker = Worker(2, None, prefetch=0)
         worker.add("a", next_use=1)
@@ -197,7 +197,7 @@ def test_dirty_tiles_have_to_be_needed_later() -> None:
         assert worker.top("a") == (0 if left == "a" else 1)
 
 
-def test_what_a_task_reads_stays() -> None:
+def test_the_tiles_of_a_request_are_not_evicted() -> None:
     worker = Worker(2, None)
     for key in "ab":
         worker.add(key, next_use=9)
@@ -213,7 +213,7 @@ def test_what_a_task_reads_stays() -> None:
     assert worker.fast() == "cd"
 
 
-def test_two_tasks_do_not_wait_for_each_other() -> None:
+def test_two_requests_that_do_not_fit_together_do_not_deadlock() -> None:
     worker = Worker(3, None)
     for key in "abcdef":
         worker.add(key)
@@ -227,7 +227,7 @@ def test_two_tasks_do_not_wait_for_each_other() -> None:
     assert worker.ready == {"second"}
 
 
-def test_a_task_that_needs_more_than_there_is_runs_alone() -> None:
+def test_a_request_larger_than_memory_is_granted_alone() -> None:
     worker = Worker(2, None)
     for key in "abcd":
         worker.add(key)
@@ -241,7 +241,7 @@ def test_a_task_that_needs_more_than_there_is_runs_alone() -> None:
     assert worker.ready == {"large"}
 
 
-def test_tasks_wait_while_there_is_no_room_for_what_they_make() -> None:
+def test_tasks_wait_for_room_for_their_results() -> None:
     worker = Worker(2, None)
     worker.add("a")
     worker.add("b")
@@ -256,7 +256,7 @@ def test_tasks_wait_while_there_is_no_room_for_what_they_make() -> None:
     assert worker.ready == {"next", "peer"}
 
 
-def test_tiles_larger_than_all_room() -> None:
+def test_a_tile_larger_than_memory_is_evicted_first() -> None:
     worker = Worker(4, None)
     for key in "abc":
         worker.add(key, next_use=5)
@@ -271,7 +271,7 @@ def test_tiles_larger_than_all_room() -> None:
     assert "large" not in worker.fast()
 
 
-def test_prefetch_takes_free_room() -> None:
+def test_prefetches_use_free_room() -> None:
     worker = Worker(4, None, prefetch=1)
     for number, key in enumerate("abcdef"):
         worker.add(key, next_use=number)
@@ -286,7 +286,7 @@ def test_prefetch_takes_free_room() -> None:
     assert not worker.flights
 
 
-def test_prefetch_replaces_only_what_is_needed_later() -> None:
+def test_prefetches_evict_only_tiles_needed_later() -> None:
     worker = Worker(4, None, prefetch=2)
     for number, key in enumerate("abcdef"):
         worker.add(key, next_use=number)
@@ -301,26 +301,26 @@ def test_prefetch_replaces_only_what_is_needed_later() -> None:
     assert worker.fast() == "cdef"
 
 
-@pytest.mark.parametrize("ahead", (0, 0.25, 0.5))
-def test_prefetch_spares_what_would_stay_without_it(ahead: float) -> None:
-    worker = Worker(4, None, prefetch=4, prefetch_fraction=ahead)
+@pytest.mark.parametrize("fraction", (0, 0.25, 0.5))
+def test_prefetches_evict_tiles_needed_soon_up_to_a_fraction(fraction: float) -> None:
+    worker = Worker(4, None, prefetch=4, prefetch_fraction=fraction)
     for number, key in enumerate("abcdefgh"):
         worker.add(key, next_use=number)
     worker.settle()
     assert worker.fast() == "abcd"
-    # in rounds: what is read now is needed last, and would leave once it is read
+    # a loop: the tile in use is needed last, and would be evicted after its use
     worker.request("task", "a")
     worker.do(worker.residency.expect({"a": 8, "b": 5.5, "c": 6.5, "d": 7.5}))
     worker.do(worker.residency.set_upcoming("efgh"))
     worker.settle()
-    fetched = int(ahead * 4)
+    fetched = int(fraction * 4)
     assert worker.fast() == "abcd"[: 4 - fetched] + "efgh"[:fetched]
     worker.release("task")
     worker.settle()
     assert "a" not in worker.fast()
 
 
-def test_views_of_the_same_memory_leave_together() -> None:
+def test_views_of_the_same_memory_are_evicted_together() -> None:
     worker = Worker(6, None)
     worker.add("a", 5, shared="memory")
     worker.add("b", 5, shared="memory")
@@ -336,7 +336,7 @@ def test_views_of_the_same_memory_leave_together() -> None:
     assert worker.residency.used == [2, 10]
 
 
-def test_a_view_of_what_leaves_keeps_it() -> None:
+def test_a_new_view_cancels_the_eviction_of_its_memory() -> None:
     worker = Worker(5, None)
     worker.add("a", 5, shared="memory")
     worker.add("b", 1)
@@ -360,7 +360,7 @@ def test_three_tiers() -> None:
     assert worker.residency.tiers("a") in ((0, 1, 2), (0, 2))
 
 
-def test_values_that_cannot_be_written_stay() -> None:
+def test_tiles_that_cannot_be_written_stay_in_memory() -> None:
     worker = Worker(2, None)
     for key in "abc":
         worker.add(key)
@@ -373,7 +373,7 @@ def test_values_that_cannot_be_written_stay() -> None:
     assert worker.fast() == "ad"
 
 
-def test_a_full_disk_is_not_tried_until_something_is_freed() -> None:
+def test_a_full_disk_is_not_written_to_until_room_is_freed() -> None:
     worker = Worker(2, None)
     for key in "abc":
         worker.add(key)
@@ -397,7 +397,7 @@ def test_a_disk_with_a_limit() -> None:
     worker.settle()
     worker.release("task")
     worker.settle()
-    # the copy of a gives way to what is nowhere else
+    # the copy of a is dropped for tiles that have no other copy
     assert worker.residency.used[1] <= 2
     assert worker.residency.used[0] <= 3
     worker.do(worker.residency.remove("b"))
@@ -405,7 +405,7 @@ def test_a_disk_with_a_limit() -> None:
     assert worker.residency.used == [2, 2]
 
 
-def test_what_cannot_be_read_is_told_and_tried_again() -> None:
+def test_a_failed_fetch_ends_the_wait_and_is_repeated_by_the_next_request() -> None:
     worker = Worker(1, None)
     worker.add("a", next_use=1)
     worker.add("b", next_use=0)
@@ -418,16 +418,16 @@ def test_what_cannot_be_read_is_told_and_tried_again() -> None:
     assert worker.residency.tiers("a") == (1,)
     worker.release("task")
     worker.settle()
-    # not before it is asked for
+    # not before it is requested for
     assert worker.residency.tiers("a") == (1,)
-    worker.unread.clear()
+    worker.failed_fetches.clear()
     worker.request("next", "a")
     worker.settle()
     assert worker.ready == {"next"}
     assert worker.top("a") == 0
 
 
-def test_urgent_tasks_do_not_wait_for_room() -> None:
+def test_urgent_requests_do_not_wait_for_room() -> None:
     worker = Worker(3, None)
     for key in "abcdef":
         worker.add(key)
@@ -438,7 +438,7 @@ def test_urgent_tasks_do_not_wait_for_room() -> None:
     worker.settle()
     assert worker.ready == {"first"}
     worker.do(worker.residency.urge("third"))
-    worker.do(worker.residency.urge("nobody"))
+    worker.do(worker.residency.urge("unknown"))
     worker.settle()
     assert worker.ready == {"first", "third"}
     worker.release("first")
@@ -447,7 +447,7 @@ def test_urgent_tasks_do_not_wait_for_room() -> None:
     assert worker.ready == {"second"}
 
 
-def test_views_of_a_part_come_back_as_small_as_they_are() -> None:
+def test_fetched_views_take_only_their_own_size() -> None:
     worker = Worker(50, None)
     for number in range(5):
         worker.add(("view", number), 2, shared="memory", memory=40)
@@ -459,7 +459,7 @@ def test_views_of_a_part_come_back_as_small_as_they_are() -> None:
     assert worker.residency.used[0] == 30
 
 
-def test_nothing_is_remembered_of_what_is_gone() -> None:
+def test_removed_tiles_leave_no_entries_in_the_eviction_queues() -> None:
     worker = Worker(10, None)
     for number in range(3000):
         worker.add(number, 4, number)
@@ -468,11 +468,11 @@ def test_nothing_is_remembered_of_what_is_gone() -> None:
         worker.do(worker.residency.expect({number: INF}))
         worker.settle()
         worker.do(worker.residency.remove(number))
-    victims = worker.residency._queues
-    assert sum(len(heap._heap) for one in victims for heap in one._all()) < 200
+    queues = worker.residency._queues
+    assert sum(len(ranked._heap) for queue in queues for ranked in queue._all()) < 200
 
 
-def test_a_device_that_has_less_room_than_it_says() -> None:
+def test_a_device_with_less_room_than_its_capacity() -> None:
     worker = Worker(4, 8, None)
     for key in "abcdef":
         worker.add(key)
@@ -490,11 +490,11 @@ def test_a_device_that_has_less_room_than_it_says() -> None:
         worker.request(number, "abcdef"[number])
         worker.settle()
         worker.release(number)
-    # others may have given back what they took
+    # the capacity grows again with every copy
     assert worker.residency.capacity[0] == 4
 
 
-def test_a_device_that_has_no_room_at_all() -> None:
+def test_a_device_without_room() -> None:
     worker = Worker(4, None)
     for key in "abcdef":
         worker.add(key)
@@ -505,7 +505,7 @@ def test_a_device_that_has_no_room_at_all() -> None:
     for _ in range(10):
         if worker.flights:
             worker.finish(failed=worker.flights[0].target == 0, full=True)
-    # the other task may give some back
+    # the running task may free some room
     assert worker.ready == {"runs"}
     worker.release("runs")
     for _ in range(10):
@@ -515,7 +515,7 @@ def test_a_device_that_has_no_room_at_all() -> None:
     assert not worker.flights
 
 
-def test_room_that_others_take() -> None:
+def test_a_reduced_capacity_evicts_tiles() -> None:
     worker = Worker(6, None)
     for key in "abcdef":
         worker.add(key)
@@ -527,26 +527,26 @@ def test_room_that_others_take() -> None:
     assert worker.residency.used[0] == 0
 
 
-def test_what_is_removed_soon_is_not_written() -> None:
+def test_dying_tiles_are_not_written() -> None:
     worker = Worker(2, None)
     for key in "abc":
         worker.add(key, next_use=DYING if key in "ab" else 5)
     assert not worker.flights
     worker.request("task", "c", room=1)
-    # there is too little room, and will be enough in a moment
+    # there is too little room now, but the dying tiles will be removed
     assert not worker.ready
     worker.do(worker.residency.remove("a"))
     assert worker.ready == {"task"}
     worker.add("d", next_use=6)
     assert not worker.flights
-    # it takes longer than was thought
+    # the removal takes long: from the second call on the tile can be evicted
     worker.do(worker.residency.age())
     assert not worker.flights
     worker.do(worker.residency.age())
     assert [copy.key for copy in worker.flights] == ["b"]
 
 
-def test_what_is_read_is_not_removed_soon() -> None:
+def test_requested_tiles_are_not_dying() -> None:
     worker = Worker(2, None)
     worker.add("a", next_use=DYING)
     worker.request("task", "a")
@@ -561,7 +561,7 @@ def test_what_is_read_is_not_removed_soon() -> None:
     assert [copy.key for copy in worker.flights] == ["a"]
 
 
-def test_tiles_fetched_ahead_are_counted() -> None:
+def test_prefetches_and_their_hits_are_counted() -> None:
     worker = Worker(2, None, prefetch_fraction=1)
     for number, key in enumerate("abcd"):
         worker.add(key, next_use=number)
@@ -576,7 +576,7 @@ def test_tiles_fetched_ahead_are_counted() -> None:
     assert worker.residency.prefetched == worker.residency.hits == 2
 
 
-def test_removed_while_it_is_written() -> None:
+def test_a_tile_removed_while_it_is_written() -> None:
     worker = Worker(1, None)
     worker.add("a")
     worker.add("b")
@@ -591,7 +591,7 @@ def test_removed_while_it_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings, said",
+    "settings, message",
     [
         ({"capacity": (5,)}, "at least two tiers"),
         ({"capacity": (5, -1)}, "not be negative"),
@@ -600,25 +600,25 @@ def test_removed_while_it_is_written() -> None:
         ({"capacity": (5, 5), "dirty_factor": 0.5}, "dirty_factor"),
     ],
 )
-def test_settings_are_checked(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         ResidencySettings(**settings)
 
 
-def test_names_are_used_once() -> None:
+def test_duplicate_keys_and_request_names_are_refused() -> None:
     worker = Worker(5, None)
     worker.add("a")
-    with pytest.raises(ValueError, match="'a' is there already"):
+    with pytest.raises(ValueError, match="there is a tile 'a' already"):
         worker.residency.add("a", 1)
     worker.request("task", "a")
-    with pytest.raises(ValueError, match="'task' has asked already"):
+    with pytest.raises(ValueError, match="there is a request 'task' already"):
         worker.residency.request("task", ["a"])
     with pytest.raises(KeyError):
         worker.residency.request("other", ["b"])
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_anything_in_any_order(seed: int) -> None:
+def test_random_events_keep_the_invariants(seed: int) -> None:
     rng = random.Random(seed)
     capacity: list[int | None] = [rng.randint(4, 20)]
     if rng.random() < 0.4:
@@ -641,7 +641,7 @@ def test_anything_in_any_order(seed: int) -> None:
         choice = rng.random()
         if choice < 0.25 or not keys:
             count += 1
-            key = count if rng.random() < 0.8 else f"again {rng.randint(0, 5)}"
+            key = count if rng.random() < 0.8 else f"key {rng.randint(0, 5)}"
             if key in worker.residency:
                 continue
             shared = f"shared {rng.randint(0, 9)}" if rng.random() < 0.15 else None
@@ -650,14 +650,14 @@ def test_anything_in_any_order(seed: int) -> None:
             worker.add(key, size, use(), shared=shared)
         elif choice < 0.4:
             worker.do(worker.residency.remove(rng.choice(keys)))
-        elif choice < 0.55 and len(worker.asked) < 4:
+        elif choice < 0.55 and len(worker.requested) < 4:
             count += 1
             some = rng.sample(keys, min(len(keys), rng.randint(1, 3)))
             worker.request(count, *some, now=rng.randint(0, 50), room=rng.randint(0, 3))
         elif choice < 0.65 and worker.ready:
             worker.release(rng.choice(sorted(worker.ready)))
-        elif choice < 0.67 and worker.asked:
-            worker.release(rng.choice(sorted(worker.asked)))
+        elif choice < 0.67 and worker.requested:
+            worker.release(rng.choice(sorted(worker.requested)))
         elif choice < 0.75:
             worker.do(worker.residency.expect({key: use() for key in rng.sample(keys, 1)}))
         elif choice < 0.77:
@@ -671,16 +671,16 @@ def test_anything_in_any_order(seed: int) -> None:
             which = rng.randrange(len(worker.flights))
             worker.finish(which, fails and rng.random() < 0.1, rng.random() < 0.5)
         check(worker)
-    # everything comes to an end
+    # at the end all requests get ready
     for _ in range(2):
         worker.do(worker.residency.age())
     for tier, size in enumerate(capacity):
         worker.do(worker.residency.resize(tier, size))
-    while worker.asked:
-        rest(worker)
+    while worker.requested:
+        settle_all(worker)
         assert worker.ready
         worker.release(min(worker.ready))
-    rest(worker)
+    settle_all(worker)
     check(worker)
     if not fails and capacity[-1] is None:
         for tier, size in enumerate(capacity[:-1]):
@@ -693,15 +693,15 @@ def test_anything_in_any_order(seed: int) -> None:
     assert not any(worker.on.values())
 
 
-def rest(worker: Worker) -> None:
-    """Wait until nothing happens any more."""
+def settle_all(worker: Worker) -> None:
+    """Finish all copies that follow from the current state."""
     for _ in range(20):
         worker.do(worker.residency.age())
         worker.settle()
 
 
 def check(worker: Worker) -> None:
-    """Bytes are counted right."""
+    """Check that the counters agree with the buffers and copies."""
     residency = worker.residency
     used = [0] * len(residency.used)
     seen = set()
@@ -722,9 +722,12 @@ def check(worker: Worker) -> None:
         id(buffer): buffer for tile in residency._removed.values() for buffer in tile.on.values()
     }
     for tier, size in enumerate(residency._freeing):
-        leaves = [one for one in buffers.values() if one.tier == tier]
-        assert size == sum(one.size for one in leaves if one.evicting or one.dying)
-    assert {id(one) for one in residency._dying} == {at for at in buffers if buffers[at].dying}
-    ahead = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
-    ahead += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
-    assert residency._prefetched_bytes == ahead
+        on_tier = [buffer for buffer in buffers.values() if buffer.tier == tier]
+        freeing = [buffer for buffer in on_tier if buffer.evicting or buffer.dying]
+        assert size == sum(buffer.size for buffer in freeing)
+    assert {id(buffer) for buffer in residency._dying} == {
+        number for number, buffer in buffers.items() if buffer.dying
+    }
+    prefetched = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
+    prefetched += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
+    assert residency._prefetched_bytes == prefetched

@@ -1,4 +1,4 @@
-"""The best of many plans is none of the worse ones, and says how far it is from the best."""
+"""The search returns the best of many plans, with valid lower bounds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNIT = HostLink(1, 1, None)
 
 
 def ticks(count: int) -> Callable[[], float]:
-    """A clock by which a second has `count` looks at it."""
+    """A clock that advances by ``1 / count`` seconds with every call."""
     now = 0
 
     def clock() -> float:
@@ -32,7 +32,7 @@ def ticks(count: int) -> Callable[[], float]:
     return clock
 
 
-def alike(one: SearchResult, other: SearchResult) -> bool:
+def same_plan(one: SearchResult, other: SearchResult) -> bool:
     return (
         one.makespan == other.makespan
         and one.method == other.method
@@ -42,7 +42,7 @@ def alike(one: SearchResult, other: SearchResult) -> bool:
 
 
 def price(graph: TaskGraph, order: np.ndarray, limit: int, link: HostLink) -> float:
-    """Seconds on demand, and by the best of the policies."""
+    """Makespan of an order with the best policy, in seconds."""
     memory = Memory.bytes(graph, limit)
     return min(
         simulate(graph, plan_swaps(graph, order, memory, policy), memory, link).makespan
@@ -52,28 +52,28 @@ def price(graph: TaskGraph, order: np.ndarray, limit: int, link: HostLink) -> fl
 
 @given(graph=graphs(), more=st.integers(0, 20), repeat=st.booleans(), seed=st.integers(0, 99))
 @settings(max_examples=25, deadline=None)
-def test_plans_are_right_and_never_worse_than_what_is_given(
+def test_plans_are_valid_and_never_slower_than_given_orders(
     graph: TaskGraph, more: int, repeat: bool, seed: int
 ) -> None:
     limit = int(graph.working_sets().max()) + more
     link = HostLink(2, 1, 2)
-    given_order = anyhow(graph, seed)
-    found = plan(graph, limit, link, given={"dask": given_order}, repeat=repeat)
-    check_plan(graph, found.swaps, Memory.bytes(graph, limit), repeat)
-    assert found.peak <= limit
-    assert found.time_bound <= found.makespan * (1 + 1e-6) + 1e-6
-    assert found.ideal <= found.makespan
+    given_order = random_order(graph, seed)
+    result = plan(graph, limit, link, given={"dask": given_order}, repeat=repeat)
+    check_plan(graph, result.swaps, Memory.bytes(graph, limit), repeat)
+    assert result.peak <= limit
+    assert result.time_bound <= result.makespan * (1 + 1e-6) + 1e-6
+    assert result.ideal <= result.makespan
     if not repeat:
         for order in (given_order, orders.get_rule("program")(graph, limit)):
-            assert found.makespan <= price(graph, order, limit, link)
-        assert found.swap_bound is not None
-        least = found.swap_bound.read + found.swap_bound.written
-        assert found.swap_in_bytes + found.swap_out_bytes >= least * (1 - 1e-6) - 1e-6
-    assert alike(found, plan(graph, limit, link, given={"dask": given_order}, repeat=repeat))
+            assert result.makespan <= price(graph, order, limit, link)
+        assert result.swap_bound is not None
+        least = result.swap_bound.read + result.swap_bound.written
+        assert result.swap_in_bytes + result.swap_out_bytes >= least * (1 - 1e-6) - 1e-6
+    assert same_plan(result, plan(graph, limit, link, given={"dask": given_order}, repeat=repeat))
 
 
-def anyhow(graph: TaskGraph, seed: int) -> np.ndarray:
-    """Any order that the operations may run in."""
+def random_order(graph: TaskGraph, seed: int) -> np.ndarray:
+    """A random valid order."""
     order = orders.get_rule("program")(graph, 0)
     rng = np.random.default_rng(seed)
     for _ in range(3 * len(graph)):
@@ -83,51 +83,53 @@ def anyhow(graph: TaskGraph, seed: int) -> np.ndarray:
 
 
 def test_figure_41() -> None:
-    found = plan(figure_41(), 10, UNIT)
-    assert (found.makespan, found.ideal) == (6, 6)
-    assert found.time_bound == 6
+    result = plan(figure_41(), 10, UNIT)
+    assert (result.makespan, result.ideal) == (6, 6)
+    assert result.time_bound == 6
 
 
-def test_a_better_order_is_found() -> None:
+def test_the_best_rule_is_faster_than_the_program_order() -> None:
     graph = recurrent(layers=6, steps=8)
-    found = plan(graph, 900, HostLink(12, 12, 20))
+    result = plan(graph, 900, HostLink(12, 12, 20))
     program = plan(graph, 900, HostLink(12, 12, 20), rules=["program"])
-    assert found.makespan < 0.8 * program.makespan
-    assert found.swap_in_bytes < 0.5 * program.swap_in_bytes
-    assert found.tried > program.tried
+    assert result.makespan < 0.8 * program.makespan
+    assert result.swap_in_bytes < 0.5 * program.swap_in_bytes
+    assert result.tried > program.tried
 
 
-def test_where_all_fits_it_is_ideal_but_for_the_first_read() -> None:
+def test_with_enough_memory_the_makespan_is_ideal_after_the_first_read() -> None:
     graph = matmul(4)
-    found = plan(graph, 10**6, HostLink(100, 100, None))
-    assert found.swap_out_bytes == 0
-    assert found.swap_in_bytes == int(graph.size[graph.present].sum())
-    assert found.makespan == pytest.approx(found.ideal + 0.2)
-    assert found.time_bound == pytest.approx(found.ideal)
+    result = plan(graph, 10**6, HostLink(100, 100, None))
+    assert result.swap_out_bytes == 0
+    assert result.swap_in_bytes == int(graph.size[graph.present].sum())
+    assert result.makespan == pytest.approx(result.ideal + 0.2)
+    assert result.time_bound == pytest.approx(result.ideal)
 
 
 @pytest.mark.parametrize("build", [lambda: matmul(6), lambda: recurrent(3, 12)])
 @pytest.mark.parametrize("seed", range(3))
-def test_plans_survive_noise(build: Callable[[], TaskGraph], seed: int) -> None:
-    """Times and bandwidths are other than was thought by a third either way."""
+def test_plans_are_good_for_other_durations_and_bandwidths(
+    build: Callable[[], TaskGraph], seed: int
+) -> None:
+    """Durations and bandwidths differ from the assumed ones by up to a third."""
     graph = build()
     limit = int(graph.working_sets().max()) * 4
     link = HostLink(20, 20, 30)
     memory = Memory.bytes(graph, limit)
-    found = plan(graph, limit, link)
+    result = plan(graph, limit, link)
     rng = np.random.default_rng(seed)
     other = replace(graph, time=graph.time * rng.uniform(2 / 3, 4 / 3, len(graph)))
     slower = HostLink(*(rate * rng.uniform(2 / 3, 4 / 3) for rate in (20, 20, 30)))
-    ran = simulate(other, found.swaps, memory, slower)
+    ran = simulate(other, result.swaps, memory, slower)
     assert int(ran.peak.sum()) <= limit
-    # not much worse than a plan made by somebody who had known
+    # not much slower than a plan for the real values
     known = plan(other, limit, slower, bounds=False)
-    usual = plan_swaps(other, found.order, memory, ON_DEMAND)
+    usual = plan_swaps(other, result.order, memory, ON_DEMAND)
     assert ran.makespan <= 1.25 * known.makespan
     assert ran.makespan <= simulate(other, usual, memory, slower).makespan
 
 
-def test_searching_longer_is_not_worse() -> None:
+def test_a_local_search_is_never_worse_and_reproducible() -> None:
     graph = matmul(4)
     link = HostLink(10, 10, 15)
     at_once = plan(graph, 100, link)
@@ -136,12 +138,12 @@ def test_searching_longer_is_not_worse() -> None:
     assert 150 < longer.tried - at_once.tried <= 200
     check_plan(graph, longer.swaps, Memory.bytes(graph, 100))
     again = plan(graph, 100, link, search_seconds=1, clock=ticks(200))
-    assert alike(longer, again)
+    assert same_plan(longer, again)
     other = plan(graph, 100, link, search_seconds=1, clock=ticks(200), rng=np.random.default_rng(1))
     assert other.makespan <= at_once.makespan
 
 
-def test_names_decide_nothing() -> None:
+def test_plans_do_not_depend_on_names() -> None:
     def build(name: Callable[[object], object]) -> TaskGraph:
         graph = recurrent(3, 3)
         assert graph.data_names is not None
@@ -165,10 +167,10 @@ def test_names_decide_nothing() -> None:
         return builder.graph()
 
     one, other = (plan(build(name), 500, UNIT) for name in (lambda old: old, hash))
-    assert alike(one, other)
+    assert same_plan(one, other)
 
 
-def test_what_is_not_allowed_is_said() -> None:
+def test_invalid_arguments_are_refused() -> None:
     graph = figure_41()
     with pytest.raises(ValueError, match="memory_limit is 3 bytes, but operation 'Conv2' alone"):
         plan(graph, 3)
@@ -183,5 +185,5 @@ def test_what_is_not_allowed_is_said() -> None:
 
 
 def test_an_empty_graph() -> None:
-    found = plan(taskgraph([], [], [], []), 0)
-    assert (found.makespan, found.swap_in_bytes, found.tried) == (0, 0, 7)
+    result = plan(taskgraph([], [], [], []), 0)
+    assert (result.makespan, result.swap_in_bytes, result.tried) == (0, 0, 7)

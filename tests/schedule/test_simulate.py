@@ -1,4 +1,4 @@
-"""Plans can be carried out, take the time that the rules of the lanes say, and swap little."""
+"""Swap plans are valid, near the lower bounds, and take the simulated time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dasktile.schedule.taskgraph import Builder, TaskGraph
 from tests.graphs import figure_41, figure_43, graphs, matmul, recurrent
 from tests.schedule.rehearsal import rehearse
 
-#: A byte a second each way, both ways at once.
+#: A byte per second in each direction, both at the same time.
 UNIT = HostLink(1, 1, None)
 POLICIES = (
     ON_DEMAND,
@@ -37,7 +37,7 @@ POLICIES = (
 )
 
 
-def go(
+def plan_and_run(
     graph: TaskGraph,
     limit: int | Memory,
     policy: Policy | None = None,
@@ -54,10 +54,10 @@ def go(
     return plan, run
 
 
-# The thesis' examples
+# Examples of the thesis
 
 LEFT, RIGHT = [0, 1, 2, 3, 4, 5], [0, 2, 3, 4, 1, 5]
-#: SwapAdvisor's planner: what is evicted for what, as soon as it may; nothing after that.
+#: SwapAdvisor's planner: evictions as early as possible, none cancelled.
 AS_WRITTEN = Policy(lead=0, back=100, fill=False, dirty_factor=1)
 
 
@@ -79,19 +79,19 @@ def pools(graph: TaskGraph, name: str) -> Memory:
 def test_figure_41(order: list[int], name: str, least: int, printed: int, found: int) -> None:
     graph = figure_41()
     assert shortest(graph, order, pools(graph, name)) == least
-    _, run = go(graph, pools(graph, name), AS_WRITTEN, order)
-    # what is dropped makes room as soon as it may: never later than by pairs of slots
+    _, run = plan_and_run(graph, pools(graph, name), AS_WRITTEN, order)
+    # dropped data make room as soon as possible: never later than by pairs of slots
     assert run.makespan == found <= printed
 
 
 @pytest.mark.parametrize("order", (LEFT, RIGHT))
 def test_figure_41_with_a_pool_of_bytes(order: list[int]) -> None:
-    assert go(figure_41(), 10, AS_WRITTEN, order)[1].makespan == 6
-    assert go(figure_41(), 10, Policy(), order)[1].makespan == 6
+    assert plan_and_run(figure_41(), 10, AS_WRITTEN, order)[1].makespan == 6
+    assert plan_and_run(figure_41(), 10, Policy(), order)[1].makespan == 6
 
 
 def shortest(graph: TaskGraph, order: list[int], memory: Memory) -> int:
-    """Units of time of the best plan there is, by trying all."""
+    """Makespan of the best plan, by exhaustive search."""
     touched = [set(graph.touched[op].tolist()) for op in order]
     makes = [set(graph.writes[op].tolist()) for op in order]
     size = graph.size.tolist()
@@ -112,7 +112,7 @@ def shortest(graph: TaskGraph, order: list[int], memory: Memory) -> int:
         following: set[State] = set()
         for done, inside, stored, coming, going in states:
             free = inside - ({coming[0]} if coming else set())
-            # what the host has and nobody needs is dropped for nothing
+            # data with a host copy that are not needed are dropped at no cost
             inside -= {one for one in free if one in stored and not needed(one, done)}
             copies_in: list[Copying] = [coming]
             if coming is None:
@@ -151,7 +151,7 @@ def shortest(graph: TaskGraph, order: list[int], memory: Memory) -> int:
 def test_figure_43(threshold: int) -> None:
     graph = figure_43()
     policy = replace(AS_WRITTEN, threshold=threshold)
-    plan, run = go(graph, 4, policy)
+    plan, run = plan_and_run(graph, 4, policy)
     names = [graph.data_names[datum] for datum in plan.out_datum] if graph.data_names else []
     assert names == ["W1", "W2"]
     # W3 comes in where W1 was while op2 runs
@@ -160,22 +160,22 @@ def test_figure_43(threshold: int) -> None:
 
 
 @pytest.mark.parametrize(("threshold", "first"), ((0, 1), (1, 0)))
-def test_the_threshold_spares_what_was_just_used(threshold: int, first: int) -> None:
+def test_the_threshold_keeps_recently_used_data(threshold: int, first: int) -> None:
     build = Builder()
     for datum in range(3):
         build.datum(datum, 1, present=True)
     for number, datum in enumerate((0, 1, 2, 0, 1)):
         build.op(number, 1.0, [datum])
     # datum 1 is needed last when datum 2 comes in, but it was just used
-    plan, _ = go(build.graph(), 2, Policy(lead=0, threshold=threshold))
+    plan, _ = plan_and_run(build.graph(), 2, Policy(lead=0, threshold=threshold))
     assert plan.out_datum[0] == first
 
 
-# What the lanes do
+# The lanes of the simulation
 
 
 def chain(sizes: list[int], kept: bool = False) -> TaskGraph:
-    """Operations that each read one datum that is on the host."""
+    """Operations that each read one datum from the host."""
     build = Builder()
     for number, size in enumerate(sizes):
         build.datum(number, size, present=True, kept=kept)
@@ -183,16 +183,16 @@ def chain(sizes: list[int], kept: bool = False) -> TaskGraph:
     return build.graph()
 
 
-def test_copies_hide_behind_operations() -> None:
+def test_copies_overlap_with_operations() -> None:
     graph = chain([2, 2, 2])
-    assert go(graph, 4, Policy(lead=1))[1].makespan == 2 + 3 * 2
+    assert plan_and_run(graph, 4, Policy(lead=1))[1].makespan == 2 + 3 * 2
     # memory for one at a time hides nothing
-    assert go(graph, 2, Policy(lead=1))[1].makespan == 3 * (2 + 2)
-    assert go(graph, 4, ON_DEMAND)[1].makespan == 3 * (2 + 2)
+    assert plan_and_run(graph, 2, Policy(lead=1))[1].makespan == 3 * (2 + 2)
+    assert plan_and_run(graph, 4, ON_DEMAND)[1].makespan == 3 * (2 + 2)
     assert ideal(graph) == 6
 
 
-def test_both_ways_share_a_link() -> None:
+def test_copies_in_and_out_share_the_bandwidth() -> None:
     build = Builder()
     build.datum("a", 12)
     build.datum("b", 12, present=True)
@@ -201,7 +201,9 @@ def test_both_ways_share_a_link() -> None:
     build.op("last", 0.0, reads=["a"])
     graph = build.graph()
     # a goes out in 1 s, b comes in in 1 s, and a in 1 s
-    assert go(graph, 12, Policy(lead=0), link=HostLink(12, 12, 20))[1].makespan == pytest.approx(3)
+    assert plan_and_run(graph, 12, Policy(lead=0), link=HostLink(12, 12, 20))[
+        1
+    ].makespan == pytest.approx(3)
     build = Builder()
     for name in "abcd":
         build.datum(name, 12, present=name in "cd", kept=name in "ab")
@@ -209,12 +211,12 @@ def test_both_ways_share_a_link() -> None:
     build.op("other", 0.0, reads=["c"])
     build.op("last", 0.0, reads=["d"])
     # a out, then b out while c comes in: 24 bytes at 20 a second, then d in
-    plan, run = go(build.graph(), 24, Policy(lead=1), link=HostLink(12, 12, 20))
+    plan, run = plan_and_run(build.graph(), 24, Policy(lead=1), link=HostLink(12, 12, 20))
     assert plan.swap_out_bytes == 24
     assert run.makespan == pytest.approx(1 + 24 / 20 + 1)
 
 
-def test_what_the_host_has_is_dropped() -> None:
+def test_data_with_a_host_copy_are_dropped() -> None:
     build = Builder()
     build.datum("a", 4, present=True)
     build.datum("b", 4)
@@ -224,13 +226,13 @@ def test_what_the_host_has_is_dropped() -> None:
     build.op("four", 1.0, reads=["b"])
     build.op("five", 1.0, reads=["a"])
     graph = build.graph()
-    plan, _ = go(graph, 4, Policy(lead=0))
+    plan, _ = plan_and_run(graph, 4, Policy(lead=0))
     # b is written once and read once
     assert (plan.swap_in_bytes, plan.swap_out_bytes) == (16, 4)
     assert plan.out_copy.sum() == 1
 
 
-def test_what_was_updated_is_written() -> None:
+def test_updated_data_are_written() -> None:
     build = Builder()
     build.parameter("w", 4)
     build.datum("x", 4, present=True)
@@ -238,13 +240,13 @@ def test_what_was_updated_is_written() -> None:
     build.op("two", 1.0, reads=["x"])
     build.op("three", 1.0, reads=["w"])
     graph = build.graph()
-    plan, _ = go(graph, 4, Policy(lead=0))
+    plan, _ = plan_and_run(graph, 4, Policy(lead=0))
     assert (plan.swap_in_bytes, plan.swap_out_bytes) == (12, 4)
-    plan, _ = go(graph, 8, Policy(lead=0))
+    plan, _ = plan_and_run(graph, 8, Policy(lead=0))
     assert (plan.swap_in_bytes, plan.swap_out_bytes) == (8, 0)
 
 
-def test_what_must_be_written_counts_as_needed_sooner() -> None:
+def test_data_that_must_be_written_count_as_needed_sooner() -> None:
     build = Builder()
     build.datum("clean", 1, present=True)
     build.datum("dirty", 1)
@@ -254,11 +256,11 @@ def test_what_must_be_written_counts_as_needed_sooner() -> None:
     build.op("one", 1.0, reads=["clean"])
     build.op("two", 1.0, reads=["dirty"])
     graph = build.graph()
-    assert go(graph, 2, Policy(lead=0, dirty_factor=1))[0].swap_out_bytes == 1
-    assert go(graph, 2, Policy(lead=0, dirty_factor=2))[0].swap_out_bytes == 0
+    assert plan_and_run(graph, 2, Policy(lead=0, dirty_factor=1))[0].swap_out_bytes == 1
+    assert plan_and_run(graph, 2, Policy(lead=0, dirty_factor=2))[0].swap_out_bytes == 0
 
 
-def test_what_fits_stays_after_all() -> None:
+def test_evictions_are_cancelled_where_there_is_room() -> None:
     build = Builder()
     build.datum("large", 6)
     build.datum("small", 3)
@@ -268,15 +270,15 @@ def test_what_fits_stays_after_all() -> None:
     build.op("use small", 1.0, reads=["small"])
     build.op("use large", 1.0, reads=["large"])
     graph = build.graph()
-    plan, _ = go(graph, 9, Policy(lead=0))
+    plan, _ = plan_and_run(graph, 9, Policy(lead=0))
     assert plan.swap_out_bytes == 6
 
 
-def test_plans_that_cannot_be_carried_out() -> None:
+def test_invalid_plans_are_refused() -> None:
     graph = chain([2, 2, 2])
     memory = Memory.bytes(graph, 4)
     plan = plan_swaps(graph, np.arange(3), memory)
-    with pytest.raises(ValueError, match="datum 2 is read and not in memory at position 2"):
+    with pytest.raises(ValueError, match="datum 2 is read but not in memory at position 2"):
         check_plan(graph, replace(plan, **{
             name: getattr(plan, name)[:2]
             for name in ("in_datum", "in_trigger", "in_use", "in_gap")
@@ -284,16 +286,16 @@ def test_plans_that_cannot_be_carried_out() -> None:
     with pytest.raises(ValueError, match="too little memory at position 0"):
         check_plan(graph, replace(plan, in_trigger=plan.in_trigger * 0), Memory.bytes(graph, 4))
     late = replace(plan, in_trigger=plan.in_trigger + 100)
-    with pytest.raises(ValueError, match="waits for ever at position 0"):
+    with pytest.raises(ValueError, match="deadlocks at position 0"):
         simulate(graph, late, memory, UNIT)
     with pytest.raises(ValueError, match="operation 0 alone reads and writes 2"):
         Memory.bytes(graph, 1)
-    with pytest.raises(ValueError, match="what operation 0 touches does not fit"):
+    with pytest.raises(ValueError, match="the data of operation 0 do not fit"):
         plan_swaps(graph, np.arange(3), Memory.classes(np.zeros(3, np.int64), [0]))
 
 
-def test_numbers_out_of_range() -> None:
-    with pytest.raises(ValueError, match="outward must be above 0 bytes a second, not 0"):
+def test_numbers_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="outward must be above 0 bytes per second, not 0"):
         HostLink(1, 0)
     with pytest.raises(ValueError, match="lead must be at least 0, not -1"):
         Policy(lead=-1)
@@ -301,15 +303,15 @@ def test_numbers_out_of_range() -> None:
         Policy(dirty_factor=0.5)
 
 
-# Again and again
+# Loops
 
 
-def test_weights_in_memory_at_the_end_are_those_at_the_start() -> None:
+def test_in_a_loop_memory_has_the_same_content_at_the_end_as_at_the_start() -> None:
     graph = recurrent(layers=4, steps=4)
-    plan, run = go(graph, 600, Policy(lead=2), repeat=True)
+    plan, run = plan_and_run(graph, 600, Policy(lead=2), repeat=True)
     assert plan.started.any()
     assert (plan.started == plan.ended).all()
-    once, _ = go(graph, 600, Policy(lead=2))
+    once, _ = plan_and_run(graph, 600, Policy(lead=2))
     assert plan.swap_in_bytes < once.swap_in_bytes
     assert run.makespan > 0
 
@@ -319,7 +321,9 @@ def test_weights_in_memory_at_the_end_are_those_at_the_start() -> None:
 
 @given(graph=graphs(), more=st.integers(0, 20), repeat=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_plans_of_any_graph_are_right(graph: TaskGraph, more: int, repeat: bool) -> None:
+def test_plans_of_random_graphs_are_valid_and_above_the_bounds(
+    graph: TaskGraph, more: int, repeat: bool
+) -> None:
     limit = int(graph.working_sets().max()) + more
     order = orders.get_rule("program")(graph, limit)
     memory = Memory.bytes(graph, limit)
@@ -342,7 +346,7 @@ def test_plans_of_any_graph_are_right(graph: TaskGraph, more: int, repeat: bool)
 
 @given(graph=graphs(), more=st.integers(0, 20))
 @settings(max_examples=50, deadline=None)
-def test_size_classes_too(graph: TaskGraph, more: int) -> None:
+def test_plans_with_size_classes_are_valid(graph: TaskGraph, more: int) -> None:
     pool = (graph.size > 4).astype(np.int64)
     counts = [
         int((pool[graph.touched.index] == line).sum()) and max(
@@ -359,9 +363,9 @@ def test_size_classes_too(graph: TaskGraph, more: int) -> None:
 
 
 @pytest.mark.parametrize("limit", (200, 400, 600))
-def test_bounds_are_near(limit: int) -> None:
+def test_plans_are_near_the_lower_bound(limit: int) -> None:
     graph = matmul(6)
-    plan, _ = go(graph, limit, Policy(lead=0))
+    plan, _ = plan_and_run(graph, limit, Policy(lead=0))
     both = swap_bound(graph, np.arange(len(graph)), limit)
     assert plan.swap_in_bytes + plan.swap_out_bytes <= 1.05 * (both.read + both.written)
 
@@ -374,7 +378,7 @@ def test_bounds_are_near(limit: int) -> None:
 def test_a_store_swaps_as_much_as_a_plan(graph: TaskGraph, ahead: int) -> None:
     order = np.arange(len(graph))
     store = rehearse(graph, order, 400, UNIT, ahead)
-    plan, run = go(graph, 400, Policy(lead=ahead))
+    plan, run = plan_and_run(graph, 400, Policy(lead=ahead))
     if not ahead:
         swapped = plan.swap_in_bytes + plan.swap_out_bytes
         assert abs(store.swap_in_bytes + store.swap_out_bytes - swapped) <= 0.15 * swapped
@@ -382,7 +386,7 @@ def test_a_store_swaps_as_much_as_a_plan(graph: TaskGraph, ahead: int) -> None:
     assert run.makespan <= 1.05 * store.makespan
 
 
-def test_a_store_swaps_nothing_where_there_is_room() -> None:
+def test_a_store_swaps_nothing_out_if_there_is_room() -> None:
     graph = recurrent(3, 3)
     store = rehearse(graph, np.arange(len(graph)), 10**6, UNIT)
     assert store.swap_out_bytes == 0
@@ -395,8 +399,8 @@ def test_a_store_swaps_nothing_where_there_is_room() -> None:
 
 
 def summary() -> list[object]:
-    """What a few plans come to, to the last bit."""
-    found: list[object] = []
+    """A few plans, exact to the last bit."""
+    plans: list[object] = []
     for graph, limit in ((matmul(5), 200), (recurrent(4, 5), 450), (figure_41(), 6)):
         for name in ("program", "darts"):
             order = orders.get_rule(name)(graph, limit)
@@ -404,12 +408,12 @@ def summary() -> list[object]:
                 memory = Memory.bytes(graph, limit)
                 plan = plan_swaps(graph, order, memory, policy, repeat)
                 run = simulate(graph, plan, memory, HostLink(7, 5, 9))
-                found.append([run.makespan.hex(), plan.in_trigger.tolist(), plan.out_at.tolist()])
-    return found
+                plans.append([run.makespan.hex(), plan.in_trigger.tolist(), plan.out_at.tolist()])
+    return plans
 
 
-@pytest.mark.skipif(not COMPILED, reason="nothing to compare with")
-def test_the_same_without_numba() -> None:
+@pytest.mark.skipif(not COMPILED, reason="numba is not installed")
+def test_plans_are_the_same_without_numba() -> None:
     code = (
         "import json, sys; sys.modules['numba'] = None; "
         "from tests.schedule.test_simulate import COMPILED, summary; assert not COMPILED; "
@@ -428,14 +432,14 @@ def test_the_same_without_numba() -> None:
     assert json.loads(done.stdout) == json.loads(json.dumps(summary()))
 
 
-def test_the_example_of_all_pairs() -> None:
-    # every pair of ten data is read once: on any order Belady is the best for equal sizes
+def test_belady_is_optimal_for_equal_sizes() -> None:
+    # every pair of ten data is read once
     build = Builder()
     for number in range(10):
         build.datum(number, 1, present=True)
     for pair in combinations(range(10), 2):
         build.op(pair, 1.0, pair)
     graph = build.graph()
-    plan, _ = go(graph, 5, Policy(lead=0))
+    plan, _ = plan_and_run(graph, 5, Policy(lead=0))
     bound = swap_bound(graph, np.arange(len(graph)), 5, write_cost=0).read
     assert bound - 1e-6 <= plan.swap_in_bytes <= np.ceil(bound - 1e-6) + 1

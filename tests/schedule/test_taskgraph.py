@@ -1,4 +1,4 @@
-"""Graphs of operations say what is wrong with them, and what must run before what."""
+"""Validation of task graphs, and the dependencies of their operations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def step() -> TaskGraph:
     return build.graph()
 
 
-def test_a_graph_is_arrays() -> None:
+def test_the_arrays_of_a_graph() -> None:
     graph = step()
     assert len(graph) == 4
     assert graph.data_count == 4
@@ -41,13 +41,13 @@ def test_a_graph_is_arrays() -> None:
     assert repr(graph) == "TaskGraph(4 operations, 4 data, 280 bytes, 6.5 s)"
 
 
-def test_an_update_runs_after_those_that_read_what_was_there_before() -> None:
+def test_an_update_runs_after_the_readers_of_the_old_values() -> None:
     graph = step()
     assert [graph.before[op].tolist() for op in range(4)] == [[], [0], [0, 1], [1, 2]]
     assert [graph.after[op].tolist() for op in range(4)] == [[1, 2], [2, 3], [3], []]
 
 
-def test_readers_of_an_update_run_after_it() -> None:
+def test_readers_of_the_new_values_run_after_the_update() -> None:
     graph = taskgraph(
         [1] * 4,
         [8],
@@ -65,7 +65,7 @@ def test_operations_may_be_given_in_any_order() -> None:
     assert graph.check_order([2, 1, 0]).tolist() == [2, 1, 0]
 
 
-def test_the_trace_of_an_order() -> None:
+def test_the_access_trace_of_an_order() -> None:
     graph = step()
     trace = graph.trace(np.arange(4))
     assert trace.touched.index.tolist() == [1, 1, 0, 2, 1, 0, 2, 3, 3, 0]
@@ -83,19 +83,18 @@ def test_the_trace_of_an_order() -> None:
         ({"size": [1, None, 1]}, "datum 'b' has None bytes"),
         ({"reads": [[0], [7]]}, "operation 'two' touches datum 7, which has no size"),
         ({"reads": [[0], [2]]}, "operation 'two' makes datum 'c' and reads it too"),
-        ({"present": []}, "operation 'one' reads datum 'a', which nothing makes"),
+        ({"present": []}, "operation 'one' reads datum 'a', which no operation makes"),
         ({"present": [0, 1]}, "operation 'one' makes datum 'b', which is present"),
         ({"present": [5]}, "there is no datum 5; there are 3"),
         ({"writes": [[1], [1]]}, "operation 'two' makes datum 'b'"),
-        ({"writes": [[1], []], "kept": [2]}, "datum 'c' is kept, but nothing makes it"),
+        ({"writes": [[1], []], "kept": [2]}, "datum 'c' is kept, but no operation makes it"),
         (
             {"reads": [[0, 2], [1]]},
-            "operations need each other in a circle: "
-            "operation 'one' needs operation 'two' needs operation 'one'",
+            "cyclic dependency: operation 'one' needs operation 'two' needs operation 'one'",
         ),
     ),
 )
-def test_what_is_wrong_is_said(changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_graph_is_refused(changes: dict[str, Any], message: str) -> None:
     right: dict[str, Any] = {
         "time": [1, 1],
         "size": [1, 1, 1],
@@ -112,7 +111,7 @@ def test_what_is_wrong_is_said(changes: dict[str, Any], message: str) -> None:
         taskgraph(**{**right, **changes})
 
 
-def test_a_builder_wants_sizes_and_names_once() -> None:
+def test_a_builder_refuses_duplicate_and_unknown_data() -> None:
     build = Builder()
     build.datum("a", 1)
     with pytest.raises(ValueError, match="there is a datum 'a' already"):
@@ -122,7 +121,7 @@ def test_a_builder_wants_sizes_and_names_once() -> None:
         build.graph()
 
 
-def test_a_memory_that_is_too_small_for_one_operation() -> None:
+def test_a_memory_limit_below_one_working_set_is_refused() -> None:
     graph = step()
     graph.check_limit(280)
     with pytest.raises(ValueError, match="memory_limit is 279 bytes, but operation 'back' alone"):
@@ -138,12 +137,12 @@ def test_a_memory_that_is_too_small_for_one_operation() -> None:
         ([1, 0, 2, 3], "has operation 'dense' before operation 'load'"),
     ),
 )
-def test_orders_are_checked(order: list[int], message: str) -> None:
+def test_an_invalid_order_is_refused(order: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         step().check_order(order)
 
 
-def test_lists() -> None:
+def test_ragged_arrays() -> None:
     lists = RaggedArray.pack([[1, 2], [], [3]])
     assert len(lists) == 3
     assert lists.owners().tolist() == [0, 0, 2]

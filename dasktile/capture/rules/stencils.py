@@ -115,7 +115,7 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
         reason = f"{title} in map_overlap is not supported"
     elif lookup(layer.task.func) is None:
         reason = (
-            f"the result of user function {title} in map_overlap may depend on the chunks; if not, "
+            f"the result of {title} in map_overlap may depend on the chunks; if not, "
             f"declare its halo with dasktile.register_kernel({title}, halo=...)"
         )
     else:

@@ -121,6 +121,10 @@ class Device(ABC):
             well, and has to tell those by its thread.  None to fail at once.
         """
 
+    @abstractmethod
+    def remove_on_full(self, make_room: Callable[[int], bool]) -> None:
+        """Undo :meth:`on_full`, unless another function was given since then."""
+
 
 #: Makes a device, by its name.
 DEVICES: dict[str, Callable[[], Device]] = {}

@@ -85,11 +85,18 @@ class CupyDevice(Device):
         if isinstance(found, _Asking) and found.device is self:
             cupy.cuda.set_allocator(found.inner)
 
+    def remove_on_full(self, make_room: Callable[[int], bool]) -> None:
+        if self._make_room == make_room:
+            self.on_full(None)
+
     def _listen(self) -> None:
         """Put in front of CuPy's allocator, whichever it is, one that asks for room."""
         if self._make_room is None:
             return
         found = cupy.cuda.get_allocator()
+        # a wrapper of a store that was closed, under an allocator that was set later
+        while isinstance(found, _Asking) and found.device._make_room is None:
+            found = found.inner
         if isinstance(found, _Asking) and found.device is self:
             return
         # not inside of `using_allocator`, which is for this thread alone

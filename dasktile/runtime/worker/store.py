@@ -405,7 +405,7 @@ class TileStore(MutableMapping[Any, Any]):
             residency = self._residency
             if not residency.staying(0):
                 self._take_small()
-            before, capacity = self._gone, residency.capacity[0]
+            before, allowed = self._gone, residency.allowed(0)
             copies = []
             for tier in range(1, len(self._tiers) + 1):
                 # what was full may have room again
@@ -417,7 +417,7 @@ class TileStore(MutableMapping[Any, Any]):
             copy.exception()
         with self._lock:
             after = self._gone
-            self._do(residency.resize(0, capacity))
+            self._do(residency.resize(0, allowed))
         return after - before if after > before else -1
 
     @property
@@ -475,6 +475,9 @@ class TileStore(MutableMapping[Any, Any]):
         """A task finds no room for so many bytes on the device; True if there may be some now."""
         if getattr(self._copying, "now", False):
             # the residency is told, and finds room by itself
+            return False
+        if self._device is not None and size > self._device.total():
+            # no eviction makes room for it
             return False
         with self._lock:
             before = self._gone
@@ -769,6 +772,8 @@ class TileStore(MutableMapping[Any, Any]):
             if self._closed:
                 return
             self._closed = True
+            if self._device is not None:
+                self._device.remove_on_full(self._make_room)
             waiting, self._waiting = list(self._waiting.values()), {}
         for then in waiting:
             then()

@@ -172,6 +172,11 @@ class _Hidden(list[Any]):
     """A list that Dask does not look into."""
 
 
+def is_finite(use: float | None) -> bool:
+    """Whether a next use is known (it is None until the scheduler's hint arrives) and finite."""
+    return use is not None and math.isfinite(use)
+
+
 def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
     def slow(number: int, started: str) -> int:
         Event(started).wait(LIMIT)
@@ -187,7 +192,7 @@ def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
         # nobody knew of these when the tiles were made
         first = client.submit(slow, 1, "go", priority=1)
         sums = client.map(lambda tile, _: float(tile.sum()), tiles, [first] * 4)
-        deadline(lambda: all(abs(uses.of(key)) < math.inf for key in keys))
+        deadline(lambda: all(is_finite(uses.of(key)) for key in keys))
         Event("go", client=client).set()
         assert client.gather(sums) == [10_000 * number for number in range(4)]
         deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
@@ -222,7 +227,7 @@ def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
         store = worker.data
         uses = spilling_of(worker).uses
         # of tasks that were there before
-        deadline(lambda: all(abs(uses.of(tile.key)) < math.inf for tile in tiles))
+        deadline(lambda: all(is_finite(uses.of(tile.key)) for tile in tiles))
         dasktile.enable(client)
         assert worker.data is store
         Event("on", client=client).set()

@@ -598,7 +598,7 @@ class User:
         uses = (None, self.rng.random(), self.rng.random(), float("inf"), DYING)
         self.store.expect({key: self.rng.choice(uses) for key in self.rng.sample(KEYS, 3)})
 
-    def set_upcoming(self) -> None:
+    def look(self) -> None:
         self.store.look(self.rng.sample(KEYS, 4))
 
     def age(self) -> None:
@@ -609,7 +609,7 @@ class User:
         whole = self.world.capacity[tier]
         self.store.resize(tier, whole and int(whole * self.rng.choice((0, 0.5, 1, 1, 2))))
 
-    def shrink(self) -> None:
+    def squeeze(self) -> None:
         tier = self.rng.randrange(len(self.world.capacity))
         self.store.squeeze(tier, self.rng.randrange(4 * SIZE))
 

@@ -1,0 +1,174 @@
+"""The CUDA tier on a fake CuPy: its allocator hook, and the capacity of the device."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dasktile.runtime.tiers import Disk
+from dasktile.runtime.worker.store import TileStore
+from dasktile.schedule.instructions import ResidencySettings
+from tests import fake_cupy
+
+SIZE = 8000
+#: Bytes of eight tiles, by the size that dask sees in the fake arrays.
+CAPACITY = 8 * 8192
+LIMIT = 30
+
+Make = Callable[[], TileStore]
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_cupy.Pool]:
+    with fake_cupy.install(8 * SIZE, monkeypatch) as (_, device):
+        yield device
+
+
+@pytest.fixture
+def make(pool: fake_cupy.Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Make]:
+    import dasktile.runtime.tiers.cuda as tier
+
+    stores: list[TileStore] = []
+
+    def store() -> TileStore:
+        device = tier.CupyDevice()
+        folder = tmp_path / str(len(stores))
+        folder.mkdir()
+        made = TileStore(
+            [device.host(), Disk(str(folder), None)],
+            ResidencySettings((CAPACITY, None, None)),
+            device=device,
+        )
+        stores.append(made)
+        return made
+
+    yield store
+    for made in stores:
+        made.close()
+
+
+def tile(number: float) -> Any:
+    return fake_cupy.array(np.full(SIZE // 8, number))
+
+
+def settled(store: TileStore) -> None:
+    store._engine.wait_all(LIMIT)
+
+
+def test_tiles_come_back_with_their_values(make: Make) -> None:
+    store = make()
+    for number in range(20):
+        store[f"t{number}"] = tile(number)
+    settled(store)
+    assert store.report()["spilled"]["host"] >= 12 * SIZE
+    for number in range(20):
+        value = store[f"t{number}"].get()
+        np.testing.assert_array_equal(value, np.full(SIZE // 8, number))
+
+
+def test_strides_and_views_survive(make: Make) -> None:
+    store = make()
+    values = np.arange(SIZE / 8).reshape(10, -1)
+    array = fake_cupy.array(values)
+    store["plain"], store["turned"] = array, array.transpose()
+    del array
+    for number in range(20):
+        store[f"t{number}"] = tile(number)
+    settled(store)
+    np.testing.assert_array_equal(store["plain"].get(), values)
+    np.testing.assert_array_equal(store["turned"].get(), values.T)
+
+
+def test_the_allocator_is_restored_when_a_store_closes(pool: fake_cupy.Pool, make: Make) -> None:
+    own = fake_cupy.get_allocator()
+    for number in range(3):
+        store = make()
+        store[f"t{number}"] = tile(number)
+        assert fake_cupy.get_allocator() != own
+        del store[f"t{number}"]
+        store.close()
+        assert fake_cupy.get_allocator() == own
+
+
+def test_a_second_store_wraps_the_allocator_once(pool: fake_cupy.Pool, make: Make) -> None:
+    own = fake_cupy.get_allocator()
+    first = make()
+    hook = fake_cupy.get_allocator()
+    # another library puts its allocator in front, so that the hook cannot be taken off
+    fake_cupy.set_allocator(lambda size: hook(size))
+    first.close()
+    fake_cupy.set_allocator(hook)
+    make()
+    assert fake_cupy.get_allocator().inner == own  # type: ignore[attr-defined]
+
+
+def test_an_allocation_larger_than_the_device_evicts_nothing(
+    pool: fake_cupy.Pool, make: Make
+) -> None:
+    store = make()
+    for number in range(6):
+        store[f"t{number}"] = tile(number)
+    with pytest.raises(MemoryError):
+        fake_cupy.alloc(pool.capacity + 1)
+    settled(store)
+    assert len(store.fast) == 6
+    assert store.report()["spilled"]["host"] == 0
+
+
+def test_the_capacity_of_the_device_grows_again_after_a_squeeze(
+    pool: fake_cupy.Pool, make: Make
+) -> None:
+    store = make()
+    for number in range(8):
+        store[f"t{number}"] = tile(number)
+    # a temporary array of a task: tiles are evicted to make room for it
+    temporary = fake_cupy.alloc(3 * SIZE)
+    settled(store)
+    assert store.capacity(0) < CAPACITY
+    del temporary
+    for number in range(8):
+        del store[f"t{number}"]
+    for number in range(8):
+        store[f"u{number}"] = tile(number)
+    settled(store)
+    assert store.capacity(0) == CAPACITY
+    assert len(store.fast) == 8
+
+
+def test_an_eviction_on_request_does_not_reduce_the_capacity_for_good(
+    pool: fake_cupy.Pool, make: Make
+) -> None:
+    store = make()
+    for number in range(8):
+        store[f"t{number}"] = tile(number)
+    temporary = fake_cupy.alloc(3 * SIZE)
+    settled(store)
+    del temporary
+    assert store.evict() > 0
+    assert store.capacity(0) == CAPACITY
+
+
+def test_the_fake_has_the_parameters_of_cupy() -> None:
+    cupy = pytest.importorskip("cupy")
+    fake = fake_cupy.module()
+    pairs = {
+        "Stream": (cupy.cuda.Stream, fake.cuda.Stream),
+        "Event": (cupy.cuda.Event, fake.cuda.Event),
+        "array": (cupy.array, fake.array),
+    }
+    for name, (real, stand_in) in pairs.items():
+        try:
+            known = inspect.signature(real).parameters
+        except ValueError:
+            # compiled without a signature
+            continue
+        used = inspect.signature(stand_in).parameters
+        assert set(used) <= set(known), name
+    for name in vars(fake.cuda):
+        assert hasattr(cupy.cuda, name), name
+    for name in vars(fake.cuda.runtime):
+        assert hasattr(cupy.cuda.runtime, name), name

@@ -17,7 +17,7 @@ from dasktile import config, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.base import ArrayInfo, Captured
 from dasktile.capture.culling import Needed, has_effects, needed_blocks
-from dasktile.capture.extend import extended
+from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
@@ -449,7 +449,7 @@ def _plan(asked: _Asked, alone: Mapping[str, str]) -> _Planned:
         plan = _tile(captured, target, asked.method, None)
     needed = {} if plan.tiled is None else _needed(asked, captured)
     if plan.origin is not None:
-        captured = extended(captured, plan.program, plan.origin)
+        captured = extend(captured, plan.program, plan.origin)
     if needed and plan.tiled is not None:
         nodes = plan.program.nodes
         effects = has_effects(captured)

@@ -1,8 +1,7 @@
-"""Reading dask graphs: from a collection's layers to a :class:`~dasktile.ir.Program`.
+"""Reading dask graphs: from the layers of a collection to a :class:`~dasktile.ir.Program`.
 
-``highlevel`` walks the graph and asks recognisers what each layer is: ``sources``,
-``blockwise`` (with the table in ``pointwise`` and what users promise in ``registry``),
-``contraction``, ``transforms``, ``views`` and ``folds``.  ``base`` says what a recogniser
-is given and what it answers; ``corrections`` knows where dask describes arrays wrongly,
-``reasons`` gives the reason for operations of which no recogniser gives one.
+``highlevel`` walks the graph and calls the recognisers in ``rules`` for each layer.  ``base``
+has the input and the results of a recogniser.  ``user_kernels`` is the registry of user
+functions, ``corrections`` replaces wrong annotations of layers, and ``reasons`` has the reasons
+for unchanged operations that no recogniser gives.  ``settings`` has the limits of capture.
 """

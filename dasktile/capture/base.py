@@ -1,10 +1,10 @@
-"""What a recogniser sees of a dask graph, and what it answers.
+"""The input and the results of recognisers, and the result of a capture.
 
-Capture walks the graph from its outputs.  For every array layer that somebody needs it
-asks the recognisers in turn; the first that answers decides what the layer is.  A
-recogniser may swallow layers below the one it was asked about (the chunk step of a
-reduction, say) by naming, as its inputs, arrays further down; what nobody names is
-never visited.  A layer that no recogniser knows is left alone, with a reason.
+Capture walks the graph from its outputs.  It calls the recognisers in order for every array
+layer that is needed.  The first result that is an operation or a rechunk decides what the
+layer is.  A recogniser may include layers below its own (the chunk step of a reduction, for
+example) if the inputs that it names are arrays further down.  Layers that no operation names
+as an input are not visited.  A layer without an operation is unchanged, with a reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """The array that a layer makes: its keys are ``(name, *block)``."""
+    """The array that a layer computes; its keys are ``(name, *block)``."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,11 +47,11 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Operation:
     """A recognised operation; becomes an :class:`~dasktile.ir.Node`.
 
-    `kernel` is whatever the lowering of this family needs to write the operation's
-    tasks again for other tiles; the other fields are the node's.
+    `kernel` holds what the lowering of this kind of operation needs to write its tasks for
+    other tiles.  The other fields are those of the node.
     """
 
     op: str
@@ -69,15 +69,15 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
-    """The layer's array is that of another layer, only in other chunks (a rechunk)."""
+class Rechunked:
+    """A rechunk: the array of another layer in other chunks."""
 
     layer: str
 
 
 @dataclass(frozen=True, slots=True)
 class NotRecognised:
-    """A layer of the recogniser's family, in a form that it does not take.
+    """The recogniser supports operations like that of the layer, but not in this form.
 
     Parameters
     ----------
@@ -90,16 +90,15 @@ class NotRecognised:
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """Kernel of a node left alone.
+    """Kernel of an unchanged (opaque) node: the tasks of the graph are copied.
 
     Parameters
     ----------
     layers
-        The graph layers it consists of, its own one last.
+        The graph layers of the node, the layer of its array last.
     reads
-        For every edge, the layer by whose keys those layers refer to the array.  It
-        need not be the producer's own: between them there may be rechunks, which are
-        not part of the program.
+        For every edge, the layer whose keys those layers read.  It differs from the layer of
+        the producer where rechunks, which are not part of the program, are between them.
     """
 
     layers: tuple[str, ...]
@@ -108,16 +107,16 @@ class Verbatim:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """A program, and what is needed to write it as a dask graph again.
+    """A program, and what is needed to write a dask graph from it.
 
     Parameters
     ----------
     program
-        The pure part.
+        The operations, without functions and tasks.
     kernels
         One for each node.
     graph
-        The graph captured from.
+        The graph that was captured.
     errors
         Exceptions that recognisers raised; each is a defect of dasktile.
     """
@@ -130,7 +129,7 @@ class Captured:
 
 @dataclass
 class GraphView:
-    """A high-level graph with what recognisers ask of it again and again.
+    """A high-level graph, with cached arrays, tasks and dependencies of its layers.
 
     Parameters
     ----------
@@ -138,7 +137,7 @@ class GraphView:
         The graph.
     roots
         Arrays whose name, shape, dtype and chunks are known from the collections
-        themselves; they outrank what layers say of themselves.
+        themselves.  They take precedence over the annotations of layers.
     """
 
     graph: HighLevelGraph
@@ -153,13 +152,13 @@ class GraphView:
         return self.graph.layers
 
     def array(self, name: str) -> ArrayInfo | None:
-        """The array a layer makes, or None where it is none of known shape and chunks."""
+        """The array of a layer; None if it is no array, or one of unknown shape or chunks."""
         if name not in self._arrays:
             self._arrays[name] = self.roots.get(name) or _annotated(name, self.layers.get(name))
         return self._arrays[name]
 
     def tasks(self, name: str) -> dict[Key, GraphNode]:
-        """The tasks of a layer, as dask's task objects whatever form they were in."""
+        """The tasks of a layer as dask's task objects; tuples are converted."""
         if name not in self._tasks:
             layer = self.layers[name]
             known = self.keys((name, *self.graph.dependencies.get(name, ())))
@@ -177,58 +176,62 @@ class GraphView:
         return Keys(layers, heads)
 
     def heads(self, name: str) -> frozenset[Any]:
-        """What the keys of a layer start with: mostly nothing but its name."""
+        """The first items of the keys of a layer: usually only its name."""
         if name not in self._heads:
             self._heads[name] = frozenset(map(head_of, self.layers[name]))
         return self._heads[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:
-        """Names of the layers that a layer reads, in the order in which its tasks do.
+        """Names of the layers that a layer reads, in the order of the reads in its tasks.
 
-        Their names say nothing: programs must not depend on them.
+        The order does not depend on the names, because programs must not depend on them.
         """
         if name not in self._reads:
             self._reads[name] = self._in_order(name)
         return self._reads[name]
 
     def _in_order(self, name: str) -> tuple[str, ...]:
+        """The dependencies of a layer in the order of the reads in its tasks."""
         names = self.graph.dependencies.get(name, ())
         if len(names) < 2:
             return tuple(names)
         layer = self.layers[name]
-        heads = {head: other for other in sorted(names) for head in self._owned(other)}
-        found: dict[str, None] = {}
-        for key in read_by(layer) if isinstance(layer, Blockwise) else self._read_in(name):
+        heads = {head: other for other in sorted(names) for head in self._key_heads(other)}
+        ordered: dict[str, None] = {}
+        for key in read_by(layer) if isinstance(layer, Blockwise) else self._task_reads(name):
             if (head := head_of(key)) in heads:
-                found[heads[head]] = None
-                if len(found) == len(names):
+                ordered[heads[head]] = None
+                if len(ordered) == len(names):
                     break
-        return (*found, *(other for other in sorted(names) if other not in found))
+        return (*ordered, *(other for other in sorted(names) if other not in ordered))
 
-    def _read_in(self, name: str) -> Iterable[Key]:
+    def _task_reads(self, name: str) -> Iterable[Key]:
+        """The keys that the tasks of a layer read, in order."""
         return (key for task in self.tasks(name).values() for key in references(task))
 
-    def _owned(self, name: str) -> Iterable[Any]:
+    def _key_heads(self, name: str) -> Iterable[Any]:
+        """As :meth:`heads`; a Blockwise layer or one of another graph has only its name."""
         layer = self.layers.get(name)
         if layer is None or isinstance(layer, Blockwise):
             return (name,)
         return self.heads(name)
 
 
-#: What a layer is; None if it does not belong to the recogniser's family.
-Recogniser = Callable[[GraphView, str], "Found | Same | NotRecognised | None"]
+#: The operation of a layer; None if the layer is not of a kind that the recogniser supports.
+Recogniser = Callable[[GraphView, str], "Operation | Rechunked | NotRecognised | None"]
 
 
 def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:
-    notes = layer.collection_annotations if layer is not None else None
-    if not notes or "chunks" not in notes or "dtype" not in notes:
+    """The array of a layer by its annotations; None if they are incomplete or sizes are unknown."""
+    annotations = layer.collection_annotations if layer is not None else None
+    if not annotations or "chunks" not in annotations or "dtype" not in annotations:
         return None
-    chunks = notes["chunks"]
-    if chunks is None or notes["dtype"] is None:
+    chunks = annotations["chunks"]
+    if chunks is None or annotations["dtype"] is None:
         return None
     for sizes in chunks:
         for size in sizes:
             if not isinstance(size, (int, np.integer)):
                 return None
     exact = tuple(tuple(int(size) for size in sizes) for sizes in chunks)
-    return ArrayInfo(name, tuple(map(sum, exact)), np.dtype(notes["dtype"]), exact)
+    return ArrayInfo(name, tuple(map(sum, exact)), np.dtype(annotations["dtype"]), exact)

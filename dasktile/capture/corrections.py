@@ -1,8 +1,9 @@
 """Arrays that dask describes wrongly.
 
-Layers say of their arrays what was thought when they were made; some operations then
-correct the array but not the layer.  Where such an array is no output, so that nobody
-else says better, its layer must not be believed.
+The annotations of a layer describe its array as it was when the layer was created.  Some dask
+operations correct the array afterwards, but not the layer.  For such an array that is not an
+output, whose description is known from its collection, the annotations are corrected or
+dropped here.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from dasktile._compat.dask import (
     topk_aggregate,
 )
 from dasktile.capture.base import ArrayInfo, GraphView
-from dasktile.capture.rules.fold_table import RULES
+from dasktile.capture.rules.fold_table import REDUCTIONS
 
 _TOPK = (chunk_topk, topk_aggregate)
 _ARGTOPK = (chunk_argtopk, argtopk_aggregate)
-#: Functions whose blocks have sizes that only the values tell, or are no arrays at all.
-_UNKNOWN = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
+#: Functions whose results have sizes that depend on values, or are not arrays.
+_UNKNOWN_SIZES = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
 
 
-def correct(view: GraphView) -> None:
-    """Set right, or forget, what layers say of their arrays and dask says wrongly."""
+def correct_arrays(view: GraphView) -> None:
+    """Correct the arrays of layers with wrong annotations; None where the array is unknown."""
     for name, layer in view.layers.items():
         if name in view.roots:
             continue
@@ -43,55 +44,55 @@ def correct(view: GraphView) -> None:
             if layer.task.func is getitem_variadic:  # a mask of unknown values
                 view._arrays[name] = None
             continue
-        function, keywords = called(layer)
+        function, keywords = called_function(layer)
         if function is None:
             continue
         if function in (topk_aggregate, argtopk_aggregate):
             view._arrays[name] = _largest(view, name, keywords)
-        elif function in _UNKNOWN or _sized_by_user(function, keywords):
+        elif function in _UNKNOWN_SIZES or _sized_by_user(function, keywords):
             view._arrays[name] = None
 
 
 def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:
-    """True for a user's reduction that keeps its axes: it may have an ``output_size``."""
+    """True for a user's reduction that keeps its axes, because it may have an ``output_size``."""
     if keywords.get("keepdims") is not True or not isinstance(keywords.get("axis"), tuple):
         return False
     module = getattr(function, "__module__", None) or ""
-    return module.split(".")[0] != "dask" and all(function is not last for _, last in RULES)
+    return module.split(".")[0] != "dask" and all(function is not last for _, last in REDUCTIONS)
 
 
-def mistyped(layer: Layer) -> bool:
-    """True if a layer makes plain arrays although it says otherwise."""
-    return called(layer)[0] is argtopk_aggregate
+def has_wrong_chunk_type(layer: Layer) -> bool:
+    """True if a layer computes NumPy arrays although its annotations name another type."""
+    return called_function(layer)[0] is argtopk_aggregate
 
 
 def _largest(view: GraphView, name: str, keywords: dict[str, Any]) -> ArrayInfo | None:
-    """The array of the `k` largest elements, or of their places."""
-    said = view.array(name)
-    below, function = name, called(view.layers[name])[0]
+    """The array of the `k` largest elements, or of their positions."""
+    declared = view.array(name)
+    below, function = name, called_function(view.layers[name])[0]
     while function in _TOPK or function in _ARGTOPK:
         reads = view.dependencies(below)
         if len(reads) != 1:
             return None
         below = reads[0]
-        function = called(view.layers[below])[0]
+        function = called_function(view.layers[below])[0]
     source = view.array(below)
     axes, count = keywords.get("axis"), abs(keywords.get("k", 0))
-    if said is None or source is None or not isinstance(axes, tuple) or len(axes) != 1:
+    if declared is None or source is None or not isinstance(axes, tuple) or len(axes) != 1:
         return None
     (axis,) = axes
     if not 0 < count <= source.shape[axis]:
         return None
-    chunks = (*said.chunks[:axis], (count,), *said.chunks[axis + 1 :])
-    places = called(view.layers[name])[0] is argtopk_aggregate
-    dtype = np.dtype(np.intp) if places else said.dtype
+    chunks = (*declared.chunks[:axis], (count,), *declared.chunks[axis + 1 :])
+    positions = called_function(view.layers[name])[0] is argtopk_aggregate
+    dtype = np.dtype(np.intp) if positions else declared.dtype
     return ArrayInfo(name, tuple(map(sum, chunks)), dtype, chunks)
 
 
-def called(layer: Layer) -> tuple[Any, dict[str, Any]]:
+def called_function(layer: Layer) -> tuple[Any, dict[str, Any]]:
     """The function that a layer's first task calls, and the keywords bound to it.
 
-    Of a composition it is the function applied last.
+    For a composition, the function that is applied last.
     """
     function: Any
     if isinstance(layer, Blockwise):

@@ -1,4 +1,4 @@
-"""What was captured, with arrays that a plan has there twice."""
+"""A captured program with nodes added for replicas and recomputed operations."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from dasktile.capture.rules.views import Gather
 from dasktile.ir import Program
 
 
-def extended(captured: Captured, program: Program, origin: Sequence[int]) -> Captured:
-    """The same with more nodes.
+def extend(captured: Captured, program: Program, origin: Sequence[int]) -> Captured:
+    """The captured program with nodes added: a kernel for every node of `program`.
 
     Parameters
     ----------
     captured
-        What was captured.
+        The captured program.
     program
         Its program with more nodes.
     origin
-        For every node, the one captured that it is, or is a copy of: a node that reads the
-        very array that it makes copies it, others are run again.
+        For every node of `program`, the captured node that it is, or repeats.  A node that
+        reads the array of its own origin is a copy (a replica); any other repetition is
+        recomputed.
     """
     kernels = []
     for node, index in zip(program.nodes, origin, strict=True):

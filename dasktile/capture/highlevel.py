@@ -1,8 +1,9 @@
 """From the layers of a dask graph to a program.
 
-The walk starts at the outputs and follows what is needed.  Each array layer on the way
-is shown to the recognisers in turn; what none of them knows is left alone, together with
-the layers it needs that are no arrays.  Nothing here recurses: graphs are deep.
+The walk starts at the outputs and follows the inputs of the operations.  The recognisers are
+called in order for each array layer.  A layer that none of them recognises is unchanged,
+together with the layers it needs that are not arrays.  Nothing here recurses, because graphs
+are deep.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from dask.utils import key_split
 from dasktile.capture.base import (
     ArrayInfo,
     Captured,
-    Found,
     GraphView,
     Input,
     NotRecognised,
+    Operation,
+    Rechunked,
     Recogniser,
-    Same,
     Verbatim,
 )
-from dasktile.capture.corrections import correct, mistyped
+from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
 from dasktile.capture.reasons import reason_for
 from dasktile.capture.rules import (
     blockwise,
@@ -43,10 +44,11 @@ from dasktile.capture.rules import (
 from dasktile.capture.undeclared import check_reads
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 
-#: The first that answers decides; where none does, the first reason of one that declines is
-#: shown.  Contractions come before folds, which would take their sums for ordinary ones; gufuncs
-#: before views, which would take the layer that gives their blocks other keys for a rechunk;
-#: cheap ones before those that read tasks; last what only says why a layer is unchanged.
+#: The first result that is an operation or a rechunk decides.  If there is none, the reason of
+#: the first recogniser that declines is shown.  Contractions come before folds, which would
+#: recognise their sums as ordinary ones; gufuncs before views, which would recognise the layer
+#: that renames their blocks as a rechunk; cheap recognisers before those that read tasks; last
+#: the one that only gives a reason for an unchanged layer.
 RECOGNISERS: tuple[Recogniser, ...] = (
     *contraction.RECOGNISERS,
     *einsums.RECOGNISERS,
@@ -55,10 +57,10 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *blockwise.RECOGNISERS,
     *views.RECOGNISERS,
     *folds.RECOGNISERS,
-    blockwise.dependent,
+    blockwise.block_dependent,
 )
 
-_Answer = Found | Same
+_Answer = Operation | Rechunked
 
 logger = logging.getLogger("dasktile")
 
@@ -72,12 +74,12 @@ def capture(arrays: Sequence[Array]) -> Captured:
     Parameters
     ----------
     arrays
-        The arrays wanted, all of known shape.
+        The arrays to compute, all of known chunk sizes.
 
     Returns
     -------
-    The program, whose outputs are the arrays in order; an array that is only another's
-    in other chunks shares its node.
+    The program, whose outputs are the arrays in order.  An array and its rechunked version
+    share a node.
 
     Raises
     ------
@@ -112,7 +114,7 @@ def capture_graph(
         If tasks read what the graph does not declare.
     """
     view = GraphView(graph, {root.name: root for root in roots})
-    correct(view)
+    correct_arrays(view)
     check_reads(view)
     errors: list[Exception] = []
     answers = _walk(view, [root.name for root in roots], alone or {}, errors)
@@ -126,7 +128,7 @@ def capture_graph(
     kernels: list[Any] = []
     for name in order:
         answer, info = answers[name], view.array(name)
-        assert isinstance(answer, Found) and info is not None
+        assert isinstance(answer, Operation) and info is not None
         nodes.append(
             Node(
                 name=name,
@@ -158,7 +160,7 @@ def capture_graph(
 def _walk(
     view: GraphView, names: Sequence[str], alone: Mapping[str, str], errors: list[Exception]
 ) -> dict[str, _Answer]:
-    """What every layer is that the named ones need; adds what recognisers raise to `errors`."""
+    """The result for every layer that the named ones need; exceptions are added to `errors`."""
     answers: dict[str, _Answer] = {}
     stack = list(reversed(names))
     while stack:
@@ -171,22 +173,22 @@ def _walk(
 
 
 def _reads(answer: _Answer) -> list[str]:
-    if isinstance(answer, Same):
+    if isinstance(answer, Rechunked):
         return [answer.layer]
     return [read.layer for read in answer.inputs]
 
 
 def _resolved(answers: Mapping[str, _Answer], name: str) -> str:
-    """The layer that makes an array, below all that only change its chunks."""
+    """The layer that computes an array, below all rechunks."""
     answer = answers[name]
-    while isinstance(answer, Same):
+    while isinstance(answer, Rechunked):
         name = answer.layer
         answer = answers[name]
     return name
 
 
 def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
-    """Layers that make arrays, producers first, otherwise as discovered from outputs."""
+    """Layers of operations, producers first, otherwise in the order of the outputs."""
     order: dict[str, None] = {}
     for root in names:
         stack = [_resolved(answers, root)]
@@ -208,9 +210,9 @@ def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
 def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception]) -> _Answer:
     info = view.array(name)
     assert info is not None
-    reason = reason or _untouchable(view.layers[name], info)
+    reason = reason or _unchanged_reason(view.layers[name], info)
     if reason:
-        resident = sources.held(view, name)
+        resident = sources.in_memory(view, name)
         if resident is not None and resident.kind is Kind.OPAQUE:
             return resident
         return _opaque(view, info, reason)
@@ -235,32 +237,32 @@ def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception])
     return _opaque(view, info, reason or reason_for(view, name, declined))
 
 
-def _untouchable(layer: Layer, info: ArrayInfo) -> str:
-    """Why a layer must be left alone whatever it does, empty if there is no reason."""
+def _unchanged_reason(layer: Layer, info: ArrayInfo) -> str:
+    """The reason for which a layer is unchanged whatever its operation; empty if there is none."""
     if layer.annotations:
         return "the layer is annotated"
     if info.dtype.hasobject or info.dtype.kind == "V":
-        return f"chunks of {info.dtype} cannot be cut and joined freely"
+        return f"arrays of dtype {info.dtype} are not supported"
     if any(size == 0 for sizes in info.chunks for size in sizes):
         return "some chunks are empty"
     if isinstance(layer, Blockwise) and layer.output_blocks:
         return "only some of its blocks are in the graph"
-    kind = _strange_type(layer)
-    return f"chunks are of type {kind}" if kind else ""
+    kind = _unsupported_type(layer)
+    return f"chunks of type {kind} are not supported" if kind else ""
 
 
-def _strange_type(layer: Layer) -> str:
-    """The type of a layer's chunks if it is one that cannot be cut and joined freely."""
+def _unsupported_type(layer: Layer) -> str:
+    """The type of a layer's chunks if it is not supported, else empty."""
     kind = str((layer.collection_annotations or {}).get("chunk_type", "numpy.ndarray"))
     plain = kind == "numpy.ndarray" or kind.startswith("cupy.")
-    return "" if plain or mistyped(layer) else kind
+    return "" if plain or has_wrong_chunk_type(layer) else kind
 
 
 def _problem(view: GraphView, info: ArrayInfo, answer: _Answer | NotRecognised) -> str:
-    """What is wrong with a recogniser's answer, empty if it is consistent."""
+    """The inconsistency in the result of a recogniser; empty if there is none."""
     if isinstance(answer, NotRecognised):
         return ""
-    if isinstance(answer, Same):
+    if isinstance(answer, Rechunked):
         other = view.array(answer.layer)
         if other is None or other.shape != info.shape or other.dtype != info.dtype:
             return "a rechunk of an array of unknown shape"
@@ -294,10 +296,10 @@ def _problem(view: GraphView, info: ArrayInfo, answer: _Answer | NotRecognised) 
         if answer.kind is Kind.OPAQUE:
             continue
         if any(0 in sizes for sizes in array.chunks):
-            return "some chunks it reads are empty"
-        kind = _strange_type(view.layers[read.layer])
+            return "reads an array with empty chunks"
+        kind = _unsupported_type(view.layers[read.layer])
         if kind:
-            return f"reads chunks of type {kind}"
+            return f"reads chunks of type {kind}, which are not supported"
     return ""
 
 
@@ -305,10 +307,10 @@ def _lies_within(labels: Sequence[Label], label: int, lo: int, hi: int) -> bool:
     return 0 <= label < len(labels) and 0 <= lo < hi <= labels[label].size
 
 
-def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Found:
-    """A node left alone, with all it needs down to the next arrays of known shape."""
+def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
+    """An unchanged node, with all layers it needs down to the next arrays of known shape."""
     members, arrays = _members(view, info.name)
-    return Found(
+    return Operation(
         op=key_split(info.name),
         kind=Kind.OPAQUE,
         labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
@@ -323,23 +325,23 @@ def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Found:
 
 
 def _members(view: GraphView, name: str) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
-    """Layers that belong to an opaque one, its own last, and the arrays they read."""
+    """Layers of an opaque node, that of its array last, and the arrays they read."""
     members: dict[str, None] = {}
     arrays: dict[str, ArrayInfo] = {}
     stack = [name]
     while stack:
-        at = stack[-1]
+        member = stack[-1]
         waiting: list[str] = []
-        for other in view.dependencies(at):
+        for other in view.dependencies(member):
             array = view.array(other)
             if array is not None and _has_keys(view.layers[other], array):
                 arrays[other] = array
             elif other not in members:
                 waiting.append(other)
-        if waiting and at not in members:
+        if waiting and member not in members:
             stack.extend(reversed(waiting))
         else:
-            members[at] = None
+            members[member] = None
             stack.pop()
     return tuple(members), tuple(arrays.values())
 
@@ -354,14 +356,14 @@ def _has_keys(layer: Layer, array: ArrayInfo) -> bool:
 
 
 def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMap, ...]:
-    """Which part of an array the blocks of a layer read, as far as index symbols tell."""
+    """The part of an array that the blocks of a layer read, from its index symbols."""
     maps = [AxisMap(None)] * len(array.shape)
     if not isinstance(layer, Blockwise):
         return tuple(maps)
     uses = [
         symbols
         for argument, symbols in layer.indices
-        # what has no symbols is a literal of any type
+        # an argument without symbols is a literal of any type
         if symbols is not None and argument == array.name
     ]
     if len(uses) != 1 or len(uses[0]) != len(maps):
@@ -374,16 +376,16 @@ def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMa
 
 
 def _block_map(label: int, own: tuple[int, ...], read: tuple[int, ...]) -> AxisMap:
-    """The map under which every block of a label touches just the same block of an axis."""
+    """The map by which every block of a label reads the block of an axis with its number."""
     if len(own) != len(read) or not own[0]:
         return AxisMap(None)
     ratio = max(1, read[0] // own[0])
-    found = AxisMap(label, 0, ratio, ratio)
+    candidate = AxisMap(label, 0, ratio, ratio)
     inner, outer, size = bounds(own), bounds(read), sum(read)
     fits = all(
-        found.interval(lo, hi, size) == want
-        for lo, hi, want in zip(
+        candidate.interval(lo, hi, size) == interval
+        for lo, hi, interval in zip(
             inner[:-1], inner[1:], zip(outer[:-1], outer[1:], strict=True), strict=True
         )
     )
-    return found if fits else AxisMap(None)
+    return candidate if fits else AxisMap(None)

@@ -1,7 +1,12 @@
-"""Why an operation is unchanged where no recogniser says so, in words for a dask user."""
+"""Reasons for unchanged operations, which ``explain`` shows.
+
+A recogniser that declines a layer gives the reason itself.  Reasons for all other layers are
+here.  They name the function that the user called, and what to do if there is something.
+"""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -10,7 +15,8 @@ from dask.utils import funcname, key_split
 
 from dasktile._compat.dask import enforce_dtype
 from dasktile.capture.base import GraphView
-from dasktile.capture.corrections import called
+from dasktile.capture.corrections import called_function
+from dasktile.capture.settings import SETTINGS
 from dasktile.capture.user_kernels import lookup
 
 
@@ -22,7 +28,7 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     view, name
         The graph and the layer.
     declined
-        What a recogniser says of it, empty where it is of no family that one is for.
+        The reason of a recogniser that declined the layer, empty if none did.
     """
     layer = view.layers[name]
     for other in view.dependencies(name):
@@ -30,28 +36,29 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
             return "reads an array of unknown chunk sizes"
     if declined:
         return declined
-    function, keywords = called(layer)
+    function, keywords = called_function(layer)
     if isinstance(layer, Blockwise):
         if function is enforce_dtype:
             function = keywords.get("enforce_dtype_function")
         return _function_reason(layer, function)
     if (getattr(function, "__module__", "") or "").startswith("dasktile."):
         return "already tiled by dasktile"
-    if any(key_split(key) != key_split(name) for key in list(layer)[:64]):
-        return f"{key_split(name)} is written as a graph that dasktile does not read"
-    return f"dasktile does not know {_title(function) or key_split(name)}"
+    operation = key_split(name)
+    if any(key_split(key) != operation for key in itertools.islice(layer, SETTINGS.sampled_keys)):
+        return f"the task graph of {operation} is not supported"
+    return f"{_name(function) or operation} in this form is not supported"
 
 
 def _function_reason(layer: Blockwise, function: Any) -> str:
-    """For a function of blocks, of which only its module is known."""
+    """The reason for a layer that calls a function on every block."""
     module = getattr(function, "__module__", "") or ""
     if module.split(".")[0] in ("dask", "numpy", "scipy"):
-        return f"dasktile does not know {_title(function)}, applied to these arguments"
+        return f"{_name(function)} is not supported with these arguments"
     if lookup(layer.task.func) is not None:
-        return f"user function {_title(function)} is registered, but not for this use"
+        return f"this call does not match how user function {_name(function)} is registered"
     return (
-        f"user function {_title(function)} may depend on its block; "
-        "dasktile.register_kernel says if not"
+        f"the result of user function {_name(function)} may depend on the chunks; if not, "
+        "declare it with dasktile.register_kernel"
     )
 
 
@@ -59,5 +66,5 @@ def _is_array(layer: Layer) -> bool:
     return bool((layer.collection_annotations or {}).get("chunks"))
 
 
-def _title(function: Any) -> str:
+def _name(function: Any) -> str:
     return str(funcname(function)) if callable(function) else ""

@@ -1,14 +1,14 @@
-"""What a reference is: which part of a task stands for the result of another task.
+"""References: the parts of a task that stand for the result of another task.
 
-Everything in this package that reads keys asks here.  The rules are those of dask:
+All code of this package that reads keys uses these functions.  The rules are those of dask:
 
 * A ``TaskRef``, an ``Alias`` and a future name the key themselves.
 * In a task written as a tuple, a string, a number or a tuple is a reference where it equals a
   key of the graph, by hash and by ``==`` as in a dict: ``("x", numpy.int64(1))`` is the key
   ``("x", 1)``.
-* What a ``DataNode`` holds is data, whatever it looks like.
+* The value of a ``DataNode`` is data, even if it equals a key.
 
-The first item of a key is its *head*; it is mostly, but not always, the name of its layer.
+The first item of a key is its *head*; it is usually, but not always, the name of its layer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_block_number(value: Any, count: int) -> bool:
 
 
 def is_block(key: Key, name: str, numblocks: Sequence[int]) -> bool:
-    """Whether a key is one of a block of the array `name`."""
+    """Whether a key is that of a block of the array `name`."""
     return (
         isinstance(key, tuple)
         and len(key) == len(numblocks) + 1
@@ -48,27 +48,27 @@ def is_block(key: Key, name: str, numblocks: Sequence[int]) -> bool:
 
 
 def head_of(key: Key) -> Any:
-    """What a key starts with: mostly the name of its layer."""
+    """The first item of a key: usually the name of its layer."""
     return key[0] if isinstance(key, tuple) and key else key
 
 
 def with_head(key: Key, head: Any) -> Key:
-    """The same key under another head."""
+    """The key with its head replaced."""
     return (head, *key[1:]) if isinstance(key, tuple) else head
 
 
 def reference(argument: Any) -> Key:
-    """The key that an argument of a task stands for, None where it is no key."""
+    """The key that an argument of a task stands for, None if it is not a reference."""
     if isinstance(argument, TaskRef):
         return argument.key
-    # this is what dask makes of a key in a task written as a tuple
+    # dask converts a key in a tuple task to an Alias
     return argument.target if isinstance(argument, Alias) else None
 
 
 def references(node: GraphNode) -> Sequence[Key]:
     """The keys that a task reads, each once, from left to right.
 
-    The order is that of the arguments, so that it does not depend on hashes.
+    The order is that of the arguments; it does not depend on hashes.
     """
     needs = node.dependencies
     if len(needs) < 2:
@@ -78,7 +78,7 @@ def references(node: GraphNode) -> Sequence[Key]:
 
 
 def _mentioned(part: Any) -> Iterator[Key]:
-    """The keys in a task, also in the tasks that dask fused into it."""
+    """The keys in a task, including those in tasks that dask fused into it."""
     stack = [part]
     while stack:
         item = stack.pop()
@@ -93,7 +93,7 @@ def _mentioned(part: Any) -> Iterator[Key]:
 
 
 def read_by(layer: Blockwise) -> Iterable[Key]:
-    """Names of layers, and keys, that a Blockwise layer reads, without its tasks."""
+    """Names of layers, and keys, that a Blockwise layer reads; its tasks are not generated."""
     for argument, symbols in layer.indices:
         if symbols is not None:
             yield argument
@@ -105,18 +105,18 @@ def read_by(layer: Blockwise) -> Iterable[Key]:
 
 
 class Keys:
-    """The keys of some layers, as a container, without the tasks of Blockwise layers.
+    """A container of the keys of some layers; tasks of Blockwise layers are not generated.
 
     Parameters
     ----------
     layers
         The layers, by name.
     heads
-        For every one of them that is not Blockwise, the heads of its keys.
+        For every layer that is not Blockwise, the heads of its keys.
     """
 
     def __init__(self, layers: Mapping[str, Layer], heads: Mapping[str, Iterable[Any]]) -> None:
-        #: To look a key up in a Blockwise layer itself would write out all its tasks.
+        #: A lookup in a Blockwise layer itself would generate all its tasks.
         self._blockwise: dict[Any, Blockwise] = {}
         self._numblocks: dict[Any, tuple[int, ...]] = {}
         #: The names of all other layers, by the heads of their keys.
@@ -135,7 +135,7 @@ class Keys:
         return self.owner(key) is not None
 
     def owner(self, key: Key) -> str | None:
-        """The layer that has a key, None where none has it."""
+        """The layer that contains a key, or None."""
         try:
             head = head_of(key)
             layer = self._blockwise.get(head)
@@ -146,6 +146,6 @@ class Keys:
             for name in self._others.get(head, ()):
                 if key in self._layers[name]:
                     return name
-        except TypeError:  # what cannot be hashed is no key
+        except TypeError:  # an unhashable value is not a key
             pass
         return None

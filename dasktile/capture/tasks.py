@@ -1,8 +1,8 @@
-"""The tasks that a dask graph comes to, with the bytes that they make, for planning their order.
+"""The tasks of a dask graph with the sizes of their results, for planning their order.
 
-Sizes are read off the chunks that layers say they have.  Tasks that Dask has made one have the
-key of the last of them, and slices of a tile are computed from their index.  What is left (the
-partial results of a sum, say) counts as large as the largest array that it is made of.
+Sizes are those of the chunks of layers.  Fused tasks have the key of the last of them.  The size
+of a slice is computed from its index.  The size of any other result (such as the partial result
+of a sum) is estimated as that of its largest input.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from dasktile._compat.dask import (
     resolve_aliases,
 )
 from dasktile.capture.base import GraphView
-from dasktile.capture.corrections import called, correct
+from dasktile.capture.corrections import called_function, correct_arrays
 from dasktile.capture.references import references
-from dasktile.capture.rules.fold_table import RULES
+from dasktile.capture.rules.fold_table import REDUCTIONS
 
-#: Functions that multiply matrices.
+#: Names of functions that multiply matrices.
 _PRODUCTS = frozenset({"matmul", "_matmul", "tensordot", "_tensordot", "dot", "chunk_einsum"})
 
-#: The functions that reductions begin with.
-_STEPS = frozenset(first for first, _ in RULES)
+#: The functions of the first step of reductions.
+_STEPS = frozenset(first for first, _ in REDUCTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Tasks:
-    """What runs, every task after what it reads.
+    """The tasks that run, in an order in which inputs come before their readers.
 
     Parameters
     ----------
     keys
-        Of the tasks.
+        Keys of the tasks.
     reads
-        For every task, the positions in `keys` of those whose results it reads.
+        For every task, the positions in `keys` of its inputs.
     sizes
-        Bytes of every result.
+        Size of every result in bytes.
     work
-        Floating-point operations of every task, as far as known: those of products.
+        Floating-point operations of every task; zero except for products.
     names
-        What a person calls every task, and tasks that take as long.
+        Name of the operation of every task; tasks of one name take similar time.
     wanted
-        Positions of the tasks whose results are asked for.
+        Positions of the tasks whose results are requested.
     views
-        For every task whose result is a view of what it reads, the position of that; -1 for
-        others.
+        For every task whose result is a view of its input, the position of that input; -1 for
+        any other task.
     """
 
     keys: tuple[Hashable, ...]
@@ -71,26 +71,26 @@ class Tasks:
 
 
 def without_aliases(dsk: Mapping[Any, GraphNode], wanted: Iterable[Hashable]) -> dict[Any, Any]:
-    """The same tasks without those that only give another name, except what is wanted.
+    """The tasks without aliases, except those that are requested.
 
-    Distributed would run each of them as a task.
+    Distributed would run every alias as a task.
     """
     keys = set(wanted)
     readers: dict[Any, set[Any]] = {key: set() for key in dsk}
     for key, node in dsk.items():
         for read in node.dependencies:
             readers.setdefault(read, set()).add(key)
-    found = resolve_aliases(dict(dsk), keys, readers)
+    resolved = resolve_aliases(dict(dsk), keys, readers)
     names = {}
-    for key in found:
+    for key in resolved:
         target = key
-        while isinstance(one := found.get(target), Alias) and target not in keys:
-            target = one.target
+        while isinstance(alias := resolved.get(target), Alias) and target not in keys:
+            target = alias.target
         if target != key:
             names[key] = target
     return {
         key: node.substitute(names) if not names.keys().isdisjoint(node.dependencies) else node
-        for key, node in found.items()
+        for key, node in resolved.items()
         if key not in names
     }
 
@@ -106,13 +106,13 @@ def tasks(
     Parameters
     ----------
     graph
-        As it was before it was optimised: it says what arrays the keys are blocks of.
+        The graph before optimisation, whose layers describe the arrays.
     dsk
         The tasks that will run.
     wanted
-        Keys that are asked for.
+        Requested keys.
     known
-        Bytes of results that somebody has seen.
+        Measured bytes of a result, None if it was not measured.
     """
     shapes = _Shapes(graph, dsk)
 
@@ -130,70 +130,70 @@ def tasks(
         sizes.append(shapes.size(key) if size is None else size)
     return Tasks(
         tuple(place),
-        tuple(tuple(place[read] for read in found) for found in inputs.values()),
+        tuple(tuple(place[read] for read in reads) for reads in inputs.values()),
         tuple(sizes),
-        tuple(shapes.operations(key, found) for key, found in inputs.items()),
+        tuple(shapes.operations(key, reads) for key, reads in inputs.items()),
         tuple(key_split(key) for key in place),
         tuple(dict.fromkeys(place[key] for key in roots if key in place)),
         tuple(
-            place[found[0]] if len(found) == 1 and _is_view(dsk[key]) else -1
-            for key, found in inputs.items()
+            place[reads[0]] if len(reads) == 1 and _is_view(dsk[key]) else -1
+            for key, reads in inputs.items()
         ),
     )
 
 
 def _is_view(node: GraphNode) -> bool:
-    """Whether a task's result is memory of what it reads."""
+    """Whether the result of a task shares the memory of its input."""
     if not isinstance(node, Task):
         return False
     name = getattr(node.func, "__name__", "")
     if name in ("getitem", "getitem_any"):
         index = node.args[1] if len(node.args) == 2 else None
         index = index if isinstance(index, tuple) else (index,)
-        return all(isinstance(one, slice | int | np.integer) or one is None for one in index)
+        return all(isinstance(entry, slice | int | np.integer) or entry is None for entry in index)
     return name == "transpose"
 
 
 def _reached(
     dsk: Mapping[Any, GraphNode], roots: Sequence[Any], real: Callable[[Any], Any]
 ) -> dict[Any, list[Any]]:
-    """What each task reads; tasks come after what they read, whatever their names."""
-    found: dict[Any, list[Any]] = {}
-    begun: dict[Any, list[Any]] = {}
+    """The inputs of each task; inputs come before their readers, independent of names."""
+    ordered: dict[Any, list[Any]] = {}
+    visited: dict[Any, list[Any]] = {}
     stack = list(reversed(roots))
     while stack:
         key = stack[-1]
-        if key in found or key not in dsk:
+        if key in ordered or key not in dsk:
             stack.pop()
-        elif key not in begun:
+        elif key not in visited:
             reads = dict.fromkeys(real(read) for read in references(dsk[key]))
-            begun[key] = [read for read in reads if read in dsk]
-            stack.extend(reversed(begun[key]))
+            visited[key] = [read for read in reads if read in dsk]
+            stack.extend(reversed(visited[key]))
         else:
-            found[key] = begun[key]
+            ordered[key] = visited[key]
             stack.pop()
-    return found
+    return ordered
 
 
 @dataclass
 class _Shapes:
-    """The shape and the bytes of an element of results, as far as they are known."""
+    """The shapes and item sizes of results, where they are known."""
 
     graph: HighLevelGraph
     dsk: Mapping[Any, GraphNode]
 
     def __post_init__(self) -> None:
         self._view = GraphView(self.graph)
-        correct(self._view)
-        # tasks that Dask made one, and steps on the way, have the last part of a layer's name
+        correct_arrays(self._view)
+        # fused tasks and intermediate steps have the token of a layer's name
         self._layers = {_token(name): name for name in reversed(list(self.graph.layers))}
         self._known: dict[Any, tuple[tuple[int, ...], int] | None] = {}
         self._sizes: dict[Any, int] = {}
 
     def of(self, key: Any) -> tuple[tuple[int, ...], int] | None:
-        """The shape of a result and the bytes of an element."""
+        """The shape of a result and the bytes of an element; None if unknown."""
         if key not in self._known:
-            self._known[key] = None  # a circle would be no graph
+            self._known[key] = None  # ends the recursion of a cyclic graph
             self._known[key] = self._of(key)
         return self._known[key]
 
@@ -208,23 +208,28 @@ class _Shapes:
         layer = name if isinstance(name, str) and name in self.graph.layers else None
         info = None if layer is None else self._view.array(layer)
         if info is None and isinstance(name, str):
-            # a step on the way to an array has the token of its name
+            # an intermediate step of an array has the token of its name
             layer = self._layers.get(_token(name))
             info = None if layer is None else self._view.array(layer)
         if layer is not None and info is not None and (layer == name or len(block) > 0):
             block = block[len(block) - len(info.chunks) :] if info.chunks else []
             if len(block) == len(info.chunks):
                 try:
-                    shape = [sizes[at] for sizes, at in zip(info.chunks, block, strict=True)]
+                    shape = [
+                        sizes[number] for sizes, number in zip(info.chunks, block, strict=True)
+                    ]
                 except (IndexError, TypeError):
-                    # a step on the way: its blocks are at most as large
+                    # an intermediate step: its blocks are at most this large
                     shape = [max(sizes, default=0) for sizes in info.chunks]
-                return self._begun(layer, shape), info.dtype.itemsize
+                return self._block_shape(layer, shape), info.dtype.itemsize
         return self._sliced(node)
 
-    def _begun(self, layer: str, shape: Sequence[int]) -> tuple[int, ...]:
-        """What the first step of a reduction makes, of which layers say that it is a block."""
-        function, keywords = called(self.graph.layers[layer])
+    def _block_shape(self, layer: str, shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of a block; for the first step of a reduction, that of the partial result.
+
+        Layers describe that step as if it did not reduce.
+        """
+        function, keywords = called_function(self.graph.layers[layer])
         axes = keywords.get("axis")
         if function in _STEPS and keywords.get("keepdims") is True and isinstance(axes, tuple):
             return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
@@ -239,33 +244,35 @@ class _Shapes:
         if source is None:
             return None
         index = index if isinstance(index, tuple) else (index,)
-        if len(index) != len(source[0]) or not all(isinstance(one, slice) for one in index):
+        if len(index) != len(source[0]) or not all(isinstance(entry, slice) for entry in index):
             return None
         pairs = zip(index, source[0], strict=True)
-        return tuple(len(range(*one.indices(size))) for one, size in pairs), source[1]
+        return tuple(len(range(*entry.indices(size))) for entry, size in pairs), source[1]
 
     def size(self, key: Any) -> int:
         """Bytes of a result."""
         stack = [key]
         while stack:
-            at = stack[-1]
-            if at in self._sizes:
+            current = stack[-1]
+            if current in self._sizes:
                 stack.pop()
                 continue
-            node = self.dsk.get(at)
-            found = self.of(at)
-            if found is not None:
-                self._sizes[at] = math.prod(found[0]) * found[1]
+            node = self.dsk.get(current)
+            array = self.of(current)
+            if array is not None:
+                self._sizes[current] = math.prod(array[0]) * array[1]
             elif node is None:
-                self._sizes[at] = 0
+                self._sizes[current] = 0
             elif isinstance(node, DataNode):
-                self._sizes[at] = int(sizeof(node()))
+                self._sizes[current] = int(sizeof(node()))
             else:
                 missing = [read for read in node.dependencies if read not in self._sizes]
                 if missing:
                     stack.extend(missing)
                     continue
-                self._sizes[at] = max((self._sizes[read] for read in node.dependencies), default=0)
+                self._sizes[current] = max(
+                    (self._sizes[read] for read in node.dependencies), default=0
+                )
             stack.pop()
         return self._sizes[key]
 

@@ -1,12 +1,12 @@
 """Reads that a high-level graph does not declare.
 
-A graph says for every layer which other layers it reads.  Where tasks read a layer all the
-same that is not named, the graph may compute as it is: all tasks end up in one dict.  Once
-layers are replaced it no longer does, so that such a graph is not rewritten at all.
-``dask.graph_manipulation.clone`` makes them; see ``docs/upstream/clone-stale-keys.md``.
+A high-level graph declares for every layer which other layers it reads.  A graph whose tasks
+read an undeclared layer can still be computed, because all tasks end up in one dict.  It fails
+once layers are replaced, so such a graph is not rewritten.
+``dask.graph_manipulation.clone`` makes such graphs; see ``docs/upstream/clone-stale-keys.md``.
 
-The same holds for tasks that read of another array something that is none of its blocks, such
-as the pieces that a rechunk puts together.
+A graph is not rewritten either if tasks read a key in the layer of an array that is not one of
+its blocks, such as the intermediate pieces of a rechunk.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
 
 
 class UndeclaredReadError(ValueError):
-    """A layer reads what its graph does not say that it reads."""
+    """A layer reads keys that its graph does not declare as dependencies."""
 
 
 def check_reads(view: GraphView) -> None:
-    """Raise UndeclaredReadError if tasks of a graph read what the graph does not declare."""
+    """Raise UndeclaredReadError if tasks read keys that the graph does not declare."""
     reads = _Reads(view)
     for name in view.layers:
         reads.check(name)
@@ -39,11 +39,14 @@ class _Reads:
 
     @cached_property
     def keys(self) -> Keys:
-        """The keys of all layers: looked at only where a read is not plainly declared."""
+        """The keys of all layers; needed only where a read is not clearly declared."""
         return self.view.keys(self.view.layers)
 
     def check(self, name: str) -> None:
-        """Check one layer; layers that are not written out know what they read."""
+        """Check one layer.
+
+        Layers without materialized tasks, other than Blockwise, declare their own reads.
+        """
         layer, declared = self.view.layers[name], self.view.graph.dependencies.get(name, ())
         if isinstance(layer, Blockwise):
             for argument in read_by(layer):
@@ -70,7 +73,7 @@ class _Reads:
                     continue
                 if owner not in arrays or info is not None:
                     owner = self.keys.owner(key)
-                if owner is None:  # in memory already, or no reference that dask could resolve
+                if owner is None:  # already in memory, or not a key of this graph
                     continue
                 if owner not in declared:
                     raise UndeclaredReadError(_message(name, key, owner))
@@ -78,17 +81,17 @@ class _Reads:
                 if info is not None and not is_block(key, owner, info.numblocks):
                     raise UndeclaredReadError(
                         f"layer {name!r} reads {key!r}, which is in the layer of the array"
-                        f" {owner!r}, but is none of its blocks"
+                        f" {owner!r}, but is not one of its blocks"
                     )
 
 
 def _may_be_legacy(task: Any) -> bool:
-    """Whether dask might read a reference into what is none of its task objects."""
+    """Whether a value that is not a task object may contain references, by dask's rules."""
     return isinstance(task, (tuple, list, set, frozenset, str, int, float))
 
 
 def _message(name: str, key: Key, owner: str) -> str:
     return (
-        f"layer {name!r} reads {key!r} of layer {owner!r}, but the graph does not say that it"
-        " depends on that layer"
+        f"layer {name!r} reads {key!r} of layer {owner!r}, but the graph does not declare that"
+        " dependency"
     )

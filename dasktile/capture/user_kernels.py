@@ -1,7 +1,7 @@
-"""What users tell dasktile about their own functions.
+"""The registry of user functions, with the axes along which their blocks may be cut.
 
-A function handed to ``map_blocks`` may do anything with its block, so by default the
-blocks stay as they are.  A registered function has promised how it uses its axes.
+A function passed to ``map_blocks`` may do anything with its block, so by default its chunks
+are unchanged.  The user declares with :func:`register_kernel` how a function uses its axes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class KernelUse:
     Parameters
     ----------
     elementwise
-        Every element of the result depends on the elements at the same place only.
+        Every element of the result depends only on the elements at the same position.
     whole_axes
-        Axes that the function needs in one piece, negative ones counted from the last;
-        along all others it treats every position independently.
+        Axes that must not be cut; negative axes count from the last.  Positions along all other
+        axes are independent.
     halo
-        For each axis, how many neighbouring elements on either side it reads.
+        For each axis, the number of neighbouring elements that are read on either side.
     """
 
     elementwise: bool = False
@@ -32,8 +32,8 @@ class KernelUse:
     halo: Mapping[int, int] = field(default_factory=dict)
 
 
-# Keyed by identity: two functions that compare equal have not made the same promise.
-# The function is kept beside its use, so that its id is not given to another.
+# Keyed by identity, because functions that compare equal need not use axes alike.
+# The function is kept beside its use, so that its id is not reused.
 _registered: dict[int, tuple[Callable[..., Any], KernelUse]] = {}
 
 
@@ -44,19 +44,19 @@ def register_kernel(
     whole_axes: int | Iterable[int] = (),
     halo: Mapping[int, int] | None = None,
 ) -> Callable[..., Any]:
-    """Tell dasktile how a function uses its axes, so that its blocks may be re-tiled.
+    """Declare how a function uses its axes, so that its blocks may be tiled.
 
-    This is known in this process only.  A scheduler that runs somewhere else, and with it
-    the hook in dask's configuration, leaves the function's blocks as they are.
+    The registry is local to this process.  In other processes, such as a scheduler that runs
+    elsewhere, the chunks of the function are unchanged.
 
     Parameters
     ----------
     function
         The function that is passed to ``map_blocks``, ``blockwise`` or ``map_overlap``.
-        It must return a block of the shape it was given (for several arguments: of
+        It must return a block of the shape of its argument (for several arguments: of
         their broadcast shape).
     elementwise
-        Each element of the result depends only on the elements at the same place.
+        Each element of the result depends only on the elements at the same position.
     whole_axes
         The axis or axes that must not be cut; positions along all others are
         independent of each other.
@@ -122,6 +122,6 @@ def _integer(value: Any) -> int:
 
 
 def lookup(function: Any) -> KernelUse | None:
-    """What was registered for a function, or None."""
+    """The registered use of a function, or None."""
     entry = _registered.get(id(function))
     return entry[1] if entry is not None else None

@@ -19,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import ArrayInfo, GraphView
-from dasktile.capture.corrections import correct
+from dasktile.capture.corrections import correct_arrays
 from dasktile.capture.references import is_block
 
 
@@ -55,7 +55,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
     fit what its layer says of it.
     """
     view = GraphView(graph)
-    correct(view)
+    correct_arrays(view)
     arrays: dict[str, ArrayInfo] = {}
     above: dict[str, None] = {}
     pending = list(flatten([keys]))

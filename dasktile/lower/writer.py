@@ -21,7 +21,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
-from dasktile.capture.corrections import mistyped
+from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed, follows_effects, needed_blocks
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, Read
@@ -444,7 +444,7 @@ class _Writer:
         """The annotated type of chunks in the input graph, so that masked ones stay known."""
         layer = self.captured.graph.layers.get(self.node(index).name)
         notes = (layer.collection_annotations or {}) if layer is not None else {}
-        if layer is None or "chunk_type" not in notes or mistyped(layer):
+        if layer is None or "chunk_type" not in notes or has_wrong_chunk_type(layer):
             return {}
         return {"chunk_type": notes["chunk_type"]}
 

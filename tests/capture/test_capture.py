@@ -21,25 +21,25 @@ from dasktile.ir import AxisMap, Kind, Label, Node, Role, output_chunks, validat
 FREE, REDUCE, WHOLE, PINNED = Role.FREE, Role.REDUCE, Role.WHOLE, Role.PINNED
 
 
-def caught(*arrays: da.Array) -> Captured:
-    """Capture, and check what must hold of every program."""
-    found = capture(arrays)
-    validate(found.program)
-    assert len(found.kernels) == len(found.program.nodes)
-    for node in found.program.nodes:
+def captured(*arrays: da.Array) -> Captured:
+    """A captured program, checked for what holds of every program."""
+    result = capture(arrays)
+    validate(result.program)
+    assert len(result.kernels) == len(result.program.nodes)
+    for node in result.program.nodes:
         assert node.pinned == bool(node.reason)
         assert output_chunks(node, [label.cuts for label in node.labels]) == node.chunks
-    return found
+    return result
 
 
 def last(array: da.Array) -> tuple[Node, object]:
-    found = caught(array)
-    assert found.program.outputs == (len(found.program.nodes) - 1,)
-    return found.program.nodes[-1], found.kernels[-1]
+    result = captured(array)
+    assert result.program.outputs == (len(result.program.nodes) - 1,)
+    return result.program.nodes[-1], result.kernels[-1]
 
 
 def ops(array: da.Array) -> list[str]:
-    return [node.op for node in caught(array).program.nodes]
+    return [node.op for node in captured(array).program.nodes]
 
 
 def roles(node: Node) -> list[Role]:
@@ -79,7 +79,7 @@ class TestSources:
             da.ones((), dtype=int),
         ],
     )
-    def test_uniform_arrays_can_be_made_in_any_tiles(self, array: da.Array) -> None:
+    def test_uniform_arrays_have_any_tiles(self, array: da.Array) -> None:
         node, kernel = last(array)
         assert node.kind is Kind.SOURCE and isinstance(kernel, Create)
         assert node.labels == tuple(Label(sum(c), FREE, c) for c in array.chunks)
@@ -94,7 +94,7 @@ class TestSources:
             da.arange(100, chunks=30, dtype="u1"),
         ],
     )
-    def test_whole_numbers_are_counted_anew(self, array: da.Array) -> None:
+    def test_arange_of_integers_has_any_tiles(self, array: da.Array) -> None:
         node, kernel = last(array)
         assert node.kind is Kind.SOURCE and isinstance(kernel, Read)
         assert kernel.getter is take_range
@@ -106,7 +106,7 @@ class TestSources:
     @pytest.mark.parametrize(
         "array", [da.arange(0, 3, 0.1, chunks=7), da.linspace(0, 1, 9, chunks=4)]
     )
-    def test_fractions_keep_their_chunks(self, array: da.Array) -> None:
+    def test_arange_of_fractions_keeps_its_chunks(self, array: da.Array) -> None:
         node, _ = last(array)
         assert node.kind is Kind.OPAQUE and "rounded" in node.reason
 
@@ -121,7 +121,7 @@ class TestSources:
         else:
             assert abs(offset) > 5
 
-    def test_numpy_array_is_found_whole(self) -> None:
+    def test_numpy_array_is_recognised_from_its_views(self) -> None:
         data = np.arange(30.0).reshape(5, 6)
         node, kernel = last(da.from_array(data, chunks=(2, 4)))
         assert node.kind is Kind.SOURCE and isinstance(kernel, InMemory)
@@ -137,7 +137,7 @@ class TestSources:
         assert kernel == Verbatim((node.name,))
         assert "in memory" in node.reason
 
-    def test_overlapping_views_are_no_array(self) -> None:
+    def test_overlapping_views_are_not_one_array(self) -> None:
         data = np.arange(8.0)
         name = "swapped"
         graph = HighLevelGraph.from_collections(
@@ -147,7 +147,7 @@ class TestSources:
         assert node.kind is Kind.OPAQUE
 
     @pytest.mark.parametrize("inline", [False, True])
-    def test_lazy_reads_know_their_store(self, inline: bool) -> None:
+    def test_lazy_reads_have_the_chunks_of_their_store(self, inline: bool) -> None:
         class Stored:
             shape, dtype, ndim, chunks = (10, 6), np.dtype("f8"), 2, (4, 6)
 
@@ -190,7 +190,7 @@ class TestElementwise:
             x + small.sum(),
         ],
     )
-    def test_functions_of_one_place(self, array: da.Array) -> None:
+    def test_elementwise_functions(self, array: da.Array) -> None:
         node, kernel = last(array)
         assert node.kind is Kind.MAP and isinstance(kernel, Map)
         assert roles(node) == [FREE, FREE]
@@ -199,7 +199,7 @@ class TestElementwise:
     def test_broadcast_axes_are_read_whole(self) -> None:
         column, row = x[:, :1], x[0]
         node, _ = last(x + column + row)
-        inner = caught(x + column).program.nodes[-1]
+        inner = captured(x + column).program.nodes[-1]
         assert inner.edges[1].axes == (AxisMap(0), AxisMap(None))
         assert node.edges[1].axes == (AxisMap(1),)
 
@@ -222,7 +222,7 @@ class TestElementwise:
             da.divmod(small, 2)[0].astype("O"),
         ],
     )
-    def test_what_may_depend_on_the_block_keeps_its_chunks(self, array: da.Array) -> None:
+    def test_functions_that_may_use_the_block_keep_their_chunks(self, array: da.Array) -> None:
         node, kernel = last(array)
         assert node.kind is Kind.OPAQUE and isinstance(kernel, Verbatim)
         assert roles(node) == [PINNED, PINNED]
@@ -242,7 +242,7 @@ class TestElementwise:
         assert isinstance(kernel, Map)
         assert node.edges[0].axes == (AxisMap(1), AxisMap(2), AxisMap(0))
 
-    def test_transpose_that_changes_nothing_is_no_node(self) -> None:
+    def test_identity_transpose_is_not_a_node(self) -> None:
         assert ops(x.transpose(0, 1) + 1) == ["ones_like", "add"]
 
     def test_broadcast_to(self) -> None:
@@ -259,7 +259,7 @@ class TestElementwise:
 
 class TestContractions:
     @pytest.mark.parametrize("depth", [8, 4, 1])
-    def test_matmul_whatever_its_sums_look_like(self, depth: int) -> None:
+    def test_matmul_with_any_levels_of_sums(self, depth: int) -> None:
         # one block along the summed axis, one level of sums, several levels
         a = da.ones((6, 8), chunks=(2, depth))
         b = da.ones((8, 4), chunks=(depth, 4))
@@ -281,7 +281,7 @@ class TestContractions:
     def test_vectors(self) -> None:
         assert "matmul" in ops(x @ y[:, 0])
         assert "tensordot" in ops(da.vdot(x, x))
-        assert not any(node.pinned for node in caught(x[0] @ y[:, 0]).program.nodes)
+        assert not any(node.pinned for node in captured(x[0] @ y[:, 0]).program.nodes)
 
     @pytest.mark.parametrize("axes", [1, ((0, 1), (1, 0))])
     def test_tensordot(self, axes: object) -> None:
@@ -312,14 +312,14 @@ class TestContractions:
         _, kernel = last(da.einsum("ii->i", da.ones((4, 4), chunks=2)))
         assert isinstance(kernel, Contract) and kernel.spec == ((0, 0),)
 
-    def test_products_that_overflow_differently_are_left_alone(self) -> None:
+    def test_products_that_may_overflow_are_unchanged(self) -> None:
         narrow = small.astype("i2")
         for array in (da.tensordot(narrow, narrow.T, 1), (small > 3) @ (small.T > 3)):
-            assert caught(array).program.nodes[-1].kind is not Kind.CONTRACT
+            assert captured(array).program.nodes[-1].kind is not Kind.CONTRACT
 
 
 class TestWholeAxes:
-    def test_fft_needs_its_axis_whole(self) -> None:
+    def test_fft_does_not_cut_its_axis(self) -> None:
         node, _ = last(da.fft.fft(x.rechunk((2, -1))))
         assert node.op == "fft" and roles(node) == [FREE, WHOLE]
         assert node.edges[0].axes == (AxisMap(0), AxisMap(1))
@@ -355,7 +355,7 @@ class TestWholeAxes:
         array = da.apply_gufunc(
             lambda a: a - np.mean(a), "()->()", x, output_dtypes=float, vectorize=vectorize
         )
-        kinds = [node.kind for node in caught(array).program.nodes]
+        kinds = [node.kind for node in captured(array).program.nodes]
         assert (Kind.OPAQUE in kinds) is not vectorize
         assert last(da.apply_gufunc(np.sin, "()->()", x, output_dtypes=float))[0].kind is Kind.MAP
 
@@ -370,7 +370,7 @@ class TestWholeAxes:
 
 
 class TestRegistry:
-    def test_registered_functions_are_trusted(self) -> None:
+    def test_registered_functions_are_tiled(self) -> None:
         def scale(block: np.ndarray) -> np.ndarray:
             return block * 2
 
@@ -382,7 +382,7 @@ class TestRegistry:
         assert roles(last(x.map_blocks(scale))[0]) == [FREE, FREE]
         register_kernel(rank, whole_axes=-1)
         assert roles(last(x.rechunk((2, -1)).map_blocks(rank))[0]) == [FREE, WHOLE]
-        # what was cut along its whole axis has a meaning of its own
+        # chunks along a whole axis change the result
         assert last(x.map_blocks(rank))[0].pinned
 
     def test_halo_is_kept(self) -> None:
@@ -415,56 +415,57 @@ class TestRegistry:
                 register_kernel(np.sort, halo=halo)  # type: ignore[arg-type]
         assert lookup(np.sort) is None
 
-    def test_reasons_say_what_to_do(self) -> None:
+    def test_reasons_name_the_remedy(self) -> None:
         def smooth(block: np.ndarray) -> np.ndarray:
             return block + block.mean()
 
         node, _ = last(x.map_blocks(smooth))
         assert node.reason == (
-            "user function smooth may depend on its block; dasktile.register_kernel says if not"
+            "the result of user function smooth may depend on the chunks; if not, "
+            "declare it with dasktile.register_kernel"
         )
-        wanted = (
-            "its function smooth in map_overlap may depend on its block; "
-            "dasktile.register_kernel(smooth, halo=...) says how far it looks"
+        expected = (
+            "the result of smooth in map_overlap may depend on the chunks; if not, "
+            "declare its halo with dasktile.register_kernel(smooth, halo=...)"
         )
         for boundary in ("none", "reflect"):
-            program = caught(x.map_overlap(smooth, depth=1, boundary=boundary)).program
-            assert {node.reason for node in program.nodes} == {"", wanted}
-        two = caught(da.map_overlap(lambda a, b: a + b, x, x, depth=1, boundary="none"))
+            program = captured(x.map_overlap(smooth, depth=1, boundary=boundary)).program
+            assert {node.reason for node in program.nodes} == {"", expected}
+        two = captured(da.map_overlap(lambda a, b: a + b, x, x, depth=1, boundary="none"))
         assert "register_kernel" not in "".join(node.reason for node in two.program.nodes)
         register_kernel(smooth, halo={0: 2})
-        found = caught(x.map_overlap(smooth, depth=1, boundary="none"))
-        assert "not for this depth" in found.program.nodes[-1].reason
-        found = caught(x.map_overlap(smooth, depth=2, boundary="none"))
-        assert not any(node.reason for node in found.program.nodes)
+        result = captured(x.map_overlap(smooth, depth=1, boundary="none"))
+        assert "depth must be at least its halo" in result.program.nodes[-1].reason
+        result = captured(x.map_overlap(smooth, depth=2, boundary="none"))
+        assert not any(node.reason for node in result.program.nodes)
 
 
 class TestWalk:
-    def test_rechunks_vanish(self) -> None:
-        found = caught(x.rechunk(3) + y.sum(), x.rechunk((6, 1)))
-        assert [node.op for node in found.program.nodes].count("ones_like") == 2
-        assert found.program.outputs == (2 + 1, 0)
+    def test_rechunks_are_not_nodes(self) -> None:
+        result = captured(x.rechunk(3) + y.sum(), x.rechunk((6, 1)))
+        assert [node.op for node in result.program.nodes].count("ones_like") == 2
+        assert result.program.outputs == (2 + 1, 0)
 
-    def test_opaque_nodes_say_which_chunks_they_need(self) -> None:
+    def test_edges_of_opaque_nodes_have_the_chunks_of_the_graph(self) -> None:
         wide = x.rechunk((3, 8))
-        found = caught(wide.map_blocks(lambda block: block))
-        node, kernel = found.program.nodes[-1], found.kernels[-1]
+        result = captured(wide.map_blocks(lambda block: block))
+        node, kernel = result.program.nodes[-1], result.kernels[-1]
         assert node.edges[0].chunks == ((3, 3), (8,))
         assert kernel == Verbatim((node.name,), (wide.name,))
 
-    def test_layers_that_are_no_arrays_go_with_their_reader(self) -> None:
+    def test_layers_without_arrays_belong_to_the_node_of_their_reader(self) -> None:
         offset = dask.delayed(np.float64)(3)
         array = x.map_blocks(np.add, offset)
         kernel = last(array)[1]
         assert isinstance(kernel, Verbatim)
         assert kernel.layers == (offset.key, array.name)
 
-    def test_unknown_chunks_go_with_their_reader(self) -> None:
-        found = caught(small[small > 5].sum())
-        assert found.program.nodes[-1].kind is Kind.OPAQUE
-        layers = [kernel.layers for kernel in found.kernels if isinstance(kernel, Verbatim)]
+    def test_arrays_of_unknown_chunks_belong_to_the_node_of_their_reader(self) -> None:
+        result = captured(small[small > 5].sum())
+        assert result.program.nodes[-1].kind is Kind.OPAQUE
+        layers = [kernel.layers for kernel in result.kernels if isinstance(kernel, Verbatim)]
         assert any(len(names) > 1 for names in layers)
-        assert any(node.op == "array" for node in found.program.nodes)
+        assert any(node.op == "array" for node in result.program.nodes)
 
     def test_output_of_unknown_chunks(self) -> None:
         array = small[small > 5]
@@ -472,27 +473,27 @@ class TestWalk:
         with pytest.raises(ValueError, match="unknown chunk sizes"):
             capture([array])
 
-    def test_annotated_layers_are_left_alone(self) -> None:
+    def test_annotated_layers_are_unchanged(self) -> None:
         with dask.annotate(priority=3):
             array = x + 1
         assert last(array)[0].reason == "the layer is annotated"
 
-    def test_optimised_graphs_are_left_alone(self) -> None:
+    def test_optimised_graphs_are_unchanged(self) -> None:
         (array,) = dask.optimize((small + 1).sum(axis=0))
         node, kernel = last(array)
         assert node.kind is Kind.OPAQUE and kernel == Verbatim((array.name,))
 
     @pytest.mark.parametrize("array", [x[:0] + 1, small.astype("O") + 1])
-    def test_what_cannot_be_cut_freely(self, array: da.Array) -> None:
+    def test_empty_chunks_and_objects_are_unchanged(self, array: da.Array) -> None:
         assert last(array)[0].kind is Kind.OPAQUE
 
-    def test_masked_arrays_are_left_alone(self) -> None:
+    def test_masked_arrays_are_unchanged(self) -> None:
         assert "MaskedArray" in last(da.ma.masked_greater(x, 1) + 1)[0].reason
 
-    def test_what_dask_describes_wrongly_is_set_right(self) -> None:
-        found = caught(-da.from_array(np.arange(12.0), chunks=4).topk(3))
-        assert [node.shape for node in found.program.nodes] == [(12,), (3,), (3,)]
-        places = caught(da.from_array(np.arange(12.0), chunks=4).argtopk(3) + 1)
+    def test_wrong_annotations_are_corrected(self) -> None:
+        result = captured(-da.from_array(np.arange(12.0), chunks=4).topk(3))
+        assert [node.shape for node in result.program.nodes] == [(12,), (3,), (3,)]
+        places = captured(da.from_array(np.arange(12.0), chunks=4).argtopk(3) + 1)
         assert places.program.nodes[-2].dtype == "int64"
 
     def test_a_recogniser_that_fails_is_named_and_counted(
@@ -502,10 +503,10 @@ class TestWalk:
             raise KeyError("oops")
 
         monkeypatch.setattr(highlevel, "RECOGNISERS", (broken, *highlevel.RECOGNISERS))
-        found = caught(x)
-        (node,) = found.program.nodes
+        result = captured(x)
+        (node,) = result.program.nodes
         assert node.kind is Kind.OPAQUE and "broken raised KeyError: 'oops'" in node.reason
-        assert [type(error) for error in found.errors] == [KeyError]
+        assert [type(error) for error in result.errors] == [KeyError]
         with pytest.raises(KeyError, match="oops"):
             dasktile.optimize(x)
         with dask.config.set({"dasktile.raise-errors": False}):
@@ -524,7 +525,7 @@ class TestWalk:
         both = (declining("first"), lambda view, name: None, declining("second"))
         monkeypatch.setattr(highlevel, "RECOGNISERS", both)
         assert last(x)[0].reason == "first"
-        # what declines does not stop another from recognising the layer
+        # another recogniser may accept a layer that one declines
         monkeypatch.setattr(highlevel, "RECOGNISERS", (both[0], *RECOGNISERS))
         assert last(x)[0].reason == ""
 
@@ -532,24 +533,27 @@ class TestWalk:
         ("array", "reason"),
         [
             (x.astype("f2").sum(axis=0), "sum of float16 is rounded differently in other chunks"),
-            (da.cumsum(x.astype("f2"), axis=0), "running sums of float16"),
+            (da.cumsum(x.astype("f2"), axis=0), "cumsum of float16 is rounded"),
             (small.map_blocks(numbered, dtype=small.dtype), "numbered uses block_id"),
-            (da.argmin(x), "which of equal elements it gives depends on the chunks"),
-            (da.linspace(0, 1, 9, chunks=2), "fractions are rounded differently"),
-            (x.astype("i1") @ x.T.astype("i1"), "products of this type"),
-            (da.reduction(x, np.ptp, np.sum, axis=0, dtype="f8"), "does not know ptp"),
+            (da.argmin(x), "which of equal elements is returned depends on the chunks"),
+            (da.linspace(0, 1, 9, chunks=2), "linspace is rounded differently"),
+            (x.astype("i1") @ x.T.astype("i1"), "matmul of these dtypes"),
+            (
+                da.reduction(x, np.ptp, np.sum, axis=0, dtype="f8"),
+                "chunk function ptp are not",
+            ),
             (chequered(), "chequered: several arrays, arranged along several axes"),
         ],
     )
     def test_reasons_name_what_the_user_called(self, array: da.Array, reason: str) -> None:
-        found = [node.reason for node in caught(array).program.nodes if node.reason]
-        assert any(reason in one for one in found), found
+        result = [node.reason for node in captured(array).program.nodes if node.reason]
+        assert any(reason in text for text in result), result
 
     def test_deep_graphs(self) -> None:
         array = x
         for _ in range(1500):
             array = array + 1
-        assert len(caught(array).program.nodes) == 1501
+        assert len(captured(array).program.nodes) == 1501
 
     def test_order_does_not_depend_on_names(self) -> None:
         def build(prefix: str) -> da.Array:
@@ -557,7 +561,7 @@ class TestWalk:
             return da.map_blocks(lambda a, b, c: a, *parts, name=f"{prefix}-out", dtype=float)
 
         for prefix in ("p", "q"):
-            nodes = caught(build(prefix)).program.nodes
+            nodes = captured(build(prefix)).program.nodes
             assert [node.name for node in nodes] == [
                 f"{prefix}b",
                 f"{prefix}c",
@@ -567,8 +571,8 @@ class TestWalk:
 
     def test_several_outputs_share_nodes(self) -> None:
         shared = x + 1
-        found = caught(shared * 2, shared, shared * 2)
-        assert found.program.outputs == (2, 1, 2)
+        result = captured(shared * 2, shared, shared * 2)
+        assert result.program.outputs == (2, 1, 2)
 
 
 def test_programs_do_not_depend_on_names():

@@ -1,4 +1,4 @@
-"""Reductions and running reductions: recognised, and right for any tiles."""
+"""Reductions and running reductions: recognised, and equal to NumPy in any tiles."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from dasktile.lower.writer import lower
 CHUNKS = [((4, 3, 5), (6, 3)), ((12,), (9,)), ((1,) * 12, (2, 3, 4)), ((12,), (3, 3, 3))]
 
 
-def find(x):
-    """What the recognisers take an array's own layer for."""
+def recognised(x):
+    """The operation of an array's own layer, or None."""
     view = GraphView(x.dask, {x.name: ArrayInfo(x.name, x.shape, x.dtype, x.chunks)})
     for recognise in RECOGNISERS:
-        found = recognise(view, x.name)
-        if found is not None:
-            return None if isinstance(found, NotRecognised) else found
+        operation = recognise(view, x.name)
+        if operation is not None:
+            return None if isinstance(operation, NotRecognised) else operation
     return None
 
 
@@ -49,11 +49,11 @@ def tiled(x, arrays, cuts=None, mesh=(), cut_by=(), scatter=(), chunks=None):
     `arrays` are the values of the arrays that the operation reads, by layer name; `cuts`
     the chunk sizes of the labels.
     """
-    found = find(x)
-    assert found is not None
-    cuts = tuple(label.cuts for label in found.labels) if cuts is None else cuts
+    operation = recognised(x)
+    assert operation is not None
+    cuts = tuple(label.cuts for label in operation.labels) if cuts is None else cuts
     nodes, kernels, tilings, edges = [], [], [], []
-    for read in found.inputs:
+    for read in operation.inputs:
         value = arrays[read.layer]
         whole = tuple((size,) for size in value.shape)
         labels = tuple(Label(size, Role.FREE, (size,)) for size in value.shape)
@@ -65,10 +65,22 @@ def tiled(x, arrays, cuts=None, mesh=(), cut_by=(), scatter=(), chunks=None):
         kernels.append(InMemory(value))
         tilings.append(Tiling((None,) * len(mesh), (None,) * len(mesh), whole, whole))
         edges.append(ReadEdge(len(nodes) - 1, read.axes))
-    node = Node(x.name, found.op, found.kind, found.labels, found.out, x.shape, str(x.dtype),
-                x.dtype.itemsize, x.chunks, tuple(edges), found.partial, found.work)  # fmt: skip
+    node = Node(
+        x.name,
+        operation.op,
+        operation.kind,
+        operation.labels,
+        operation.out,
+        x.shape,
+        str(x.dtype),
+        x.dtype.itemsize,
+        x.chunks,
+        tuple(edges),
+        operation.partial,
+        operation.work,
+    )
     nodes.append(node)
-    kernels.append(found.kernel)
+    kernels.append(operation.kernel)
     free = (None,) * len(mesh)
     tilings.append(
         Tiling(cut_by or free, scatter or free, cuts, chunks or output_chunks(node, cuts))
@@ -84,13 +96,13 @@ def tiled(x, arrays, cuts=None, mesh=(), cut_by=(), scatter=(), chunks=None):
 
 def random_cuts(rng, size):
     count = int(rng.integers(1, size + 1))
-    at = np.sort(rng.choice(np.arange(1, size), count - 1, replace=False)) if size > 1 else []
-    edges = [0, *map(int, at), size]
+    inner = np.sort(rng.choice(np.arange(1, size), count - 1, replace=False)) if size > 1 else []
+    edges = [0, *map(int, inner), size]
     return tuple(b - a for a, b in zip(edges[:-1], edges[1:], strict=True))
 
 
 def agree(y, expected, exact):
-    """Compare block by block, so that every block has the shape it is said to have."""
+    """Compare block by block, so that every block has its declared shape."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         pieces = dask.compute(*y.to_delayed().ravel(), scheduler="sync")
@@ -99,14 +111,14 @@ def agree(y, expected, exact):
     edges = [np.cumsum((0, *sizes)) for sizes in y.chunks]
     for block, piece in zip(np.ndindex(*y.numblocks), pieces, strict=True):
         index = tuple(slice(edge[at], edge[at + 1]) for edge, at in zip(edges, block, strict=True))
-        want = expected[index]
-        assert np.shape(piece) == want.shape
+        part = expected[index]
+        assert np.shape(piece) == part.shape
         assert piece.dtype == expected.dtype
         if exact:
-            np.testing.assert_array_equal(piece, want)
+            np.testing.assert_array_equal(piece, part)
         else:
             rtol = 2e-4 if piece.dtype.itemsize == 4 else 1e-9
-            np.testing.assert_allclose(piece, want, rtol=rtol)
+            np.testing.assert_allclose(piece, part, rtol=rtol)
 
 
 def values(dtype, shape=(12, 9), missing=False, seed=0):
@@ -131,12 +143,12 @@ MISSING = ["nansum", "nanprod", "nanmin", "nanmax", "nanmean", "nanvar"]
 
 def check(x, a, expected, exact, seed=0, rounds=3):
     rng = np.random.default_rng(seed)
-    found = find(x)
-    assert found is not None, x.name
-    layer = found.inputs[0].layer
+    operation = recognised(x)
+    assert operation is not None, x.name
+    layer = operation.inputs[0].layer
     agree(tiled(x, {layer: a})[0], expected, exact)
     for _ in range(rounds):
-        cuts = tuple(random_cuts(rng, label.size) for label in found.labels)
+        cuts = tuple(random_cuts(rng, label.size) for label in operation.labels)
         agree(tiled(x, {layer: a}, cuts)[0], expected, exact)
 
 
@@ -156,27 +168,27 @@ def test_reductions(name, dtype, axis, keepdims, split_every):
         exact = x.dtype.kind in "bi" or name.endswith(("min", "max"))
         if x.dtype != np.asarray(expected).dtype:
             expected = np.asarray(expected).astype(x.dtype)
-        found = find(x)
-        assert found.op == name and found.kind is Kind.FOLD
+        operation = recognised(x)
+        assert operation.op == name and operation.kind is Kind.FOLD
         check(x, a, expected, exact, seed=at, rounds=1)
 
 
 def test_labels_maps_and_partials():
     a = values("f8")
     x = da.from_array(a, ((4, 3, 5), (6, 3)))
-    found = find(x.mean(axis=0, keepdims=True))
-    assert found.labels == (Label(12, Role.REDUCE, (4, 3, 5)), Label(9, Role.FREE, (6, 3)))
-    assert found.out == (AxisMap(None), AxisMap(1))
-    assert found.inputs[0].layer == x.name
-    assert found.inputs[0].axes == (AxisMap(0), AxisMap(1))
-    assert isinstance(found.kernel, Fold)
-    assert found.partial == 16
-    assert find(x.sum(axis=1)).partial == 8
-    assert find(x.var()).partial == 24
-    assert find(da.moment(x, 4)).partial == 40
-    assert find(x.argmin(axis=1)).partial == 16
-    assert isinstance(find(x.argmin(axis=1)).kernel, ArgFold)
-    assert isinstance(find(x.cumsum(axis=1)).kernel, Scan)
+    operation = recognised(x.mean(axis=0, keepdims=True))
+    assert operation.labels == (Label(12, Role.REDUCE, (4, 3, 5)), Label(9, Role.FREE, (6, 3)))
+    assert operation.out == (AxisMap(None), AxisMap(1))
+    assert operation.inputs[0].layer == x.name
+    assert operation.inputs[0].axes == (AxisMap(0), AxisMap(1))
+    assert isinstance(operation.kernel, Fold)
+    assert operation.partial == 16
+    assert recognised(x.sum(axis=1)).partial == 8
+    assert recognised(x.var()).partial == 24
+    assert recognised(da.moment(x, 4)).partial == 40
+    assert recognised(x.argmin(axis=1)).partial == 16
+    assert isinstance(recognised(x.argmin(axis=1)).kernel, ArgFold)
+    assert isinstance(recognised(x.cumsum(axis=1)).kernel, Scan)
 
 
 @pytest.mark.parametrize("split_every", [None, 2, {0: 3, 1: 2}])
@@ -207,15 +219,15 @@ def test_nanvar_of_blocks_without_numbers():
 
 def test_variance_in_integers_depends_on_chunks():
     x = da.from_array(values("i4"), (4, 3))
-    assert find(x.var(dtype="i4")) is None
-    assert find(x.var()) is not None
+    assert recognised(x.var(dtype="i4")) is None
+    assert recognised(x.var()) is not None
 
 
 @pytest.mark.parametrize("dtype", ["f8", "i4"])
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("axis", [0, 1, None])
 @pytest.mark.parametrize("name", ["argmin", "argmax", "nanargmin", "nanargmax"])
-def test_place_of_an_extremum(name, axis, keepdims, dtype):
+def test_position_of_an_extremum(name, axis, keepdims, dtype):
     a = values(dtype, missing=name.startswith("nan") and dtype == "f8")
     expected = getattr(np, name)(a, axis=axis, keepdims=keepdims)
     for chunks in CHUNKS:
@@ -224,9 +236,9 @@ def test_place_of_an_extremum(name, axis, keepdims, dtype):
                 da.from_array(a, chunks), axis=axis, keepdims=keepdims, split_every=split_every
             )
             if axis is None and sum(len(sizes) > 1 for sizes in chunks) > (len(chunks[1]) == 1):
-                assert find(x) is None
+                assert recognised(x) is None
             else:
-                assert find(x).op == name
+                assert recognised(x).op == name
                 check(x, a, expected, True, rounds=1)
 
 
@@ -247,7 +259,7 @@ def test_infinity_wins_over_missing_numbers():
         agree(y, np.array([2, 1]), True)
 
 
-def test_no_number_at_all_is_an_error():
+def test_slices_of_nan_only_are_an_error():
     a = np.full((4, 3), np.nan)
     x = da.from_array(a, (2, 3))
     y, _ = tiled(da.nanargmax(x, axis=0), {x.name: a}, ((1, 3), (3,)))
@@ -264,9 +276,9 @@ def test_scans(name, dtype, method):
     for axis in (0, 1):
         for chunks in CHUNKS[axis::2]:
             x = getattr(da, name)(da.from_array(a, chunks), axis=axis, method=method)
-            found = find(x)
-            assert found.op == name and found.kind is Kind.SCAN
-            assert [label.role is Role.SCAN for label in found.labels] == [
+            operation = recognised(x)
+            assert operation.op == name and operation.kind is Kind.SCAN
+            assert [label.role is Role.SCAN for label in operation.labels] == [
                 axis == 0,
                 axis == 1,
             ]
@@ -292,14 +304,14 @@ def test_topk(k, axis):
                 check(x, a, expected, True, rounds=1)
 
 
-def test_topk_of_fewer_elements_is_left_alone():
+def test_topk_of_fewer_elements_is_unchanged():
     x = da.from_array(values("f8"), (4, 3))
-    assert find(da.topk(x, 20, axis=0)) is None
+    assert recognised(da.topk(x, 20, axis=0)) is None
 
 
-def test_places_of_the_topk_are_left_alone():
+def test_argtopk_is_unchanged():
     # among equal elements, which is returned depends on the chunks
-    assert find(da.argtopk(da.from_array(values("f8"), (4, 3)), 2, axis=0)) is None
+    assert recognised(da.argtopk(da.from_array(values("f8"), (4, 3)), 2, axis=0)) is None
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -311,20 +323,20 @@ def test_histogram(bins, weighted):
     for chunks in CHUNKS:
         x, wx = da.from_array(a, chunks), da.from_array(w, chunks)
         y, _ = da.histogram(x, bins, range=(-2, 2), weights=wx if weighted else None)
-        found = find(y)
-        assert found.op == "histogram"
-        assert all(label.role is Role.REDUCE for label in found.labels)
+        operation = recognised(y)
+        assert operation.op == "histogram"
+        assert all(label.role is Role.REDUCE for label in operation.labels)
         for _ in range(3):
             cuts = tuple(random_cuts(rng, size) for size in a.shape)
             agree(tiled(y, {x.name: a, wx.name: w}, cuts)[0], expected, not weighted)
 
 
-def test_histogram_with_bins_not_known_is_left_alone():
+def test_histogram_with_computed_bins_is_unchanged():
     x = da.from_array(values("f8"), (4, 3))
     y, _ = da.histogram(x, bins=4, range=(x.min(), x.max()))
-    found = find(y)
+    operation = recognised(y)
     # the sum of the blocks' histograms is an ordinary sum then
-    assert found is None or found.op == "sum"
+    assert operation is None or operation.op == "sum"
 
 
 def test_histogram_weighted_by_itself():
@@ -344,17 +356,17 @@ def test_bincount(weighted):
         y = da.bincount(x, wx if weighted else None, minlength=9)
         for cuts in [((20,),), ((7, 13),), ((1,) * 20,)]:
             agree(tiled(y, {x.name: a, wx.name: w}, cuts)[0], expected, not weighted)
-        assert find(da.bincount(x)) is None
+        assert recognised(da.bincount(x)) is None
 
 
-def test_functions_not_known_are_left_alone():
+def test_unsupported_functions_are_unchanged():
     x = da.from_array(values("f8"), (4, 3))
 
     def own(block, axis, keepdims):
         return np.sum(block, axis=axis, keepdims=keepdims)
 
     def reduction(*functions, **more):
-        return find(da.reduction(x, *functions, dtype="f8", axis=0, **more))
+        return recognised(da.reduction(x, *functions, dtype="f8", axis=0, **more))
 
     assert reduction(own, own) is None
     assert reduction(np.sum, np.max) is None
@@ -363,20 +375,20 @@ def test_functions_not_known_are_left_alone():
     assert reduction(np.sum, np.sum, weights=x) is None
     assert reduction(np.sum, np.sum) is not None
     scan = da.reductions.cumreduction
-    assert find(scan(np.cumsum, operator.mul, 0, x, axis=0)) is None
-    assert find(scan(np.maximum.accumulate, np.maximum, -np.inf, x, axis=0)) is None
+    assert recognised(scan(np.cumsum, operator.mul, 0, x, axis=0)) is None
+    assert recognised(scan(np.maximum.accumulate, np.maximum, -np.inf, x, axis=0)) is None
 
 
-def test_what_depends_on_chunks_is_left_alone():
+def test_reductions_that_depend_on_chunks_are_unchanged():
     x = da.from_array(values("f8"), (4, 3))
-    assert find(x.astype("f2").sum()) is None
-    assert find(da.from_array(np.array([1, "a", None], dtype=object), 1).sum()) is None
+    assert recognised(x.astype("f2").sum()) is None
+    assert recognised(da.from_array(np.array([1, "a", None], dtype=object), 1).sum()) is None
     empty = da.from_array(values("f8"), ((4, 0, 8), (9,)))
-    assert find(empty.max(axis=0)) is None
+    assert recognised(empty.max(axis=0)) is None
     masked = x[x > 0]
-    assert find(masked.sum()) is None
-    assert find(x + 1) is None
-    assert find(x) is None
+    assert recognised(masked.sum()) is None
+    assert recognised(x + 1) is None
+    assert recognised(x) is None
 
 
 def test_datetimes():
@@ -403,7 +415,7 @@ SCATTERED = [
 
 
 @pytest.mark.parametrize(("name", "axis", "cuts"), SCATTERED)
-def test_results_divided_again(name, axis, cuts):
+def test_scattered_results(name, axis, cuts):
     a = values("f8", (24, 20))
     x = da.from_array(a, (6, 5))
     y = getattr(da, name)(x, axis=axis)
@@ -411,7 +423,7 @@ def test_results_divided_again(name, axis, cuts):
     z, graph = tiled(y, {x.name: a}, cuts, (4,), (0,), (0,), chunks)
     assert z.chunks == chunks
     agree(z, getattr(np, name)(a, axis=axis), name == "max" or name == "argmin")
-    # what one worker has is combined before it is cut, and only pieces travel
+    # partial results of a worker are combined before they are cut, and only pieces are sent
     pieces = next(layer for layer in graph.layers if layer.startswith("rechunk-split-"))
     assert len(graph.layers[pieces]) == 4 * len(chunks[0])
 
@@ -430,7 +442,7 @@ def test_partials_of_one_worker_are_combined_first():
             assert len(task.dependencies) <= 8
 
 
-def test_bins_divided():
+def test_scattered_bins():
     a = values("f8")
     x = da.from_array(a, (4, 3))
     y, _ = da.histogram(x, 6, range=(-2, 2))

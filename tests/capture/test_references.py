@@ -1,4 +1,4 @@
-"""What is a reference in a task, and what is data."""
+"""References and data in tasks."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("number", [*NUMBERS, bool, np.bool_, decimal.Decimal, complex])
-def test_block_numbers_are_what_a_dict_finds(number: Any) -> None:
+def test_values_equal_to_block_numbers_are_block_numbers(number: Any) -> None:
     for value in (0, 1):
         assert is_block_number(number(value), 2) == (number(value) in dict.fromkeys(range(2)))
 
@@ -75,11 +75,11 @@ def test_block_numbers_are_what_a_dict_finds(number: Any) -> None:
     "value",
     [2, -1, np.int64(2), np.int64(-1), 0.5, np.nan, np.inf, "0", None, (0,), [0], np.array(0)],
 )
-def test_other_values_are_no_block_numbers(value: Any) -> None:
+def test_other_values_are_not_block_numbers(value: Any) -> None:
     assert not is_block_number(value, 2)
 
 
-def test_keys_are_those_that_a_dict_would_find() -> None:
+def test_keys_equal_those_of_a_dict() -> None:
     array = source()
     layer = array.dask.layers[array.name]
     assert isinstance(layer, Blockwise)
@@ -115,7 +115,7 @@ def test_named_tuples_that_equal_keys_are_keys() -> None:
     assert with_head(Named(name, 0), "y") == ("y", 0)
 
 
-def test_blocks_that_were_culled_are_no_keys() -> None:
+def test_culled_blocks_are_not_keys() -> None:
     array = source()
     culled, _ = array.dask.layers[array.name].cull({(array.name, 0, 0)}, set())
     keys = Keys({array.name: culled}, {})
@@ -165,16 +165,16 @@ def test_undeclared_reads_are_refused(form: Any) -> None:
     check_reads(GraphView(whole))
 
 
-def test_reads_of_what_is_no_block_are_refused() -> None:
+def test_reads_of_keys_that_are_not_blocks_are_refused() -> None:
     array = da.from_array(X, chunks=(2, 3)).rechunk((4, 2))
     inner = next(key for key in array.dask.layers[array.name] if key[0] != array.name)
     tasks = {("by-hand", 0): (same, inner)}
     graph = HighLevelGraph.from_collections("by-hand", tasks, dependencies=[array])
-    with pytest.raises(UndeclaredReadError, match="none of its blocks"):
+    with pytest.raises(UndeclaredReadError, match="not one of its blocks"):
         check_reads(GraphView(graph))
 
 
-def test_an_array_beside_its_clone_is_left_unchanged_with_a_warning(eager: None) -> None:
+def test_an_array_beside_its_clone_is_unchanged_with_a_warning(eager: None) -> None:
     array = da.from_array(np.arange(6), chunks=2).rechunk(3) + 1
     both = array + clone(array, seed=1)
     expected = 2 * (np.arange(6) + 1)
@@ -182,10 +182,10 @@ def test_an_array_beside_its_clone_is_left_unchanged_with_a_warning(eager: None)
         capture([both])
     with (
         dask.config.set(array_optimize=dasktile.array_optimize),
-        pytest.warns(InconsistentGraphWarning, match="reads .* does not say"),
+        pytest.warns(InconsistentGraphWarning, match="reads .* does not declare"),
     ):
-        found = both.compute(scheduler="sync")
-    np.testing.assert_array_equal(found, expected)
+        result = both.compute(scheduler="sync")
+    np.testing.assert_array_equal(result, expected)
     with pytest.warns(InconsistentGraphWarning):
         assert dasktile.optimize(both) is both
 
@@ -197,5 +197,5 @@ def test_groups_along_two_dimensions_have_the_same_means_with_the_hook(eager: No
     array = xarray.DataArray(da.from_array(X, chunks=(2, 3)), dims=("x", "y"))
     labels = xarray.DataArray(np.arange(24).reshape(4, 6) % 3, dims=("x", "y"), name="label")
     with dask.config.set(array_optimize=dasktile.array_optimize):
-        found = array.groupby(labels).mean().compute(scheduler="sync")
-    np.testing.assert_array_equal(found, [10.5, 11.5, 12.5])
+        result = array.groupby(labels).mean().compute(scheduler="sync")
+    np.testing.assert_array_equal(result, [10.5, 11.5, 12.5])

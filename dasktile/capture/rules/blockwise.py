@@ -1,8 +1,8 @@
-"""Operations that dask writes as one Blockwise layer, and are one again for other tiles.
+"""Recognisers of operations that are one Blockwise layer, also with other tiles.
 
-Elementwise functions, transposes, outer products, broadcasts, and functions that users
-have registered.  None of this writes a layer's tasks out: everything needed stands in
-the layer's index symbols and in the chunks of the arrays it reads.
+Elementwise functions, transposes, outer products, broadcasts, and registered user functions.
+The tasks of a layer are not generated: its index symbols and the chunks of the arrays that it
+reads are enough.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from dasktile._compat.dask import (
 )
 from dasktile.capture.base import (
     ArrayInfo,
-    Found,
     GraphView,
     Input,
     NotRecognised,
+    Operation,
+    Rechunked,
     Recogniser,
-    Same,
 )
-from dasktile.capture.corrections import called
+from dasktile.capture.corrections import called_function
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Role
@@ -41,21 +41,19 @@ from dasktile.ir import AxisMap, Chunks, Kind, Label, Role
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """A Blockwise layer that can be instantiated again with other numbers of blocks.
+    """A Blockwise layer that can be instantiated with other numbers of blocks.
 
     Parameters
     ----------
     layer
         The layer.  A :class:`dask.layers.ArrayChunkShapeDep` among its arguments
-        stands for the shape of the output block, and has to be made again from the new
-        output chunks.  It may be a layer that is not in the graph, but does what
-        several layers of the graph do.
+        stands for the shape of the output block, and is replaced for other output chunks.
+        The layer need not be in the graph: it may stand for several layers of the graph.
     labels
-        The node's label for each index symbol of the layer; a symbol that is not there
+        The node's label for each index symbol of the layer; a symbol without a label
         has one block.
     positions
-        For every edge of the node, the place in ``layer.indices`` of the array it
-        stands for.
+        For every edge of the node, the position of its array in ``layer.indices``.
     """
 
     layer: Blockwise
@@ -88,18 +86,18 @@ class Contract:
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The arrays that a Blockwise layer reads, tied to its index symbols.
+    """The arrays that a Blockwise layer reads, with its index symbols.
 
     Parameters
     ----------
     sizes
-        For each symbol its chunks, those of the arrays that are not broadcast along it.
+        For each symbol, the chunks of the arrays that are not broadcast along it.
     arrays
         The arrays in the order of the layer's arguments.
     symbols
-        The symbols of each.
+        The symbols of each array.
     positions
-        Where in ``layer.indices`` each of them is.
+        The position of each array in ``layer.indices``.
     """
 
     sizes: dict[str, tuple[int, ...]]
@@ -110,30 +108,30 @@ class Operands:
     def inputs(self, labels: Mapping[str, int]) -> tuple[Input, ...]:
         """One input for each array.
 
-        Read whole are axes whose symbol is no label, and axes of size one that are broadcast.
+        Axes whose symbol has no label, and axes of size one that are broadcast, are read whole.
         """
-        found = []
+        inputs = []
         for array, symbols in zip(self.arrays, self.symbols, strict=True):
             axes = []
             for symbol, size in zip(symbols, array.shape, strict=True):
-                same = symbol in labels and size == sum(self.sizes[symbol])
-                axes.append(AxisMap(labels[symbol] if same else None))
-            found.append(Input(array.name, tuple(axes)))
-        return tuple(found)
+                tied = symbol in labels and size == sum(self.sizes[symbol])
+                axes.append(AxisMap(labels[symbol] if tied else None))
+            inputs.append(Input(array.name, tuple(axes)))
+        return tuple(inputs)
 
 
-def operands(view: GraphView, layer: Blockwise, loose: Collection[str] = ()) -> Operands | None:
-    """The arrays a layer reads, or None if their chunks do not fit together.
+def operands(view: GraphView, layer: Blockwise, whole: Collection[str] = ()) -> Operands | None:
+    """The arrays that a layer reads, or None if their chunks do not match.
 
-    They fit if all arrays have the same chunks along a symbol, or size one.  Literals
-    must be scalars, and nothing may depend on the number of the block.
+    They match if all arrays have the same chunks along a symbol, or size one.  Literals must
+    be scalars, and no argument may depend on the position of the block.
 
     Parameters
     ----------
     view, layer
         The layer and the graph it is in.
-    loose
-        Symbols along which arrays are read whole, in whatever chunks.
+    whole
+        Symbols along which arrays are read whole, in any chunks.
     """
     sizes: dict[str, tuple[int, ...]] = {}
     arrays: list[ArrayInfo] = []
@@ -151,7 +149,7 @@ def operands(view: GraphView, layer: Blockwise, loose: Collection[str] = ()) -> 
             return None
         for symbol, size, chunks in zip(symbols, array.shape, array.chunks, strict=True):
             known = sizes.get(symbol)
-            if symbol in loose:
+            if symbol in whole:
                 chunks = (size,)
             if known is None or (known == (1,) and size != 1):
                 sizes[symbol] = chunks
@@ -175,18 +173,18 @@ def identity(count: int) -> tuple[AxisMap, ...]:
 
 def _mapped(
     view: GraphView, layer: Blockwise, info: ArrayInfo, whole: Collection[int] = ()
-) -> Found | None:
-    """The layer as a map with one label for each output axis, if its operands fit."""
-    found = operands(view, layer)
+) -> Operation | None:
+    """The layer as a map with one label for each output axis, if its operands match."""
+    read = operands(view, layer)
     outer = layer.output_indices
-    if found is None or not found.arrays or set(found.sizes) != set(outer):
+    if read is None or not read.arrays or set(read.sizes) != set(outer):
         return None
-    if tuple(found.sizes[symbol] for symbol in outer) != info.chunks:
+    if tuple(read.sizes[symbol] for symbol in outer) != info.chunks:
         return None
     labels = {symbol: axis for axis, symbol in enumerate(outer)}
     if any(len(info.chunks[axis]) > 1 for axis in whole):
         return None
-    return Found(
+    return Operation(
         op=key_split(info.name),
         kind=Kind.MAP,
         labels=tuple(
@@ -194,13 +192,13 @@ def _mapped(
             for axis, cuts in enumerate(info.chunks)
         ),
         out=identity(len(outer)),
-        kernel=Map(layer, labels, found.positions),
-        inputs=found.inputs(labels),
+        kernel=Map(layer, labels, read.positions),
+        inputs=read.inputs(labels),
     )
 
 
 def _suffixes(layer: Blockwise) -> bool:
-    """True if blocks broadcast the way arrays do: by their last axes."""
+    """True if blocks broadcast along their last axes, as arrays do."""
     outer = layer.output_indices
     return all(
         symbols is None or symbols == outer[len(outer) - len(symbols) :]
@@ -208,20 +206,20 @@ def _suffixes(layer: Blockwise) -> bool:
     )
 
 
-def elementwise(view: GraphView, name: str) -> Found | None:
+def elementwise(view: GraphView, name: str) -> Operation | None:
     """A function that works element by element, of arrays that broadcast."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or layer.new_axes:
         return None
     if not _suffixes(layer) or not is_pointwise_task(layer.task):
         return None
-    found = _mapped(view, layer, info)
-    pure = is_pointwise_task(layer.task, known=True)
-    return found if found is None else replace(found, repeatable=pure)
+    operation = _mapped(view, layer, info)
+    pure = is_pointwise_task(layer.task, table_only=True)
+    return operation if operation is None else replace(operation, repeatable=pure)
 
 
-def registered(view: GraphView, name: str) -> Found | None:
-    """A user's function that needs some axes whole."""
+def registered(view: GraphView, name: str) -> Operation | None:
+    """A registered user function with axes that must not be cut."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or layer.new_axes:
         return None
@@ -234,8 +232,8 @@ def registered(view: GraphView, name: str) -> Found | None:
     return _mapped(view, layer, info, {axis % count for axis in use.whole_axes})
 
 
-def transpose(view: GraphView, name: str) -> Found | Same | None:
-    """A transpose: nothing but the way the input's axes are named."""
+def transpose(view: GraphView, name: str) -> Operation | Rechunked | None:
+    """A transpose: only the order in which the edge names the labels differs."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or layer.task.func is not np.transpose:
         return None
@@ -248,13 +246,13 @@ def transpose(view: GraphView, name: str) -> Found | Same | None:
     order = range(len(symbols))[::-1] if axes is None else axes
     if tuple(symbols[axis] for axis in order) != layer.output_indices:
         return None
-    found = _mapped(view, layer, info)
-    in_order = found is not None and symbols == layer.output_indices
-    return Same(found.inputs[0].layer) if found is not None and in_order else found
+    operation = _mapped(view, layer, info)
+    in_order = operation is not None and symbols == layer.output_indices
+    return Rechunked(operation.inputs[0].layer) if operation is not None and in_order else operation
 
 
-def squeeze(view: GraphView, name: str) -> Found | None:
-    """An array of one element as one without axes."""
+def squeeze(view: GraphView, name: str) -> Operation | None:
+    """A squeeze of an array of one element to one without axes."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or layer.task.func is not np.squeeze:
         return None
@@ -264,10 +262,10 @@ def squeeze(view: GraphView, name: str) -> Found | None:
     if layer.output_indices or any(size != 1 for size in read.arrays[0].shape):
         return None
     kernel = Map(layer, {}, read.positions)
-    return Found("squeeze", Kind.MAP, (), (), kernel, read.inputs({}))
+    return Operation("squeeze", Kind.MAP, (), (), kernel, read.inputs({}))
 
 
-def outer(view: GraphView, name: str) -> Found | None:
+def outer(view: GraphView, name: str) -> Operation | None:
     """An outer product: the axes of one array, then those of the other."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or layer.task.kwargs:
@@ -289,8 +287,8 @@ def outer(view: GraphView, name: str) -> Found | None:
     return _mapped(view, layer, info)
 
 
-def broadcast_to(view: GraphView, name: str) -> Found | None:
-    """``da.broadcast_to``: new axes in front, and axes of size one made longer."""
+def broadcast_to(view: GraphView, name: str) -> Operation | None:
+    """``da.broadcast_to``: new leading axes, and axes of size one repeated."""
     layer, info = view.layers[name], view.array(name)
     if isinstance(layer, Blockwise) or info is None or not _calls(layer, np.broadcast_to):
         return None
@@ -299,58 +297,68 @@ def broadcast_to(view: GraphView, name: str) -> Found | None:
     if source is None or len(view.tasks(name)) != np.prod(info.numblocks, dtype=int):
         return None
     skipped = len(info.shape) - len(source.shape)
-    long = [size == 1 and info.shape[axis + skipped] != 1 for axis, size in enumerate(source.shape)]
+    stretched = [
+        size == 1 and info.shape[axis + skipped] != 1 for axis, size in enumerate(source.shape)
+    ]
     for key, task in view.tasks(name).items():
         if not isinstance(task, Task) or task.func is not np.broadcast_to or task.kwargs:
             return None
         blocks = key[1 + skipped :]
-        read = (source.name, *(0 if far else at for far, at in zip(long, blocks, strict=True)))
+        read = (
+            source.name,
+            *(
+                0 if repeated else number
+                for repeated, number in zip(stretched, blocks, strict=True)
+            ),
+        )
         if not isinstance(task.args[0], TaskRef) or task.args[0].key != read:
             return None
     symbols = tuple(f".{axis}" for axis in range(len(info.shape)))
     labels = {symbol: axis for axis, symbol in enumerate(symbols)}
     shape = ArrayChunkShapeDep(info.chunks)
     tokens = [TaskRef(blockwise_token(place)) for place in range(2)]
-    again = Blockwise(
+    rewritten = Blockwise(
         name,
         symbols,
         Task(name, np.broadcast_to, *tokens),
         [(source.name, symbols[skipped:]), (shape, symbols)],
         {source.name: source.numblocks},
     )
-    axes = tuple(AxisMap(None if far else axis + skipped) for axis, far in enumerate(long))
-    return Found(
+    axes = tuple(
+        AxisMap(None if repeated else axis + skipped) for axis, repeated in enumerate(stretched)
+    )
+    return Operation(
         op="broadcast_to",
         kind=Kind.MAP,
         labels=free_labels(info.chunks),
         out=identity(len(symbols)),
-        kernel=Map(again, labels, (0,)),
+        kernel=Map(rewritten, labels, (0,)),
         inputs=(Input(source.name, axes),),
     )
 
 
 def _calls(layer: Mapping[Any, Any], function: Any) -> bool:
-    """True if a layer's first task calls the function, without converting any."""
+    """True if the first task of a layer calls the function; no task is converted."""
     task = next(iter(layer.values()), None)
     if isinstance(task, Task):
         return task.func is function
     return isinstance(task, tuple) and bool(task) and task[0] is function
 
 
-def dependent(view: GraphView, name: str) -> NotRecognised | None:
-    """A function of blocks with an argument for every block, or one that is no array."""
+def block_dependent(view: GraphView, name: str) -> NotRecognised | None:
+    """Declines functions with one argument per block, or with a delayed argument."""
     layer = view.layers[name]
     if not isinstance(layer, Blockwise):
         return None
     if any(isinstance(dep, (ArrayBlockIdDep, ArrayValuesDep)) for dep in layer.io_deps.values()):
-        # dask's own function that hands block_id and block_info on has the user's as an argument
+        # dask's function that passes block_id and block_info has the user's function as an argument
         literals = (value for value, symbols in layer.indices if symbols is None)
-        function = next(filter(callable, literals), called(layer)[0])
+        function = next(filter(callable, literals), called_function(layer)[0])
         return NotRecognised(
-            f"{funcname(function)} uses block_id, block_info or another value for each block"
+            f"{funcname(function)} uses block_id, block_info or another argument per block"
         )
     if any(isinstance(argument, (TaskRef, GraphNode)) for argument, _ in layer.indices):
-        return NotRecognised("an argument is computed by a task that is no array")
+        return NotRecognised("an argument is a delayed value, not an array")
     return None
 
 

@@ -1,8 +1,8 @@
-"""Products summed over axes: ``matmul``, ``tensordot``, ``einsum``.
+"""Recogniser of products summed over axes: ``matmul``, ``tensordot``, ``einsum``.
 
-dask writes them as a Blockwise layer of products in which every summed axis is left
-with size one per block, and a tree of sums over those.  The tree is recognised from its
-root and the whole of it becomes one node.
+dask writes them as a Blockwise layer of products, in which every summed axis has size one per
+block, and a tree of sums over these blocks.  The tree is recognised from its root and becomes
+one node.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dasktile._compat.dask import (
     sum_products,
     tensordot_block,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, NotRecognised, Recogniser
+from dasktile.capture.base import ArrayInfo, GraphView, NotRecognised, Operation, Recogniser
 from dasktile.capture.rules.blockwise import Contract, Operands, operands
 from dasktile.capture.rules.trees import Call, read_level, read_tree, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
 
-#: The block functions of products, and what people call the operation.
+#: The block functions of products, and the names of the operations.
 _PRODUCTS = (
     (matmul_block, "matmul"),
     (tensordot_block, "tensordot"),
@@ -36,27 +36,26 @@ _PRODUCTS = (
 )
 
 
-def contraction(view: GraphView, name: str) -> Found | NotRecognised | None:
-    """A sum of products, whatever it ends in."""
+def contraction(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """A sum of products in any of the forms that dask writes."""
     layer, info = view.layers[name], view.array(name)
     if info is None:
         return None
     if isinstance(layer, Blockwise):
         if layer.task.func is einsum_block:
-            return _found(view, layer, info) or _declined(layer)
+            return _operation(view, layer, info) or _declined(layer)
         return _declined(layer) if _product(layer) else None
     product = _squeezed(view, name) or _summed(view, name)
-    return _found(view, product, info) or _declined(product) if product is not None else None
+    return _operation(view, product, info) or _declined(product) if product is not None else None
 
 
 def _declined(layer: Blockwise) -> NotRecognised:
     return NotRecognised(
-        f"products of this type or form ({_product(layer)}) may come out differently in"
-        " other chunks"
+        f"{_product(layer)} of these dtypes or arguments may have other values in other chunks"
     )
 
 
-def _found(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Found | None:
+def _operation(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Operation | None:
     summed = _summed_symbols(layer)
     read = operands(view, layer)
     if summed is None or read is None:
@@ -68,11 +67,11 @@ def _found(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Found | None:
         return None
     if not _exact(layer, read, info):
         return None
-    # summed labels in the order in which the operands name them
+    # summed labels in the order of the operands
     order = list(dict.fromkeys(itertools.chain(kept, *read.symbols)))
     labels = {symbol: number for number, symbol in enumerate(order)}
     inputs = read.inputs(labels)
-    return Found(
+    return Operation(
         op=_product(layer),
         kind=Kind.CONTRACT,
         labels=tuple(
@@ -97,7 +96,7 @@ def _found(view: GraphView, layer: Blockwise, info: ArrayInfo) -> Found | None:
 
 
 def _product(layer: Blockwise) -> str:
-    """What the products of a layer belong to, the empty string if it makes none."""
+    """Name of the operation of a layer of products; empty for any other layer."""
     for function, operation in _PRODUCTS:
         if layer.task.func is function:
             return operation
@@ -105,10 +104,10 @@ def _product(layer: Blockwise) -> str:
 
 
 def _exact(layer: Blockwise, read: Operands, info: ArrayInfo) -> bool:
-    """True if the result's values do not depend on the chunks, but for rounding.
+    """True if the values do not depend on the chunks, except for rounding.
 
-    dask multiplies in the operands' type and adds in a wider one: where small integers
-    overflow depends on the chunks.  So do booleans, for which a product is an "or".
+    dask multiplies in the dtype of the operands and adds in a wider one, so the overflow of
+    small integers depends on the chunks.  So do booleans, whose sum within a block is "or".
     """
     common = np.result_type(*(array.dtype for array in read.arrays))
     wanted = layer.task.kwargs.get("kernel_dtype")
@@ -126,7 +125,7 @@ def _keywords(layer: Blockwise) -> dict[str, Any]:
 
 
 def _summed_symbols(layer: Blockwise) -> tuple[str, ...] | None:
-    """Symbols that the product layer leaves to be summed, None if it is none we know."""
+    """Symbols summed after a layer of products; None if its form is not supported."""
     function, kwargs, outer = layer.task.func, layer.task.kwargs, layer.output_indices
     symbols = [symbols for _, symbols in layer.indices]
     if layer.concatenate or layer.new_axes or any(names is None for names in symbols):
@@ -154,8 +153,8 @@ def _tensordot_symbols(
         return None
     if outer != (*left, *(symbol for symbol in right if symbol not in summed)):
         return None
-    # For negative axes dask's blocks can come out in the wrong shape; what is computed
-    # here is then the tensordot, of the shape that dask announces.
+    # For negative axes dask may compute blocks of the wrong shape.  The node then has the shape
+    # that dask declares, and the values of the tensordot.
     return summed if len(set(outer)) == len(outer) else None
 
 
@@ -178,7 +177,7 @@ def _einsum_symbols(
 
 
 def _squeezed(view: GraphView, name: str) -> Blockwise | None:
-    """The products of a matmul with one block along the summed axis, squeezed."""
+    """The layer of products of a matmul with one block along the summed axis."""
     below = view.dependencies(name)
     product = view.layers.get(below[0]) if len(below) == 1 else None
     if not isinstance(product, Blockwise) or product.task.func is not matmul_block:
@@ -196,7 +195,7 @@ def _squeezed(view: GraphView, name: str) -> Blockwise | None:
 
 
 def _summed(view: GraphView, name: str) -> Blockwise | None:
-    """The products at the bottom of a tree of sums."""
+    """The layer of products below a tree of sums."""
     last = read_level(view, name)
     if last is None or last.keepdims or last.call.args or not _sums(last.call):
         return None

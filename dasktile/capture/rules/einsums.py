@@ -1,8 +1,8 @@
-"""Extended Einstein summation: a join of arrays, reduced over the labels that are left out.
+"""Recogniser of extended Einstein summation: a join of arrays, reduced over some labels.
 
-:func:`dasktile.einsum` writes it as a Blockwise layer that joins tiles and reduces each
-pair of them over the labels within, and a tree that aggregates what is left (EinDecomp,
-section 4.3).  Both carry the recipe of what they do, and are recognised by that.
+:func:`dasktile.einsum` writes it as a Blockwise layer that joins tiles and reduces each result
+within its block, and a tree that aggregates the partial results (EinDecomp, section 4.3).
+The tasks of both have the recipe as an argument, by which they are recognised.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.utils import funcname
 
-from dasktile.capture.base import Found, GraphView, Recogniser
+from dasktile.capture.base import GraphView, Operation, Recogniser
 from dasktile.capture.rules.blockwise import Contract, Map, operands
 from dasktile.capture.rules.trees import Level, read_level, read_step, read_tree
+from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Role
-
-#: Operations that a product of matrices does in the time of one iteration of another join:
-#: it is written to memory and read again by the reduction.
-JOIN_WORK = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +30,7 @@ class EinSum:
     Parameters
     ----------
     spec
-        For every input, the label of each of its axes; a label may be there twice.
+        For every input, the label of each of its axes; a label may occur several times.
     output
         The label of each output axis.
     join
@@ -53,17 +50,17 @@ class EinSum:
     dtype: np.dtype[Any]
 
 
-#: What a layer does: a product summed is a contraction like any other.
+#: The operation of an einsum: a sum of products is a :class:`Contract`.
 Recipe = EinSum | Contract
 
 
-def title(recipe: Recipe) -> str:
-    """What is reduced and what joined, the way APL writes inner products."""
+def operation_name(recipe: Recipe) -> str:
+    """Name of the operation in the notation of APL: the reduction, a dot, the join."""
     reduce: Any = "add"
     join: Any = "multiply"
     if isinstance(recipe, EinSum):
         reduce, join = recipe.reduce, recipe.join
-    # of one operand a function of two makes nothing
+    # a join of two arguments is not applied to a single operand
     names = [join] if len(recipe.spec) > 1 or not isinstance(join, (str, partial)) else []
     if reduced_labels(recipe):
         names.insert(0, reduce)
@@ -77,13 +74,13 @@ def _name(function: Any) -> str:
 
 
 def reduced_labels(recipe: Recipe) -> tuple[int, ...]:
-    """Labels that the output lacks, in the order in which the inputs name them."""
+    """Labels that are not in the output, in the order of the inputs."""
     named = (label for labels in recipe.spec for label in labels if label is not None)
     return tuple(dict.fromkeys(label for label in named if label not in recipe.output))
 
 
-def einsum(view: GraphView, name: str) -> Found | None:
-    """A join, and the aggregation of what it leaves."""
+def einsum(view: GraphView, name: str) -> Operation | None:
+    """A join, and the aggregation of its partial results."""
     layer, info = view.layers[name], view.array(name)
     joined = layer if isinstance(layer, Blockwise) else _aggregated(view, name)
     recipe = _recipe(joined) if joined is not None else None
@@ -91,7 +88,7 @@ def einsum(view: GraphView, name: str) -> Found | None:
         return None
     summed = reduced_labels(recipe)
     if summed and joined is layer:
-        return None  # half of it: the aggregation is somebody else's
+        return None  # the layer that aggregates the join is recognised instead
     read = operands(view, joined)
     if read is None or joined.concatenate or joined.new_axes or joined.io_deps:
         return None
@@ -110,8 +107,8 @@ def einsum(view: GraphView, name: str) -> Found | None:
         return None
     if tuple(sizes[: len(info.shape)]) != info.chunks or recipe.dtype != info.dtype:
         return None
-    found = Found(
-        op=title(recipe),
+    operation = Operation(
+        op=operation_name(recipe),
         kind=Kind.CONTRACT,
         labels=tuple(
             Label(sum(cuts), Role.REDUCE if number in summed else Role.FREE, cuts)
@@ -123,14 +120,14 @@ def einsum(view: GraphView, name: str) -> Found | None:
         work=float(len(inputs)),
     )
     if not summed:
-        # as any function of blocks; dask makes one task of it and its neighbours
-        return replace(found, kind=Kind.MAP, kernel=Map(joined, labels, read.positions))
-    work = found.work if isinstance(recipe, Contract) else JOIN_WORK * found.work
-    return replace(found, partial=float(info.dtype.itemsize), work=work)
+        # like any function of blocks, so that dask can fuse it with its neighbours
+        return replace(operation, kind=Kind.MAP, kernel=Map(joined, labels, read.positions))
+    work = operation.work if isinstance(recipe, Contract) else SETTINGS.join_work * operation.work
+    return replace(operation, partial=float(info.dtype.itemsize), work=work)
 
 
 def _recipe(layer: Blockwise) -> Recipe | None:
-    """What a layer says that it does; only the layers of an einsum say so."""
+    """The recipe that a layer has as an argument; only layers of an einsum have one."""
     recipe = layer.task.kwargs.get("recipe")
     return recipe if set(layer.task.kwargs) == {"recipe"} and _is_recipe(recipe) else None
 
@@ -140,7 +137,7 @@ def _is_recipe(value: Any) -> bool:
 
 
 def _aggregated(view: GraphView, name: str) -> Blockwise | None:
-    """The joins at the bottom of a tree that aggregates them."""
+    """The layer of joins below a tree that aggregates them."""
     last = read_level(view, name)
     if last is None or last.keepdims or not _aggregates(last):
         return None
@@ -162,15 +159,15 @@ def _aggregated(view: GraphView, name: str) -> Blockwise | None:
 
 def _aggregates(level: Level) -> bool:
     keywords = level.call.keywords
-    return level.joins and set(keywords) == {"recipe"} and _is_recipe(keywords["recipe"])
+    return level.concatenates and set(keywords) == {"recipe"} and _is_recipe(keywords["recipe"])
 
 
-def _alike(one: Level, other: Level) -> bool:
-    return _aggregates(one) and one.call == other.call
+def _alike(level: Level, other: Level) -> bool:
+    return _aggregates(level) and level.call == other.call
 
 
 def _step_blocks(view: GraphView, name: str) -> tuple[int, ...] | None:
-    """Numbers of blocks of a layer that hands the results of joins to a tree."""
+    """Numbers of blocks of the layer between the joins and the tree."""
     step = read_step(view, name)
     if step is None or len(step.inputs) != 1 or step.keepdims is not True or step.call.args:
         return None

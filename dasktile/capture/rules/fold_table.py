@@ -1,4 +1,4 @@
-"""What is known of the functions that reductions are made of."""
+"""The table of supported reductions and their functions."""
 
 from __future__ import annotations
 
@@ -42,21 +42,20 @@ Keywords = frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A family of reductions.
+class Reduction:
+    """A supported reduction.
 
     Parameters
     ----------
     op
-        Its name.
+        Name of the operation.
     first, between, last
-        Keywords that the function of the step, the one that combines and the one that
-        finishes may have.
+        Allowed keywords of the functions that begin (the step), combine and finish.
     combines
-        The functions that may combine; any other makes it another reduction.
+        The functions that may combine.
     combine
-        Makes the combining function of the calls that begin and finish, for a tree of
-        one level, whose graph has none.
+        Returns the combining function, given the calls that begin and finish.  It is needed for
+        a tree of one level, whose graph has none.
     kinds
         Kinds of dtype (:attr:`numpy.dtype.kind`) that may be reduced.
     work
@@ -78,7 +77,7 @@ class Rule:
         return f"nan{op}" if first.keywords.get("sum") is np.nansum else op
 
     def partial(self, dtype: np.dtype[Any], first: Call) -> float:
-        """Bytes of a partial per element of the result."""
+        """Bytes of a partial result per element of the result."""
         items = 1
         if first.function is mean_chunk:
             items = 2
@@ -87,34 +86,34 @@ class Rule:
         return float(items * dtype.itemsize)
 
 
-def agree(rule: Rule, first: Call, between: Call | None, last: Call) -> bool:
-    """Whether the calls of a reduction are what the rule is about, and fit together."""
-    if first.args or last.args or not set(first.keywords) <= rule.first:
+def is_supported(reduction: Reduction, first: Call, between: Call | None, last: Call) -> bool:
+    """Whether the calls of a graph are those of a supported reduction, with equal arguments."""
+    if first.args or last.args or not set(first.keywords) <= reduction.first:
         return False
-    if not set(last.keywords) <= rule.last:
+    if not set(last.keywords) <= reduction.last:
         return False
     if between is not None:
-        known = any(between.function is function for function in rule.combines)
-        if not known or between.args or not set(between.keywords) <= rule.between:
+        known = any(between.function is function for function in reduction.combines)
+        if not known or between.args or not set(between.keywords) <= reduction.between:
             return False
     calls = [call for call in (first, between, last) if call is not None]
     for keyword, default in (("order", 2), ("k", None)):
         if len({call.keywords.get(keyword, default) for call in calls}) != 1:
             return False
-    missing = first.keywords.get("sum") is np.nansum
-    counts = (None, nannumel if missing else numel)
-    if not any(first.keywords.get("numel") is count for count in counts[missing:]):
+    skips_nan = first.keywords.get("sum") is np.nansum
+    counts = (None, nannumel if skips_nan else numel)
+    if not any(first.keywords.get("numel") is count for count in counts[skips_nan:]):
         return False
     if any(call.keywords.get("sum", np.sum) not in (np.sum, np.nansum) for call in calls):
         return False
     if first.function is moment_chunk:
-        # with integers, every block's moments are rounded
+        # in an integer dtype the moments of every block are rounded
         return all(_kind(call) in "fc" for call in (first, last))
     return True
 
 
-def accumulates(dtype: np.dtype[Any], first: Call) -> bool:
-    """Whether sums of any grouping are equally good in the type they are made in."""
+def is_precise(dtype: np.dtype[Any], first: Call) -> bool:
+    """Whether the dtype of a sum is precise enough for any grouping of its elements."""
     if first.keywords.get("dtype") is not None:
         dtype = np.dtype(first.keywords["dtype"])
     elif first.function not in SUMS:
@@ -142,7 +141,7 @@ def _mean_combine(_: Call, __: Call) -> Function:
 def _moment_combine(first: Call, _: Call) -> Function:
     keywords: dict[str, Any] = {"order": first.keywords.get("order", 2)}
     if first.keywords.get("sum") is np.nansum:
-        # blocks without any number have an undefined mean, which counts for nothing
+        # blocks of NaN only have an undefined mean, which is skipped
         keywords["sum"] = np.nansum
     return partial(moment_combine, **keywords)
 
@@ -154,15 +153,15 @@ _MEAN: Keywords = frozenset({"sum", "numel"})
 _MOMENT: Keywords = frozenset({"sum", "order"})
 
 
-def _plain(op: str, last: Function) -> Rule:
-    return Rule(op, _DTYPE, _DTYPE, _DTYPE, (last,), _as_last)
+def _plain(op: str, last: Function) -> Reduction:
+    return Reduction(op, _DTYPE, _DTYPE, _DTYPE, (last,), _as_last)
 
 
-def _extremum(op: str, first: Function) -> Rule:
-    return Rule(op, _NONE, _NONE, _NONE, (first,), _as_first, kinds="biufcmM")
+def _extremum(op: str, first: Function) -> Reduction:
+    return Reduction(op, _NONE, _NONE, _NONE, (first,), _as_first, kinds="biufcmM")
 
 
-_RULES: Mapping[tuple[Function, Function], Rule] = {
+_REDUCTIONS: Mapping[tuple[Function, Function], Reduction] = {
     (np.sum, np.sum): _plain("sum", np.sum),
     (np.prod, np.prod): _plain("prod", np.prod),
     (np.any, np.any): _plain("any", np.any),
@@ -177,7 +176,7 @@ _RULES: Mapping[tuple[Function, Function], Rule] = {
     (chunk_max, np.max): _extremum("max", chunk_max),
     (nanmin_skip, nanmin_skip): _extremum("nanmin", nanmin_skip),
     (nanmax_skip, nanmax_skip): _extremum("nanmax", nanmax_skip),
-    (mean_chunk, mean_agg): Rule(
+    (mean_chunk, mean_agg): Reduction(
         "mean",
         _MEAN | _DTYPE,
         _MEAN,
@@ -186,7 +185,7 @@ _RULES: Mapping[tuple[Function, Function], Rule] = {
         _mean_combine,
         work=2.0,
     ),
-    (moment_chunk, moment_agg): Rule(
+    (moment_chunk, moment_agg): Reduction(
         "var",
         _MOMENT | _DTYPE | {"numel", "implicit_complex_dtype"},
         _MOMENT,
@@ -195,50 +194,53 @@ _RULES: Mapping[tuple[Function, Function], Rule] = {
         _moment_combine,
         work=6.0,
     ),
-    (chunk_topk, topk_aggregate): Rule("topk", _K, _K, _K, (chunk_topk,), _as_first, work=4.0),
+    (chunk_topk, topk_aggregate): Reduction("topk", _K, _K, _K, (chunk_topk,), _as_first, work=4.0),
 }
 
-#: Reductions by the function of the step and the one that finishes.
-RULES: Mapping[tuple[Function, Function], Rule] = {
-    functions: rule for functions, rule in _RULES.items() if available(*functions, *rule.combines)
+#: Supported reductions, by the functions that begin and finish.
+REDUCTIONS: Mapping[tuple[Function, Function], Reduction] = {
+    functions: reduction
+    for functions, reduction in _REDUCTIONS.items()
+    if available(*functions, *reduction.combines)
 }
 
-#: Functions that add or multiply in the type of the array where none is given.
+#: Functions that add or multiply in the dtype of the array if no dtype is given.
 SUMS = frozenset({np.sum, np.prod, np.nansum, np.nanprod})
 
 
 @dataclass(frozen=True, slots=True)
-class Argument:
-    """A reduction to the place of an extremum: its name, and how a block is searched."""
+class ArgReduction:
+    """A reduction to the position of an extremum: its name, and the search within a block."""
 
     op: str
     search: Function
 
 
-# NumPy's own, and dask's, may return the place of a NaN where all numbers of a slice are
-# infinite, and then the answer depends on the chunks.
+# The functions of NumPy and dask may return the position of a NaN if all numbers of a slice are
+# infinite; the result then depends on the chunks.
 
 
 def nanargmin(x: Any, axis: int | None, keepdims: bool = False) -> Any:
-    """Place of the least number; of slices without any number, any place."""
+    """Position of the least number; any position in slices of NaN only."""
     return chunk_argmax(x == np.nanmin(x, axis=axis, keepdims=True), axis, keepdims)
 
 
 def nanargmax(x: Any, axis: int | None, keepdims: bool = False) -> Any:
-    """Place of the greatest number; of slices without any number, any place."""
+    """Position of the greatest number; any position in slices of NaN only."""
     return chunk_argmax(x == np.nanmax(x, axis=axis, keepdims=True), axis, keepdims)
 
 
-_ARGUMENTS: Mapping[tuple[Function, Function, Function], Argument] = {
-    (np.min, chunk_argmin, arg_agg): Argument("argmin", chunk_argmin),
-    (np.max, chunk_argmax, arg_agg): Argument("argmax", chunk_argmax),
-    (np.nanmin, nanargmin_block, nanarg_agg): Argument("nanargmin", nanargmin),
-    (np.nanmax, nanargmax_block, nanarg_agg): Argument("nanargmax", nanargmax),
+_ARG_REDUCTIONS: Mapping[tuple[Function, Function, Function], ArgReduction] = {
+    (np.min, chunk_argmin, arg_agg): ArgReduction("argmin", chunk_argmin),
+    (np.max, chunk_argmax, arg_agg): ArgReduction("argmax", chunk_argmax),
+    (np.nanmin, nanargmin_block, nanarg_agg): ArgReduction("nanargmin", nanargmin),
+    (np.nanmax, nanargmax_block, nanarg_agg): ArgReduction("nanargmax", nanargmax),
 }
 
-#: By the functions for the value and for the place, and the one that finishes.
-ARGUMENTS: Mapping[tuple[Function, Function, Function], Argument] = {
-    functions: argument
-    for functions, argument in _ARGUMENTS.items()
+#: Supported reductions to a position, by the functions for the value, for the position, and the
+#: one that finishes.
+ARG_REDUCTIONS: Mapping[tuple[Function, Function, Function], ArgReduction] = {
+    functions: reduction
+    for functions, reduction in _ARG_REDUCTIONS.items()
     if available(*functions, arg_chunk, arg_combine, chunk_argmax)
 }

@@ -1,8 +1,8 @@
-"""Reductions, and what of them may be cut.
+"""Recognisers of tree reductions: sums, extrema, moments, counts and histograms.
 
-A reduction is taken apart only where its functions are known (:mod:`.foldrules`): then
-any grouping of the elements gives the same value, for floating point the same but for the
-order of the additions.
+A reduction is recognised only if its functions are in :mod:`.fold_table`.  For these any
+grouping of the elements gives the same value; floating-point results differ only by the order
+of the additions.
 """
 
 from __future__ import annotations
@@ -31,12 +31,18 @@ from dasktile._compat.dask import (
     histogram_counts,
     nanarg_agg,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, NotRecognised
+from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation
 from dasktile.capture.references import reference
-from dasktile.capture.rules.fold_table import ARGUMENTS, RULES, Rule, accumulates, agree
+from dasktile.capture.rules.fold_table import (
+    ARG_REDUCTIONS,
+    REDUCTIONS,
+    Reduction,
+    is_precise,
+    is_supported,
+)
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
-    Block,
+    Blocks,
     Step,
     Tree,
     bind,
@@ -55,10 +61,10 @@ class Fold:
     Parameters
     ----------
     chunk
-        Makes the partial result of one tile; takes a tile of every input.
+        Computes the partial result of one tile; takes a tile of every input.
     combine, aggregate
-        Take a nested list of neighbouring partials, one level of lists for each of
-        `axes`, and make a partial or the finished tile of them.
+        Take a nested list of neighbouring partial results, one level of lists for each of
+        `axes`, and return a partial result or the finished tile.
     axes
         Labels reduced, in ascending order.
     """
@@ -71,18 +77,18 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class ArgFold:
-    """A reduction to the place of an extremum.
+    """A reduction to the position of an extremum.
 
     Parameters
     ----------
     chunk
-        Called with a tile, the reduced axes and the place of the tile: its first index
-        along the one reduced axis, or ``(first indices, shape)`` where places are
-        counted in the flattened array.
+        Called with a tile, the reduced axes and the position of the tile: its first index
+        along the one reduced axis, or ``(first indices, shape)`` where positions are those
+        in the flattened array.
     combine, aggregate, axes
         As of a :class:`Fold`.
     flat
-        Shape of the array where places are counted in the flattened array, else None.
+        Shape of the array where positions are those in the flattened array, else None.
     """
 
     chunk: Callable[..., Any]
@@ -92,7 +98,7 @@ class ArgFold:
     flat: tuple[int, ...] | None
 
 
-def recognise_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
+def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:
     """Sums, extrema, means, moments, the `k` largest, counts, histograms."""
     level = read_level(view, name)
     if level is None:
@@ -102,7 +108,7 @@ def recognise_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
         return _arg_fold(view, name)
     if last is bincount_agg:
         return _bincount(view, name)
-    if all(known is not last for _, known in RULES):
+    if all(known is not last for _, known in REDUCTIONS):
         return None
     tree = read_tree(view, name, _step_blocks)
     step = read_step(view, tree.step) if tree else None
@@ -113,33 +119,41 @@ def recognise_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
         return None
     if _is_histogram(view, step.inputs[0]):
         return _histogram(view, name, tree, step)
-    rule = RULES.get((step.call.function, last))
+    reduction = REDUCTIONS.get((step.call.function, last))
     combine = tree.between.call if tree.between else None
-    if rule is None:
+    if reduction is None:
         title = funcname(step.call.function)
-        return NotRecognised(f"dasktile does not know {title} as the chunk function of a reduction")
-    if not agree(rule, step.call, combine, tree.last.call):
-        return NotRecognised(f"{rule.name(step.call)} with these arguments depends on the chunks")
-    if array.dtype.kind not in rule.kinds:
-        return NotRecognised(f"dasktile does not know {rule.op} of {array.dtype}")
-    if not accumulates(array.dtype, step.call):
+        return NotRecognised(f"reductions with the chunk function {title} are not supported")
+    if not is_supported(reduction, step.call, combine, tree.last.call):
+        return NotRecognised(
+            f"{reduction.name(step.call)} with these arguments depends on the chunks"
+        )
+    if array.dtype.kind not in reduction.kinds:
+        return NotRecognised(f"{reduction.op} of {array.dtype} is not supported")
+    if not is_precise(array.dtype, step.call):
         dtype = step.call.keywords.get("dtype") or array.dtype
-        return NotRecognised(f"{rule.op} of {dtype} is rounded differently in other chunks")
+        return NotRecognised(f"{reduction.op} of {dtype} is rounded differently in other chunks")
     axes = tree.last.axes
     fold = Fold(
         partial(step.call.function, **step.call.keywords, axis=axes, keepdims=True),
         tree.between.function
         if tree.between
-        else bind(rule.combine(step.call, tree.last.call), tree.last),
+        else bind(reduction.combine(step.call, tree.last.call), tree.last),
         tree.last.function,
         tuple(sorted(axes)),
     )
-    return _found(view, name, rule, fold, array, tree, step)
+    return _operation(view, name, reduction, fold, array, tree, step)
 
 
-def _found(
-    view: GraphView, name: str, rule: Rule, fold: Fold, array: ArrayInfo, tree: Tree, step: Step
-) -> Found | None:
+def _operation(
+    view: GraphView,
+    name: str,
+    reduction: Reduction,
+    fold: Fold,
+    array: ArrayInfo,
+    tree: Tree,
+    step: Step,
+) -> Operation | None:
     out = view.array(name)
     if out is None:
         return None
@@ -150,22 +164,22 @@ def _found(
     maps, shape = _output(array, fold.axes, tree.last.keepdims, size)
     if shape != out.shape:
         return None
-    return Found(
-        rule.name(step.call),
+    return Operation(
+        reduction.name(step.call),
         Kind.FOLD,
         _labels(array, fold.axes),
         maps,
         fold,
         (Input(array.name, tuple(AxisMap(axis) for axis in range(len(array.shape)))),),
-        partial=rule.partial(out.dtype, step.call),
-        work=rule.work,
+        partial=reduction.partial(out.dtype, step.call),
+        work=reduction.work,
     )
 
 
 def _output(
     array: ArrayInfo, axes: tuple[int, ...], keepdims: bool, size: int = 1
 ) -> tuple[tuple[AxisMap, ...], tuple[int, ...]]:
-    """Maps and shape of what a reduction of these axes makes."""
+    """Maps and shape of the result of a reduction over these axes."""
     kept = [axis for axis in range(len(array.shape)) if keepdims or axis not in axes]
     maps = tuple(AxisMap(None if axis in axes else axis) for axis in kept)
     return maps, tuple(size if axis in axes else array.shape[axis] for axis in kept)
@@ -179,7 +193,7 @@ def _labels(array: ArrayInfo, axes: tuple[int, ...]) -> tuple[Label, ...]:
 
 
 def _whole(view: GraphView, names: tuple[str, ...]) -> ArrayInfo | None:
-    """The first of these arrays, if all are of known, equal, nonempty chunks."""
+    """The first of these arrays, if all have known, equal, nonempty chunks."""
     arrays = [view.array(name) for name in names]
     first = arrays[0]
     if first is None or not first.shape or any(0 in sizes for sizes in first.chunks):
@@ -189,7 +203,7 @@ def _whole(view: GraphView, names: tuple[str, ...]) -> ArrayInfo | None:
     return first
 
 
-def _step_blocks(view: GraphView, name: str) -> Block | None:
+def _step_blocks(view: GraphView, name: str) -> Blocks | None:
     if not isinstance(view.layers.get(name), Blockwise):
         return None
     step = read_step(view, name)
@@ -197,10 +211,10 @@ def _step_blocks(view: GraphView, name: str) -> Block | None:
     return step.blocks if step and array and array.numblocks == step.blocks else None
 
 
-# The place of an extremum
+# Positions of extrema
 
 
-def _arg_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
+def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:
     tree = read_tree(view, name, _arg_blocks)
     if tree is None:
         return None
@@ -209,8 +223,8 @@ def _arg_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
     out = view.array(name)
     assert isinstance(task, Task) and array is not None
     first, last, axes = unwrap(task.func), tree.last.call, tree.last.axes
-    rule = ARGUMENTS.get((*first.args, last.function)) if len(first.args) == 2 else None
-    if rule is None or last.args != first.args[1:] or first.keywords or last.keywords:
+    reduction = ARG_REDUCTIONS.get((*first.args, last.function)) if len(first.args) == 2 else None
+    if reduction is None or last.args != first.args[1:] or first.keywords or last.keywords:
         return None
     combine = tree.between.call if tree.between else None
     if combine is not None and (
@@ -218,18 +232,19 @@ def _arg_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
     ):
         return None
     ndim = len(array.shape)
-    if array.dtype.kind not in "biufc" or not tree.last.joins or task.args[1] != axes:
+    if array.dtype.kind not in "biufc" or not tree.last.concatenates or task.args[1] != axes:
         return None
     flat = len(axes) == ndim
-    if flat and not _first_is_first(array):
+    if flat and not _returns_first(array):
         return NotRecognised(
-            f"{rule.op} of several axes: which of equal elements it gives depends on the chunks"
+            f"{reduction.op} over several axes: which of equal elements is returned depends on"
+            " the chunks"
         )
     maps, shape = _output(array, axes, tree.last.keepdims)
     if out is None or shape != out.shape:
         return None
-    search = rule.search
-    order = (_in_order,) if flat and ndim > 1 else ()
+    search = reduction.search
+    order = (_sorted_by_position,) if flat and ndim > 1 else ()
     joined = partial(concatenate2, axes=sorted(axes))
     fold = ArgFold(
         partial(arg_chunk, first.args[0], search),
@@ -243,12 +258,12 @@ def _arg_fold(view: GraphView, name: str) -> Found | NotRecognised | None:
         array.shape if flat else None,
     )
     inputs = (Input(array.name, tuple(AxisMap(axis) for axis in range(ndim))),)
-    return Found(rule.op, Kind.FOLD, _labels(array, axes), maps, fold, inputs,
+    return Operation(reduction.op, Kind.FOLD, _labels(array, axes), maps, fold, inputs,
                  partial=array.dtype.itemsize + 8.0)  # fmt: skip
 
 
-def _arg_blocks(view: GraphView, name: str) -> Block | None:
-    """Blocks of a layer that finds the extremum of every block, places checked."""
+def _arg_blocks(view: GraphView, name: str) -> Blocks | None:
+    """Number of blocks of a layer that computes the extremum of every block; None for others."""
     layer, sources = view.layers.get(name), view.dependencies(name)
     if layer is None or isinstance(layer, Blockwise) or layer.annotations or len(sources) != 1:
         return None
@@ -276,45 +291,45 @@ def _arg_blocks(view: GraphView, name: str) -> Block | None:
         ref, axes, place = task.args
         if reference(ref) != (array.name, *block) or not isinstance(axes, tuple):
             return None
-        corner = tuple(start[at] for start, at in zip(starts, block, strict=True))
+        corner = tuple(start[number] for start, number in zip(starts, block, strict=True))
         flat = len(axes) == len(array.shape)
         if place != ((corner, array.shape) if flat else corner[axes[0]]):
             return None
     return array.numblocks
 
 
-def _first_is_first(array: ArrayInfo) -> bool:
-    """Whether dask's tree finds the first of equal extrema in the flattened array.
+def _returns_first(array: ArrayInfo) -> bool:
+    """Whether dask's tree returns the first of equal extrema in the flattened array.
 
-    Within a block it does; of blocks it takes the first, and these follow one another in
-    the flattened array only where a single axis is cut and those before it are of size
-    one.  Elsewhere the answer among equals depends on the chunks.
+    It returns the first within a block, and that of the first block.  Blocks follow one another
+    in the flattened array only if a single axis is cut and all axes before it have size one.
+    Otherwise the result among equal elements depends on the chunks.
     """
     cut = [axis for axis, count in enumerate(array.numblocks) if count > 1]
     return not cut or (len(cut) == 1 and all(size == 1 for size in array.shape[: cut[0]]))
 
 
-def _in_order(data: Any) -> Any:
-    """Partials of a flattened array by their places, so that the first of equals wins."""
+def _sorted_by_position(data: Any) -> Any:
+    """Partial results of a flattened array sorted by position: the first of equals comes first."""
     order = data["arg"].ravel().argsort()
 
-    def arranged(values: Any) -> Any:
+    def sorted_values(values: Any) -> Any:
         return values.ravel()[order].reshape((-1,) + (1,) * (values.ndim - 1))
 
     if isinstance(data, dict):
-        return {field: arranged(values) for field, values in data.items()}
-    return arranged(data)
+        return {field: sorted_values(values) for field, values in data.items()}
+    return sorted_values(data)
 
 
 # Counts
 
 
-def _bincount(view: GraphView, name: str) -> Found | None:
+def _bincount(view: GraphView, name: str) -> Operation | None:
     tree = read_tree(view, name, _step_blocks)
     step = read_step(view, tree.step) if tree else None
     array = _whole(view, step.inputs) if step else None
     out = view.array(name)
-    if tree is None or step is None or array is None or out is None or tree.last.joins:
+    if tree is None or step is None or array is None or out is None or tree.last.concatenates:
         return None
     if tree.last.call.args or set(tree.last.call.keywords) != {"dtype"}:
         return None
@@ -328,14 +343,14 @@ def _bincount(view: GraphView, name: str) -> Found | None:
         return None
     if step.axis is not None or step.keepdims is not None or array.dtype.kind not in "biu":
         return None
-    # without a least number of bins, how many there are is known only when it has run
+    # without minlength the number of bins depends on the values
     if out.shape != (call.keywords["minlength"],) or 0 in out.shape:
         return None
     chunk = partial(np.bincount, minlength=call.keywords["minlength"])
     combine = bind(partial(bincount_agg, **tree.last.call.keywords), tree.last)
     fold = Fold(chunk, combine, tree.last.function, (0,))
     inputs = tuple(Input(source, (AxisMap(0),)) for source in step.inputs)
-    return Found("bincount", Kind.FOLD, _labels(array, (0,)), (AxisMap(None),), fold, inputs,
+    return Operation("bincount", Kind.FOLD, _labels(array, (0,)), (AxisMap(None),), fold, inputs,
                  partial=float(out.dtype.itemsize), work=2.0)  # fmt: skip
 
 
@@ -347,14 +362,14 @@ def _is_histogram(view: GraphView, name: str) -> bool:
     return isinstance(task, Task) and task.func is histogram_counts
 
 
-def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | None:
-    """A histogram: the blocks' own histograms, in rows, summed by an ordinary sum."""
+def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Operation | None:
+    """A histogram: one row for every block, and a sum over the rows."""
     rows, out = step.inputs[0], view.array(name)
     if tree.last.axes != (0,) or tree.last.keepdims or out is None or len(out.shape) != 1:
         return None
     if step.call.function is not np.sum or tree.last.call.function is not np.sum:
         return None
-    if view.layers[rows].annotations or not accumulates(out.dtype, step.call):
+    if view.layers[rows].annotations or not is_precise(out.dtype, step.call):
         return None
     counts = _histogram_rows(view, rows)
     bins = None if counts is None else _known_bins(counts.bins)
@@ -372,44 +387,44 @@ def _histogram(view: GraphView, name: str, tree: Tree, step: Step) -> Found | No
         axes,
     )
     maps = tuple(AxisMap(axis) for axis in axes)
-    return Found("histogram", Kind.FOLD, _labels(array, axes), (AxisMap(None),), fold,
+    return Operation("histogram", Kind.FOLD, _labels(array, axes), (AxisMap(None),), fold,
                  tuple(Input(source, maps) for source in counts.sources),
                  partial=float(dtype.itemsize), work=8.0)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What the tasks of a histogram's rows have in common.
+    """The arguments that the tasks of all rows of a histogram share.
 
     Parameters
     ----------
     sources
         The arrays whose blocks are counted: the data, and weights if there are any.
-    places
-        Where these are among the arguments.
+    positions
+        Their positions among the arguments.
     bins
-        The argument that has the edges of the bins.
+        The argument with the edges of the bins.
     """
 
     sources: tuple[str, ...]
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
     bins: Any
 
 
 def _histogram_rows(view: GraphView, rows: str) -> _Counts | None:
-    """What the first task says of all."""
+    """The shared arguments, from the first task."""
     head = view.tasks(rows).get((rows, 0, 0))
     if not isinstance(head, Task) or len(head.args) not in (2, 3):
         return None
-    places = (0, 2)[: len(head.args) - 1]
-    keys = [reference(head.args[place]) for place in places]
+    positions = (0, 2)[: len(head.args) - 1]
+    keys = [reference(head.args[place]) for place in positions]
     if not all(isinstance(key, tuple) for key in keys):
         return None
-    return _Counts(tuple(key[0] for key in keys), places, head.args[1])
+    return _Counts(tuple(key[0] for key in keys), positions, head.args[1])
 
 
 def _known_bins(bins: Any) -> Any:
-    """The edges of the bins; None where a task computes them."""
+    """The edges of the bins; None if a task computes them."""
     if not isinstance(bins, GraphNode):
         return bins
     return None if bins.dependencies else bins({})
@@ -418,7 +433,7 @@ def _known_bins(bins: Any) -> Any:
 def _row_by_row(
     tasks: Mapping[Any, Any], rows: str, counts: _Counts, numblocks: tuple[int, ...]
 ) -> bool:
-    """Whether there is one task for each block, in order, that makes its histogram a row."""
+    """Whether there is one task for each block, in order, that computes its row."""
     blocks = list(itertools.product(*map(range, numblocks)))
     return len(blocks) == len(tasks) and all(
         _counts_block(tasks.get((rows, row, 0)), counts, block) for row, block in enumerate(blocks)
@@ -432,7 +447,7 @@ def _counts_block(task: Any, counts: _Counts, block: tuple[int, ...]) -> bool:
         return False
     return all(
         reference(task.args[place]) == (source, *block)
-        for place, source in zip(counts.places, counts.sources, strict=True)
+        for place, source in zip(counts.positions, counts.sources, strict=True)
     )
 
 
@@ -443,8 +458,8 @@ def histogram_block(bins: Any, x: Any, weights: Any = None) -> Any:
 
 def add_rows(rows: Any, dtype: npt.DTypeLike, keepdims: bool) -> Any:
     """Add histograms in nested lists."""
-    found: Iterator[Any] = flatten([rows])
-    return np.sum(np.concatenate(list(found)), axis=0, dtype=dtype, keepdims=keepdims)
+    histograms: Iterator[Any] = flatten([rows])
+    return np.sum(np.concatenate(list(histograms)), axis=0, dtype=dtype, keepdims=keepdims)
 
 
 RECOGNISERS = (recognise_fold, recognise_scan)

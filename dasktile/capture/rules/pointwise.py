@@ -1,8 +1,8 @@
-"""Which functions work element by element.
+"""The table of elementwise functions.
 
-The structure of a layer cannot tell: ``map_blocks(np.sort)`` looks like
-``map_blocks(np.sin)``.  So functions are accepted by identity: NumPy ufuncs, operators,
-and a table of functions known to be elementwise.
+The structure of a layer does not show whether its function is elementwise:
+``map_blocks(np.sort)`` has the same structure as ``map_blocks(np.sin)``.  So functions are
+accepted by identity: NumPy ufuncs, operators, and a table of elementwise functions.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _PRIVATE = (
     *(isnonzero, select_block, variadic_choose),
 )
 
-#: Elementwise functions, each with the names of those keyword arguments that may be
-#: arrays because the function uses them as a whole at every element.
+#: Elementwise functions, each with the names of the keyword arguments that may be arrays,
+#: because the function uses the whole of them for every element.
 _TABLE: dict[Any, frozenset[str]] = {
     **{getattr(operator, name): frozenset() for name in _OPERATORS.split()},
     **{
@@ -62,7 +62,7 @@ _TABLE: dict[Any, frozenset[str]] = {
 }
 
 #: The number of positional arguments with which a function is elementwise: ``np.where(x)``
-#: is not, and neither is ``np.digitize(x, bins)`` if the bins are an array in blocks.
+#: is not, and neither is ``np.digitize(x, bins)`` if the bins are a dask array.
 _POSITIONAL = {np.where: 3, np.digitize: 1}
 
 _UFUNC_KEYWORDS = {"dtype", "casting", "order", "subok", "where", "out"}
@@ -74,33 +74,33 @@ _SCALARS = (
 
 
 def is_scalar(value: Any) -> bool:
-    """True for a literal that stands beside every element alike."""
+    """True for a literal that is the same for every element."""
     if isinstance(value, np.ndarray):
         return value.ndim == 0
     return isinstance(value, _SCALARS)
 
 
 def is_pointwise(
-    function: Any, kwargs: Mapping[str, Any], arguments: int, known: bool = False
+    function: Any, kwargs: Mapping[str, Any], arguments: int, table_only: bool = False
 ) -> bool:
-    """True if the function, called so, computes every element from those at its place.
+    """True if a call computes every element from the input elements at the same position.
 
     Parameters
     ----------
     function
-        What the task calls; wrappers that dask puts around it are looked through.
+        The function that the task calls; wrappers of dask are unwrapped.
     kwargs
         Keyword arguments of the call.
     arguments
         Number of positional arguments.
-    known
-        Only functions that are known here: nobody else's word is taken.
+    table_only
+        Accept only functions of the table, none that users registered.
     """
     kwargs = dict(kwargs)
     while True:
         use = lookup(function)
         if use is not None:
-            return use.elementwise and not known
+            return use.elementwise and not table_only
         if function is enforce_dtype:
             kwargs.pop("enforce_dtype", None)
             function = kwargs.pop("enforce_dtype_function")
@@ -108,7 +108,7 @@ def is_pointwise(
             function = kwargs.pop("elemwise_where_function")
             arguments -= 2
         elif function is apply_and_enforce:
-            # wrapped around a function of map_blocks by enforce_ndim=True
+            # the wrapper of map_blocks(..., enforce_ndim=True)
             kwargs.pop("expected_ndim", None)
             function = kwargs.pop("_func")
         elif isinstance(function, functools.partial):
@@ -130,7 +130,7 @@ def is_pointwise(
         )
     if isinstance(function, np.vectorize):
         return (
-            not known
+            not table_only
             and function.signature is None
             and not function.excluded
             and function.otypes is not None
@@ -145,13 +145,13 @@ def is_pointwise(
     return all(is_scalar(value) for name, value in kwargs.items() if name not in arrays)
 
 
-def is_pointwise_task(task: Task, known: bool = False) -> bool:
-    """The same for a task; several of them that dask has fused are looked into."""
+def is_pointwise_task(task: Task, table_only: bool = False) -> bool:
+    """Whether a task is elementwise; of a fused task, all inner tasks."""
     fused = _fused(task)
     if fused is None:
-        return is_pointwise(task.func, task.kwargs, len(task.args), known)
+        return is_pointwise(task.func, task.kwargs, len(task.args), table_only)
     for inner in fused.values():
-        if not isinstance(inner, Task) or not is_pointwise_task(inner, known):
+        if not isinstance(inner, Task) or not is_pointwise_task(inner, table_only):
             return False
         for value in inner.args:
             if not isinstance(value, TaskRef) and not is_scalar(value):
@@ -160,7 +160,7 @@ def is_pointwise_task(task: Task, known: bool = False) -> bool:
 
 
 def _fused(task: Task) -> Mapping[Any, GraphNode] | None:
-    """The inner tasks of a fused one, or None."""
+    """The inner tasks of a fused task, or None."""
     if task.func is not execute_subgraph or not task.args:
         return None
     inner = task.args[0]

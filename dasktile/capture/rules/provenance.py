@@ -1,11 +1,10 @@
-"""Where every element of a block came from, found by running its tasks on indices.
+"""The source position of every element of a block, computed by running its tasks on positions.
 
-A view layer only moves elements.  Its tasks are run here on :class:`Block` objects,
-which hold, instead of elements, the position in the source array that each index along
-each axis stands for.  Only functions of :data:`RULES` run, in the meaning written here;
-a task that calls anything else, or does what cannot be described axis by axis, raises
-:class:`Unknown`.  Positions are ranges for as long as they can be, so that the cost does
-not depend on the size of the blocks.
+A view layer only moves elements.  Its tasks are run here on :class:`TracedBlock` objects, which
+hold source positions along each axis instead of elements.  Each function of :data:`MOVES` has an
+equivalent here that moves positions; no other function is run.  A task that calls another
+function, or whose result cannot be described axis by axis, raises :class:`NotTraceable`.
+Positions are ranges where possible, so that the time does not depend on the size of the blocks.
 """
 
 from __future__ import annotations
@@ -37,41 +36,41 @@ from dasktile.capture.base import ArrayInfo, GraphView
 from dasktile.capture.references import Key, head_of, is_block, reference
 from dasktile.ir import bounds
 
-#: What counts as an integer; asking the abstract class is far slower.
+#: Types of integers; a check against the abstract class is much slower.
 INTEGERS = (int, np.integer)
 
 #: Positions along one axis of a source array.
 Positions = range | np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Unknown(Exception):  # noqa: N818 - control flow inside capture, never seen outside
-    """The layer does something that is not known to only move elements."""
+class NotTraceable(Exception):  # noqa: N818 - control flow inside capture, never seen outside
+    """The layer does not only move elements, or not axis by axis."""
 
 
-class Foreign(Unknown):
-    """The layer calls a function that is not known to only move elements."""
+class UnknownFunction(NotTraceable):
+    """The layer calls a function that is not in :data:`MOVES`, or with other arguments."""
 
 
-class Axis(NamedTuple):
+class TracedAxis(NamedTuple):
     """One axis of a block.
 
-    `source` is an axis of the source array and `positions` those on it; None is an
-    axis along which the block repeats, `positions` then only have its length.
+    `source` is an axis of the source array and `positions` are positions along it.  With None the
+    block repeats along the axis, and only the length of `positions` has a meaning.
     """
 
     source: int | None
     positions: Positions
 
 
-class Block(NamedTuple):
-    """What a block consists of.
+class TracedBlock(NamedTuple):
+    """The source positions of the elements of a block.
 
-    `name` is the source array, `fixed` the (axis, position) pairs of those of its axes
-    along which the block does not extend, sorted.
+    `name` is the source array.  `fixed` has the (axis, position) pairs, sorted, of the source
+    axes that are not axes of the block.
     """
 
     name: str
-    axes: tuple[Axis, ...]
+    axes: tuple[TracedAxis, ...]
     fixed: tuple[tuple[int, int], ...] = ()
 
     @property
@@ -79,122 +78,122 @@ class Block(NamedTuple):
         return tuple(len(axis.positions) for axis in self.axes)
 
 
-def same_positions(one: Positions, other: Positions) -> bool:
+def same_positions(first: Positions, second: Positions) -> bool:
     """Whether two sequences of positions are equal."""
-    if isinstance(one, range) and isinstance(other, range):
-        return one == other
-    return one is other or np.array_equal(np.asarray(one), np.asarray(other))
+    if isinstance(first, range) and isinstance(second, range):
+        return first == second
+    return first is second or np.array_equal(np.asarray(first), np.asarray(second))
 
 
 def joined(parts: Iterable[Positions]) -> list[Positions]:
-    """Positions one after the other, as few pieces as plain extension gives."""
-    found: list[Positions] = []
+    """Consecutive positions, with ranges that continue one another merged."""
+    pieces: list[Positions] = []
     for part in parts:
         if not len(part):
             continue
-        previous = found[-1] if found else None
+        previous = pieces[-1] if pieces else None
         if isinstance(part, range) and isinstance(previous, range):
             longer = _extended(previous, part)
             if longer is not None:
-                found[-1] = longer
+                pieces[-1] = longer
                 continue
-        found.append(part)
-    return found
+        pieces.append(part)
+    return pieces
 
 
-def _extended(one: range, other: range) -> range | None:
-    if len(one) > 1:
-        step = one.step
-    elif len(other) > 1:
-        step = other.step
+def _extended(first: range, second: range) -> range | None:
+    if len(first) > 1:
+        step = first.step
+    elif len(second) > 1:
+        step = second.step
     else:
-        step = other[0] - one[0]
-    if not step or other[0] != one[-1] + step or (len(other) > 1 and other.step != step):
+        step = second[0] - first[0]
+    if not step or second[0] != first[-1] + step or (len(second) > 1 and second.step != step):
         return None
-    return range(one[0], other[-1] + (1 if step > 0 else -1), step)
+    return range(first[0], second[-1] + (1 if step > 0 else -1), step)
 
 
 def _merge(parts: Sequence[Positions]) -> Positions:
-    pieces = joined(parts)
-    if len(pieces) == 1:
-        return pieces[0]
-    if not pieces:
+    merged = joined(parts)
+    if len(merged) == 1:
+        return merged[0]
+    if not merged:
         return range(0)
-    return np.concatenate([np.asarray(piece, dtype=np.int64) for piece in pieces])
+    return np.concatenate([np.asarray(piece, dtype=np.int64) for piece in merged])
 
 
-# --- the functions that only move elements ---------------------------------------------
+# --- functions that only move elements ---------------------------------------------
 
 
-def _block(value: Any) -> Block:
-    if not isinstance(value, Block):
-        raise Foreign("an argument is not a block of an array")
+def _block(value: Any) -> TracedBlock:
+    if not isinstance(value, TracedBlock):
+        raise UnknownFunction("an argument is not a block of an array")
     return value
 
 
 def _getitem(block: Any, index: Any) -> Any:
-    if not isinstance(block, Block):
-        raise Foreign("an item of something that is not an array")
+    if not isinstance(block, TracedBlock):
+        raise UnknownFunction("an index into a value that is not an array")
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
-    where = [place for place, entry in enumerate(entries) if entry is Ellipsis]
-    rest: list[Any] = [slice(None)] * (len(block.axes) - used)
-    if used > len(block.axes) or len(where) > 1:
-        raise Unknown("more indices than axes")
-    if where:
-        entries[where[0] : where[0] + 1] = rest
+    ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
+    full: list[Any] = [slice(None)] * (len(block.axes) - used)
+    if used > len(block.axes) or len(ellipses) > 1:
+        raise NotTraceable("more indices than axes")
+    if ellipses:
+        entries[ellipses[0] : ellipses[0] + 1] = full
     else:
-        entries += rest
+        entries += full
     if _mixed(entries):
-        raise Unknown("more than one array in an index")
-    axes: list[Axis] = []
+        raise NotTraceable("an index with several arrays")
+    axes: list[TracedAxis] = []
     fixed = list(block.fixed)
-    todo = iter(block.axes)
+    remaining = iter(block.axes)
     for entry in entries:
         if entry is None:
-            axes.append(Axis(None, range(1)))
+            axes.append(TracedAxis(None, range(1)))
             continue
-        axis = next(todo)
+        axis = next(remaining)
         size = len(axis.positions)
         if isinstance(entry, slice):
             axes.append(_picked(axis, axis.positions[entry]))
         elif isinstance(entry, INTEGERS) and not isinstance(entry, (bool, np.bool_)):
             if not -size <= int(entry) < size:
-                raise Unknown("an index is out of bounds")
+                raise NotTraceable("an index is out of bounds")
             if axis.source is not None:
                 fixed.append((axis.source, int(axis.positions[int(entry)])))
         else:
             axes.append(_taken(axis, entry))
-    return Block(block.name, tuple(axes), tuple(sorted(fixed)))
+    return TracedBlock(block.name, tuple(axes), tuple(sorted(fixed)))
 
 
 def _mixed(entries: Sequence[Any]) -> bool:
-    # An integer beside an array takes part in the broadcasting of both and may move axes.
+    # An integer and an array in one index are broadcast against each other, which may move axes.
     arrays = [entry for entry in entries if not (entry is None or isinstance(entry, slice))]
     lists = [entry for entry in arrays if not isinstance(entry, INTEGERS)]
     return bool(lists) and len(arrays) > 1
 
 
-def _picked(axis: Axis, index: Positions) -> Axis:
-    return Axis(axis.source, index if axis.source is not None else range(len(index)))
+def _picked(axis: TracedAxis, index: Positions) -> TracedAxis:
+    return TracedAxis(axis.source, index if axis.source is not None else range(len(index)))
 
 
-def _taken(axis: Axis, entry: Any) -> Axis:
+def _taken(axis: TracedAxis, entry: Any) -> TracedAxis:
     if not isinstance(entry, (list, np.ndarray)):
-        raise Unknown("an index of an unknown type")
+        raise NotTraceable("an index of an unsupported type")
     chosen = np.asarray(entry)
     size = len(axis.positions)
     if chosen.ndim != 1 or chosen.dtype.kind not in "biu":
-        raise Unknown("an index array is not a list of positions")
+        raise NotTraceable("an index array that is not one-dimensional")
     if chosen.dtype.kind == "b":
         if len(chosen) != size:
-            raise Unknown("a mask of another length")
+            raise NotTraceable("a mask whose length is not that of its axis")
         chosen = np.flatnonzero(chosen)
     chosen = chosen.astype(np.int64)
     if len(chosen) and not (-size <= chosen.min() and chosen.max() < size):
-        raise Unknown("an index is out of bounds")
+        raise NotTraceable("an index is out of bounds")
     if isinstance(axis.positions, range):
-        # without writing the range out: an axis may be long and the index short
+        # the range is not expanded: the axis may be long and the index short
         chosen = np.where(chosen < 0, chosen + size, chosen)
         return _picked(axis, axis.positions.start + axis.positions.step * chosen)
     return _picked(axis, axis.positions[chosen])
@@ -207,20 +206,20 @@ def _boxed_getitem(block: Any, index: Any) -> Any:
 def _getter(block: Any, index: Any, asarray: bool = True, lock: Any = None) -> Any:
     entries = index if isinstance(index, tuple) else (index,)
     if None in [entry if entry is None else 0 for entry in entries]:
-        raise Unknown("a new axis in a read")
+        raise NotTraceable("a new axis in a read")
     return _getitem(block, index)
 
 
-def _concatenate(blocks: Any, axis: int = 0) -> Block:
+def _concatenate(blocks: Any, axis: int = 0) -> TracedBlock:
     if not isinstance(blocks, (list, tuple)) or not blocks:
-        raise Unknown("nothing to concatenate")
+        raise NotTraceable("nothing to concatenate")
     first = _block(blocks[0])
     if len(blocks) == 1:
         return first
     axis = operator.index(axis)
     place = axis + len(first.axes) if axis < 0 else axis
     if not 0 <= place < len(first.axes):
-        raise Unknown("an axis is out of bounds")
+        raise NotTraceable("an axis is out of bounds")
     parts = []
     for block in map(_block, blocks):
         if (block.name, block.fixed, len(block.axes)) != (
@@ -228,83 +227,83 @@ def _concatenate(blocks: Any, axis: int = 0) -> Block:
             first.fixed,
             len(first.axes),
         ):
-            raise Unknown("blocks of several arrays in one")
-        for number, (one, other) in enumerate(zip(first.axes, block.axes, strict=True)):
-            if one.source != other.source or (
-                number != place and not same_positions(one.positions, other.positions)
+            raise NotTraceable("blocks of several arrays are concatenated")
+        for number, (expected, actual) in enumerate(zip(first.axes, block.axes, strict=True)):
+            if expected.source != actual.source or (
+                number != place and not same_positions(expected.positions, actual.positions)
             ):
-                raise Unknown("blocks that do not line up")
+                raise NotTraceable("concatenated blocks have different positions along other axes")
         parts.append(block.axes[place].positions)
     source = first.axes[place].source
     merged = _merge(parts) if source is not None else range(sum(map(len, parts)))
-    axes = (*first.axes[:place], Axis(source, merged), *first.axes[place + 1 :])
-    return Block(first.name, axes, first.fixed)
+    axes = (*first.axes[:place], TracedAxis(source, merged), *first.axes[place + 1 :])
+    return TracedBlock(first.name, axes, first.fixed)
 
 
-def _nested(arrays: Any, axis: int) -> Block:
-    if isinstance(arrays, Block):
+def _nested(arrays: Any, axis: int) -> TracedBlock:
+    if isinstance(arrays, TracedBlock):
         return arrays
     if not isinstance(arrays, (list, tuple)):
-        raise Foreign("a list that does not hold blocks")
+        raise UnknownFunction("a list with other items than blocks")
     return _concatenate([_nested(part, axis + 1) for part in arrays], axis)
 
 
-def _concatenate3(arrays: Any) -> Block:
+def _concatenate3(arrays: Any) -> TracedBlock:
     depth, inner = 0, arrays
-    while isinstance(inner, (list, tuple)) and not isinstance(inner, Block):
+    while isinstance(inner, (list, tuple)) and not isinstance(inner, TracedBlock):
         if not inner:
-            raise Unknown("nothing to concatenate")
+            raise NotTraceable("nothing to concatenate")
         depth, inner = depth + 1, inner[0]
     if depth and depth != len(_block(inner).axes):
-        raise Unknown("lists nested deeper, or less deep, than the array has axes")
+        raise NotTraceable("the nesting of lists differs from the number of axes")
     return _nested(arrays, 0)
 
 
-def _concatenate_shaped(arrays: Any, shape: Any) -> Block:
+def _concatenate_shaped(arrays: Any, shape: Any) -> TracedBlock:
     shape = tuple(shape)
     blocks = list(arrays)
     if int(np.prod(shape, dtype=np.int64)) != len(blocks):
-        raise Unknown("blocks that do not fill their shape")
+        raise NotTraceable("the number of blocks does not match their shape")
     for size in reversed(shape):
         blocks = [blocks[start : start + size] for start in range(0, len(blocks), size)]
     return _concatenate3(blocks[0])
 
 
-def _concatenate_sorted(arrays: Any, sorter: Any, axis: int) -> Block:
+def _concatenate_sorted(arrays: Any, sorter: Any, axis: int) -> TracedBlock:
     return _take(_concatenate(list(arrays), axis), np.argsort(sorter[1]), axis)
 
 
-def _take(block: Any, index: Any, axis: Any = None) -> Block:
+def _take(block: Any, index: Any, axis: Any = None) -> TracedBlock:
     if axis is None:
-        raise Unknown("a take from a flattened array")
+        raise NotTraceable("a take from a flattened array")
     entries: list[Any] = [slice(None)] * len(_block(block).axes)
     entries[axis] = index
-    found: Block = _getitem(block, tuple(entries))
-    return found
+    taken: TracedBlock = _getitem(block, tuple(entries))
+    return taken
 
 
-def _transpose(block: Any, axes: Any = None) -> Block:
+def _transpose(block: Any, axes: Any = None) -> TracedBlock:
     count = len(_block(block).axes)
     order = tuple(reversed(range(count))) if axes is None else tuple(axes)
     order = tuple(axis + count if axis < 0 else axis for axis in order)
     if sorted(order) != list(range(count)):
-        raise Unknown("not a permutation of the axes")
-    return Block(block.name, tuple(block.axes[axis] for axis in order), block.fixed)
+        raise NotTraceable("not a permutation of the axes")
+    return TracedBlock(block.name, tuple(block.axes[axis] for axis in order), block.fixed)
 
 
-def _swapaxes(block: Any, axis1: int, axis2: int) -> Block:
+def _swapaxes(block: Any, axis1: int, axis2: int) -> TracedBlock:
     order = list(range(len(_block(block).axes)))
     order[axis1], order[axis2] = order[axis2], order[axis1]
     return _transpose(block, order)
 
 
-def _broadcast_to(block: Any, shape: Any) -> Block:
+def _broadcast_to(block: Any, shape: Any) -> TracedBlock:
     shape = tuple(shape)
     old = _block(block).axes
     new = len(shape) - len(old)
     if new < 0:
-        raise Unknown("a broadcast to fewer axes")
-    axes = [Axis(None, range(size)) for size in shape[:new]]
+        raise NotTraceable("a broadcast to fewer axes")
+    axes = [TracedAxis(None, range(size)) for size in shape[:new]]
     fixed = list(block.fixed)
     for axis, size in zip(old, shape[new:], strict=True):
         if len(axis.positions) == size:
@@ -312,10 +311,10 @@ def _broadcast_to(block: Any, shape: Any) -> Block:
         elif len(axis.positions) == 1:
             if axis.source is not None:
                 fixed.append((axis.source, int(axis.positions[0])))
-            axes.append(Axis(None, range(size)))
+            axes.append(TracedAxis(None, range(size)))
         else:
-            raise Unknown("shapes that do not broadcast")
-    return Block(block.name, tuple(axes), tuple(sorted(fixed)))
+            raise NotTraceable("shapes that do not broadcast")
+    return TracedBlock(block.name, tuple(axes), tuple(sorted(fixed)))
 
 
 def _cast(*items: Any, typ: type) -> Any:
@@ -323,11 +322,11 @@ def _cast(*items: Any, typ: type) -> Any:
 
 
 def _refuse(what: Any) -> Any:
-    raise Foreign(f"{what} is not known to only move elements")
+    raise UnknownFunction(f"{what} is not known to only move elements")
 
 
-#: What the functions of a view layer do to blocks.
-RULES: Mapping[Hashable, Callable[..., Any]] = {
+#: For each function that only moves elements, its equivalent on traced blocks.
+MOVES: Mapping[Hashable, Callable[..., Any]] = {
     operator.getitem: _getitem,
     getitem: _getitem,
     getter: _getter,
@@ -348,18 +347,18 @@ RULES: Mapping[Hashable, Callable[..., Any]] = {
 }
 
 
-# --- running a layer -------------------------------------------------------------------
+# --- tracing a layer -------------------------------------------------------------------
 
 
 class Trace:
-    """The blocks that a layer makes, as positions in the arrays that it reads.
+    """The blocks of a layer, as positions in the arrays that it reads.
 
     Parameters
     ----------
     view
         The graph.
     names
-        The layers, run as one: positions are those in the arrays that they read.
+        The layers, which are traced together: positions are those in the arrays that they read.
     """
 
     def __init__(self, view: GraphView, *names: str):
@@ -373,39 +372,39 @@ class Trace:
             if name not in names and (info := view.array(name)) is not None
         }
         self._bounds: dict[str, tuple[tuple[int, ...], ...]] = {}
-        self._found: dict[Key, Any] = {}
+        self._results: dict[Key, Any] = {}
 
     def block(self, key: Key) -> Any:
-        """What a key stands for.
+        """The traced block of a key.
 
         Raises
         ------
-        Unknown
-            Where that is not known.
+        NotTraceable
+            If its task does not only move elements.
         """
-        if key not in self._found:
+        if key not in self._results:
             task = self.tasks.get(key)
-            self._found[key] = self._source(key) if task is None else self._run(task)
-        return self._found[key]
+            self._results[key] = self._source(key) if task is None else self._run(task)
+        return self._results[key]
 
     def source(self, key: Key) -> ArrayInfo | None:
-        """The array of another layer that a key is a block of."""
+        """The array of another layer of which the key is a block, or None."""
         head = head_of(key)
         info = self._arrays.get(head) if isinstance(head, str) else None
         return info if info is not None and is_block(key, info.name, info.numblocks) else None
 
-    def _source(self, key: Key) -> Block:
+    def _source(self, key: Key) -> TracedBlock:
         info = self.source(key)
         if info is None:
-            raise Foreign("a key that is no block of a known array")
+            raise UnknownFunction("a key that is not a block of an array")
         edges = self._bounds.get(info.name)
         if edges is None:
             edges = self._bounds[info.name] = tuple(bounds(sizes) for sizes in info.chunks)
         axes = tuple(
-            Axis(axis, range(edge[number], edge[number + 1]))
+            TracedAxis(axis, range(edge[number], edge[number + 1]))
             for axis, (edge, number) in enumerate(zip(edges, map(int, key[1:]), strict=True))
         )
-        return Block(info.name, axes)
+        return TracedBlock(info.name, axes)
 
     def _run(self, node: Any) -> Any:
         if (key := reference(node)) is not None:
@@ -421,20 +420,20 @@ class Trace:
             return items if node.klass is list else tuple(items)
         if not isinstance(node, Task):
             return _refuse(type(node).__name__)
-        rule = rule_of(node.func)
-        if rule is None:
+        move = move_of(node.func)
+        if move is None:
             return _refuse(node.func)
         arguments = [self._run(item) for item in node.args]
         words = {word: self._run(item) for word, item in node.kwargs.items()}
         try:
-            return rule(*arguments, **words)
+            return move(*arguments, **words)
         except (TypeError, ValueError, IndexError) as error:
-            raise Foreign(f"arguments of an unforeseen form: {error}") from error
+            raise UnknownFunction(f"arguments of an unsupported form: {error}") from error
 
 
-def rule_of(function: Any) -> Callable[..., Any] | None:
-    """What a function does to blocks, or None where that is not known."""
+def move_of(function: Any) -> Callable[..., Any] | None:
+    """The equivalent of a function on traced blocks, or None."""
     try:
-        return RULES.get(function)
+        return MOVES.get(function)
     except TypeError:  # unhashable
         return None

@@ -1,4 +1,4 @@
-"""Reshapes in row-major order, and repeats: views whose axes are not each other's."""
+"""Recognisers of reshapes in row-major order and of repeats."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from dask.highlevelgraph import MaterializedLayer
 from dask.utils import M, key_split
 
 from dasktile._compat.dask import DataNode, Task
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input
+from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation
 from dasktile.capture.references import reference
 from dasktile.capture.rules.provenance import Trace
+from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
-
-#: A reshape may be tiled so many times more coarsely than the graph does it, if its loop
-#: has at least so many steps; otherwise it is left alone.
-COARSER, FEWEST = 4, 8
 
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """Every block is a window of the input in another shape."""
+    """Every tile is a window of the input, in another shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """Every element `repeats` times along one axis."""
+    """Every element is repeated `repeats` times along one axis."""
 
     axis: int
     repeats: int
@@ -39,8 +36,8 @@ class Repeat:
 # --- reshape ---------------------------------------------------------------------------
 
 
-def reshape(view: GraphView, name: str) -> Found | None:
-    """A layer of blockwise reshapes that together reshape the whole array."""
+def reshape(view: GraphView, name: str) -> Operation | None:
+    """A layer of reshapes of blocks that together reshape the array."""
     layer, new = view.layers[name], view.array(name)
     if new is None or not isinstance(layer, MaterializedLayer) or not layer.mapping:
         return None
@@ -48,7 +45,7 @@ def reshape(view: GraphView, name: str) -> Found | None:
         return None
     trace = Trace(view, name)
     old: ArrayInfo | None = None
-    made, seen = _Visits(new), _Visits(new)
+    made, read = _Loops(new), _Loops(new)
     for place in np.ndindex(*new.numblocks):
         task = trace.tasks.get((name, *place))
         if not isinstance(task, Task) or not _is_reshape(task):
@@ -58,11 +55,11 @@ def reshape(view: GraphView, name: str) -> Found | None:
         if source is None or (old is not None and source is not old):
             return None
         if old is None:
-            old, seen = source, _Visits(source)
+            old, read = source, _Loops(source)
         expected = tuple([sizes[number] for sizes, number in zip(new.chunks, place, strict=True)])
         if ((shape,) if isinstance(shape, int) else tuple(shape)) != expected:
             return None
-        if seen.of(tuple(map(int, key[1:]))) != made.of(place):
+        if read.of(tuple(map(int, key[1:]))) != made.of(place):
             return None
     if old is None or old.dtype != new.dtype:
         return None
@@ -79,17 +76,16 @@ def _is_reshape(task: Any) -> bool:
     )
 
 
-class _Visits:
-    """The elements of blocks in row-major order, as flat positions in their array.
+class _Loops:
+    """The elements of blocks in row-major order, as loops over flat positions in the array.
 
-    Those of one block form a nest of loops, given as the first position and (count,
-    stride) from the innermost loop outwards, with loops that continue one another
-    joined: two blocks hold the same elements in the same order exactly where this is
-    equal.
+    The loops of a block are the first position, and (count, stride) from the innermost loop
+    outwards; loops that continue one another are merged.  Two blocks have the same elements in
+    the same order if and only if their loops are equal.
     """
 
     def __init__(self, array: ArrayInfo):
-        #: For every axis, the last first: stride, chunk sizes, position of every chunk.
+        #: For every axis, from the last to the first: stride, chunk sizes, position of every chunk.
         self._axes: list[tuple[int, tuple[int, ...], list[int]]] = []
         stride = 1
         for sizes, size in zip(reversed(array.chunks), reversed(array.shape), strict=True):
@@ -98,18 +94,18 @@ class _Visits:
 
     def of(self, place: tuple[int, ...]) -> tuple[int, list[tuple[int, int]]]:
         start = 0
-        until = 0  # the stride at which one more loop continues the last
+        end = 0  # the stride of a loop that continues the last one
         loops: list[tuple[int, int]] = []
         for (stride, sizes, starts), number in zip(self._axes, reversed(place), strict=True):
             start += starts[number]
             count = sizes[number]
             if count == 1:
                 continue
-            if loops and until == stride:
+            if loops and end == stride:
                 loops[-1] = (loops[-1][0] * count, loops[-1][1])
             else:
                 loops.append((count, stride))
-            until = stride * count
+            end = stride * count
         return start, loops
 
 
@@ -117,7 +113,7 @@ def _value(node: Any) -> Any:
     return node.value if isinstance(node, DataNode) else node
 
 
-def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Found | None:
+def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Operation | None:
     labels: list[Label] = []
     reads = [AxisMap(None)] * len(old.shape)
     out = [AxisMap(None)] * len(new.shape)
@@ -132,7 +128,7 @@ def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Found | None:
             out[targets[0]] = AxisMap(len(labels), 0, width, width)
             reads[sources[0]] = AxisMap(len(labels), 0, outer // size, outer // size)
             labels.append(Label(size, Role.FREE, cuts))
-    return Found(
+    return Operation(
         op=key_split(new.name),
         kind=Kind.VIEW,
         labels=tuple(labels),
@@ -145,10 +141,10 @@ def _reshaped(old: ArrayInfo, new: ArrayInfo) -> Found | None:
 def _cuts(
     new: ArrayInfo, targets: tuple[int, ...], size: int, width: int
 ) -> tuple[int, ...] | None:
-    """How the graph cuts the loop of a group of output axes.
+    """The cuts of the loop of a group of output axes that match the chunks of the graph.
 
-    Where it cuts more finely than the loop can be cut, the cuts it can be cut at; None
-    where tiles would then be much larger than the graph's or too few to share out.
+    If the chunks are finer than the iterations of the loop, these are the coarser cuts that
+    are possible.  None if tiles would then be too large or too few, see the settings.
     """
     edges = [edge for edge in bounds(new.chunks[targets[0]]) if edge % width == 0]
     cuts = tuple((hi - lo) // width for lo, hi in itertools.pairwise(edges))
@@ -158,37 +154,38 @@ def _cuts(
         return cuts
     finest = math.prod(new.shape[axis] for axis in targets) // size
     largest = math.prod(max(new.chunks[axis]) for axis in targets)
-    return cuts if finest <= COARSER * largest and size >= FEWEST else None
+    coarse = finest > SETTINGS.reshape_coarsening * largest
+    return None if coarse or size < SETTINGS.reshape_iterations else cuts
 
 
 def groups(
     old: tuple[int, ...], new: tuple[int, ...]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Runs of axes of two shapes with equal products, as short as they can be.
+    """The shortest groups of consecutive axes of two shapes with equal products.
 
-    Axes of size one are in none of them.
+    Axes of size one are in no group.
     """
     sources = [axis for axis, size in enumerate(old) if size != 1]
     targets = [axis for axis, size in enumerate(new) if size != 1]
-    found: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    pairs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     while sources and targets:
-        one, other = [sources.pop(0)], [targets.pop(0)]
-        left, right = old[one[0]], new[other[0]]
-        while left != right:
-            if left < right:
-                one.append(sources.pop(0))
-                left *= old[one[-1]]
+        source_run, target_run = [sources.pop(0)], [targets.pop(0)]
+        source_size, target_size = old[source_run[0]], new[target_run[0]]
+        while source_size != target_size:
+            if source_size < target_size:
+                source_run.append(sources.pop(0))
+                source_size *= old[source_run[-1]]
             else:
-                other.append(targets.pop(0))
-                right *= new[other[-1]]
-        found.append((tuple(one), tuple(other)))
-    return found
+                target_run.append(targets.pop(0))
+                target_size *= new[target_run[-1]]
+        pairs.append((tuple(source_run), tuple(target_run)))
+    return pairs
 
 
 # --- repeat ----------------------------------------------------------------------------
 
 
-def repeat(view: GraphView, name: str) -> Found | None:
+def repeat(view: GraphView, name: str) -> Operation | None:
     """`numpy.repeat` of every block, with one count for all elements."""
     layer, new = view.layers[name], view.array(name)
     if new is None or not isinstance(layer, Blockwise) or layer.io_deps:
@@ -196,7 +193,7 @@ def repeat(view: GraphView, name: str) -> Found | None:
     if getattr(layer.task, "func", None) is not np.repeat:
         return None
     trace = Trace(view, name)
-    seen: set[tuple[str, int, int]] = set()
+    repeats: set[tuple[str, int, int]] = set()
     for place in np.ndindex(*new.numblocks):
         task = trace.tasks.get((name, *place))
         if not isinstance(task, Task) or task.func is not np.repeat or len(task.args) != 2:
@@ -208,10 +205,10 @@ def repeat(view: GraphView, name: str) -> Found | None:
         source = trace.source(key)
         if source is None or tuple(key[1:]) != place:
             return None
-        seen.add((source.name, times, axis % len(new.shape)))
-    if len(seen) != 1:
+        repeats.add((source.name, times, axis % len(new.shape)))
+    if len(repeats) != 1:
         return None
-    ((source_name, times, axis),) = seen
+    ((source_name, times, axis),) = repeats
     old = view.array(source_name)
     if old is None or times < 1 or old.dtype != new.dtype or not math.prod(new.shape):
         return None
@@ -219,7 +216,7 @@ def repeat(view: GraphView, name: str) -> Found | None:
     expected[axis] = tuple(times * size for size in old.chunks[axis])
     if tuple(expected) != new.chunks:
         return None
-    return Found(
+    return Operation(
         op=key_split(name),
         kind=Kind.VIEW,
         labels=tuple(

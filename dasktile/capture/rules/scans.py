@@ -1,4 +1,4 @@
-"""Running sums and products."""
+"""Recogniser of running sums and products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dasktile._compat.dask import (
     prefixscan_combine,
     prefixscan_first,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, NotRecognised
+from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation
 from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.trees import Step, read_step, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
@@ -43,8 +43,8 @@ class Scan:
     axis
         The label.
     serial
-        True where tiles are scanned one after the other instead, because the scan of a
-        tile by itself may overflow: then ``merge(carry, tile)`` is the finished tile, whose
+        True if tiles are scanned one after the other, because the separate scan of a tile may
+        overflow.  Then ``merge(carry, tile)`` is the finished tile, whose
         last slice is the next carry.
     """
 
@@ -55,23 +55,23 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """The functions that belong to one that scans: what merges, what sums a block up."""
+class ScanFunctions:
+    """The functions of a scan: those that may merge a carry, and the total of a block."""
 
     merges: tuple[Function, ...]
     total: Function
 
 
-RULES: Mapping[Function, Rule] = {
-    np.cumsum: Rule(tuple(filter(available, (cumsum_merge, operator.add))), np.sum),
-    np.cumprod: Rule(tuple(filter(available, (cumprod_merge, operator.mul))), np.prod),
-    np.nancumsum: Rule((operator.add,), np.nansum),
-    np.nancumprod: Rule((operator.mul,), np.nanprod),
+SCANS: Mapping[Function, ScanFunctions] = {
+    np.cumsum: ScanFunctions(tuple(filter(available, (cumsum_merge, operator.add))), np.sum),
+    np.cumprod: ScanFunctions(tuple(filter(available, (cumprod_merge, operator.mul))), np.prod),
+    np.nancumsum: ScanFunctions((operator.add,), np.nansum),
+    np.nancumprod: ScanFunctions((operator.mul,), np.nanprod),
 }
 
 
-def recognise_scan(view: GraphView, name: str) -> Found | NotRecognised | None:
-    """Running sums and products, dask's sequential and its parallel form."""
+def recognise_scan(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """Running sums and products, in dask's sequential and parallel forms."""
     layer = view.layers.get(name)
     array = view.array(name)
     if layer is None or array is None or isinstance(layer, Blockwise) or layer.annotations:
@@ -89,8 +89,9 @@ def recognise_scan(view: GraphView, name: str) -> Found | NotRecognised | None:
         return None
     if array.dtype.kind not in "biufc":
         return None
+    op = unwrap(scan.function).function.__name__
     if array.dtype == np.float16:
-        return NotRecognised("running sums of float16 are rounded differently in other chunks")
+        return NotRecognised(f"{op} of float16 is rounded differently in other chunks")
     if array.dtype.kind in "fc":
         scan = _exact(scan)
     labels = tuple(
@@ -98,13 +99,12 @@ def recognise_scan(view: GraphView, name: str) -> Found | NotRecognised | None:
         for axis, (size, cuts) in enumerate(zip(array.shape, array.chunks, strict=True))
     )
     maps = tuple(AxisMap(axis) for axis in range(len(labels)))
-    op = unwrap(scan.function).function.__name__
-    return Found(op, Kind.SCAN, labels, maps, scan, (Input(source, maps),),
+    return Operation(op, Kind.SCAN, labels, maps, scan, (Input(source, maps),),
                  partial=float(array.dtype.itemsize), work=2.0)  # fmt: skip
 
 
 def _plausible(layer: Mapping[Any, Any], name: str, ndim: int) -> bool:
-    """A cheap look at the first block before the whole layer is read."""
+    """Whether the first block may be part of a scan: a cheap check before all tasks are read."""
     task = layer.get((name,) + (0,) * ndim)
     if isinstance(task, Alias):
         return True
@@ -116,38 +116,40 @@ def _plausible(layer: Mapping[Any, Any], name: str, ndim: int) -> bool:
 
 
 def _sequential(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
-    """Every block scanned, then one carry after the other merged in."""
+    """The sequential form: every block is scanned, then the carries are merged in order."""
     blocks = _scanned_blocks(view, array)
     if blocks is None:
         return None
-    step, axis, rule = blocks
-    merges = _carried(view.tasks(array.name), array, view.dependencies(array.name)[0], axis)
-    merge = None if merges is None else _one_of(merges, rule)
+    step, axis, functions = blocks
+    merges = _carry_merges(view.tasks(array.name), array, view.dependencies(array.name)[0], axis)
+    merge = None if merges is None else _only_merge(merges, functions)
     if merge is None:
         return None
     function = partial(step.call.function, axis=axis, **step.call.keywords)
     return Scan(function, merge, axis), step.inputs[0]
 
 
-def _scanned_blocks(view: GraphView, array: ArrayInfo) -> tuple[Step, int, Rule] | None:
-    """The only layer that is read: the scan of every block by itself, its axis and its rule."""
+def _scanned_blocks(view: GraphView, array: ArrayInfo) -> tuple[Step, int, ScanFunctions] | None:
+    """The one layer read, which scans every block separately, with its axis and functions."""
     sources = view.dependencies(array.name)
     step = read_step(view, sources[0])
     if len(sources) != 1 or step is None or len(step.inputs) != 1 or step.call.args:
         return None
-    rule, axis = RULES.get(step.call.function), step.axis
-    if rule is None or not set(step.call.keywords) <= {"dtype"} or step.keepdims is not None:
+    functions, axis = SCANS.get(step.call.function), step.axis
+    if functions is None or not set(step.call.keywords) <= {"dtype"} or step.keepdims is not None:
         return None
     if not isinstance(axis, int) or not 0 <= axis < len(array.shape):
         return None
-    return None if step.blocks != array.numblocks else (step, axis, rule)
+    return None if step.blocks != array.numblocks else (step, axis, functions)
 
 
-def _carried(
+def _carry_merges(
     tasks: Mapping[Any, Any], array: ArrayInfo, scanned: str, axis: int
 ) -> list[Function] | None:
-    """The functions that merge carries into scanned blocks; None for any other tasks."""
-    last = tuple(slice(-1, None) if at == axis else slice(None) for at in range(len(array.shape)))
+    """The functions that merge carries into scanned blocks; None if the tasks differ."""
+    last = tuple(
+        slice(-1, None) if number == axis else slice(None) for number in range(len(array.shape))
+    )
     merges: list[Function] = []
     for block in itertools.product(*map(range, array.numblocks)):
         task, carry = tasks.get((array.name, *block)), tasks.get((array.name, "extra", *block))
@@ -157,18 +159,18 @@ def _carried(
             continue
         if type(task) is not Task or type(carry) is not Task:
             return None
-        before = tuple(at - 1 if i == axis else at for i, at in enumerate(block))
-        carried = (array.name, "extra", *before)
-        if not _adds_last(carry, carried, (scanned, *before), last):
+        previous = tuple(number - 1 if i == axis else number for i, number in enumerate(block))
+        carried = (array.name, "extra", *previous)
+        if not _is_carry(carry, carried, (scanned, *previous), last):
             return None
         if [*map(reference, task.args)] != [(array.name, "extra", *block), (scanned, *block)]:
             return None
         merges += [task.func, carry.func]
-    return merges if len(tasks) == 2 * array_blocks(array) else None
+    return merges if len(tasks) == 2 * _count_blocks(array) else None
 
 
-def _adds_last(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -> bool:
-    """Whether a carry is that of the block before, merged with the last elements of that."""
+def _is_carry(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -> bool:
+    """Whether a carry is that of the previous block, merged with the last slice of that block."""
     if len(carry.args) != 2 or reference(carry.args[0]) != carried:
         return False
     end = carry.args[1]
@@ -180,15 +182,15 @@ def _adds_last(carry: Task, carried: Key, block: Key, last: tuple[slice, ...]) -
     )
 
 
-def _one_of(merges: Sequence[Function], rule: Rule) -> Function | None:
-    """The function of all merges, the first of the rule if there are none; None if unknown."""
-    merge = merges[0] if merges else rule.merges[0]
+def _only_merge(merges: Sequence[Function], functions: ScanFunctions) -> Function | None:
+    """The one function of all merges, a default without merges; None if not supported."""
+    merge = merges[0] if merges else functions.merges[0]
     same = all(other is merge for other in merges)
-    return merge if same and any(merge is known for known in rule.merges) else None
+    return merge if same and any(merge is known for known in functions.merges) else None
 
 
 def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
-    """Blocks summed up, the sums combined in a tree, then scanned and merged at once."""
+    """The parallel form: sums of blocks are combined in a tree, then merged into the scans."""
     name, ndim = array.name, len(array.shape)
     tasks = view.tasks(name)
     head = tasks.get((name,) + (0,) * ndim)
@@ -198,11 +200,11 @@ def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
     key = reference(first)
     if not isinstance(key, tuple) or not isinstance(axis, int) or not 0 <= axis < ndim:
         return None
-    rule, source = RULES.get(function), key[0]
+    functions, source = SCANS.get(function), key[0]
     others = [other for other in view.dependencies(name) if other != source]
-    if rule is None or source not in view.layers:
+    if functions is None or source not in view.layers:
         return None
-    if array.numblocks[axis] > 1 and not _sums_blocks(view, others, source, rule, axis):
+    if array.numblocks[axis] > 1 and not _sums_blocks(view, others, source, functions, axis):
         return None
     merge: Function | None = None
     for key, task in tasks.items():
@@ -211,31 +213,35 @@ def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
         block, args = key[1:], list(task.args)
         if len(block) != ndim:
             merge = merge or task.func
-            wrong = task.func is not merge
+            mismatch = task.func is not merge
         else:
             begins = block[axis] == 0
             step = prefixscan_first if begins else prefixscan_combine
             if not begins and len(args) == 6:
                 merge = merge or args[1]
-                wrong = args.pop(1) is not merge
+                mismatch = args.pop(1) is not merge
                 args.pop(1)
             else:
-                wrong = not begins
-            wrong = wrong or task.func is not step or args[0] is not function
-            wrong = wrong or reference(args[1]) != (source, *block) or args[2:] != [axis, dtype]
-        if wrong:
+                mismatch = not begins
+            mismatch = mismatch or task.func is not step or args[0] is not function
+            mismatch = (
+                mismatch or reference(args[1]) != (source, *block) or args[2:] != [axis, dtype]
+            )
+        if mismatch:
             return None
-    merge = merge or rule.merges[0]
-    if not any(merge is known for known in rule.merges):
+    merge = merge or functions.merges[0]
+    if not any(merge is known for known in functions.merges):
         return None
     return Scan(partial(function, axis=axis, dtype=dtype), merge, axis), source
 
 
-def _sums_blocks(view: GraphView, names: list[str], source: str, rule: Rule, axis: int) -> bool:
+def _sums_blocks(
+    view: GraphView, names: list[str], source: str, functions: ScanFunctions, axis: int
+) -> bool:
     step = read_step(view, names[0]) if len(names) == 1 else None
     return (
         step is not None
-        and step.call.function is rule.total
+        and step.call.function is functions.total
         and step.inputs == (source,)
         and (step.axis, step.keepdims) == (axis, True)
         and not step.call.args
@@ -244,10 +250,10 @@ def _sums_blocks(view: GraphView, names: list[str], source: str, rule: Rule, axi
 
 
 def _exact(scan: Scan) -> Scan:
-    """Running products from the first element on, whatever the tiles.
+    """The scan with serial tiles for a running product.
 
-    The product of numbers that come after a zero may be infinite, and zero times that is
-    no number; the running product of them all is zero.
+    The product of a tile after a zero may overflow to infinity, and zero times infinity is NaN,
+    while the running product over all elements is zero.
     """
     call = unwrap(scan.function)
     if call.function not in (np.cumprod, np.nancumprod):
@@ -262,14 +268,14 @@ def _exact(scan: Scan) -> Scan:
 
 
 def running_product(carry: Any, tile: Any, axis: int, dtype: Any, skip: bool) -> Any:
-    """The running product of a tile that starts from `carry`, NaN skipped or not."""
+    """The running product of a tile, starting with `carry`; `skip` treats NaN as one."""
     if skip:
         tile = np.where(np.isnan(tile), np.ones((), tile.dtype), tile)
-    found = np.cumprod(np.concatenate([carry, tile], axis=axis), axis=axis, dtype=dtype)
-    return found[(slice(None),) * axis + (slice(1, None),)]
+    product = np.cumprod(np.concatenate([carry, tile], axis=axis), axis=axis, dtype=dtype)
+    return product[(slice(None),) * axis + (slice(1, None),)]
 
 
-def array_blocks(array: ArrayInfo) -> int:
+def _count_blocks(array: ArrayInfo) -> int:
     count = 1
     for blocks in array.numblocks:
         count *= blocks

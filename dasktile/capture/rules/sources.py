@@ -1,4 +1,4 @@
-"""Arrays that come from nowhere else in the graph: made, read from storage, or held."""
+"""Recognisers of sources: arrays that are generated, read from storage, or in memory."""
 
 from __future__ import annotations
 
@@ -28,14 +28,22 @@ from dasktile._compat.dask import (
     getter_inline,
     getter_nofancy,
 )
-from dasktile.capture.base import ArrayInfo, Found, GraphView, NotRecognised, Recogniser, Verbatim
-from dasktile.capture.corrections import called
+from dasktile.capture.base import (
+    ArrayInfo,
+    GraphView,
+    NotRecognised,
+    Operation,
+    Recogniser,
+    Verbatim,
+)
+from dasktile.capture.corrections import called_function
+from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Role, bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """An array generated block by block from nothing but the block's shape.
+    """An array generated block by block from the shape of the block alone.
 
     Parameters
     ----------
@@ -56,8 +64,8 @@ class Read:
     Parameters
     ----------
     source
-        Key (and layer) of the input graph that holds the array-like, to be carried
-        over as it is; None where `array` itself is put into every task.
+        Key (and layer) of the input graph that holds the array-like, which is copied; None where
+        `array` itself is an argument of every task.
     array
         The array-like.
     getter
@@ -79,20 +87,20 @@ class InMemory:
     array: np.ndarray[Any, Any]
 
 
-#: Packages whose array-likes give the same whenever they are read.
+#: Packages whose array-likes return the same values each time they are read.
 REPEATABLE = {"h5py", "netCDF4", "numpy", "tensorstore", "xarray", "zarr"}
 
-#: Why fractions at equal distances are unchanged.
-_ROUNDED = "fractions are rounded differently in other chunks"
+#: Why ranges that are not of integers are unchanged; the name of the function comes before.
+_ROUNDED = "is rounded differently in other chunks"
 
 #: Functions that slice an array-like, as ``getter(array, slices)``.
 _GETTERS = (getter, getter_nofancy, getter_inline, operator.getitem)
 
-# dask.array.wrap makes its functions by currying this one
+# dask.array.wrap curries this function
 _UNIFORM = getattr(broadcast_trick, "func", broadcast_trick)
 
 
-def created(view: GraphView, name: str) -> Found | None:
+def uniform(view: GraphView, name: str) -> Operation | None:
     """``ones``, ``zeros``, ``full``, ``empty``: one value, broadcast to the block."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 1:
@@ -103,11 +111,11 @@ def created(view: GraphView, name: str) -> Found | None:
     shape = layer.io_deps.get(str(argument))
     if type(shape) is not ArrayChunkShapeDep or symbols != layer.output_indices:
         return None
-    return _source(info, Create(layer)) if _same(shape.chunks, info.chunks) else None
+    return _source(info, Create(layer)) if _equal_chunks(shape.chunks, info.chunks) else None
 
 
-def read(view: GraphView, name: str) -> Found | None:
-    """A lazy ``from_array``: zarr, HDF5, anything that is sliced when it is needed."""
+def from_array(view: GraphView, name: str) -> Operation | None:
+    """A lazy ``from_array``: zarr, HDF5, any array-like that is sliced in tasks."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 2:
         return None
@@ -119,7 +127,7 @@ def read(view: GraphView, name: str) -> Found | None:
     if function not in _GETTERS or set(kwargs) - {"asarray", "lock"}:
         return None
     places = layer.io_deps.get(str(slices))
-    if type(places) is not ArraySliceDep or not _same(places.chunks, info.chunks):
+    if type(places) is not ArraySliceDep or not _equal_chunks(places.chunks, info.chunks):
         return None
     source = None
     if isinstance(array, TaskRef):
@@ -130,13 +138,13 @@ def read(view: GraphView, name: str) -> Found | None:
     if isinstance(array, (GraphNode, TaskRef)) or getattr(array, "shape", None) != info.shape:
         return None
     kernel = Read(source, array, function, dict(kwargs))
-    again = type(array).__module__.partition(".")[0] in REPEATABLE
+    repeatable = type(array).__module__.partition(".")[0] in REPEATABLE
     stored = _stored(array, info)
-    return _source(info, kernel, op="from_array", stored=stored, repeatable=again)
+    return _source(info, kernel, op="from_array", stored=stored, repeatable=repeatable)
 
 
-def held(view: GraphView, name: str) -> Found | None:
-    """Blocks that are there already: a NumPy array, or a persisted collection."""
+def in_memory(view: GraphView, name: str) -> Operation | None:
+    """Blocks in memory: a NumPy array, or a persisted array with fixed placement."""
     layer, info = view.layers[name], view.array(name)
     if isinstance(layer, Blockwise) or info is None or view.graph.dependencies.get(name):
         return None
@@ -148,7 +156,7 @@ def held(view: GraphView, name: str) -> Found | None:
     whole = _whole(blocks, info)
     if whole is not None:
         return _source(info, InMemory(whole), op="array")
-    return Found(
+    return Operation(
         op=key_split(name),
         kind=Kind.OPAQUE,
         labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
@@ -161,26 +169,26 @@ def held(view: GraphView, name: str) -> Found | None:
 
 
 def random(view: GraphView, name: str) -> NotRecognised | None:
-    """Random numbers, of which every chunk has a seed of its own."""
-    module = getattr(called(view.layers[name])[0], "__module__", "")
+    """Declines random numbers, because every chunk has its own seed."""
+    module = getattr(called_function(view.layers[name])[0], "__module__", "")
     if module != "dask.array.random":
         return None
     return NotRecognised("random numbers depend on the chunks")
 
 
-def counted(view: GraphView, name: str) -> Found | NotRecognised | None:
-    """``arange`` of whole numbers: the same bits in any chunks."""
+def arange(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """``arange`` of integers, which has the same values in any chunks."""
     layer, info = view.layers[name], view.array(name)
     if isinstance(layer, Blockwise) or info is None or len(info.shape) != 1:
         return None
     first = next(iter(layer.values()), None)
     function = _innermost(first.func) if isinstance(first, Task) else None
     if function is chunk_arange:
-        return _range(layer, info) or NotRecognised(_ROUNDED)
-    return NotRecognised(_ROUNDED) if function is chunk_linspace else None
+        return _range(layer, info) or NotRecognised(f"arange of fractions {_ROUNDED}")
+    return NotRecognised(f"linspace {_ROUNDED}") if function is chunk_linspace else None
 
 
-def _range(layer: Mapping[Any, Any], info: ArrayInfo) -> Found | None:
+def _range(layer: Mapping[Any, Any], info: ArrayInfo) -> Operation | None:
     places = bounds(info.chunks[0])
     values: range | None = None
     for index, size in enumerate(info.chunks[0]):
@@ -195,16 +203,16 @@ def _range(layer: Mapping[Any, Any], info: ArrayInfo) -> Found | None:
         if not _whole_numbers(start, step) or np.dtype(dtype) != info.dtype or length != size:
             return None
         begin = int(start) - int(step) * places[index]
-        here = range(begin, begin + int(step) * info.shape[0], int(step))
-        if values is not None and here != values:
+        block_values = range(begin, begin + int(step) * info.shape[0], int(step))
+        if values is not None and block_values != values:
             return None
-        values = here
+        values = block_values
     if values is None or len(layer) != len(info.chunks[0]) or not _exact(values, info.dtype):
         return None
     return _source(info, Read(None, values, take_range, {"dtype": info.dtype}), op="arange")
 
 
-def identity_matrix(view: GraphView, name: str) -> Found | None:
+def eye(view: GraphView, name: str) -> Operation | None:
     """``eye``: ones on a diagonal."""
     layer, info = view.layers[name], view.array(name)
     if isinstance(layer, Blockwise) or info is None or len(info.shape) != 2:
@@ -237,7 +245,7 @@ def identity_matrix(view: GraphView, name: str) -> Found | None:
 
 
 def take_range(values: range, index: tuple[slice], dtype: np.dtype[Any]) -> Any:
-    """A slice of the array that counts through `values`."""
+    """A slice of the array of `values`."""
     part = values[index[0]]
     return np.arange(part.start, part.stop, part.step, dtype=dtype)
 
@@ -255,8 +263,8 @@ def _source(
     op: str | None = None,
     stored: Chunks | None = None,
     repeatable: bool = True,
-) -> Found:
-    return Found(
+) -> Operation:
+    return Operation(
         op=op or key_split(info.name),
         kind=Kind.SOURCE,
         labels=tuple(Label(sum(cuts), Role.FREE, cuts) for cuts in info.chunks),
@@ -274,17 +282,17 @@ def _innermost(function: Any) -> Any:
     return function
 
 
-def _same(chunks: Any, others: Chunks) -> bool:
+def _equal_chunks(chunks: Any, others: Chunks) -> bool:
     return tuple(tuple(int(size) for size in sizes) for sizes in chunks) == others
 
 
 def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
     """Chunks of the store.
 
-    Wrappers that put the same array another way are looked through.  With sharding it
-    is the chunks inside a shard that are read on their own.
+    Wrappers of the same shape are unwrapped.  With sharding these are the chunks inside a
+    shard, which can be read separately.
     """
-    for _ in range(8):
+    for _ in range(SETTINGS.store_wrappers):
         if array is None or getattr(array, "shape", None) != info.shape:
             return None
         chunks = getattr(array, "chunks", None)
@@ -292,7 +300,7 @@ def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
             if not all(isinstance(size, int) and size > 0 for size in chunks):
                 return None
             return tuple(
-                tuple(min(size, length - at) for at in range(0, length, size)) or (0,)
+                tuple(min(size, length - start) for start in range(0, length, size)) or (0,)
                 for size, length in zip(chunks, info.shape, strict=True)
             )
         inner = getattr(array, "array", None)
@@ -301,7 +309,7 @@ def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
 
 
 def _has_value(block: Any) -> bool:
-    """True for a block that is an array or a future, not something to be computed."""
+    """True for a block that is an array or a future, not a task."""
     block = _value(block)
     if isinstance(block, (GraphNode, tuple, list, str)):
         return False
@@ -318,7 +326,7 @@ def _is_future(block: Any) -> bool:
 
 
 def _whole(blocks: Mapping[Any, Any], info: ArrayInfo) -> np.ndarray[Any, Any] | None:
-    """The array of which all blocks are views, each in its place."""
+    """The array of which all blocks are views, each at its own position."""
     first = next(iter(blocks.values()))
     if type(first) is not np.ndarray:
         return None
@@ -349,12 +357,12 @@ def _whole_numbers(*values: Any) -> bool:
 
 
 def _numpy_like(like: Any) -> bool:
-    """True if arrays made after the example of `like` are NumPy's own."""
+    """True if arrays created with ``like=`` are NumPy arrays."""
     return like is None or type(like) is np.ndarray
 
 
 def _exact(values: range, dtype: np.dtype[Any]) -> bool:
-    """True if the type holds all values, and those that arange passes on the way."""
+    """True if the dtype represents all values, and the end that arange computes, exactly."""
     reach = (values.start, values.start + values.step * (len(values) + 1))
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
@@ -364,4 +372,4 @@ def _exact(values: range, dtype: np.dtype[Any]) -> bool:
     return False
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (created, read, held, random, counted, identity_matrix)
+RECOGNISERS: tuple[Recogniser, ...] = (uniform, from_array, in_memory, random, arange, eye)

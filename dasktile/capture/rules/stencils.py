@@ -1,9 +1,9 @@
-"""`map_overlap` of functions that were registered with a halo.
+"""Recogniser of `map_overlap` of functions that are registered with a halo.
 
-dask writes it as four steps: shared edges added to every block (after an optional
-boundary was put around the whole array), the blocks that are only boundary dropped, the
-function applied, the edges trimmed.  They become one node that reads a window wider than
-what it makes.
+dask writes it in four steps: every block is extended by its neighbours' edges (after an
+optional boundary is added around the array), blocks of boundary alone are dropped, the
+function is applied, and the edges are trimmed.  They become one node whose input window is
+wider than its output.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from dask.blockwise import Blockwise
 from dask.utils import funcname, key_split
 
 from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Input, NotRecognised
-from dasktile.capture.corrections import called
+from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation
+from dasktile.capture.corrections import called_function
 from dasktile.capture.references import Key
-from dasktile.capture.rules.provenance import Block, Trace, Unknown
+from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
 from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stencil:
-    """A function of a window, of whose result the window's edges are cut off.
+    """A function of a window, whose result is trimmed at the edges of the window.
 
     Parameters
     ----------
     task
-        The function applied to one block of the input graph; does not depend on which.
+        The task that applies the function to one block; it does not depend on the block.
     block
         The key that stands for the block in `task`.
     offset
-        For every axis, where the input has the element that output position 0 is at: 0,
-        or the depth of the boundary put around the input.
+        For every axis, the position in the input of the element at output position 0: 0, or
+        the depth of the boundary around the input.
     shape
         Of the input.
     """
@@ -51,17 +51,17 @@ class Stencil:
     shape: tuple[int, ...]
 
 
-def stencil(view: GraphView, name: str) -> Found | NotRecognised | None:
-    """A trimmed, registered function of overlapping blocks."""
+def stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """A registered function of overlapping blocks, trimmed."""
     return _stencil(view, name) or _declined(view, name)
 
 
-def _stencil(view: GraphView, name: str) -> Found | None:
-    trim = trimmed(view, name)
+def _stencil(view: GraphView, name: str) -> Operation | None:
+    trimming = read_trim(view, name)
     new = view.array(name)
-    if trim is None or new is None or not all(map(all, new.chunks)):
+    if trimming is None or new is None or not all(map(all, new.chunks)):
         return None
-    depths, padded, applied = trim
+    depths, padded, applied = trimming
     task, block, use = _registered(view, applied)
     if task is None or use is None or use.whole_axes:
         return None
@@ -70,11 +70,11 @@ def _stencil(view: GraphView, name: str) -> Found | None:
     if len(halo) != len(use.halo):
         return None
     if any(min(depths[axis]) < depth for axis, depth in halo.items()):
-        return None  # the result depends on where the blocks end
+        return None  # the result depends on the chunks
     read = _expected(new, depths, padded)
     try:
         old = _windows(view, block[0], new, read)
-    except Unknown:
+    except NotTraceable:
         return None
     inner = view.array(applied)
     sizes = tuple(tuple(hi - lo for lo, hi in edges) for edges in read)
@@ -86,63 +86,65 @@ def _stencil(view: GraphView, name: str) -> Found | None:
     )
     if old.shape != wide or inner.dtype != new.dtype:
         return None
-    return _found(new, old, depths, padded, Stencil(task, block, (), old.shape))
+    return _operation(new, old, depths, padded, Stencil(task, block, (), old.shape))
 
 
 def _declined(view: GraphView, name: str) -> NotRecognised | None:
-    """For the layers of a ``map_overlap``: why it is unchanged."""
-    trim = trimmed(view, name)
-    if trim is not None:
-        applied = trim[2]
-    elif any(overlapping(view, other) for other in view.dependencies(name)):
+    """The reason for an unchanged ``map_overlap``, for each of its layers."""
+    trimming = read_trim(view, name)
+    if trimming is not None:
+        applied = trimming[2]
+    elif any(overlap_layers(view, other) for other in view.dependencies(name)):
         applied = name
     elif isinstance(view.layers[name], ArrayOverlapLayer):
         readers = _readers(view, name)
         applied = next((r for r in readers if isinstance(view.layers[r], Blockwise)), "")
         if not applied:
-            return NotRecognised("edges of neighbours are read in map_overlap only")
+            return NotRecognised("overlapping blocks are supported in map_overlap only")
     else:
         return None
     layer = view.layers.get(applied)
     if not isinstance(layer, Blockwise) or layer.io_deps:
         return None
-    function = called(layer)[0]
+    function = called_function(layer)[0]
     title = funcname(function)
     arrays = [symbols for _, symbols in layer.indices if symbols is not None]
     if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices) or layer.new_axes:
-        reason = f"{title} in map_overlap does not make one array of another of its shape"
+        reason = f"{title} in map_overlap needs one input array and an output of its shape"
     elif (getattr(function, "__module__", "") or "").split(".")[0] == "dask":
-        reason = f"dasktile does not know {title} in map_overlap"
+        reason = f"{title} in map_overlap is not supported"
     elif lookup(layer.task.func) is None:
         reason = (
-            f"its function {title} in map_overlap may depend on its block; "
-            f"dasktile.register_kernel({title}, halo=...) says how far it looks"
+            f"the result of {title} in map_overlap may depend on the chunks; if not, "
+            f"declare its halo with dasktile.register_kernel({title}, halo=...)"
         )
     else:
-        reason = f"{title} in map_overlap is registered, but not for this depth, or is not trimmed"
+        reason = (
+            f"{title} in map_overlap is registered: depth must be at least its halo, with trim=True"
+        )
     return NotRecognised(reason)
 
 
 def _readers(view: GraphView, name: str) -> list[str]:
-    """Layers that read a layer, or read what is only some of its blocks."""
+    """Layers that read a layer, directly or through one other layer."""
     reads = view.graph.dependencies
     direct = [other for other in reads if name in reads[other]]
     indirect = [other for other in reads if any(reader in reads[other] for reader in direct)]
     return direct + indirect
 
 
-def _found(
+def _operation(
     new: ArrayInfo,
     old: ArrayInfo,
     depths: tuple[tuple[int, int], ...],
     padded: tuple[bool, ...],
     kernel: Stencil,
-) -> Found:
+) -> Operation:
     offset = tuple(
         front if around else 0 for (front, _), around in zip(depths, padded, strict=True)
     )
     widths = tuple(front + back + 1 for front, back in depths)
-    return Found(
+    return Operation(
         op=key_split(kernel.task.key),
         kind=Kind.MAP,
         labels=tuple(
@@ -165,10 +167,13 @@ def _found(
     )
 
 
-def trimmed(
+def read_trim(
     view: GraphView, name: str
 ) -> tuple[tuple[tuple[int, int], ...], tuple[bool, ...], str] | None:
-    """(depth before and after, whether there is a boundary) by axis, and the layer trimmed."""
+    """For every axis, the depth before and after and whether it has a boundary; the input layer.
+
+    None for a layer that does not trim its input.
+    """
     layer = view.layers[name]
     if not isinstance(layer, Blockwise):
         return None
@@ -207,7 +212,7 @@ def _none(boundary: Any) -> bool:
 def _registered(
     view: GraphView, name: str
 ) -> tuple[Task | None, tuple[Any, ...], KernelUse | None]:
-    """A task of a layer that applies one registered function to one array, block by block."""
+    """A task of a layer that applies a registered function to each block of one array."""
     nothing = (None, (), None)
     layer = view.layers.get(name)
     if not isinstance(layer, Blockwise) or layer.io_deps or layer.new_axes:
@@ -229,24 +234,24 @@ def _registered(
 def _expected(
     new: ArrayInfo, depths: tuple[tuple[int, int], ...], padded: tuple[bool, ...]
 ) -> list[list[tuple[int, int]]]:
-    """The window of the input that every block of every axis is made from."""
-    found = []
+    """For every axis and block, the window of the input that is read."""
+    windows = []
     for size, sizes, (front, back), around in zip(
         new.shape, new.chunks, depths, padded, strict=True
     ):
         edges = bounds(sizes)
         pairs = list(itertools.pairwise(edges))
         if around:
-            found.append([(lo, hi + front + back) for lo, hi in pairs])
+            windows.append([(lo, hi + front + back) for lo, hi in pairs])
         else:
-            found.append([(max(lo - front, 0), min(hi + back, size)) for lo, hi in pairs])
-    return found
+            windows.append([(max(lo - front, 0), min(hi + back, size)) for lo, hi in pairs])
+    return windows
 
 
-def overlapping(view: GraphView, name: str) -> tuple[str, ...]:
-    """The layers that widen blocks by their neighbours' edges, empty if `name` does not.
+def overlap_layers(view: GraphView, name: str) -> tuple[str, ...]:
+    """The layers that extend blocks by their neighbours' edges; empty if `name` is none of them.
 
-    Above the one that does it there may be one that drops blocks of a boundary.
+    A layer that drops the blocks of a boundary may be above the layer that extends.
     """
     if isinstance(view.layers.get(name), ArrayOverlapLayer):
         return (name,)
@@ -259,15 +264,15 @@ def overlapping(view: GraphView, name: str) -> tuple[str, ...]:
 def _windows(
     view: GraphView, name: str, new: ArrayInfo, read: list[list[tuple[int, int]]]
 ) -> ArrayInfo | None:
-    """The array whose blocks, widened by their neighbours' edges, make up layer `name`."""
-    layers = overlapping(view, name)
+    """The array whose blocks, extended by their neighbours' edges, are those of layer `name`."""
+    layers = overlap_layers(view, name)
     if not layers:
         return None
     trace = Trace(view, *layers)
     sources = set()
     for place in np.ndindex(*new.numblocks):
         block = trace.block((name, *place))
-        if not isinstance(block, Block) or block.fixed or len(block.axes) != len(place):
+        if not isinstance(block, TracedBlock) or block.fixed or len(block.axes) != len(place):
             return None
         for axis, (part, number) in enumerate(zip(block.axes, place, strict=True)):
             if part.source != axis or part.positions != range(*read[axis][number]):

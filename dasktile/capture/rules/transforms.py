@@ -1,4 +1,4 @@
-"""Operations that need some axes in one piece: FFTs, gufuncs, functions along an axis."""
+"""Recognisers of operations with whole axes: FFTs, gufuncs, functions along an axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask.blockwise import Blockwise
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, Task, along_axis_block, isin_block
-from dasktile.capture.base import ArrayInfo, Found, GraphView, Recogniser
+from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser
 from dasktile.capture.rules.blockwise import Map, operands
 from dasktile.capture.rules.pointwise import is_pointwise_task
 from dasktile.ir import AxisMap, Kind, Label, Role
@@ -21,8 +21,8 @@ from dasktile.ir import AxisMap, Kind, Label, Role
 _FFTS = "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn"
 
 
-def fft(view: GraphView, name: str) -> Found | None:
-    """An FFT of one or more axes, each in one block."""
+def fft(view: GraphView, name: str) -> Operation | None:
+    """An FFT over one or more axes, each in one block."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or layer.task.kwargs or layer.new_axes:
         return None
@@ -48,7 +48,7 @@ def fft(view: GraphView, name: str) -> Found | None:
     read = operands(view, inner)
     if read is None:
         return None
-    # An axis whose length changes has no label: it is read and written in one piece.
+    # An axis whose length changes has no label: it is read and written whole.
     changed = [info.shape[axis] != source.shape[axis] for axis in range(len(symbols))]
     if any(changed[axis] for axis in range(len(symbols)) if axis not in axes):
         return None
@@ -67,7 +67,7 @@ def fft(view: GraphView, name: str) -> Found | None:
         loops.append(Label(info.shape[axis], role, info.chunks[axis]))
     length = math.prod(source.shape[axis] for axis in axes)
     unlabelled = math.prod(source.shape[axis] for axis in axes if changed[axis])
-    return Found(
+    return Operation(
         op=kind,
         kind=Kind.MAP,
         labels=tuple(loops),
@@ -83,7 +83,7 @@ def _fft_name(function: Any) -> str | None:
     name = getattr(function, "__name__", "")
     if name not in _FFTS.split():
         return None
-    # a layer can only hold SciPy's function if somebody has imported it
+    # a layer can only contain SciPy's function if scipy.fft is imported
     for module in (np.fft, sys.modules.get("scipy.fft")):
         if module is not None and getattr(module, name, None) is function:
             return str(name)
@@ -91,7 +91,7 @@ def _fft_name(function: Any) -> str | None:
 
 
 def _fft_axes(kind: str, shape: Any, axes: Any, count: int) -> tuple[int, ...] | None:
-    """The axes transformed, counted from the first."""
+    """The transformed axes as non-negative numbers."""
     if kind.endswith("fft"):
         axes = (-1 if axes is None else axes,)
     elif axes is None:
@@ -101,12 +101,12 @@ def _fft_axes(kind: str, shape: Any, axes: Any, count: int) -> tuple[int, ...] |
             axes = range(count) if shape is None else range(-len(shape), 0)
     if any(not -count <= axis < count for axis in axes):
         return None
-    found = tuple(axis % count for axis in axes)
-    return found if len(set(found)) == len(found) else None
+    positive = tuple(axis % count for axis in axes)
+    return positive if len(set(positive)) == len(positive) else None
 
 
-def along_axis(view: GraphView, name: str) -> Found | None:
-    """``apply_along_axis``: a function of one-dimensional pieces."""
+def along_axis(view: GraphView, name: str) -> Operation | None:
+    """``apply_along_axis``: a function of one-dimensional slices."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None:
         return None
@@ -119,8 +119,8 @@ def along_axis(view: GraphView, name: str) -> Found | None:
     return _loops(view, layer, info, {axis})
 
 
-def isin(view: GraphView, name: str) -> Found | None:
-    """The comparison inside ``isin``, of every element with all the others."""
+def isin(view: GraphView, name: str) -> Operation | None:
+    """The comparison in ``isin`` of every element with all test elements."""
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 2:
         return None
@@ -134,7 +134,7 @@ def isin(view: GraphView, name: str) -> Found | None:
     if (*(read.sizes[symbol] for symbol in outer), (1,)) != info.chunks:
         return None
     labels = {symbol: number for number, symbol in enumerate(outer)}
-    return Found(
+    return Operation(
         op="isin",
         kind=Kind.MAP,
         labels=tuple(Label(sum(cuts), Role.FREE, cuts) for cuts in info.chunks[:-1]),
@@ -145,11 +145,11 @@ def isin(view: GraphView, name: str) -> Found | None:
     )
 
 
-def gufunc(view: GraphView, name: str) -> Found | None:
+def gufunc(view: GraphView, name: str) -> Operation | None:
     """``apply_gufunc`` with one output.
 
-    dask writes a Blockwise layer over the loop dimensions, and another that only gives
-    its blocks keys with the core dimensions added.
+    dask writes a Blockwise layer over the loop dimensions, and another that renames its
+    blocks to keys with the core dimensions.
     """
     layer, info = view.layers[name], view.array(name)
     below = view.dependencies(name)
@@ -167,7 +167,7 @@ def gufunc(view: GraphView, name: str) -> Found | None:
         if not isinstance(task, Alias) or task.target != (below[0], *block):
             return None
     added = tuple(f".core{number}" for number in range(cores))
-    again = Blockwise(
+    rewritten = Blockwise(
         name,
         (*inner.output_indices, *added),
         inner.task,
@@ -176,27 +176,27 @@ def gufunc(view: GraphView, name: str) -> Found | None:
         concatenate=inner.concatenate,
         new_axes=dict.fromkeys(added, 1),
     )
-    known = set(inner.output_indices)
+    outer = set(inner.output_indices)
     read = {symbol for _, symbols in inner.indices for symbol in symbols or ()}
-    whole = read - known
+    whole = read - outer
     if not whole and not _elementwise(inner.task):
         return None
-    found = _loops(view, again, info, whole)
-    return replace(found, op=key_split(below[0])) if found is not None else None
+    operation = _loops(view, rewritten, info, whole)
+    return replace(operation, op=key_split(below[0])) if operation is not None else None
 
 
 def _elementwise(task: Task) -> bool:
-    """True where a function without core dimensions surely works element by element.
+    """True if a function without core dimensions is known to be elementwise.
 
-    Many do not: :func:`xarray.apply_ufunc` is also used to map functions over blocks.
+    Many are not: :func:`xarray.apply_ufunc` is also used to map functions over blocks.
     """
-    each = isinstance(task.func, np.vectorize) and not task.func.excluded
-    return each or is_pointwise_task(task)
+    elementwise = isinstance(task.func, np.vectorize) and not task.func.excluded
+    return elementwise or is_pointwise_task(task)
 
 
-def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) -> Found | None:
-    """A map over the symbols that inputs and output share, `whole` in one piece."""
-    read = operands(view, layer, loose=whole)
+def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) -> Operation | None:
+    """A map over the symbols that inputs and output share; those in `whole` are not cut."""
+    read = operands(view, layer, whole=whole)
     if read is None or (whole and not layer.concatenate):
         return None
     labels: dict[str, int] = {}
@@ -218,7 +218,7 @@ def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) 
         loops.append(Label(sum(read.sizes[symbol]), Role.WHOLE, read.sizes[symbol]))
     if not set(read.sizes) <= set(labels):
         return None
-    return Found(
+    return Operation(
         op=key_split(info.name),
         kind=Kind.MAP,
         labels=tuple(loops),
@@ -231,7 +231,7 @@ def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) 
 def _in_order(
     indices: Sequence[tuple[Any, Sequence[str] | None]], symbols: set[str]
 ) -> Mapping[str, None]:
-    """The symbols in the order in which arguments name them."""
+    """The symbols in the order of the arguments."""
     return dict.fromkeys(
         symbol for _, names in indices for symbol in names or () if symbol in symbols
     )

@@ -1,9 +1,9 @@
-"""Reading the tree of tasks that dask writes for a reduction.
+"""The tree of tasks that dask writes for a reduction.
 
-A reduction is a *step* that turns every block into a partial result, layers that combine
-neighbouring partials, and a last layer that finishes.  All tasks of a layer call one
-function on a nested list of keys, a list for each reduced axis.  What is read here is
-checked task by task, so that nothing is taken for a reduction that merely looks like one.
+A reduction has a *step* that computes a partial result of every block, layers that combine
+neighbouring partial results, and a last layer that finishes.  All tasks of a layer call the same
+function on a nested list of keys, with one level of lists for each reduced axis.  Every task is
+checked, so that a graph of similar structure is not recognised as a reduction.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from dasktile._compat.dask import (
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import reference
 
-Block = tuple[int, ...]
+#: Numbers of blocks along every axis, or the position of one block.
+Blocks = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function with what is bound to it: ``partial`` of ``partial`` opened up."""
+    """A function with its bound arguments, from nested ``partial`` objects."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -43,7 +44,7 @@ class Call:
 
 
 def unwrap(function: Callable[..., Any]) -> Call:
-    """Open up nested :class:`functools.partial` objects."""
+    """The function and all bound arguments of nested :class:`functools.partial` objects."""
     args: tuple[Any, ...] = ()
     keywords: dict[str, Any] = {}
     while isinstance(function, partial):
@@ -55,14 +56,14 @@ def unwrap(function: Callable[..., Any]) -> Call:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A Blockwise layer that calls one function on every block of arrays cut alike.
+    """A Blockwise layer that calls one function on every block of arrays with equal chunks.
 
     Parameters
     ----------
     call
-        The function, opened up, without `axis` and `keepdims`.
+        The call, without `axis` and `keepdims`.
     axis, keepdims
-        What these are, None where they are not given.
+        Their values, None if they are not given.
     inputs
         Layers of the arrays, in the order of the arguments.
     blocks
@@ -73,11 +74,11 @@ class Step:
     axis: Any
     keepdims: Any
     inputs: tuple[str, ...]
-    blocks: Block
+    blocks: Blocks
 
 
 def read_step(view: GraphView, name: str) -> Step | None:
-    """Read a Blockwise layer as a :class:`Step`; None where it is anything more."""
+    """Read a Blockwise layer as a :class:`Step`; None for a layer of any other form."""
     layer = view.layers.get(name)
     if not isinstance(layer, Blockwise) or layer.annotations or layer.output_blocks:
         return None
@@ -88,7 +89,7 @@ def read_step(view: GraphView, name: str) -> Step | None:
         symbols != layer.output_indices for _, symbols in layer.indices
     ):
         return None
-    if layer.task.args != tuple(TaskRef(blockwise_token(at)) for at in range(len(inputs))):
+    if layer.task.args != tuple(TaskRef(blockwise_token(place)) for place in range(len(inputs))):
         return None
     counts = {tuple(layer.numblocks[source]) for source in inputs}
     if len(counts) != 1 or len(set(layer.output_indices)) != len(layer.output_indices):
@@ -103,39 +104,39 @@ def read_step(view: GraphView, name: str) -> Step | None:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What one layer of a tree does.
+    """One layer of a tree.
 
     Parameters
     ----------
     function
         Called by every task with a nested list of partial results.
     call
-        The same, opened up, without `axis` and `keepdims`.
-    joins
-        True where the partials are concatenated before they are combined.
+        The call of `function`, without `axis` and `keepdims`.
+    concatenates
+        True if the partial results are concatenated before they are combined.
     axes, keepdims
-        Axes reduced, and whether they stay with size one.
+        The reduced axes, and whether they are kept with size one.
     """
 
     function: Callable[..., Any]
     call: Call
-    joins: bool
+    concatenates: bool
     axes: tuple[int, ...]
     keepdims: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A whole reduction down to its step.
+    """A reduction down to its step.
 
     Parameters
     ----------
     last
         The layer that finishes.
     between
-        The layer that combines, or None where the tree has one level.
+        The layer that combines, or None if the tree has one level.
     step
-        Name of the layer that makes the partials.
+        Name of the layer that computes the partial results.
     """
 
     last: Level
@@ -144,7 +145,7 @@ class Tree:
 
 
 def read_tree(
-    view: GraphView, name: str, steps: Callable[[GraphView, str], Block | None]
+    view: GraphView, name: str, steps: Callable[[GraphView, str], Blocks | None]
 ) -> Tree | None:
     """Read the reduction that ends in the layer `name`.
 
@@ -153,12 +154,12 @@ def read_tree(
     view, name
         The graph and the last layer.
     steps
-        Tells of a layer the number of blocks along every axis if it is a step that
-        makes partials, None if it is not.
+        Returns, for a layer that is a step, the number of blocks along every axis, and None
+        for any other layer.
 
     Returns
     -------
-    None where the layers are not a reduction.
+    The reduction, or None if the layers are not one.
     """
     last = read_level(view, name)
     if last is None:
@@ -172,21 +173,21 @@ def read_tree(
             return None
         names.append(source)
         between = level
-    for at in reversed(range(len(names))):
-        below = names[at + 1] if at + 1 < len(names) else source
-        level = last if at == 0 else between
+    for depth in reversed(range(len(names))):
+        below = names[depth + 1] if depth + 1 < len(names) else source
+        level = last if depth == 0 else between
         assert level is not None
-        found = _covered(view, names[at], below, level, blocks)
-        if found is None:
+        covered = _covered(view, names[depth], below, level, blocks)
+        if covered is None:
             return None
-        blocks = found
+        blocks = covered
     if any(blocks[axis] != 1 for axis in last.axes):
         return None
     return Tree(last, between, source)
 
 
 def read_level(view: GraphView, name: str) -> Level | None:
-    """What a layer's first task does, if it looks like part of a tree."""
+    """The level that the first task of a layer belongs to; None if it is not part of a tree."""
     layer = view.layers.get(name)
     if layer is None or isinstance(layer, Blockwise) or layer.annotations or not len(layer):
         return None
@@ -197,47 +198,47 @@ def read_level(view: GraphView, name: str) -> Level | None:
         function = task[0]
     else:
         return None
-    inner, joins = function, False
+    inner, concatenates = function, False
     # tlz.compose(outer, inner), of toolz or of cytoolz
     outer: tuple[Callable[..., Any], ...] = getattr(function, "funcs", ())
     if len(outer) == 1:
         first = unwrap(function.first)  # type: ignore[attr-defined]
         if first.function is not concatenate2 or first.args or set(first.keywords) != {"axes"}:
             return None
-        inner, joins = outer[0], True
+        inner, concatenates = outer[0], True
     call = unwrap(inner)
     rest = dict(call.keywords)
     axes, keepdims = rest.pop("axis", None), rest.pop("keepdims", None)
     if not isinstance(axes, tuple) or not axes or not isinstance(keepdims, bool):
         return None
-    if joins and list(first.keywords["axes"]) != sorted(axes):
+    if concatenates and list(first.keywords["axes"]) != sorted(axes):
         return None
     if sorted(set(axes)) != sorted(axes):
         return None
-    return Level(function, Call(call.function, call.args, rest), joins, axes, keepdims)
+    return Level(function, Call(call.function, call.args, rest), concatenates, axes, keepdims)
 
 
-def bind(function: Callable[..., Any], like: Level) -> Callable[..., Any]:
-    """`function` as the combining step of the tree that `like` finishes."""
-    bound = partial(function, axis=like.axes, keepdims=True)
-    if like.joins:
-        joined: Callable[..., Any] = compose(bound, partial(concatenate2, axes=sorted(like.axes)))
+def bind(function: Callable[..., Any], level: Level) -> Callable[..., Any]:
+    """The combining function of a tree that ends in the level `level`, which calls `function`."""
+    bound = partial(function, axis=level.axes, keepdims=True)
+    if level.concatenates:
+        joined: Callable[..., Any] = compose(bound, partial(concatenate2, axes=sorted(level.axes)))
         return joined
     return bound
 
 
 def _source(view: GraphView, name: str) -> str:
-    """The one layer that a layer reads, or the empty string."""
+    """The only layer that a layer reads; empty if there are several, or none."""
     names = view.dependencies(name)
     return names[0] if len(names) == 1 else ""
 
 
-def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Block) -> Block | None:
+def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Blocks) -> Blocks | None:
     """Check that a layer combines all blocks of the layer below, neighbours in order.
 
     Returns
     -------
-    The number of blocks along every axis of what the layer makes, reduced axes kept.
+    The number of blocks of the result along every axis, including reduced axes.
     """
     axes = range(len(blocks))
     parts: list[dict[int, tuple[int, int]]] = [{} for _ in axes]
@@ -261,7 +262,7 @@ def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Block
         for axis in axes:
             if parts[axis].setdefault(own[axis], (lo[axis], hi[axis])) != (lo[axis], hi[axis]):
                 return None
-    found = []
+    counts = []
     for axis in axes:
         ends = [parts[axis].get(index, (-1, -1)) for index in range(len(parts[axis]))]
         starts = [0, *(hi + 1 for _, hi in ends)]
@@ -269,15 +270,15 @@ def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Block
             return None
         if axis not in level.axes and len(ends) != blocks[axis]:
             return None
-        found.append(len(ends))
+        counts.append(len(ends))
     count = 1
-    for size in found:
+    for size in counts:
         count *= size
-    return tuple(found) if count == len(tasks) else None
+    return tuple(counts) if count == len(tasks) else None
 
 
-def _own_block(out: Block, lo: Block, level: Level) -> Block | None:
-    """A task's place with the reduced axes put back in."""
+def _own_block(out: Blocks, lo: Blocks, level: Level) -> Blocks | None:
+    """The position of a task's block, with the reduced axes included."""
     if level.keepdims:
         return out if len(out) == len(lo) else None
     if len(out) != len(lo) - len(level.axes):
@@ -287,16 +288,16 @@ def _own_block(out: Block, lo: Block, level: Level) -> Block | None:
 
 
 def _refs(argument: Any, depth: int) -> list[Any]:
-    """Keys in a list of lists, `depth` deep; nothing where it is anything else."""
+    """Keys in lists nested `depth` levels deep; empty for any other argument."""
     if depth == 0:
         key = reference(argument)
         return [] if key is None else [key]
     if not isinstance(argument, Task) or argument.func not in (identity_cast, list_to_container):
         return []
-    found = []
+    keys = []
     for item in argument.args:
         inner = _refs(item, depth - 1)
         if not inner:
             return []
-        found += inner
-    return found
+        keys += inner
+    return keys

@@ -1,9 +1,9 @@
-"""Layers that move elements and compute none: slices, takes, joins, reshapes, rechunks.
+"""Recognisers of layers that only move elements: slices, takes, concatenations, rechunks.
 
-What a layer does is not guessed from its name: its tasks are run on positions (see
-:mod:`dasktile.capture.rules.provenance`) and the result is read off.  Positions that advance
-evenly along every axis become an affine map; several such stretches along one axis are a
-concatenation, a stack or a roll; anything else along one axis is a take.
+The operation is not derived from the name of the layer.  Its tasks are run on positions (see
+:mod:`dasktile.capture.rules.provenance`).  Positions with a constant step along every axis become
+an affine map.  Several such stretches along one axis are a concatenation, a stack or a roll.
+Other positions along one axis are a take.
 """
 
 from __future__ import annotations
@@ -20,40 +20,38 @@ from dask.utils import key_split
 from dasktile._compat.dask import Alias, DataNode, Task
 from dasktile.capture.base import (
     ArrayInfo,
-    Found,
     GraphView,
     Input,
     NotRecognised,
+    Operation,
+    Rechunked,
     Recogniser,
-    Same,
 )
 from dasktile.capture.rules.provenance import (
-    Block,
-    Foreign,
+    NotTraceable,
     Positions,
     Trace,
-    Unknown,
+    TracedBlock,
+    UnknownFunction,
     joined,
-    rule_of,
+    move_of,
     same_positions,
 )
 from dasktile.capture.rules.reshapes import repeat, reshape
 from dasktile.capture.rules.stencils import stencil
+from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
-
-#: A layer of more tasks than this is left alone rather than looked through.
-MAX_TASKS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Every block is one window of the input, its axes in another order.
+    """Every tile is one window of the input, with its axes in any order.
 
     Parameters
     ----------
     order
-        For every output axis the input axis it shows, or None where the block repeats
-        along it.  An input axis that is not there contributes one position.
+        For every output axis its input axis, or None if the input repeats along it.  Of any
+        other input axis one position is read.
     """
 
     order: tuple[int | None, ...]
@@ -61,7 +59,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Output positions ``[lo, hi)`` of a :class:`Join`, and `order` as in a Gather."""
+    """Output positions ``[lo, hi)`` of a :class:`Concatenate`; `order` is as in a Gather."""
 
     lo: int
     hi: int
@@ -69,11 +67,12 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-    """Pieces one after the other along one output axis; one edge for each, in order."""
+class Concatenate:
+    """Consecutive pieces along one output axis, with one edge for each, in order."""
 
     axis: int
     pieces: tuple[Piece, ...]
+    #: The lowering requests windows of the inputs, instead of inputs that are resharded whole.
     fetches: ClassVar[bool] = True
 
 
@@ -88,20 +87,21 @@ class Take:
     axis
         The input axis.
     index
-        The positions, one for every index of the output axis that shows it.
+        The positions along the input axis, one for every position of its output axis.
     cells
-        How the input graph cuts the input axis.
+        The chunk sizes of the input axis in the input graph.
     """
 
     order: tuple[int | None, ...]
     axis: int
     index: np.ndarray[Any, np.dtype[np.int64]]
     cells: tuple[int, ...]
+    #: The lowering requests windows of the inputs, instead of inputs that are resharded whole.
     fetches: ClassVar[bool] = True
 
 
-def rechunk_p2p(view: GraphView, name: str) -> Same | None:
-    """A rechunk that distributed does with its own shuffle service."""
+def rechunk_p2p(view: GraphView, name: str) -> Rechunked | None:
+    """A rechunk by the P2P shuffle of distributed."""
     layer: Any = view.layers[name]
     if type(layer).__name__ != "P2PRechunkLayer":
         return None
@@ -109,50 +109,50 @@ def rechunk_p2p(view: GraphView, name: str) -> Same | None:
         source, chunks, kept = layer.name_input, layer.chunks, np.all(layer.keepmap)
     except AttributeError:
         return None
-    return Same(source) if kept and _same(view, name, source, chunks) else None
+    return Rechunked(source) if kept and _is_rechunk(view, name, source, chunks) else None
 
 
-def _same(view: GraphView, name: str, source: str, chunks: Any) -> bool:
+def _is_rechunk(view: GraphView, name: str, source: str, chunks: Any) -> bool:
     new, old = view.array(name), view.array(source)
     if new is None or old is None or new.chunks != tuple(map(tuple, chunks)):
         return False
     return new.shape == old.shape and new.dtype == old.dtype
 
 
-def moved(view: GraphView, name: str) -> Found | Same | NotRecognised | None:
+def moves(view: GraphView, name: str) -> Operation | Rechunked | NotRecognised | None:
     """A layer whose tasks only move elements."""
     layer, info = view.layers[name], view.array(name)
-    if info is None or not _worth_tracing(layer) or not all(map(all, info.chunks)):
+    if info is None or not _may_only_move(layer) or not all(map(all, info.chunks)):
         return None
     try:
         slabs, axis = _slabs(view, Trace(view, name), info)
-        return _read_off(view, info, slabs, axis)
-    except Foreign:
+        return _view_operation(view, info, slabs, axis)
+    except UnknownFunction:
         return None
-    except Unknown as error:
+    except NotTraceable as error:
         return NotRecognised(f"{key_split(name)}: {error}")
 
 
-def _worth_tracing(layer: Layer) -> bool:
-    """Whether the first task that does anything is one that may move elements."""
+def _may_only_move(layer: Layer) -> bool:
+    """Whether the first task, other than data, may only move elements."""
     if isinstance(layer, Blockwise):
-        # Reads (with io_deps) are sources; dask writes transposes and their like so.
+        # With io_deps it is a source; without, it may be a transpose.
         function = getattr(layer.task, "func", None)
-        return not layer.io_deps and rule_of(function) is not None
-    if not isinstance(layer, MaterializedLayer) or len(layer) > MAX_TASKS:
+        return not layer.io_deps and move_of(function) is not None
+    if not isinstance(layer, MaterializedLayer) or len(layer) > SETTINGS.max_traced_tasks:
         return False
     for value in layer.mapping.values():
         if isinstance(value, DataNode):
-            if isinstance(value.value, tuple):  # an index array in a box
+            if isinstance(value.value, tuple):  # an index array in a tuple
                 continue
             return False
         if isinstance(value, Alias):
             return True
         if isinstance(value, Task):
-            return rule_of(value.func) is not None
+            return move_of(value.func) is not None
         if type(value) is not tuple or not value:
             return False
-        return rule_of(value[0]) is not None if callable(value[0]) else True
+        return move_of(value[0]) is not None if callable(value[0]) else True
     return False
 
 
@@ -161,10 +161,10 @@ def _worth_tracing(layer: Layer) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Slab:
-    """A part of the output, whole along all axes but one, that shows one array.
+    """A part of the output, whole along all axes but one, whose elements are of one array.
 
-    `runs` are the positions along every output axis, `sources` the input axes, `lo` and
-    `hi` the bounds along the one axis, in blocks while slabs are found, then elements.
+    `runs` are the positions along every output axis and `sources` the input axes.  `lo` and
+    `hi` are the bounds along the one axis, in elements.
     """
 
     name: str
@@ -175,23 +175,23 @@ class _Slab:
     hi: int
 
 
-def _signature(block: Block) -> tuple[Any, ...]:
+def _signature(block: TracedBlock) -> tuple[Any, ...]:
     return block.name, tuple(axis.source for axis in block.axes), block.fixed
 
 
 def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab], int]:
-    """The output as slabs that follow one another along an axis, and that axis."""
-    blocks: dict[tuple[int, ...], Block] = {}
+    """The output as consecutive slabs along an axis, and that axis."""
+    blocks: dict[tuple[int, ...], TracedBlock] = {}
     for place in np.ndindex(*info.numblocks):
         block = trace.block((info.name, *place))
         expected = tuple(sizes[i] for sizes, i in zip(info.chunks, place, strict=True))
-        if not isinstance(block, Block) or block.shape != expected:
-            raise Unknown("a block of another shape than the array says")
+        if not isinstance(block, TracedBlock) or block.shape != expected:
+            raise NotTraceable("a block whose shape is not that of its chunk")
         blocks[place] = block
     for source in {block.name for block in blocks.values()}:
         origin = view.array(source)
         if origin is None or origin.dtype != info.dtype or not all(map(all, origin.chunks)):
-            raise Unknown("an array of another type, or an empty one")
+            raise NotTraceable("an input of another dtype, or with empty chunks")
 
     first = {place: _signature(block) for place, block in blocks.items()}
     varying = [
@@ -204,7 +204,7 @@ def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab],
         )
     ]
     if len(varying) > 1:
-        raise Unknown("several arrays, arranged along several axes")
+        raise NotTraceable("several arrays, arranged along several axes")
     axis = varying[0] if varying else 0
     starts = [0]
     if varying:
@@ -215,7 +215,7 @@ def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab],
         starts += [i for i in range(1, len(line)) if line[i] != line[i - 1]]
     edges = bounds(info.chunks[axis]) if info.shape else (0, 1)
     stops = [*starts[1:], len(edges) - 1]
-    groups: list[list[tuple[tuple[int, ...], Block]]] = [[] for _ in starts]
+    groups: list[list[tuple[tuple[int, ...], TracedBlock]]] = [[] for _ in starts]
     slab_of = [n for n, (a, b) in enumerate(zip(starts, stops, strict=True)) for _ in range(b - a)]
     for place, block in blocks.items():
         groups[slab_of[place[axis]] if varying else 0].append((place, block))
@@ -225,20 +225,20 @@ def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab],
     ], axis
 
 
-def _slab(group: list[tuple[tuple[int, ...], Block]], ndim: int, lo: int, hi: int) -> _Slab:
+def _slab(group: list[tuple[tuple[int, ...], TracedBlock]], ndim: int, lo: int, hi: int) -> _Slab:
     name, sources, fixed = _signature(group[0][1])
     along: list[dict[int, Positions]] = [{} for _ in range(ndim)]
     for place, block in group:
-        for seen, number, part in zip(along, place, block.axes, strict=True):
-            known = seen.setdefault(number, part.positions)
+        for by_block, number, part in zip(along, place, block.axes, strict=True):
+            known = by_block.setdefault(number, part.positions)
             if known is not part.positions and not same_positions(known, part.positions):
-                raise Unknown("positions along one axis that depend on another")
-    runs = tuple(joined(_evenly(seen[i]) for i in sorted(seen)) for seen in along)
+                raise NotTraceable("positions along one axis depend on another axis")
+    runs = tuple(joined(_evenly(by_block[i]) for i in sorted(by_block)) for by_block in along)
     return _Slab(name, sources, fixed, runs, lo, hi)
 
 
 def _evenly(index: Positions) -> Positions:
-    """Positions as a range where they are evenly spaced."""
+    """Positions as a range if they have a constant step."""
     if isinstance(index, range) or not len(index):
         return index
     start, stop = int(index[0]), int(index[-1])
@@ -251,8 +251,10 @@ def _evenly(index: Positions) -> Positions:
 # --- from the whole array to a node ----------------------------------------------------
 
 
-def _read_off(view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: int) -> Found | Same:
-    ragged = [
+def _view_operation(
+    view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: int
+) -> Operation | Rechunked:
+    uneven = [
         [
             number
             for number, (source, runs) in enumerate(zip(slab.sources, slab.runs, strict=True))
@@ -260,50 +262,50 @@ def _read_off(view: GraphView, info: ArrayInfo, slabs: Sequence[_Slab], axis: in
         ]
         for slab in slabs
     ]
-    if len(slabs) == 1 and ragged[0]:
-        (slab,), (number, *others) = slabs, ragged[0]
+    if len(slabs) == 1 and uneven[0]:
+        (slab,), (number, *others) = slabs, uneven[0]
         if others:
-            raise Unknown("arbitrary positions along several axes")
+            raise NotTraceable("irregular positions along several axes")
         runs = slab.runs[number]
-        # A few long stretches are read as such; many short ones in one go.
-        if len(runs) > len(info.chunks[number]) + 3 or _arrays(runs):
+        # Few stretches are a concatenation; many are a take.
+        if len(runs) > len(info.chunks[number]) + SETTINGS.extra_stretches or _irregular(runs):
             return _take(view, info, slab, number)
         axis = number
-    elif any(number != axis for numbers in ragged for number in numbers):
-        raise Unknown("arbitrary positions along one axis, several arrays along another")
+    elif any(number != axis for numbers in uneven for number in numbers):
+        raise NotTraceable("irregular positions along one axis, several arrays along another")
     pieces = [piece for slab in slabs for piece in _stretches(slab, axis)]
     if len(pieces) == 1 and _is_identity(view, info, pieces[0]):
-        return Same(pieces[0].name)
+        return Rechunked(pieces[0].name)
 
     builder = _Builder(view, info, {axis} if len(pieces) > 1 else set())
     inputs = [builder.input(piece, axis) for piece in pieces]
-    kernel: Gather | Join
+    kernel: Gather | Concatenate
     if len(pieces) == 1:
         kernel = Gather(pieces[0].sources)
     else:
-        kernel = Join(axis, tuple(Piece(p.lo, p.hi, p.sources) for p in pieces))
+        kernel = Concatenate(axis, tuple(Piece(p.lo, p.hi, p.sources) for p in pieces))
         inputs = [builder.bounded(*both, axis) for both in zip(inputs, pieces, strict=True)]
-    return builder.found(kernel, inputs)
+    return builder.operation(kernel, inputs)
 
 
-def _arrays(runs: Iterable[Positions]) -> bool:
+def _irregular(runs: Iterable[Positions]) -> bool:
     return any(not isinstance(run, range) for run in runs)
 
 
 def _stretches(slab: _Slab, axis: int) -> list[_Slab]:
-    """A slab cut, along one axis, where its positions stop advancing evenly."""
+    """A slab, cut along one axis into stretches of positions with a constant step."""
     if not slab.runs or slab.sources[axis] is None or len(slab.runs[axis]) == 1:
-        if slab.runs and slab.sources[axis] is not None and _arrays(slab.runs[axis]):
-            raise Unknown("arbitrary positions in one of several arrays")
+        if slab.runs and slab.sources[axis] is not None and _irregular(slab.runs[axis]):
+            raise NotTraceable("irregular positions in one of several arrays")
         return [slab]
-    if _arrays(slab.runs[axis]):
-        raise Unknown("arbitrary positions in one of several arrays")
-    found, lo = [], slab.lo
+    if _irregular(slab.runs[axis]):
+        raise NotTraceable("irregular positions in one of several arrays")
+    stretches, start = [], slab.lo
     for run in slab.runs[axis]:
         runs = (*slab.runs[:axis], [run], *slab.runs[axis + 1 :])
-        found.append(_Slab(slab.name, slab.sources, slab.fixed, runs, lo, lo + len(run)))
-        lo += len(run)
-    return found
+        stretches.append(_Slab(slab.name, slab.sources, slab.fixed, runs, start, start + len(run)))
+        start += len(run)
+    return stretches
 
 
 def _is_identity(view: GraphView, info: ArrayInfo, slab: _Slab) -> bool:
@@ -317,9 +319,9 @@ def _is_identity(view: GraphView, info: ArrayInfo, slab: _Slab) -> bool:
 
 
 class _Builder:
-    """Labels for the output axes, and maps of the inputs to them.
+    """Builder of an operation: labels of the output axes, and maps of the inputs to them.
 
-    `always` are output axes that have a label even where they are of size one.
+    `always` are output axes that have a label even if their size is one.
     """
 
     def __init__(self, view: GraphView, info: ArrayInfo, always: set[int]):
@@ -336,7 +338,7 @@ class _Builder:
         self._point: int | None = None
 
     def input(self, slab: _Slab, axis: int, special: Mapping[int, AxisMap] | None = None) -> Input:
-        """How a slab that lies at ``[lo, hi)`` of output axis `axis` reads its array."""
+        """The input of a slab at ``[lo, hi)`` of output axis `axis`."""
         source = self.view.array(slab.name)
         assert source is not None
         maps: list[AxisMap] = []
@@ -360,10 +362,10 @@ class _Builder:
         return Input(slab.name, tuple(maps))
 
     def bounded(self, read: Input, slab: _Slab, axis: int) -> Input:
-        """The input of one of several slabs, with the iterations that read it.
+        """The input of one of several slabs, with the range of iterations that read it.
 
-        These need not be said where the array's own ends bound them: operands of a
-        concatenation have nothing at the other iterations.
+        The range is omitted where the ends of the array imply it: an operand of a
+        concatenation has no elements at the other iterations.
         """
         source, label = self.view.array(slab.name), self.out[axis].label
         assert source is not None and label is not None
@@ -375,14 +377,14 @@ class _Builder:
         return replace(read, within=(label, slab.lo, slab.hi))
 
     def span(self, start: int, width: int) -> AxisMap:
-        """A part of an input axis that every block needs: tied to a loop of one step."""
+        """A part of an input axis that every tile reads: it has a label of size one."""
         if self._point is None:
             self._point = len(self.labels)
             self.labels.append(Label(1, Role.WHOLE, (1,)))
         return AxisMap(self._point, int(start), 1, int(width))
 
-    def found(self, kernel: Any, inputs: Sequence[Input]) -> Found:
-        return Found(
+    def operation(self, kernel: Any, inputs: Sequence[Input]) -> Operation:
+        return Operation(
             op=key_split(self.info.name),
             kind=Kind.VIEW,
             labels=tuple(self.labels),
@@ -392,7 +394,7 @@ class _Builder:
         )
 
 
-def _take(view: GraphView, info: ArrayInfo, slab: _Slab, number: int) -> Found:
+def _take(view: GraphView, info: ArrayInfo, slab: _Slab, number: int) -> Operation:
     axis, source = slab.sources[number], view.array(slab.name)
     assert axis is not None and source is not None
     index = np.concatenate([np.asarray(run, dtype=np.int64) for run in slab.runs[number]])
@@ -401,26 +403,26 @@ def _take(view: GraphView, info: ArrayInfo, slab: _Slab, number: int) -> Found:
     runs = tuple([run[0]] if run else run for run in slab.runs)
     plain = _Slab(slab.name, slab.sources, slab.fixed, runs, 0, 0)
     inputs = [builder.input(plain, -1, special)]
-    return builder.found(Take(slab.sources, axis, index, source.chunks[axis]), inputs)
+    return builder.operation(Take(slab.sources, axis, index, source.chunks[axis]), inputs)
 
 
 def _cover(
     builder: _Builder, number: int, index: np.ndarray[Any, np.dtype[np.int64]], size: int
 ) -> AxisMap:
-    """A window that moves along with the output and holds what is taken, if one does."""
+    """The window of an axis with the positions of a take; it moves with the output if it can."""
     low, high = int(index.min()), int(index.max())
     if len(index) > 1:
         step = round((int(index[-1]) - int(index[0])) / (len(index) - 1))
         offsets = index - step * np.arange(len(index))
         width = int(offsets.max() - offsets.min()) + 1
-        if step >= 1 and max(width, step) * 4 <= high - low + 1:
-            # At least as wide as its step, so that the windows leave no gap.
+        if step >= 1 and max(width, step) * SETTINGS.window_gain <= high - low + 1:
+            # At least as wide as its step, so that there is no gap between windows.
             return AxisMap(builder.out[number].label, int(offsets.min()), step, max(width, step))
     if (low, high) == (0, size - 1):
         return AxisMap(None)
     return builder.span(low, high - low + 1)
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (rechunk_p2p, reshape, repeat, stencil, moved)
+RECOGNISERS: tuple[Recogniser, ...] = (rechunk_p2p, reshape, repeat, stencil, moves)
 
-__all__ = ["RECOGNISERS", "Gather", "Join", "Piece", "Take"]
+__all__ = ["RECOGNISERS", "Concatenate", "Gather", "Piece", "Take"]

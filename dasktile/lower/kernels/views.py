@@ -12,7 +12,7 @@ from dask.utils import M
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
 from dasktile.capture.rules.reshapes import Repeat, Reshape
 from dasktile.capture.rules.stencils import Stencil
-from dasktile.capture.rules.views import Gather, Join, Take
+from dasktile.capture.rules.views import Concatenate, Gather, Take
 from dasktile.ir import AxisMap, Follow, Share, Where, Window, bounds, windows
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.names import slices_layer_name, step_layer_name
@@ -170,7 +170,7 @@ def trimmed(block: Any, index: tuple[slice, ...]) -> Any:
 
 
 @emit.register
-def _join(kernel: Join, context: LoweringContext) -> EmittedLayers:
+def _join(kernel: Concatenate, context: LoweringContext) -> EmittedLayers:
     node, cuts = context.node, context.tiling.cuts
     label = node.out[kernel.axis].label
     if label is None:

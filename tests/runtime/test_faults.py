@@ -261,14 +261,14 @@ async def test_enabled_again_while_roots_are_held(c, s, *workers, tmp_path):
     [
         "_place",
         "_place_others",
-        "_again",
-        "_keep_from_thieves",
-        "_come",
-        "_go",
-        "_settle",
-        "hold",
+        "_hold_lost_root",
+        "_prevent_stealing",
+        "_worker_added",
+        "_worker_removed",
+        "_reassign_homes",
+        "add_ready",
         "release",
-        "look",
+        "check",
     ],
 )
 def test_the_plugin_fails(method, tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_the_plugin_fails(method, tmp_path, monkeypatch):
         await until(lambda: len(s.clients[c.id].wants_what) == 2)
         await workers[0].close(executor_wait=False)
         async with Worker(s.address, nthreads=1):
-            if method in ("_settle", "look"):
+            if method in ("_reassign_homes", "check"):
                 await until(lambda: plugin.errors)  # they come after a time
             (tmp_path / "gate").touch()
             (tmp_path / "other").touch()

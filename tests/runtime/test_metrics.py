@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster, SchedulerPlugin, wait
 
 import dasktile
 from dasktile.runtime.install import disable, enable
-from dasktile.runtime.metrics import Layer, Metrics, WorkerCounts, metrics, owners, short_name
+from dasktile.runtime.metrics import LayerCounts, Metrics, WorkerCounts, metrics, owners, short_name
 from dasktile.runtime.scheduler.dashboard import add_page, layer_bars, remove_page
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.worker.plugin import NAME, OTHER, Summary, TileWorkerPlugin, layer_of
@@ -130,9 +130,9 @@ def test_counts_what_is_sent(cluster: Cluster) -> None:
     assert (found.tasks, found.placed, found.errors) == (3, 7, 0)
     # Two of them hold a copy of b.
     assert found.layers == {
-        "total-dasktile-1": Layer(SIZE, SIZE, 1, SIZE),
-        "a": Layer(0, 0, 1, SIZE),
-        "b": Layer(0, 0, 2, 2 * SIZE),
+        "total-dasktile-1": LayerCounts(SIZE, SIZE, 1, SIZE),
+        "a": LayerCounts(0, 0, 1, SIZE),
+        "b": LayerCounts(0, 0, 2, 2 * SIZE),
     }
     assert found.workers[cluster.second] == WorkerCounts(0, 1, 1, SIZE)
     assert not found.missing
@@ -195,7 +195,7 @@ def test_reset(cluster: Cluster) -> None:
     assert metrics(cluster.client, reset=True).bytes_received == SIZE
     found = metrics(cluster.client)
     assert (found.bytes_received, found.bytes_predicted, found.tasks, found.placed) == (0, 0, 0, 0)
-    assert found.layers["a"] == Layer(0, 0, 2, 2 * SIZE)
+    assert found.layers["a"] == LayerCounts(0, 0, 2, 2 * SIZE)
 
 
 def test_says_so_where_nothing_is_enabled(cluster: Cluster) -> None:
@@ -270,7 +270,7 @@ def test_as_text_and_numbers() -> None:
     name = f"matmul-dasktile-2x2-{HASH}"
     found = Metrics(
         {"tcp://<1>": WorkerCounts(1024, 3, 2, 4096), "tcp://2": WorkerCounts()},
-        {name: Layer(1024, 2048, 2, 4096)},
+        {name: LayerCounts(1024, 2048, 2, 4096)},
         placed=2,
         errors=1,
         missing={"tcp://3": "without the plugin"},
@@ -291,7 +291,7 @@ def test_as_text_and_numbers() -> None:
     ]
     assert "tcp://&lt;1&gt;" in found._repr_html_()
     assert json.loads(json.dumps(found.to_dict()))["layers"][name]["predicted"] == 2048
-    many = Metrics({}, {f"layer{number}": Layer(number) for number in range(40)})
+    many = Metrics({}, {f"layer{number}": LayerCounts(number) for number in range(40)})
     assert str(many).endswith("and 10 more")
 
 

@@ -31,7 +31,7 @@ from dasktile.runtime.tiers import (
     disk,
     register_device,
 )
-from dasktile.runtime.tiers.host import UNIT, Pool
+from dasktile.runtime.tiers.host import UNIT, BlockPool
 from dasktile.testing import emulated
 from dasktile.testing.emulated import (
     DeviceFullError,
@@ -391,7 +391,7 @@ def test_blocks_are_used_again() -> None:
         made.append(size)
         return np.empty(size, np.uint8)
 
-    pool = Pool(allocate, spare=4 * UNIT)
+    pool = BlockPool(allocate, spare=4 * UNIT)
     block = pool.take(UNIT - 5)
     assert block.nbytes == UNIT
     pool.give(block)

@@ -54,13 +54,13 @@ def test_room_for_results_is_what_the_process_leaves(spill: Any) -> None:
         spilling = a.plugins["dasktile"].plugin.spilling
         # half way between target and spill
         assert store.capacity(0) == (350 if spill else 600)
-        spilling._watch()
+        spilling._update_budget()
         process[0] = 500
-        spilling._watch()
+        spilling._update_budget()
         # tasks take more for a while
         assert store.capacity(0) == (350 if spill else 600)
         for _ in range(30):
-            spilling._watch()
+            spilling._update_budget()
         assert store.capacity(0) == (150 if spill else 600)
         # the monitor finds too much: it is not made to wait
         process[0] = 900
@@ -69,7 +69,7 @@ def test_room_for_results_is_what_the_process_leaves(spill: Any) -> None:
         # and the limit can be changed while the worker runs
         a.memory_manager.memory_limit = 2000
         process[0] = 500
-        spilling._watch()
+        spilling._update_budget()
         assert store.capacity(0) == (800 if spill else 1200)
 
     main()

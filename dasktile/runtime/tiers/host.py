@@ -149,7 +149,7 @@ class Host(Tier):
         packed.clear()
 
 
-class Pool:
+class BlockPool:
     """Blocks of memory that take long to get, kept for reuse.
 
     Parameters

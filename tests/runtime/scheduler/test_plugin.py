@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -15,8 +16,7 @@ from distributed.utils_test import gen_cluster
 import dasktile
 from dasktile._compat import distributed as internals
 from dasktile._compat.distributed import Feature, Internal
-from dasktile.runtime.scheduler import roots
-from dasktile.runtime.scheduler.roots import HELD, only
+from dasktile.runtime.scheduler.roots import HELD, restriction_to
 from dasktile.runtime.worker.plugin import OTHER
 from tests.gated import (
     EXPECTED,
@@ -147,8 +147,9 @@ async def test_workers_that_leave_are_nobodys_home(c, s, *workers, tmp_path):
 async def test_idle_workers_do_not_wait_for_one_that_is_busy_for_long(
     c, s, first, second, monkeypatch
 ):
-    monkeypatch.setattr(roots, "STALL", 0)
     await dasktile.enable(c)
+    roots = plugin_of(s).roots
+    monkeypatch.setattr(roots, "settings", replace(roots.settings, stall_timeout=0))
     busy = [
         c.submit(wait_for, "end", number, workers=[first.address], key=f"busy-{number}")
         for number in range(2)
@@ -314,7 +315,9 @@ async def test_layers_are_looked_at_once(c, s, first, second, monkeypatch):
     assert sorted(looked) == ["plain", name]
     # one object for all
     homes = {id(ts.worker_restrictions) for ts in s.tasks.values() if ts.worker_restrictions}
-    assert homes <= {id(only(worker.address)) for worker in (first, second)} | {id(only(HELD))}
+    assert homes <= {id(restriction_to(worker.address)) for worker in (first, second)} | {
+        id(restriction_to(HELD))
+    }
 
 
 @one_worker

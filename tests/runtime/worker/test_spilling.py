@@ -47,13 +47,13 @@ def stores(cluster: LocalCluster) -> list[TileStore]:
 def watched(store: Any) -> list[str]:
     """Names of the threads that have waited for a value to be read back."""
     names: list[str] = []
-    fetched = store._fetched
+    fetched = store._fetch
 
     def fetch(key: Any) -> Any:
         names.append(threading.current_thread().name)
         return fetched(key)
 
-    store._fetched = fetch
+    store._fetch = fetch
     return names
 
 
@@ -183,19 +183,19 @@ def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
         tiles = client.map(lambda number: np.full(10_000, number), range(4), pure=False)
         wait(tiles, timeout=LIMIT)
         keys = [tile.key for tile in tiles]
-        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        deadline(lambda: [uses.next_use(key) for key in keys] == [math.inf] * 4)
         # nobody knew of these when the tiles were made
         first = client.submit(slow, 1, "go", priority=1)
         sums = client.map(lambda tile, _: float(tile.sum()), tiles, [first] * 4)
-        deadline(lambda: all(abs(uses.of(key)) < math.inf for key in keys))
+        deadline(lambda: all(abs(uses.next_use(key)) < math.inf for key in keys))
         Event("go", client=client).set()
         assert client.gather(sums) == [10_000 * number for number in range(4)]
-        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        deadline(lambda: [uses.next_use(key) for key in keys] == [math.inf] * 4)
         # what the client does not want any more, and no task reads, is about to be removed
         tile = client.submit(np.full, 10_000, 7.0)
         reader = client.submit(slow, tile, "later")
         tile.release()
-        deadline(lambda: uses.of(tile.key) is not None)
+        deadline(lambda: uses.next_use(tile.key) is not None)
         Event("later", client=client).set()
         wait(reader, timeout=LIMIT)
         deadline(lambda: tile.key not in worker.data)
@@ -222,7 +222,7 @@ def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
         store = worker.data
         uses = spilling_of(worker).uses
         # of tasks that were there before
-        deadline(lambda: all(abs(uses.of(tile.key)) < math.inf for tile in tiles))
+        deadline(lambda: all(abs(uses.next_use(tile.key)) < math.inf for tile in tiles))
         dasktile.enable(client)
         assert worker.data is store
         Event("on", client=client).set()

@@ -6,11 +6,11 @@ import errno
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -445,11 +445,12 @@ def test_tasks_that_do_not_fit_beside_each_other(
 
 
 def patient(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have tasks wait for room for longer than any test, where they wait."""
+    """Have tasks wait for memory for longer than any test, rather than run without it."""
     [worker] = cluster.workers.values()
     plugin: Any = worker.plugins["dasktile"]
-    module = sys.modules[type(plugin.plugin.spilling).__module__]
-    monkeypatch.setattr(module, "PATIENCE", 10 * LIMIT)
+    spilling = plugin.plugin.spilling
+    settings = replace(spilling.settings, room_timeout=10 * LIMIT)
+    monkeypatch.setattr(spilling, "settings", settings)
 
 
 def test_inputs_larger_than_the_device(

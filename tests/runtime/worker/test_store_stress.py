@@ -298,13 +298,13 @@ class World:
     def _count_failed(self) -> None:
         """Count loads that fail when others are told of it too, which may be a while after."""
         store: Any = self.store
-        failed = store._failed
+        failed = store._copy_failed
 
         def count(unit: Any, copy: Any, error: BaseException) -> None:
             failed(unit, copy, error)
             self.chaos.failed_loads += copy.target < copy.source
 
-        store._failed = count
+        store._copy_failed = count
 
     def wait(self, event: threading.Event, meanwhile: Callable[[], object] | None = None) -> None:
         if self.play is not None:
@@ -599,7 +599,7 @@ class User:
         self.store.expect({key: self.rng.choice(uses) for key in self.rng.sample(KEYS, 3)})
 
     def set_upcoming(self) -> None:
-        self.store.look(self.rng.sample(KEYS, 4))
+        self.store.set_upcoming(self.rng.sample(KEYS, 4))
 
     def age(self) -> None:
         self.store.age()
@@ -611,13 +611,13 @@ class User:
 
     def shrink(self) -> None:
         tier = self.rng.randrange(len(self.world.capacity))
-        self.store.squeeze(tier, self.rng.randrange(4 * SIZE))
+        self.store.shrink_to(tier, self.rng.randrange(4 * SIZE))
 
     def evict(self) -> None:
         self.store.evict()
 
     def settle(self) -> None:
-        self.store.settle()
+        self.store.wait_for_writes()
 
     def inspect(self) -> None:
         store = self.store
@@ -678,8 +678,8 @@ class Play:
             store._engine._lanes[name] = self.queues[name].append
             store._pools[name].shutdown()
             store._pools[name] = SimpleNamespace(shutdown=self.drain)
-        push = store._push
-        store._push = lambda copy: Pushed(self, push(copy))
+        push = store._start_copy
+        store._start_copy = lambda copy: Pushed(self, push(copy))
         store._engine.wait_all = lambda timeout=None: self.drain()
 
     def step(self) -> bool:

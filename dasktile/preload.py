@@ -1,7 +1,7 @@
 """For ``dask scheduler --preload dasktile.preload`` and ``dask worker --preload ...``.
 
-The scheduler places the tasks of optimised collections; workers count what they receive, and
-spill what is needed last.
+The scheduler places the tasks of optimised collections; workers count the bytes that they receive,
+and spill results by next use.
 """
 
 from __future__ import annotations

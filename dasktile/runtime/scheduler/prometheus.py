@@ -60,17 +60,17 @@ class _Collector:
         totals = [
             (
                 "bytes_predicted",
-                "Bytes that plans say workers receive from each other",
+                "Bytes that workers receive from each other by prediction of plans",
                 sum(sum(list(plugin.predicted.values())) for plugin in plugins),
             ),
             (
                 "tasks_placed",
-                "Tasks sent where a plan wants them",
+                "Tasks that have got a home worker",
                 sum(plugin.placed for plugin in plugins),
             ),
             (
                 "plugin_errors",
-                "Errors inside the plugin of the scheduler",
+                "Exceptions in the plugin of the scheduler",
                 sum(plugin.errors for plugin in plugins),
             ),
         ]

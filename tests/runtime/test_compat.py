@@ -470,7 +470,7 @@ def test_emulated_arrays_without_a_way_to_send_them(
 # The mechanism -------------------------------------------------------------------------
 
 
-def test_what_is_installed_is_uninstalled_exactly() -> None:
+def test_uninstall_restores_the_original() -> None:
     class Owner:
         def method(self) -> str:
             return "of the class"
@@ -498,7 +498,7 @@ def test_what_is_installed_is_uninstalled_exactly() -> None:
     assert owner.method() == "of the object"
 
 
-def test_what_another_has_replaced_since_stays() -> None:
+def test_uninstall_keeps_later_replacements() -> None:
     owner, handlers = SimpleNamespace(method=1), {"there": 1}
     overrides = [internals.install(owner, "method", 2), internals.install(handlers, "there", 2)]
     owner.method = handlers["there"] = 3
@@ -518,6 +518,6 @@ def test_signatures_are_compared_without_annotations() -> None:
     assert not internals.accepts(function, "key, stimulus_id=, other=")
 
 
-def test_every_feature_says_what_happens_without_it() -> None:
+def test_every_feature_has_a_description_of_its_absence() -> None:
     assert set(internals.WITHOUT) == set(Feature)
     assert set(Feature) == {*SCHEDULER, *WORKER, *PROCESS}

@@ -118,7 +118,7 @@ def total(client: Client, name: str, parts: list[Any], worker: str) -> Any:
     return client.submit(sum, parts, key=(name, 0), workers=[worker], allow_other_workers=False)
 
 
-def test_counts_what_is_sent(cluster: Cluster) -> None:
+def test_transfers_are_counted(cluster: Cluster) -> None:
     a = place(cluster.client, "a", cluster.first)
     b = place(cluster.client, "b", cluster.second)
     assert metrics(cluster.client).bytes_received == 0
@@ -218,7 +218,7 @@ def test_asynchronous_client(cluster: Cluster) -> None:
     assert set(found.workers) == {cluster.first, cluster.second}
 
 
-def test_counts_what_a_plan_predicts(workers: LocalCluster) -> None:
+def test_transfers_equal_the_prediction_of_a_plan(workers: LocalCluster) -> None:
     x = np.random.default_rng(0).random((400, 400))
     a = da.from_array(x, chunks=(100, 400))
     with Client(workers) as client:
@@ -405,7 +405,7 @@ def test_page(cluster: Cluster) -> None:
     assert plugin.errors == 0
 
 
-def test_what_the_page_shows(cluster: Cluster) -> None:
+def test_content_of_the_page(cluster: Cluster) -> None:
     pytest.importorskip("bokeh")
     from bokeh.document import Document
 

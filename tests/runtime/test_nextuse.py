@@ -73,7 +73,7 @@ def hint_sender(tasks: dict[Any, Any]) -> tuple[HintSender, list[Any]]:
     return found, Sent()
 
 
-def test_readers_are_told() -> None:
+def test_hints_list_the_readers() -> None:
     readers = [task(name, order) for order, name in enumerate("abc")]
     shared = {"retries": 3}
     one, none = task("x", 9, annotations=shared), task("y", 9, annotations=None)
@@ -89,7 +89,7 @@ def test_readers_are_told() -> None:
     assert many.annotations[ANNOTATION] == ([(0, 1, order) for order in range(MAX_READERS)], "more")
 
 
-def test_what_workers_have_already_is_told_by_a_message() -> None:
+def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     knows = SimpleNamespace(address="knows", metrics={"dasktile": {"store": {"hits": 0}}})
     other = SimpleNamespace(address="other", metrics={"dasktile": {"store": {}}})
     old = SimpleNamespace(address="old", metrics={})
@@ -124,7 +124,7 @@ def test_what_workers_have_already_is_told_by_a_message() -> None:
     assert sent.now() == []
 
 
-def test_who_has_a_result_too_is_told_that_a_reader_has_run() -> None:
+def test_workers_with_a_replica_get_a_message_when_a_reader_has_run() -> None:
     knows, too = (
         Task(address=name, metrics={"dasktile": {"store": {"hits": 0}}})
         for name in ("knows", "too")
@@ -141,7 +141,7 @@ def test_who_has_a_result_too_is_told_that_a_reader_has_run() -> None:
     assert sent.now() == []
 
 
-def test_a_worker_learns_of_new_readers() -> None:
+def test_a_new_hint_replaces_the_old_one() -> None:
     x = task("x", 0, "memory")
     uses = NextUses({"x": x})
     assert uses.next_use("x") == math.inf
@@ -202,7 +202,7 @@ def test_readers_that_ran_here_may_be_forgotten() -> None:
     assert uses.next_use("x") == at(4)
 
 
-def test_what_very_many_read_is_always_needed() -> None:
+def test_results_with_very_many_readers_are_always_needed() -> None:
     readers = [task(order, order) for order in range(MAX_READERS + 1)]
     x = task("x", 0, "memory", dependents=readers)
     uses = NextUses({"x": x})

@@ -121,7 +121,7 @@ def test_copies_are_cut_where_they_are(
     assert moved == predicted
 
 
-def test_tasks_read_for_themselves_what_no_other_needs(cluster: Callable[..., Cluster]) -> None:
+def test_inputs_of_one_task_are_read_by_that_task(cluster: Callable[..., Cluster]) -> None:
     cluster(4)
     x = np.random.default_rng(0).random((6400, 64))
     a = da.from_array(Stored(x), chunks=(800, 64))
@@ -187,7 +187,7 @@ def test_predicted_bytes_move_between_workers_of_several_threads(name, cluster):
     assert 0.9 * predicted - SMALL <= moved <= 1.1 * predicted + SMALL
 
 
-def test_work_goes_where_persisted_blocks_are(cluster):
+def test_tasks_run_on_the_workers_of_persisted_blocks(cluster):
     machine = cluster(4)
     values = np.random.default_rng(0).random((64_000, 16))
     x = machine.evenly(machine.persisted("x", values, (2000, 16)))

@@ -118,7 +118,7 @@ def ways(worker: Worker) -> list[Any]:
     return [worker.data, worker.state.data, worker.execute, worker.gather_dep, *handlers]
 
 
-def test_put_in_and_taken_out(quiet: None) -> None:
+def test_attached_and_detached(quiet: None) -> None:
     with spilling(20, threads=2, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         before = ways(worker)
@@ -137,7 +137,7 @@ def test_put_in_and_taken_out(quiet: None) -> None:
         np.testing.assert_array_equal((x + 1).compute(), X + 1)
 
 
-def test_errors_reach_whoever_asks(quiet: None) -> None:
+def test_errors_reach_the_reader(quiet: None) -> None:
     with spilling(2, threads=2) as (cluster, client):
         [store] = stores(cluster)
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(3), pure=False)
@@ -152,7 +152,7 @@ def test_errors_reach_whoever_asks(quiet: None) -> None:
         assert client.submit(lambda: 5).result(LIMIT) == 5
 
 
-def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
+def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
     def inner(x: np.ndarray) -> float:
         return float(x.sum())
 
@@ -172,7 +172,7 @@ class _Hidden(list[Any]):
     """A list that Dask does not look into."""
 
 
-def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
+def test_hints_include_the_readers_of_later_graphs(quiet: None) -> None:
     def slow(number: int, started: str) -> int:
         Event(started).wait(LIMIT)
         return number
@@ -211,7 +211,7 @@ def test_workers_that_join_get_the_store(quiet: None) -> None:
         assert not any(isinstance(w.data, TileStore) for w in cluster.workers.values())
 
 
-def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
+def test_enabled_again_and_during_a_computation(quiet: None) -> None:
     with spilling(20, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         tiles = client.map(lambda number: np.full(10_000, number), range(30), pure=False)
@@ -242,7 +242,7 @@ class Bad:
         return 15_000_000
 
 
-def test_results_that_cannot_be_given_back_stay(quiet: None) -> None:
+def test_results_that_cannot_be_moved_back_stay(quiet: None) -> None:
     with spilling(50, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         dasktile.enable(client)

@@ -184,7 +184,7 @@ def first(value: np.ndarray) -> int:
     return int(value[0])
 
 
-def test_taken_out_and_put_in_while_tiles_are_spilled() -> None:
+def test_disabled_and_enabled_while_tiles_are_spilled() -> None:
     with spilling(2.5, threads=2) as (cluster, client):
         tiles = made(client)
         store = store_of(cluster)
@@ -199,7 +199,7 @@ def test_taken_out_and_put_in_while_tiles_are_spilled() -> None:
         is_right(client, tiles)
 
 
-def test_taken_out_of_workers_that_had_none(tmp_path: Path) -> None:
+def test_disabled_on_workers_without_a_spilling_mapping(tmp_path: Path) -> None:
     with (
         LocalCluster(
             n_workers=1,
@@ -262,7 +262,7 @@ class Limited:
         return held
 
 
-def test_no_more_than_may_be_spilled(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_of_spilled_bytes(caplog: pytest.LogCaptureFixture) -> None:
     with (
         dask.config.set({"distributed.worker.memory.max-spill": 2 * SIZE + 2000}),
         spilling(2.5) as (cluster, client),
@@ -284,7 +284,7 @@ def test_no_more_than_may_be_spilled(caplog: pytest.LogCaptureFixture) -> None:
         until(lambda: set(store.slow) - spilled)
 
 
-def test_a_file_that_is_gone() -> None:
+def test_a_missing_file() -> None:
     """The task fails and says why; nothing is made again by itself."""
     with spilling(2.5, threads=2) as (cluster, client):
         tiles = made(client)
@@ -306,7 +306,7 @@ def test_a_file_that_is_gone() -> None:
         assert client.submit(total, again).result(LIMIT) == 0
 
 
-def test_a_peer_asks_for_what_is_gone() -> None:
+def test_a_peer_requests_a_lost_tile() -> None:
     """To the scheduler it is as a result that is lost: it is made again."""
     with spilling(2.5, workers=2) as (cluster, client):
         one, two = cluster.workers.values()
@@ -318,7 +318,7 @@ def test_a_peer_asks_for_what_is_gone() -> None:
         assert client.gather(results) == sums(range(TILES))
 
 
-def test_a_client_asks_for_what_is_gone() -> None:
+def test_a_client_requests_a_lost_tile() -> None:
     with spilling(2.5) as (cluster, client):
         tiles = made(client)
         store = store_of(cluster)
@@ -332,7 +332,7 @@ def test_a_client_asks_for_what_is_gone() -> None:
 # Values
 
 
-def test_what_cannot_be_pickled(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_cannot_be_pickled(caplog: pytest.LogCaptureFixture) -> None:
     with spilling(2.5) as (cluster, client), caplog.at_level(logging.ERROR):
         store = store_of(cluster)
         stubborn = client.map(with_lock, range(4), pure=False)
@@ -370,7 +370,7 @@ def add_one(value: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("keep_clean", (False, True))
-def test_tasks_that_change_what_they_are_given(keep_clean: bool) -> None:
+def test_tasks_that_change_their_inputs(keep_clean: bool) -> None:
     """With the setting off they find what the one before has left, as without spilling."""
     found = []
     with (
@@ -408,7 +408,7 @@ def doubled(value: Any) -> float:
     return float((value * 2).sum())
 
 
-def test_a_device_smaller_than_what_is_made(
+def test_results_larger_than_the_device(
     device: Callable[[float], EmulatedDevice],
 ) -> None:
     gpu = device(4.5)
@@ -422,7 +422,7 @@ def test_a_device_smaller_than_what_is_made(
     until(lambda: gpu.used == 0)
 
 
-def test_tasks_that_need_room_themselves(device: Callable[[float], EmulatedDevice]) -> None:
+def test_tasks_that_allocate_on_the_device(device: Callable[[float], EmulatedDevice]) -> None:
     gpu = device(4.5)
     # tiles may take all of the device, so that there is room only when some leave
     with spilling(20, device=4.5) as (_, client):
@@ -432,7 +432,7 @@ def test_tasks_that_need_room_themselves(device: Callable[[float], EmulatedDevic
         assert gpu.peak <= gpu.capacity
 
 
-def test_tasks_that_do_not_fit_beside_each_other(
+def test_tasks_that_do_not_fit_at_once(
     device: Callable[[float], EmulatedDevice],
 ) -> None:
     gpu = device(4.5)

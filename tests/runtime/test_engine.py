@@ -1,4 +1,4 @@
-"""Functions run in the order that what they read and mutate asks for, and otherwise at once."""
+"""Functions run in the order that their variables require, and otherwise concurrently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 30
 
 
 class Steps:
-    """A lane that runs what the test says, when it says so."""
+    """A lane whose work runs when the test calls for it."""
 
     def __init__(self) -> None:
         self.ready: deque[Callable[[], None]] = deque()
@@ -296,7 +296,7 @@ def test_threads(threads: Engine) -> None:
 
 
 def test_two_operations_meet(threads: Engine) -> None:
-    """What is independent really runs at the same time."""
+    """Independent functions run at the same time."""
     barrier = threading.Barrier(3)
     shared, *rest = (threads.new_variable() for _ in range(4))
     for variable in rest:

@@ -1,4 +1,4 @@
-"""Computations end, with the right values, whatever happens to the cluster meanwhile."""
+"""Computations end with the right values after every change of the cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted on a cluster, and where it can be read."""
+"""The counts of a cluster, in `metrics`, on the dashboard page and for Prometheus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HASH = "0123456789abcdef" * 2
 
 
 class Stub(SchedulerPlugin):
-    """What the plugin of the scheduler shows of itself."""
+    """The counts of a scheduler plugin."""
 
     name = NAME
 
@@ -47,7 +47,7 @@ class Stub(SchedulerPlugin):
 
 
 class Cluster:
-    """Two workers in this process, a client, and what is installed there."""
+    """Two workers in this process, a client, and their plugins."""
 
     def __init__(self, cluster: LocalCluster, client: Client) -> None:
         self.client = client
@@ -114,7 +114,7 @@ def place(client: Client, name: str, worker: str) -> Any:
 
 
 def total(client: Client, name: str, parts: list[Any], worker: str) -> Any:
-    """Their sum, worked out on a worker."""
+    """The sum of arrays, computed on a given worker."""
     return client.submit(sum, parts, key=(name, 0), workers=[worker], allow_other_workers=False)
 
 

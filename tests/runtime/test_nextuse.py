@@ -1,4 +1,4 @@
-"""When results are needed next, from priorities and states of tasks."""
+"""Next uses of results, from priorities and states of tasks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def task(key: Any, order: int, state: str = "waiting", **more: Any) -> Any:
 
 
 class Task(SimpleNamespace):
-    """One of the scheduler or of a worker."""
+    """A task of the scheduler or of a worker."""
 
     __hash__ = object.__hash__
 
@@ -49,7 +49,7 @@ def test_numbers_are_in_the_order_of_priorities(
 
 
 def hint_sender(tasks: dict[Any, Any]) -> tuple[HintSender, list[Any]]:
-    """One that sends at once, and what it has sent."""
+    """A hint sender with one scheduler, and the messages that it sends."""
     sent: list[Any] = []
     listens = SimpleNamespace(metrics={"dasktile": {"store": {"hits": 0}}})
     scheduler = SimpleNamespace(
@@ -63,7 +63,7 @@ def hint_sender(tasks: dict[Any, Any]) -> tuple[HintSender, list[Any]]:
 
     class Sent(list[Any]):
         def now(self) -> list[Any]:
-            """What was sent since this was asked last."""
+            """The messages since the last call."""
             while waiting:
                 waiting.pop()()
             new = sent[:]

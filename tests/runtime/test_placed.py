@@ -1,4 +1,4 @@
-"""Tiles run where the plan says, so that what moves is what was predicted."""
+"""Tasks run on the workers of the plan, so that the predicted bytes are moved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = 30_000
 
 
 class Held(DataNode):
-    """A block in memory: what stands for it in a graph is made one with nothing."""
+    """A block in memory, which is not fused with any task."""
 
     @property
     def block_fusion(self) -> bool:
@@ -49,7 +49,7 @@ class Held(DataNode):
 
 
 class Cluster:
-    """Workers that are only names, and what they have in memory."""
+    """A simulated cluster: names of workers, and the keys in their memory."""
 
     def __init__(self, workers: int, seed: int = 0, threads: int = 1) -> None:
         self.threads = threads
@@ -71,7 +71,7 @@ class Cluster:
         return da.Array(graph, key, like.chunks, dtype=values.dtype)
 
     def evenly(self, array: da.Array) -> da.Array:
-        """The same, as many blocks on each worker."""
+        """An array in memory with the same number of blocks on each worker."""
         keys = [(array.name, *block) for block in np.ndindex(*array.numblocks)]
         self.rng.shuffle(keys)
         for number, key in enumerate(keys):
@@ -99,7 +99,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]
 
 
 def honest(arrays: Sequence[da.Array], cluster: Cluster) -> tuple[int, int]:
-    """Bytes predicted, and bytes that move."""
+    """Bytes predicted, and bytes moved."""
     predicted = dasktile.explain(*arrays).bytes_after
     planned = dasktile.optimize(*arrays)
     planned = planned if isinstance(planned, tuple) else (planned,)

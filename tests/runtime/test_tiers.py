@@ -1,4 +1,4 @@
-"""What a tier takes it gives back, whatever it is, and nothing is left of it afterwards."""
+"""Tiers load what was stored, for values of all types, and leave nothing after it is freed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Below(Tier):
 
 
 class Subject:
-    """A tier, and how to get arrays to the tier above and back."""
+    """A tier, and functions that convert arrays for the tier above and back."""
 
     def __init__(self, kind: str, directory: Path, gpu: EmulatedDevice) -> None:
         self.disk = Disk(str(directory)) if "disk" in kind else None
@@ -111,7 +111,7 @@ class Subject:
         self.rounded = UNIT if kind == "cupy" else 1000
 
     def kept(self) -> int:
-        """How many values are kept."""
+        """Number of stored values."""
         files = len(os.listdir(self.disk.directory)) if self.disk else 0
         return files + (len(self.host._kept) if self.host else 0)
 

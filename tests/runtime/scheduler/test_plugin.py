@@ -1,4 +1,4 @@
-"""Where tasks run, and when: beside plain work, beside other clients, as workers come and go."""
+"""Where and when tasks run: with other tasks, with other clients, as workers join and leave."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ one_worker, two_workers = (
 
 
 class Ran(SchedulerPlugin):
-    """Where tasks ran, and how many a worker had at once."""
+    """Records where tasks ran, and the most tasks that a worker had at once."""
 
     name = "ran"
 

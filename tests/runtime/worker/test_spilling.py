@@ -1,4 +1,4 @@
-"""Workers with a store: the same results, fetched before tasks and peers read them."""
+"""Workers with a store: right results, swapped in before tasks and peers read them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = 200_000
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Only results count, not what the test's process takes."""
+    """Let the budget ignore the memory of the test's process."""
     memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
     settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with dask.config.set(settings):
@@ -59,7 +59,7 @@ def watched(store: Any) -> list[str]:
 
 @contextmanager
 def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True) -> Iterator[Any]:
-    """A cluster in this process whose workers may hold so many tiles, and its client."""
+    """A cluster in this process with memory for a number of tiles per worker, and its client."""
     limit = tiles * SIZE
     with (
         LocalCluster(
@@ -113,7 +113,7 @@ def deadline(condition: Any) -> None:
 
 
 def ways(worker: Worker) -> list[Any]:
-    """What of a worker is replaced."""
+    """The attributes and handlers of a worker that are replaced."""
     handlers = [worker.handlers[name] for name in ("get_data", "update_data")]
     return [worker.data, worker.state.data, worker.execute, worker.gather_dep, *handlers]
 
@@ -169,7 +169,7 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
 
 
 class _Hidden(list[Any]):
-    """A list that Dask does not look into."""
+    """A list that Dask does not traverse."""
 
 
 def test_hints_include_the_readers_of_later_graphs(quiet: None) -> None:
@@ -233,7 +233,7 @@ def test_enabled_again_and_during_a_computation(quiet: None) -> None:
 
 
 class Bad:
-    """What can be kept, but not written."""
+    """A value that can be kept in memory, but not serialized."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

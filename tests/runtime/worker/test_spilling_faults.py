@@ -1,4 +1,4 @@
-"""Workers that spill get the right results, whatever fails below or around them."""
+"""Workers that spill compute right results after failures of disks, devices and workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TILES = 10
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Only results count, not what the test's process takes."""
+    """Let the budget ignore the memory of the test's process."""
     memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
     settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     RateLimiterFilter.reset_timer(store_module.logger)
@@ -54,7 +54,7 @@ def spilling(
     device: float | None = None,
     **options: Any,
 ) -> Iterator[tuple[LocalCluster, Client]]:
-    """A cluster whose workers keep so many tiles in memory, and its client."""
+    """A cluster with memory for a number of tiles per worker, and its client."""
     limit = int(tiles * SIZE / 0.6) + 2000
     room = None if device is None else int(device * SIZE) + 2000
     with (
@@ -243,7 +243,7 @@ def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Limited:
-    """Gives a store's disk so many bytes."""
+    """Limits a store's disk to a number of bytes."""
 
     def __init__(self, store: TileStore, left: int) -> None:
         self.left = left
@@ -285,7 +285,7 @@ def test_a_limit_of_spilled_bytes(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_missing_file() -> None:
-    """The task fails and says why; nothing is made again by itself."""
+    """The task fails with the reason; nothing is recomputed automatically."""
     with spilling(2.5, threads=2) as (cluster, client):
         tiles = made(client)
         store = store_of(cluster)
@@ -307,7 +307,7 @@ def test_a_missing_file() -> None:
 
 
 def test_a_peer_requests_a_lost_tile() -> None:
-    """To the scheduler it is as a result that is lost: it is made again."""
+    """The scheduler handles it as a lost result: it is recomputed."""
     with spilling(2.5, workers=2) as (cluster, client):
         one, two = cluster.workers.values()
         tiles = made(client, workers=[one.address], allow_other_workers=True)
@@ -364,14 +364,14 @@ def generator() -> Any:
 
 
 def add_one(value: np.ndarray) -> float:
-    """Changes what it is given."""
+    """Changes its input in place."""
     value += 1
     return total(value)
 
 
 @pytest.mark.parametrize("keep_clean", (False, True))
 def test_tasks_that_change_their_inputs(keep_clean: bool) -> None:
-    """With the setting off they find what the one before has left, as without spilling."""
+    """With the setting off they read the changes of earlier tasks, as without spilling."""
     found = []
     with (
         dask.config.set({"dasktile.spill.keep-clean": keep_clean}),
@@ -390,7 +390,7 @@ def test_tasks_that_change_their_inputs(keep_clean: bool) -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], EmulatedDevice]:
-    """Gives the process a device with room for so many tiles."""
+    """Gives the process a device with memory for a number of tiles."""
     monkeypatch.setattr(emulated, "_current", [])
     return lambda tiles: use(EmulatedDevice(int(tiles * SIZE)))
 
@@ -404,7 +404,7 @@ def on_device_total(*tiles: Any) -> float:
 
 
 def doubled(value: Any) -> float:
-    """Needs as much room as it is given, for as long as it runs."""
+    """Allocates as much memory as its input has, while it runs."""
     return float((value * 2).sum())
 
 

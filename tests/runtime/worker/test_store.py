@@ -1,4 +1,4 @@
-"""Results leave memory and come back, and none is lost, stale or leaked."""
+"""Results are spilled and read back, and none is lost, stale or leaked."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def tile(number: int) -> np.ndarray:
 
 
 class Made:
-    """A store with room for some tiles, and its disk."""
+    """A store for a few tiles in memory, and its disk."""
 
     def __init__(self, directory: Path, tiles: float, disk: int | None = None, **options: Any):
         self.disk = Disk(str(directory))
         self.store = TileStore([self.disk], ResidencySettings((int(tiles * SIZE), disk), **options))
 
     def fill(self, keys: str) -> None:
-        """A tile for every key, of its number."""
+        """Insert a tile for every key, filled with the number of the key."""
         for number, key in enumerate(keys):
             self.store[key] = tile(number)
         self.settle()
@@ -366,7 +366,7 @@ def test_settings_fit_the_tiers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep_clean", (True, False))
 def test_threads(make: Callable[..., Made], keep_clean: bool) -> None:
-    """Four threads write, read, ask and delete; nobody ever sees an old or torn value."""
+    """Four threads write, read, request and delete; no read returns an old or torn value."""
     one = make(6, keep_clean=keep_clean)
     store = one.store
     errors: list[BaseException] = []

@@ -99,7 +99,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self._followed_names: dict[str, str] = {}
         self._reassigning = False
 
-    # -- start and end ---------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------
 
     async def start(self, scheduler: Scheduler) -> None:
         self.attach(scheduler)

@@ -11,7 +11,7 @@ from distributed import Scheduler, Worker
 from dasktile._compat import distributed as internals
 from dasktile.runtime.install import NAME
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
-from dasktile.runtime.worker.data import Spill
+from dasktile.runtime.worker.data import SpillOptions
 from dasktile.runtime.worker.plugin import TileWorkerPlugin
 
 
@@ -20,4 +20,4 @@ async def dask_setup(server: Scheduler | Worker) -> None:
     if isinstance(server, Scheduler):
         await internals.preload_scheduler(server, TileSchedulerPlugin(), NAME)
     elif isinstance(server, Worker):
-        await internals.preload_worker(server, TileWorkerPlugin(Spill()), NAME)
+        await internals.preload_worker(server, TileWorkerPlugin(SpillOptions()), NAME)

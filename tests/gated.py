@@ -92,7 +92,9 @@ async def until_held(s: Scheduler) -> None:
         return all(ws.processing for ws in s.running) and bool(s.running)
 
     try:
-        await until(lambda: len(plugin.roots.ready) == 3 and full() and not plugin.roots.woken)
+        await until(
+            lambda: len(plugin.roots.ready) == 3 and full() and not plugin.roots.release_requested
+        )
     except AssertionError as error:
         ready = {home: len(held) for home, held in plugin.roots.ready.items()}
         works = {ws.address: (ws.status, list(ws.processing)) for ws in s.workers.values()}

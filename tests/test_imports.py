@@ -138,12 +138,14 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.roots",
             "runtime.nextuse",
             "runtime.scheduler.priorities",
+            "runtime.settings",
             "runtime.worker.plugin",
             "schedule.homes",
             "schedule.placement",
         },
         {"distributed"},
     ),
+    "runtime.settings": (set(), set()),
     "runtime.scheduler.priorities": ({"_compat.distributed"}, set()),
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
@@ -154,7 +156,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"_compat.distributed", "runtime.tiers.base"},
         {"dask", "numpy"},
     ),
-    "runtime.tiers.cuda": ({"runtime.tiers.base", "runtime.tiers.host"}, {"cupy", "numpy"}),
+    "runtime.tiers.cuda": (
+        {"runtime.settings", "runtime.tiers.base", "runtime.tiers.host"},
+        {"cupy", "numpy"},
+    ),
     "testing.emulated": (
         {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.host"},
         {"dask", "numpy"},
@@ -163,6 +168,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.distributed",
             "runtime.engine",
+            "runtime.settings",
             "runtime.tiers",
             "runtime.worker.buffers",
             "schedule.instructions",
@@ -175,6 +181,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "_compat.distributed",
             "runtime.failures",
             "runtime.nextuse",
+            "runtime.settings",
             "runtime.worker.store",
             "runtime.worker.takeover",
             "schedule.budget",
@@ -194,8 +201,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.failures": (set(), set()),
     "runtime.worker.takeover": (set(), set()),
     "runtime.worker.buffers": (set(), {"numpy"}),
-    "runtime.nextuse": ({"_compat.distributed", "schedule.instructions"}, set()),
-    "runtime.scheduler.roots": ({"_compat.distributed"}, {"distributed"}),
+    "runtime.nextuse": (
+        {"_compat.distributed", "runtime.settings", "schedule.instructions"},
+        set(),
+    ),
+    "runtime.scheduler.roots": ({"_compat.distributed", "runtime.settings"}, {"distributed"}),
     "runtime.install": (
         {
             "_compat.distributed",
@@ -220,6 +230,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.distributed",
             "runtime.failures",
+            "runtime.settings",
             "runtime.worker.spilling",
             "runtime.worker.data",
         },

@@ -1,20 +1,20 @@
-"""A dependency engine: functions run as soon as what they read and write is free.
+"""A dependency engine: a function runs as soon as the variables that it reads and writes are free.
 
-Whoever pushes a function says which variables it reads and which it mutates, and the engine
-runs it when every earlier write of those, and every earlier read of what it mutates, is done.
-Functions that touch different variables run at once; those that touch the same one run as if
-one by one, in the order they were pushed.  This is the engine of MXNet (Chen et al. 2015,
-section 3.2), by its own rules:
+A function is pushed with the variables that it reads and those that it mutates.  The engine
+runs it when every earlier write of these variables, and every earlier read of those that it
+mutates, is done.  Functions on different variables run concurrently; functions on the same
+variable have the effect of a sequential run in the order of their pushes.  This is the engine of
+MXNet (Chen et al. 2015, section 3.2), with its rules:
 
 - a variable is a queue: reads at its head run together, a write runs alone;
 - an operation waits for one token of each of its variables, plus one for the push itself;
-- a write that is done counts the variable's version up;
-- an exception stays with the variables that the function would have mutated: later operations
-  on them are not run but fail alike, until whoever waits sees it;
+- a completed write increments the variable's version;
+- an exception is stored in the variables that the function would have mutated: later operations
+  on them are not run but fail with the same exception;
 - a variable is deleted by a write that is pushed like any other.
 
-What a function must wait for, and where it then runs, are apart: the first is decided here,
-the second by *lanes*, one for each kind of work, so that copies overlap with computing.
+The engine decides when a function runs; *lanes*, one for each kind of work, decide where, so that
+copies overlap with computing.
 
 Examples
 --------
@@ -26,7 +26,7 @@ Examples
 >>> values, b.version
 ({'a': 1, 'b': 2}, 1)
 
-It needs nothing of Dask and can be used on its own.
+It does not depend on Dask.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-#: Where work runs: called with something to run, which never raises.  Must not run it while
-#: the caller holds locks that the work takes; may run it at once, or later, in any thread.
+#: Runs work: called with a function that never raises, which it calls at once or later, in any
+#: thread, but not while the caller holds locks that the function takes.
 Lane = Callable[[Callable[[], None]], object]
 
-#: Ends an operation that goes on after its function has returned.
+#: Ends an operation that continues after its function has returned.
 Done = Callable[[], None]
 
 
 class _Inline(threading.local):
-    """Work of one thread; what becomes ready meanwhile comes after it, however much it is."""
+    """A lane that runs work in the calling thread; work pushed by work is queued after it."""
 
     def __init__(self) -> None:
         self.waiting: deque[Callable[[], None]] | None = None
@@ -65,7 +65,7 @@ class _Inline(threading.local):
             self.waiting = None
 
 
-#: A lane that runs work at once, where it was pushed or where it became ready; work that is
+#: A lane that runs work at once, in the thread that pushed it or made it ready; work that is
 #: pushed by other work runs after it.
 inline: Lane = _Inline()
 
@@ -76,7 +76,7 @@ def pool(executor: Executor) -> Lane:
     Parameters
     ----------
     executor
-        Stays the caller's, who shuts it down once the engine has nothing left to run.
+        The executor; the caller shuts it down once the engine has nothing left to run.
     """
     return executor.submit
 
@@ -86,16 +86,16 @@ class DeletedVariableError(ValueError):
 
 
 class Variable:
-    """What operations read and mutate; stands for a buffer, a file, a random generator.
+    """What operations read and mutate; represents a buffer, a file or a random generator.
 
     Attributes
     ----------
     name
-        Anything, for messages.
+        Any object, for messages.
     version
-        How many writes of it are done.
+        Number of completed writes.
     error
-        The exception of the first write that failed, None as long as none has.
+        The exception of the first write that failed, None if none has.
     """
 
     __slots__ = ("_deleted", "_queue", "_reading", "_writing", "error", "name", "version")
@@ -116,7 +116,7 @@ class Variable:
     # All of the following is called with the engine's lock held.
 
     def _append(self, operation: _Operation, writes: bool) -> bool:
-        """True if the operation need not wait for this variable."""
+        """Queue an operation; True if it need not wait for this variable."""
         if self._queue or self._writing or (writes and self._reading):
             self._queue.append((operation, writes))
             return False
@@ -130,7 +130,7 @@ class Variable:
             self._reading += 1
 
     def _end(self, writes: bool) -> list[_Operation]:
-        """Operations that need no longer wait for this variable."""
+        """End an operation; the operations that need not wait for this variable any longer."""
         if writes:
             self._writing = False
             self.version += 1
@@ -153,21 +153,20 @@ class _Operation:
     reads: tuple[Variable, ...]
     mutates: tuple[Variable, ...]
     lane: Lane
-    goes_on: bool
-    even_failed: bool
+    is_async: bool
+    runs_after_failure: bool
     future: Future[Any] = field(default_factory=Future)
     #: Variables that are not free yet, and one for the push itself.
-    waits: int = 0
+    pending: int = 0
 
 
 class Engine:
-    """Runs functions in the order that their variables ask for.
+    """Runs functions in the order that their variables require.
 
     Parameters
     ----------
     lanes
-        Where work runs, by the name of its kind.  The first is the one for operations that
-        name none.
+        Lanes by name.  The first is the default of operations.
 
     Raises
     ------
@@ -185,11 +184,11 @@ class Engine:
 
     @property
     def left(self) -> int:
-        """How many operations were pushed and are not done."""
+        """Number of operations that were pushed and are not done."""
         return self._left
 
     def new_variable(self, name: object = None) -> Variable:
-        """A variable that nothing waits for.
+        """A new variable without operations.
 
         Parameters
         ----------
@@ -214,21 +213,21 @@ class Engine:
         reads, mutates
             Variables that it reads and that it mutates; each at most once in both together.
         lane
-            Where it runs.
+            Name of the lane that runs it.
 
         Returns
         -------
-        A future of what the function returns or raises.  It cannot be cancelled.  It is done
-        after all variables were given free.
+        A future of the function's result or exception.  It cannot be cancelled.  It is done
+        after all variables are free again.
 
         Raises
         ------
         ValueError
-            If a variable is named twice, or the lane is none of the engine's.
+            If a variable is named more than once, or the engine has no such lane.
         DeletedVariableError
             If a variable was deleted before.
         """
-        return self._push(_Operation(function, *self._checked(reads, mutates, lane), False, False))
+        return self._push(_Operation(function, *self._check(reads, mutates, lane), False, False))
 
     def push_async(
         self,
@@ -237,26 +236,26 @@ class Engine:
         mutates: Iterable[Variable] = (),
         lane: str | None = None,
     ) -> Future[Any]:
-        """The same for work that goes on after the function has returned.
+        """Run a function that starts work which continues after it has returned.
 
         Parameters
         ----------
         function
-            Called with a function to call, from any thread, when the work is done.  If it
-            raises instead, the work has failed.
+            Called with a callback, which must be called, from any thread, when the work is done.
+            If the function raises instead, the work has failed.
         reads, mutates, lane
             As for :meth:`push`.
 
         Returns
         -------
-        A future of what the function returned.
+        A future of the function's result, done when the work is.
 
         Raises
         ------
         ValueError, DeletedVariableError
             As :meth:`push`.
         """
-        return self._push(_Operation(function, *self._checked(reads, mutates, lane), True, False))
+        return self._push(_Operation(function, *self._check(reads, mutates, lane), True, False))
 
     def delete(
         self, variable: Variable, function: Callable[[], Any] | None = None, lane: str | None = None
@@ -266,11 +265,11 @@ class Engine:
         Parameters
         ----------
         variable
-            Nothing can be pushed on it from now on.
+            The variable; no operation can be pushed on it from now on.
         function
-            Frees what the variable stands for.  It runs even if a write of it has failed.
+            Frees what the variable represents.  It runs even if a write of it has failed.
         lane
-            Where the function runs.
+            Name of the lane that runs the function.
 
         Raises
         ------
@@ -278,55 +277,55 @@ class Engine:
             As :meth:`push`.
         """
         free = function if function is not None else _nothing
-        operation = _Operation(free, *self._checked((), (variable,), lane), False, True)
+        operation = _Operation(free, *self._check((), (variable,), lane), False, True)
         return self._push(operation, deletes=variable)
 
     def wait(self, variable: Variable, timeout: float | None = None) -> None:
-        """Wait until what was pushed on a variable up to now is done.
+        """Wait until all operations pushed on a variable so far are done.
 
         Parameters
         ----------
         variable
             One that is not deleted.
         timeout
-            Seconds to wait, None for as long as it takes.
+            Seconds to wait, None for no limit.
 
         Raises
         ------
         TimeoutError
-            If it is not done by then.
+            If they are not done by then.
         Exception
-            What a write of the variable has raised.
+            The exception of a write of the variable.
         """
         operation = _Operation(_nothing, (variable,), (), inline, False, False)
         self._push(operation).result(timeout)
 
     def wait_all(self, timeout: float | None = None) -> None:
-        """Wait until nothing is left to run; raises nothing of what was run.
+        """Wait until all operations are done; does not raise their exceptions.
 
         Parameters
         ----------
         timeout
-            Seconds to wait, None for as long as it takes.
+            Seconds to wait, None for no limit.
 
         Raises
         ------
         TimeoutError
-            If there is something left by then.
+            If an operation is not done by then.
         """
         with self._idle:
             if not self._idle.wait_for(lambda: not self._left, timeout):
                 raise TimeoutError(f"{self._left} operations are not done after {timeout} s")
 
-    def _checked(
+    def _check(
         self, reads: Iterable[Variable], mutates: Iterable[Variable], lane: str | None
     ) -> tuple[tuple[Variable, ...], tuple[Variable, ...], Lane]:
         reads, mutates = tuple(reads), tuple(mutates)
         both = (*reads, *mutates)
         if len(set(both)) < len(both):
-            twice = next(one for one in both if both.count(one) > 1)
+            repeated = next(variable for variable in both if both.count(variable) > 1)
             raise ValueError(
-                f"{twice!r} is named more than once; a variable is either read or mutated, "
+                f"{repeated!r} is named more than once; a variable is either read or mutated, "
                 "and named once"
             )
         if lane is None:
@@ -336,21 +335,21 @@ class Engine:
         return reads, mutates, self._lanes[lane]
 
     def _push(self, operation: _Operation, deletes: Variable | None = None) -> Future[Any]:
-        # a future that runs cannot be cancelled: others may wait for what it stands for
+        # a running future cannot be cancelled: later operations depend on it
         operation.future.set_running_or_notify_cancel()
         with self._lock:
             for variable in (*operation.reads, *operation.mutates):
                 if variable._deleted:
                     raise DeletedVariableError(f"{variable!r} was deleted")
             self._left += 1
-            operation.waits = len(operation.reads) + len(operation.mutates) + 1
+            operation.pending = len(operation.reads) + len(operation.mutates) + 1
             for variables, writes in ((operation.reads, False), (operation.mutates, True)):
                 for variable in variables:
-                    operation.waits -= variable._append(operation, writes)
+                    operation.pending -= variable._append(operation, writes)
             if deletes is not None:
                 deletes._deleted = True
-            operation.waits -= 1
-            ready = not operation.waits
+            operation.pending -= 1
+            ready = not operation.pending
         if ready:
             self._start([operation])
         return operation.future
@@ -365,22 +364,22 @@ class Engine:
 
     def _run(self, operation: _Operation) -> None:
         failed = None
-        if not operation.even_failed:
+        if not operation.runs_after_failure:
             both = (*operation.reads, *operation.mutates)
-            failed = next((one.error for one in both if one.error is not None), None)
+            failed = next((each.error for each in both if each.error is not None), None)
         if failed is not None:
             self._end(operation, None, failed)
             return
         end = _End(self, operation)
         try:
-            end.value = operation.function(*([end] if operation.goes_on else []))
+            end.value = operation.function(*([end] if operation.is_async else []))
         except BaseException as error:
             end.failed(error)
             return
         end.returned()
 
     def _end(self, operation: _Operation, value: Any, error: BaseException | None) -> None:
-        # whoever waits for it may ask at once whether what it held is free
+        # before the future is done: by then the objects that the function holds must be free
         operation.function = _nothing
         ready = []
         with self._lock:
@@ -389,8 +388,8 @@ class Engine:
                     if writes and error is not None and variable.error is None:
                         variable.error = error
                     for released in variable._end(writes):
-                        released.waits -= 1
-                        if not released.waits:
+                        released.pending -= 1
+                        if not released.pending:
                             ready.append(released)
         self._start(ready)
         if error is None:
@@ -413,10 +412,10 @@ class _End:
         self._engine = engine
         self._operation = operation
         self._lock = threading.Lock()
-        self._parts = {"return", "work"} if operation.goes_on else {"return"}
+        self._parts = {"return", "work"} if operation.is_async else {"return"}
 
     def __call__(self) -> None:
-        """The work is done; to say so twice does nothing."""
+        """Note that the work is done; a second call does nothing."""
         self._without("work")
 
     def returned(self) -> None:

@@ -1,4 +1,4 @@
-"""Errors in here are counted, and harm nobody."""
+"""Exceptions inside the plugins are counted and suppressed."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ logger = logging.getLogger("dasktile")
 
 
 class Guarded:
-    """What goes on when something in it fails.
+    """A part that keeps working after an exception in it.
 
     Attributes
     ----------
     errors
-        Errors in here; the first is logged, none is raised.
+        Number of exceptions.  The first is logged, none is raised.
     """
 
     def __init__(self) -> None:
         self.errors = 0
 
-    def _failed(self, what: str) -> None:
-        """Count the error that is being handled."""
+    def _count_error(self, action: str) -> None:
+        """Count the exception that is being handled.
+
+        Parameters
+        ----------
+        action
+            What failed, for the log: a verb and its object.
+        """
         self.errors += 1
         if self.errors == 1:
-            logger.exception("dasktile could not %s; further errors are only counted", what)
+            logger.exception("dasktile could not %s; further errors are only counted", action)

@@ -1,4 +1,4 @@
-"""Putting the plugins on a cluster that runs, and taking them off."""
+"""Registers the plugins on a running cluster, and removes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from distributed import Client, Scheduler, Worker, WorkerPlugin
 from dasktile._compat import distributed as internals
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
-from dasktile.runtime.worker.data import Spill, bytes_of, flag, part_of
+from dasktile.runtime.worker.data import SpillOptions, parse_bytes_limit, parse_flag, parse_limit
 
-#: Under this name both plugins are registered.
+#: Name of both plugins.
 NAME = "dasktile"
 
 
@@ -28,10 +28,10 @@ def enable(
     prefetch: bool = True,
     device: str = "cupy",
 ) -> Any:
-    """Let a cluster run tasks where their plans say, and spill what is needed last.
+    """Let a cluster run tasks on their home workers, and spill results by next use.
 
     Works on any running cluster, and may be called again.  Workers that join later are
-    included.  A scheduler or worker without the package is left alone, with a warning: it
+    included.  A scheduler or worker without the package is unchanged, with a warning: it
     works as before, but optimised collections cannot run on it.
 
     Parameters
@@ -40,27 +40,29 @@ def enable(
         A client of the cluster, by default the current one.  With an asynchronous one,
         await the result.
     placement
-        False to let tasks run where Dask would have them.
+        False to let the scheduler choose workers as without dasktile.
     spilling
-        False to leave workers the results they have in the mapping that they have.
-        Workers without a limit of memory, and those with a mapping of the user's, keep it anyhow.
+        False to keep distributed's own spilling.  Workers without a memory limit, and workers
+        with a mapping of the user's for their results, always keep their mapping.
     memory_limit
-        Of each worker, in bytes or as ``"2 GB"``: results take the part of it that
-        ``distributed.worker.memory.target`` says.  By default what the worker was started with.
+        Memory of each worker, in bytes or as ``"2 GB"``: results take the share
+        ``distributed.worker.memory.target`` of it.  By default the limit that the worker was
+        started with.
     device_memory_limit
-        What results may take of a GPU's memory, in bytes, as ``"10 GB"``, or a part of it up
-        to 1.  By default what a worker of dask-cuda was started with, and none elsewhere.
+        GPU memory that results may take, in bytes, as ``"10 GB"``, or a share of the GPU's memory
+        up to 1.  By default the limit that a worker of dask-cuda was started with; other workers
+        do not use a GPU.
     prefetch
-        Whether spilled results are fetched before tasks ask for them.
+        Whether spilled results are prefetched.
     device
-        Of what kind the GPU is; see `dasktile.runtime.tiers`.
+        Kind of the GPU; see `dasktile.runtime.tiers`.
 
     Raises
     ------
     TypeError
-        If `client` is no ``distributed.Client``, or another argument of the wrong type.
+        If `client` is no ``distributed.Client``, or another argument has the wrong type.
     ValueError
-        If the client is closed, there is none, or a limit is no number of bytes.
+        If the client is closed, there is none, or a limit is invalid.
 
     See Also
     --------
@@ -68,20 +70,20 @@ def enable(
     worker_data
     """
     client = client_of(client)
-    placement = flag("placement", placement)
+    placement = parse_flag("placement", placement)
     spill = None
-    if flag("spilling", spilling):
-        spill = Spill(
-            bytes_of("memory_limit", memory_limit),
-            part_of("device_memory_limit", device_memory_limit),
-            flag("prefetch", prefetch),
+    if parse_flag("spilling", spilling):
+        spill = SpillOptions(
+            parse_bytes_limit("memory_limit", memory_limit),
+            parse_limit("device_memory_limit", device_memory_limit),
+            parse_flag("prefetch", prefetch),
             device,
         )
     return client.sync(_enable, client, placement, spill)
 
 
 def disable(client: Client | None = None) -> Any:
-    """Take the plugins off again and leave the cluster as it was.
+    """Remove the plugins and restore the cluster.
 
     Parameters
     ----------
@@ -100,10 +102,10 @@ def disable(client: Client | None = None) -> Any:
     return client.sync(_disable, client)
 
 
-async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
-    if await client.run_on_scheduler(_finder()) is None:
+async def _enable(client: Client, placement: bool, spill: SpillOptions | None) -> None:
+    if await client.run_on_scheduler(_probe()) is None:
         warnings.warn(
-            "dasktile cannot be imported by the scheduler; the cluster is left as it is, and"
+            "dasktile cannot be imported by the scheduler; the cluster is unchanged, and"
             " optimised collections cannot run on it. Install dasktile on the scheduler and on"
             " every worker",
             stacklevel=2,
@@ -113,22 +115,22 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
     if reason is not None:
         warnings.warn(reason, stacklevel=2)
         return
-    # workers that spill so already would give all results back, and take them over again
-    same = await client.run_on_scheduler(_spills_so, spill)
-    await client.run_on_scheduler(_take_off)
-    plugin = TileSchedulerPlugin(placement=placement, tells=spill is not None)
+    # a second registration would move all results of workers to their old mapping and back
+    unchanged = await client.run_on_scheduler(_has_options, spill)
+    await client.run_on_scheduler(_remove_plugin)
+    plugin = TileSchedulerPlugin(placement=placement, hints=spill is not None)
     plugin.spill = spill
     await client.register_plugin(plugin, name=NAME)
-    if not same:
+    if not unchanged:
         await client.register_plugin(_worker_plugin(spill), name=NAME)
     if spill is not None:
-        # so that the scheduler knows whom it can tell of what is needed next
+        # a worker gets hints only after a heartbeat that shows that it has a handler for them
         failed = [
             address
             for address, errors in (await client.run(_heartbeat, on_error="return")).items()
             if isinstance(errors, int) and errors
         ]
-        await client.run_on_scheduler(_tell_all)
+        await client.run_on_scheduler(_send_all_hints)
         if failed:
             warnings.warn(
                 "dasktile could not take over the results of these workers, which keep them as"
@@ -136,17 +138,17 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
                 stacklevel=2,
             )
     unavailable = await client.run_on_scheduler(_unavailable)
-    lacking = []
-    for address, features in (await client.run(_finder(), on_error="return")).items():
+    without_package = []
+    for address, features in (await client.run(_probe(), on_error="return")).items():
         if isinstance(features, dict):
             unavailable = {**features, **unavailable}
         else:
-            lacking.append(address)
+            without_package.append(address)
     for reason in unavailable.values():
         warnings.warn(reason, stacklevel=2)
-    if lacking:
+    if without_package:
         warnings.warn(
-            f"dasktile cannot be imported by these workers: {', '.join(sorted(lacking))}."
+            f"dasktile cannot be imported by these workers: {', '.join(sorted(without_package))}."
             " Tasks of optimised collections cannot run there, and workers may fail with them."
             " Install dasktile on every worker",
             stacklevel=2,
@@ -155,14 +157,14 @@ async def _enable(client: Client, placement: bool, spill: Spill | None) -> None:
 
 async def _disable(client: Client) -> None:
     try:
-        await client.run_on_scheduler(_take_off)
+        await client.run_on_scheduler(_remove_plugin)
     except ImportError:
         return
     if NAME in await client.run_on_scheduler(_worker_plugin_names):
         await client.unregister_worker_plugin(NAME)
 
 
-def _take_off(dask_scheduler: Scheduler) -> None:
+def _remove_plugin(dask_scheduler: Scheduler) -> None:
     plugin = internals.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
         internals.remove_plugin(dask_scheduler, NAME)
@@ -174,7 +176,7 @@ def _worker_plugin_names(dask_scheduler: Scheduler) -> list[str]:
 
 
 def _unusable(dask_scheduler: Scheduler) -> str | None:
-    """Why no plugin can be put on the scheduler; None if one can."""
+    """Why no plugin can be registered on the scheduler; None if one can."""
     return internals.check_enable(dask_scheduler)
 
 
@@ -185,8 +187,8 @@ def _unavailable(dask_scheduler: Scheduler) -> dict[str, str]:
     return {feature.value: reason for feature, reason in features.items()}
 
 
-def _finder() -> Any:
-    # A function of no module is sent by value, to where the package may be missing.
+def _probe() -> Any:
+    # A nested function is pickled by value, for servers without the package.
     def find(dask_worker: Worker | None = None) -> dict[str, str] | None:
         """Features that a worker's plugin lacks, and why; None without the package."""
         try:
@@ -199,27 +201,27 @@ def _finder() -> Any:
 
 
 async def _heartbeat(dask_worker: Worker) -> int:
-    """Let the scheduler know what a worker can do; errors in taking its results over."""
+    """Send a heartbeat; return the number of exceptions if the store could not be installed."""
     await internals.heartbeat(dask_worker)
     plugin: Any = getattr(internals.plugin_of(dask_worker, NAME), "plugin", None)
     return 0 if plugin is None or plugin.spilling is not None else int(plugin.errors)
 
 
-def _spills_so(spill: Spill | None, dask_scheduler: Scheduler) -> bool:
+def _has_options(spill: SpillOptions | None, dask_scheduler: Scheduler) -> bool:
     plugin = internals.plugin_of(dask_scheduler, NAME)
     if spill is None or not isinstance(plugin, TileSchedulerPlugin):
         return False
     return NAME in internals.worker_plugin_names(dask_scheduler) and plugin.spill == spill
 
 
-def _tell_all(dask_scheduler: Scheduler) -> None:
+def _send_all_hints(dask_scheduler: Scheduler) -> None:
     plugin = internals.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
-        plugin.tell_all()
+        plugin.send_all_hints()
 
 
-def _worker_plugin(spill: Spill | None) -> WorkerPlugin:
-    """The worker's plugin, in a wrapping that a worker without the package can open."""
+def _worker_plugin(spill: SpillOptions | None) -> WorkerPlugin:
+    """The worker's plugin, in a wrapper that a worker without the package can unpickle."""
     options = None if spill is None else asdict(spill)
 
     class Wrapped(WorkerPlugin):
@@ -227,14 +229,14 @@ def _worker_plugin(spill: Spill | None) -> WorkerPlugin:
 
         def setup(self, worker: Worker) -> Any:
             try:
-                from dasktile.runtime.worker.data import Spill
+                from dasktile.runtime.worker.data import SpillOptions
                 from dasktile.runtime.worker.plugin import TileWorkerPlugin
             except ImportError:
                 logging.getLogger("distributed.worker").warning(
                     "dasktile is not installed here: tasks of optimised collections cannot run"
                 )
                 return None
-            self.plugin = TileWorkerPlugin(None if options is None else Spill(**options))
+            self.plugin = TileWorkerPlugin(None if options is None else SpillOptions(**options))
             return self.plugin.setup(worker)
 
         def teardown(self, worker: Worker) -> Any:

@@ -1,4 +1,4 @@
-"""What workers received and hold, beside what the plan said they would receive."""
+"""Bytes received, held and spilled by workers, compared with the predictions of the plans."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dasktile.cluster.clients import client_of
 from dasktile.report.explanation import format_bytes
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 
-#: Rows of a table that are printed.
-_ROWS = 30
+#: Rows of a printed table at the most.
+_MAX_ROWS = 30
 
 _HASH = re.compile(r"-([0-9a-f]{6})[0-9a-f]{26}$")
 _TOKEN = re.compile(r"-dasktile-(?:.*-)?([0-9a-f]{32})$")
 
 
-class Planned(Protocol):
-    """What is read of the scheduler plugin.
+class PlanCounts(Protocol):
+    """The counts of the scheduler plugin.
 
     Attributes
     ----------
     predicted
-        Bytes that the plans say workers receive, by layer.
+        Bytes that workers receive by prediction of the plans, by layer.
     placed
-        Tasks that were sent where a plan wants them.
+        Number of tasks that have got a home worker.
     errors
-        Errors inside the plugin.
+        Number of exceptions in the plugin.
     """
 
     predicted: dict[str, int]
@@ -42,17 +42,17 @@ class Planned(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
-    """One layer of a graph, and the steps on the way to it, on all workers together.
+class LayerCounts:
+    """The counts of one layer, including its intermediate layers, on all workers.
 
     Parameters
     ----------
     received
         Bytes that workers received from each other for its tasks.
     predicted
-        Bytes that the plan says they receive; 0 where no plan speaks of it.
+        Bytes that they receive by prediction of the plan; 0 for a layer of no plan.
     tiles, held
-        Its results in memory, copies counted, and their bytes.
+        Number of its results on workers, including replicas, and their bytes.
     """
 
     received: int = 0
@@ -63,25 +63,25 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """One worker.
+    """The counts of one worker.
 
     Parameters
     ----------
     received
         Bytes received from other workers.
     tasks
-        Tasks run.
+        Number of tasks that have run.
     tiles, held
-        Results that it has, on whatever tier, and their bytes.
+        Number of results that it has, on any tier, and their bytes.
     spilled, read_back
-        Bytes copied to each tier below the one that tasks read, and back from it.
+        Bytes copied to each lower tier, and back from it.
     on
-        Bytes on every tier now; empty for a worker that spills in its own way.
+        Bytes on each tier now; empty for a worker that does not use dasktile's store.
     prefetched, hits
-        Results fetched before a task asked for them, and those of them that were there when
-        one did.
+        Number of prefetched results, and of those that were prefetched on time: before a task
+        requested them.
     blocked
-        Seconds that the event loop has waited for results to be read back.
+        Seconds for which the event loop has waited for results to be read back.
     """
 
     received: int = 0
@@ -98,24 +98,24 @@ class WorkerCounts:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What happened on a cluster since dasktile was enabled, or since the last reset.
+    """The counts of a cluster since dasktile was enabled, or since the last reset.
 
     Parameters
     ----------
     workers
-        By address.
+        Counts of every worker, by address.
     layers
-        By name, those that a plan speaks of first.
+        Counts of every layer, by name, layers of plans first.
     placed
-        Tasks that the scheduler sent where a plan wants them.
+        Number of tasks that have got a home worker.
     errors
-        Errors inside dasktile on the scheduler and the workers.
+        Number of exceptions in dasktile's plugins on the scheduler and the workers.
     missing
-        Workers that count nothing, and why, by address.
+        By address of a worker without counts: the reason.
     """
 
     workers: Mapping[str, WorkerCounts]
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, LayerCounts]
     placed: int = 0
     errors: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -142,12 +142,12 @@ class Metrics:
 
     @property
     def bytes_predicted(self) -> int:
-        """Bytes that the plans say they receive."""
+        """Bytes that workers receive by prediction of the plans."""
         return sum(layer.predicted for layer in self.layers.values())
 
     @property
     def tasks(self) -> int:
-        """Tasks run."""
+        """Number of tasks that have run."""
         return sum(counts.tasks for counts in self.workers.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,25 +187,25 @@ class Metrics:
             f" {self.tasks:,} tasks, {self.placed:,} placed"
         ]
         if self.bytes_spilled:
-            ahead = sum(counts.prefetched for counts in self.workers.values())
+            prefetched = sum(counts.prefetched for counts in self.workers.values())
             hits = sum(counts.hits for counts in self.workers.values())
             blocked = sum(counts.blocked for counts in self.workers.values())
             lines.append(
                 f"spilled {format_bytes(self.bytes_spilled)}, read back"
-                f" {format_bytes(self.bytes_read_back)}; {ahead:,} results fetched ahead,"
-                f" {hits:,} in time; event loops waited {blocked:.2f} s"
+                f" {format_bytes(self.bytes_read_back)}; {prefetched:,} results prefetched,"
+                f" {hits:,} on time; event loops waited {blocked:.2f} s"
             )
         if self.errors:
             lines.append(f"errors inside dasktile: {self.errors:,}, see the logs")
-        everyone = len(self.workers) + len(self.missing)
+        total = len(self.workers) + len(self.missing)
         lines += [
-            f"not counted: {count:,} of {everyone:,} workers, {why}"
-            for why, count in Counter(self.missing.values()).items()
+            f"not counted: {count:,} of {total:,} workers, {reason}"
+            for reason, count in Counter(self.missing.values()).items()
         ]
         return "\n".join(lines)
 
     def _tables(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, ...]], int]]:
-        """Titles, rows, and how many rows there are in all."""
+        """For each table: titles, the rows that are printed, and the number of all rows."""
         layers = sorted(
             self.layers.items(),
             key=lambda item: (item[1].predicted, item[1].received, item[1].held),
@@ -221,7 +221,7 @@ class Metrics:
                     f"{layer.tiles:,}",
                     format_bytes(layer.held),
                 )
-                for name, layer in layers[:_ROWS]
+                for name, layer in layers[:_MAX_ROWS]
             ],
             len(layers),
         )
@@ -235,7 +235,7 @@ class Metrics:
                     f"{counts.tiles:,}",
                     format_bytes(counts.held),
                 )
-                for address, counts in list(self.workers.items())[:_ROWS]
+                for address, counts in list(self.workers.items())[:_MAX_ROWS]
             ],
             len(self.workers),
         )
@@ -251,25 +251,25 @@ class Metrics:
             if any(counts.spilled.values())
             for tier, size in counts.on.items()
         ]
-        yield ("worker", "tier", "spilled to", "read back", "held"), tiers[:_ROWS], len(tiers)
+        yield ("worker", "tier", "spilled to", "read back", "held"), tiers[:_MAX_ROWS], len(tiers)
 
 
 def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
     """Measure what workers received from each other, and what they spilled.
 
-    The counts are those of this moment, asked of every worker.  They are of all tasks since
-    dasktile was enabled or the last reset: also of those that no plan speaks of, and of the
-    one with which ``compute`` gathers its result on a worker.  What Dask's shuffles send
-    beside tasks is not counted.  To measure one computation, ``persist`` it, with a call of
-    this with ``reset=True`` before it and another after it.
+    The present counts are requested from every worker.  They include all tasks since dasktile was
+    enabled or since the last reset: also tasks that belong to no plan, and the task with which
+    ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send outside of
+    tasks are not counted.  To measure one computation, ``persist`` it, with a call of
+    this function with ``reset=True`` before and another call after it.
 
     Parameters
     ----------
     client
-        Of a cluster on which dasktile is enabled; by default the current one.
+        A client of a cluster on which dasktile is enabled; by default the current one.
     reset
-        Count from zero afterwards, for everybody who reads the counts of this cluster: its
-        dashboard page and its Prometheus lines too.
+        Count from zero afterwards.  This applies to all users of the cluster, and to its
+        dashboard page and Prometheus metrics.
 
     Returns
     -------
@@ -306,7 +306,7 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
     plugin: Any = internals.plugin_of(dask_scheduler, NAME)
     if plugin is None:
         return None
-    found = {
+    counts = {
         "predicted": dict(plugin.predicted),
         "placed": plugin.placed,
         "errors": plugin.errors,
@@ -314,12 +314,12 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
     if reset:
         plugin.predicted.clear()
         plugin.placed = 0
-    return found
+    return counts
 
 
 def _on_worker(reset: bool, dask_worker: Worker) -> dict[str, Any] | None:
     plugin: Any = internals.plugin_of(dask_worker, NAME)
-    # It may be wrapped, so that workers without the package can open it.
+    # It may be wrapped, so that workers without the package can unpickle it.
     plugin = getattr(plugin, "plugin", plugin)
     return plugin.report(reset) if isinstance(plugin, TileWorkerPlugin) else None
 
@@ -355,7 +355,7 @@ def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
                 **_of_store(answer["store"]),
             )
     layers = {
-        name: Layer(received[name], predicted.get(name, 0), tiles[name], held[name])
+        name: LayerCounts(received[name], predicted.get(name, 0), tiles[name], held[name])
         for name in dict.fromkeys([*predicted, *sorted({*received, *held})])
     }
     return Metrics(workers, layers, plan["placed"], errors, missing)
@@ -367,19 +367,19 @@ def _of_store(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def owners(predicted: Collection[str]) -> Callable[[str], str]:
-    """Whose prediction the bytes of a layer are to be compared with.
+    """A function from a layer to the layer whose prediction includes its bytes.
 
-    The steps on the way to a layer, partial sums for one, have its hash in their names; the
-    plan speaks of the layer only.
+    The intermediate layers of a layer, such as partial sums, have its hash in their names; the
+    prediction is for all of them together, under the name of the layer itself.
 
     Parameters
     ----------
     predicted
-        Names of the layers that a plan speaks of.
+        Names of the layers with a prediction.
 
     Returns
     -------
-    From the name of a layer to that of the layer in the plan, or to itself.
+    The function; a layer without a prediction is mapped to itself.
     """
     tokens = {match[1]: name for name in predicted if (match := _TOKEN.search(name))}
 
@@ -396,12 +396,12 @@ def owners(predicted: Collection[str]) -> Callable[[str], str]:
 
 
 def short_name(layer: str) -> str:
-    """A layer's name with the first digits of its hash only.
+    """The name of a layer with the first six digits of its hash only.
 
     Parameters
     ----------
     layer
-        Its name in the graph.
+        Name of the layer in the graph.
     """
     return _HASH.sub(r"-\1", layer)
 

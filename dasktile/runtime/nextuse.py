@@ -1,8 +1,9 @@
-"""When a result is needed next, as the scheduler's priorities say.
+"""When a result is needed next, by the scheduler's priorities.
 
-The scheduler (:class:`Teller`) tells with every task which tasks will read its result; a worker
-(:class:`NextUses`) crosses out those that have run: of its own it knows, of readers elsewhere
-the scheduler tells.
+The scheduler (:class:`HintSender`) sends a *hint* with every task: the priorities of the tasks
+that will read its result.  A worker (:class:`NextUses`) removes from it the readers that have
+run.  Readers that run on the worker itself are removed at once; of readers that run elsewhere the
+scheduler sends a message.
 """
 
 from __future__ import annotations
@@ -13,34 +14,47 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from dasktile._compat import distributed as internals
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.instructions import DYING
 
-#: The annotation that tells a task's readers.
+#: The annotation of a task that has its hint.
 ANNOTATION = "dasktile-uses"
 
-#: The message by which the scheduler tells of results that workers have already.
+#: The message with hints for results and running tasks that a worker has already.
 USES = "dasktile-uses"
 
-#: Readers that are told of, those that run first.
-MANY = 32
+#: States, on the scheduler, of tasks that a worker has.
+_ON_WORKER = frozenset({internals.PROCESSING, internals.MEMORY})
 
-#: The scheduler's states of tasks that a worker knows, and of those that are going to read.
-_SENT = frozenset({internals.PROCESSING, internals.MEMORY})
-_READS = frozenset({internals.WAITING, internals.NO_WORKER, internals.QUEUED, internals.PROCESSING})
+#: States, on the scheduler, of tasks that will read their inputs.
+_WILL_READ = frozenset(
+    {internals.WAITING, internals.NO_WORKER, internals.QUEUED, internals.PROCESSING}
+)
 
+#: States, on a worker, of tasks that do not read their inputs any more.
+_DONE = frozenset(
+    {
+        *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN),
+        *(internals.ERROR, internals.ERRED, internals.FLIGHT, internals.FETCH),
+    }
+)
+
+#: What follows the readers that a hint lists: more readers, or a client that needs the result.
 MORE, CLIENT = "more", "client"
 
+#: Generations of graphs for each step of the user's priority, and tasks for each hundredth of a
+#: generation: factors that put the three parts of a priority into one number.
 _GENERATIONS = 10**4
 _TASKS = 10**10
 
 
 def number(priority: tuple[Any, ...]) -> int:
-    """A number for a priority of distributed: the lower the sooner.
+    """A number for a priority of distributed; tasks with lower numbers run first.
 
     Parameters
     ----------
     priority
-        Of a task: the user's own, the number of the graph, the order in it.
+        The user's own priority, the generation of the graph, and the order in the graph.
     """
     user, generation, order = (*priority, 0, 0)[:3]
     user = max(-_GENERATIONS, min(_GENERATIONS, user))
@@ -48,291 +62,302 @@ def number(priority: tuple[Any, ...]) -> int:
     return (int(user * _GENERATIONS) * _TASKS + int(generation * 100)) * _TASKS + int(order)
 
 
-class Teller:
-    """Tells workers which tasks will read their results.
+class HintSender:
+    """Sends workers hints: which tasks will read a result.
 
-    A task that no worker has yet is told of its readers when it is sent to one, by an
-    annotation; of results that are there, and of tasks that run, a message tells.
+    A task that is not on a worker yet carries its hint in an annotation.  For results in memory,
+    and for tasks that run, the hint is sent in a message.
 
     Parameters
     ----------
     scheduler
-        Of distributed.
-    later
-        Calls a function a moment later.
+        The scheduler of distributed.
+    call_later
+        Calls a function soon, outside of the current event.
+    settings
+        Constants; by default those of `RuntimeSettings`.
     """
 
-    def __init__(self, scheduler: Any, later: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(
+        self,
+        scheduler: Any,
+        call_later: Callable[[Callable[[], None]], object],
+        settings: RuntimeSettings | None = None,
+    ) -> None:
         self._scheduler = scheduler
-        self._later = later
-        # By address: keys with all their readers, and keys with a reader that has run.
-        self._uses: dict[str, dict[Any, Any]] = {}
+        self._call_later = call_later
+        self._max_readers = (settings or RuntimeSettings()).max_readers
+        #: By address of a worker: the hints to send, by key.
+        self._hints: dict[str, dict[Any, Any]] = {}
+        #: By address of a worker: keys, with the priority of a reader that has run.
         self._ran: dict[str, list[Any]] = {}
-        self._waits = False
+        self._send_scheduled = False
 
-    def new(self, keys: Iterable[Any]) -> None:
-        """A graph came.
+    def graph_added(self, keys: Iterable[Any]) -> None:
+        """Handle a new graph.
 
         Parameters
         ----------
         keys
-            Of its tasks, which have priorities.
+            Keys of its tasks, which have priorities.
         """
-        if not any(map(_listens, self._scheduler.workers.values())):
+        if not any(map(_accepts_hints, self._scheduler.workers.values())):
             return
-        known: dict[Any, None] = {}
-        # what is released and not of this graph has run
+        on_worker: dict[Any, None] = {}
+        # tasks of this graph are still released; other released tasks have run
         keys = set(keys)
         for key in keys:
             task = self._scheduler.tasks[key]
-            if task.state in _SENT:
-                # perhaps somebody else wants it now
-                known[task] = None
+            if task.state in _ON_WORKER:
+                # a client may need the result now
+                on_worker[task] = None
                 continue
-            internals.annotate(task, ANNOTATION, readers(task, keys))
+            internals.annotate(task, ANNOTATION, self._readers(task, keys))
             for read in task.dependencies:
-                if read.state in _SENT:
-                    known[read] = None
-        self._tell(known, keys)
-        # before the tasks, which may have run by the time of a later message
+                if read.state in _ON_WORKER:
+                    on_worker[read] = None
+        self._add_hints(on_worker, keys)
+        # before the tasks are sent: they may have run when a later message arrives
         self.send()
 
-    def everything(self) -> None:
-        """Workers came that can be told."""
+    def send_all(self) -> None:
+        """Send hints for all tasks, because workers that accept hints have joined."""
         tasks = list(self._scheduler.tasks.values())
         for task in tasks:
-            if task.state in _READS and task.state not in _SENT:
-                internals.annotate(task, ANNOTATION, readers(task))
-        self._tell(task for task in tasks if task.state in _SENT)
+            if task.state in _WILL_READ and task.state not in _ON_WORKER:
+                internals.annotate(task, ANNOTATION, self._readers(task))
+        self._add_hints(task for task in tasks if task.state in _ON_WORKER)
         self.send()
 
     def transition(self, key: Any, start: str, finish: str) -> None:
-        """A task has changed its state; called for every step of every task."""
+        """Handle the change of a task's state; called for every transition of every task."""
         if finish == internals.PROCESSING:
-            self.sent(key)
+            self.task_sent(key)
         elif start == internals.PROCESSING and finish == internals.MEMORY:
-            self.ran(key)
+            self.task_ran(key)
         elif start == internals.MEMORY and finish == internals.RELEASED:
-            self.again(key)
-        elif start in _READS and finish in (internals.RELEASED, internals.ERRED):
-            self.given_up(key)
+            self.result_lost(key)
+        elif start in _WILL_READ and finish in (internals.RELEASED, internals.ERRED):
+            self.task_cancelled(key)
 
-    def sent(self, key: Any) -> None:
-        """A task was sent to a worker, which fetches what it reads: others there may read it."""
+    def task_sent(self, key: Any) -> None:
+        """Send a worker that will fetch the inputs of a task the hints of these inputs."""
         task = self._scheduler.tasks[key]
         worker = task.processing_on
-        if worker is None or not _listens(worker):
+        if worker is None or not _accepts_hints(worker):
             return
         for read in task.dependencies:
-            if worker not in (read.who_has or ()) and 1 < len(read.dependents) <= MANY:
-                self._uses.setdefault(worker.address, {})[read.key] = readers(read)
-                self._soon()
+            shared = 1 < len(read.dependents) <= self._max_readers
+            if worker not in (read.who_has or ()) and shared:
+                self._hints.setdefault(worker.address, {})[read.key] = self._readers(read)
+                self._send_later()
 
-    def again(self, key: Any) -> None:
-        """A result was lost, and the task that made it will read its inputs once more."""
+    def result_lost(self, key: Any) -> None:
+        """Update the hints of the inputs of a task whose result is lost: it reads them again."""
         task = self._scheduler.tasks[key]
         if task.waiters or task.who_wants:
-            self._tell((read for read in task.dependencies if read.state in _SENT), {key})
+            self._add_hints((read for read in task.dependencies if read.state in _ON_WORKER), {key})
             self.send()
 
-    def ran(self, key: Any) -> None:
-        """A task has run; who has its inputs too need not keep them for it."""
+    def task_ran(self, key: Any) -> None:
+        """Remove a task that has run from the hints of other workers with its inputs."""
         task = self._scheduler.tasks[key]
+        ran_on = task.who_has or set()
         for read in task.dependencies:
-            if len(read.who_has or ()) > len(task.who_has or ()) and len(read.dependents) <= MANY:
-                for worker in read.who_has - (task.who_has or set()):
-                    if _listens(worker):
-                        self._ran.setdefault(worker.address, []).append((read.key, task.priority))
-                        self._soon()
+            holders = read.who_has or set()
+            if len(holders) > len(ran_on) and len(read.dependents) <= self._max_readers:
+                self._remove_reader(task, read, holders - ran_on)
 
-    def given_up(self, key: Any) -> None:
-        """A task will not run after all; nobody need keep its inputs for it."""
+    def task_cancelled(self, key: Any) -> None:
+        """Remove a task that will not run from the hints of its inputs."""
         task = self._scheduler.tasks.get(key)
         if task is None or task.waiters or task.who_wants:
             return
         for read in task.dependencies:
-            if len(read.dependents) <= MANY:
-                for worker in read.who_has or ():
-                    if _listens(worker):
-                        self._ran.setdefault(worker.address, []).append((read.key, task.priority))
-                        self._soon()
+            if len(read.dependents) <= self._max_readers:
+                self._remove_reader(task, read, read.who_has or ())
 
-    def _tell(self, tasks: Iterable[Any], new: Container[Any] = ()) -> None:
+    def _remove_reader(self, task: Any, read: Any, workers: Iterable[Any]) -> None:
+        for worker in workers:
+            if _accepts_hints(worker):
+                self._ran.setdefault(worker.address, []).append((read.key, task.priority))
+                self._send_later()
+
+    def _add_hints(self, tasks: Iterable[Any], new: Container[Any] = ()) -> None:
         for task in tasks:
-            uses = readers(task, new)
-            # what is stolen or made again takes them along
-            internals.annotate(task, ANNOTATION, uses)
+            hint = self._readers(task, new)
+            # a task that is stolen or recomputed takes the annotation along
+            internals.annotate(task, ANNOTATION, hint)
             for worker in task.who_has or ([task.processing_on] if task.processing_on else ()):
-                if _listens(worker):
-                    self._uses.setdefault(worker.address, {})[task.key] = uses
-                    self._soon()
+                if _accepts_hints(worker):
+                    self._hints.setdefault(worker.address, {})[task.key] = hint
+                    self._send_later()
 
-    def _soon(self) -> None:
-        if not self._waits:
-            self._waits = True
-            self._later(self.send)
+    def _readers(self, task: Any, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
+        return readers(task, self._max_readers, new)
+
+    def _send_later(self) -> None:
+        if not self._send_scheduled:
+            self._send_scheduled = True
+            self._call_later(self.send)
 
     def send(self) -> None:
-        """Send what has come together."""
-        self._waits = False
-        told, self._uses = self._uses, {}
+        """Send the collected hints, one message for each worker."""
+        self._send_scheduled = False
+        hints, self._hints = self._hints, {}
         ran, self._ran = self._ran, {}
-        for address in sorted({*told, *ran}):
-            message = {"uses": [*told.get(address, {}).items()], "ran": ran.get(address, [])}
+        for address in sorted({*hints, *ran}):
+            message = {"uses": [*hints.get(address, {}).items()], "ran": ran.get(address, [])}
             internals.send_to_worker(self._scheduler, address, {"op": USES, **message})
 
 
-def _listens(worker: Any) -> bool:
-    """Whether a worker knows the message; one that does not would break off."""
-    told = worker.metrics.get("dasktile")
-    return isinstance(told, dict) and bool(told.get("store")) and told.get("hints", True)
+def _accepts_hints(worker: Any) -> bool:
+    """Whether a worker has a handler for the message; without one it would shut down."""
+    metrics = worker.metrics.get("dasktile")
+    return isinstance(metrics, dict) and bool(metrics.get("store")) and metrics.get("hints", True)
 
 
-def readers(task: Any, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
-    """Who will read a result.
+def readers(task: Any, limit: int, new: Container[Any] = ()) -> tuple[list[tuple[Any, ...]], str]:
+    """The hint of a result: the tasks that will read it.
 
     Parameters
     ----------
     task
-        The scheduler's.
+        The scheduler's task that has the result.
+    limit
+        Readers that are listed at the most.
     new
-        Keys of tasks that are going to run although nothing says so yet.
+        Keys of tasks that will run although their state does not show it yet.
 
     Returns
     -------
-    Priorities of the tasks that will, of the first of them if they are many; and what
-    comes after them: `MORE` of them, a `CLIENT` that wants the result, or nothing.
+    Priorities of the readers, or of the first `limit` of them; and what follows them: `MORE`
+    readers, a `CLIENT` that needs the result, or nothing (an empty string).
     """
     uses = [
         reader.priority
         for reader in task.dependents
-        if reader.priority and (reader.state in _READS or reader.key in new)
+        if reader.priority and (reader.state in _WILL_READ or reader.key in new)
     ]
-    if len(uses) > MANY:
-        return heapq.nsmallest(MANY, uses), MORE
+    if len(uses) > limit:
+        return heapq.nsmallest(limit, uses), MORE
     return uses, CLIENT if task.who_wants else ""
 
 
 class NextUses:
-    """What one worker knows of when its results are needed.
+    """The next uses of the results on one worker.
 
     Parameters
     ----------
     tasks
-        The worker's, by key.
+        The worker's tasks, by key.
+    settings
+        Constants; by default those of `RuntimeSettings`.
     """
 
-    def __init__(self, tasks: Mapping[Any, Any]) -> None:
+    def __init__(self, tasks: Mapping[Any, Any], settings: RuntimeSettings | None = None) -> None:
         self._tasks = tasks
-        # Of a result, numbers of the readers that have not run, as far as they were told, and
-        # what comes after them.
-        self._told: dict[Any, tuple[list[int], str]] = {}
-        self._runs: set[Any] = set()
+        self._max_readers = (settings or RuntimeSettings()).max_readers
+        #: By key of a result: numbers of its listed readers that have not run, and what follows.
+        self._hints: dict[Any, tuple[list[int], str]] = {}
+        self._running: set[Any] = set()
 
-    def knows(self, key: Any, reader: Any) -> bool:
-        """Whether the readers that were told of a result include one that is here now."""
-        told = self._told.get(key)
-        return told is not None and bool(reader.priority) and number(reader.priority) in told[0]
+    def includes(self, key: Any, reader: Any) -> bool:
+        """Whether the hint of a result lists a reader that is on this worker now."""
+        hint = self._hints.get(key)
+        return hint is not None and bool(reader.priority) and number(reader.priority) in hint[0]
 
-    def starts(self, reader: Any) -> None:
-        """A task begins to run: it has what it reads, and asks for it no more."""
-        self._runs.add(reader.key)
+    def reader_started(self, reader: Any) -> None:
+        """Note that a task has its inputs and begins to run."""
+        self._running.add(reader.key)
         if reader.priority:
-            self.ran((read.key, reader.priority) for read in reader.dependencies)
+            self.readers_ran((read.key, reader.priority) for read in reader.dependencies)
 
-    def ends(self, key: Any) -> None:
-        """A task does not run any more."""
-        self._runs.discard(key)
+    def reader_ended(self, key: Any) -> None:
+        """Note that a task does not run any more."""
+        self._running.discard(key)
 
-    def of(self, key: Any) -> float | None:
+    def next_use(self, key: Any) -> float | None:
         """When a result is needed next.
 
         Parameters
         ----------
         key
-            Of the result.
+            Key of the result.
 
         Returns
         -------
-        The number of its first reader that has not run; ``-inf`` if very many have not, ``inf``
-        if all have, `DYING` if nobody else wants it then, None if that is not known.
+        The number of its first reader that has not run; ``-inf`` if so many have not that they
+        are not tracked; ``inf`` if only a client needs it; `DYING` if nothing does; None if that
+        is unknown.
         """
         task = self._tasks.get(key)
         if task is None:
             return None
-        told = self._told.get(key)
-        if told is None:
+        hint = self._hints.get(key)
+        if hint is None:
             uses = (task.annotations or {}).get(ANNOTATION)
             if uses is not None:
-                told = self._told[key] = _numbers(*uses)
+                hint = self._hints[key] = _numbers(*uses)
             elif task.run_spec is not None:
                 return None
-        here = task.dependents
-        if len(here) > MANY and any(reader.state not in _RUN for reader in here):
+        local = task.dependents
+        if len(local) > self._max_readers and any(reader.state not in _DONE for reader in local):
             return -math.inf
-        # a copy of what another worker has stays until that goes
-        numbers, then = told or ((), CLIENT)
-        found = list(numbers)
-        for reader in here:
-            if reader.priority and reader.state not in _RUN and reader.key not in self._runs:
-                found.append(number(reader.priority))
-        if found:
-            return min(found)
-        return {MORE: None, CLIENT: math.inf}.get(then, DYING)
+        # a replica of another worker's result stays until that is released
+        numbers, rest = hint or ((), CLIENT)
+        candidates = list(numbers)
+        for reader in local:
+            if reader.priority and reader.state not in _DONE and reader.key not in self._running:
+                candidates.append(number(reader.priority))
+        if candidates:
+            return min(candidates)
+        return {MORE: None, CLIENT: math.inf}.get(rest, DYING)
 
-    def told(self, uses: Iterable[tuple[Any, tuple[Any, str]]]) -> dict[Any, float | None]:
-        """Results have readers that nobody knew of when they were made.
+    def update(self, uses: Iterable[tuple[Any, tuple[Any, str]]]) -> dict[Any, float | None]:
+        """Replace hints by new ones.
 
         Parameters
         ----------
         uses
-            Keys, and what :func:`readers` says of them.
+            Keys of results, and their hints as :func:`readers` returns them.
 
         Returns
         -------
-        New numbers of results.
+        New next uses, by key of a result.
         """
-        found = {}
-        for key, told in uses:
+        changed = {}
+        for key, hint in uses:
             if key in self._tasks:
-                self._told[key] = _numbers(*told)
-                found[key] = self.of(key)
-        return found
+                self._hints[key] = _numbers(*hint)
+                changed[key] = self.next_use(key)
+        return changed
 
-    def ran(self, uses: Iterable[tuple[Any, Any]]) -> dict[Any, float | None]:
-        """Tasks do not need what they have read any more.
+    def readers_ran(self, uses: Iterable[tuple[Any, Any]]) -> dict[Any, float | None]:
+        """Remove readers that have run from the hints.
 
         Parameters
         ----------
         uses
-            Keys of results, and the priority of a reader of each; once for each reader, since
-            those of graphs that follow each other fast may have the same.
+            Keys of results, and the priority of a reader of each.  An entry removes one reader,
+            since readers in graphs that follow each other fast may have the same priority.
 
         Returns
         -------
-        New numbers of results.
+        New next uses, by key of a result.
         """
-        found = {}
+        changed = {}
         for key, priority in uses:
             use = number(tuple(priority))
-            if key in self._told and use in self._told[key][0]:
-                self._told[key][0].remove(use)
-                found[key] = self.of(key)
-        return found
+            if key in self._hints and use in self._hints[key][0]:
+                self._hints[key][0].remove(use)
+                changed[key] = self.next_use(key)
+        return changed
 
     def forget(self, key: Any) -> None:
-        """A result is there no more."""
-        self._told.pop(key, None)
+        """Remove the hint of a result that was released."""
+        self._hints.pop(key, None)
 
 
-def _numbers(priorities: Iterable[Iterable[Any]], then: str) -> tuple[list[int], str]:
-    return [number(tuple(priority)) for priority in priorities], then
-
-
-#: States of tasks that do not read any more.
-_RUN = frozenset(
-    {
-        *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN),
-        *(internals.ERROR, internals.ERRED, internals.FLIGHT, internals.FETCH),
-    }
-)
+def _numbers(priorities: Iterable[Iterable[Any]], rest: str) -> tuple[list[int], str]:
+    return [number(tuple(priority)) for priority in priorities], rest

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Literal
 
 import dask.config
@@ -17,9 +18,10 @@ from distributed.protocol.compression import get_compression_settings
 from distributed.utils import RateLimiterFilter
 
 from dasktile.config import spill_settings
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker import store as store_module
-from dasktile.runtime.worker.data import Spill
+from dasktile.runtime.worker.data import SpillOptions
 from dasktile.runtime.worker.plugin import TileWorkerPlugin
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import ResidencySettings
@@ -79,7 +81,8 @@ class SpillBuffer(TileStore):
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Small values leave memory too; distributed's tests have few that are not small."""
-    monkeypatch.setattr(store_module, "SMALL", 0)
+    everything = partial(RuntimeSettings, small_bytes=0)
+    monkeypatch.setattr(store_module, "RuntimeSettings", everything)
     RateLimiterFilter.reset_timer(LOGGER)
     yield
     while _made:
@@ -136,7 +139,7 @@ class Worker(distributed.Worker):
     """A worker as :func:`dasktile.enable` leaves it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, plugins=(TileWorkerPlugin(Spill()),), **kwargs)
+        super().__init__(*args, plugins=(TileWorkerPlugin(SpillOptions()),), **kwargs)
 
 
 def gen_cluster(*args: Any, **kwargs: Any) -> Any:

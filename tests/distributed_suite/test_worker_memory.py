@@ -890,7 +890,7 @@ async def test_nanny_terminate(c, s, a):
 def spill_everything(dask_worker):
     """Names of the files."""
     store = dask_worker.data
-    store.squeeze(store.host, 0)
+    store.shrink_to(store.host, 0)
     settled(store)
     return [held.content for held in store.slow.values()]
 

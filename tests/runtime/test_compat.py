@@ -1,4 +1,4 @@
-"""A distributed that lacks what dasktile uses: one feature is off, one warning, right values."""
+"""Without a name of distributed, one feature is off, with one warning, and values are right."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def one_client(cluster: LocalCluster) -> Iterator[Client]:
 
 @pytest.fixture
 def client(one_client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """A client of a cluster that is as it was, also after a test that has failed."""
+    """A client of a cluster that is restored after each test, even a failed one."""
     yield one_client
     monkeypatch.undo()
     dasktile.disable(one_client)
@@ -140,7 +140,7 @@ def affected(is_lacking: Callable[[Internal], bool]) -> set[tuple[str, Feature]]
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, lacking: Internal, value: Any = None) -> None:
-    """Have the table's lookup find nothing, or another value, in the place of a name."""
+    """Let the lookup of a name in the table fail, or return another value."""
     lookup = internals.lookup
 
     def changed(internal: Internal, objects: Any) -> Any:
@@ -184,7 +184,7 @@ def logged() -> Iterator[list[str]]:
 
 
 def state_of(cluster: LocalCluster) -> Any:
-    """What the plugins change."""
+    """The state that the plugins change."""
     scheduler = cluster.scheduler
     return [
         sorted(scheduler.plugins),
@@ -216,7 +216,7 @@ def works_without(
     client: Client,
     features: set[tuple[str, Feature]],
 ) -> None:
-    """Everything else works; each feature is warned of once, and nothing of it is called."""
+    """Check that only the given features are off, with one warning each, and are never called."""
     assert features
     before = state_of(cluster)
     counts = calls(monkeypatch)
@@ -470,7 +470,7 @@ def test_emulated_arrays_without_a_way_to_send_them(
 # The mechanism -------------------------------------------------------------------------
 
 
-def test_what_is_installed_is_uninstalled_exactly() -> None:
+def test_uninstall_restores_the_original() -> None:
     class Owner:
         def method(self) -> str:
             return "of the class"
@@ -498,7 +498,7 @@ def test_what_is_installed_is_uninstalled_exactly() -> None:
     assert owner.method() == "of the object"
 
 
-def test_what_another_has_replaced_since_stays() -> None:
+def test_uninstall_keeps_later_replacements() -> None:
     owner, handlers = SimpleNamespace(method=1), {"there": 1}
     overrides = [internals.install(owner, "method", 2), internals.install(handlers, "there", 2)]
     owner.method = handlers["there"] = 3
@@ -518,6 +518,6 @@ def test_signatures_are_compared_without_annotations() -> None:
     assert not internals.accepts(function, "key, stimulus_id=, other=")
 
 
-def test_every_feature_says_what_happens_without_it() -> None:
+def test_every_feature_has_a_description_of_its_absence() -> None:
     assert set(internals.WITHOUT) == set(Feature)
     assert set(Feature) == {*SCHEDULER, *WORKER, *PROCESS}

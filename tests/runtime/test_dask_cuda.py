@@ -1,4 +1,4 @@
-"""Workers of dask-cuda, with a device that is emulated: their results go through three tiers."""
+"""Workers of dask-cuda with an emulated device: results are spilled through three tiers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEMORY = 8 * SIZE
 
 @contextmanager
 def cuda_cluster(**options: Any) -> Iterator[Any]:
-    """A cluster of dask-cuda with one worker, of a machine that need not have a GPU."""
+    """A cluster of dask-cuda with one worker, on a machine with or without a GPU."""
     with (
         dask_cuda.LocalCUDACluster(
             CUDA_VISIBLE_DEVICES=[0],
@@ -57,7 +57,7 @@ def kind(dask_worker: Worker) -> str:
 
 
 def use_it(client: Client) -> None:
-    """Make more than the device has room for, and read all of it."""
+    """Compute results larger than the device, and read all of them."""
     tiles = client.map(tile, range(TILES), pure=False)
     wait(tiles, timeout=LIMIT)
     deadline = time.monotonic() + LIMIT

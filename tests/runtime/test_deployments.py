@@ -1,4 +1,4 @@
-"""Clusters that start their own processes, or talk in secret, or lack the package."""
+"""Clusters in processes of their own, with TLS, or without the package."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def computes_as_planned(client: Client) -> None:
 
 @contextmanager
 def free_port() -> Iterator[int]:
-    """A port that only who asks for it by its number gets."""
+    """A free port that the system gives to no socket that does not name it."""
     with socket.socket() as keeper:
-        # Linux lets others listen beside one that does not, and gives the port to nobody else
+        # on Linux another socket may listen on a port that is bound without listening
         keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         keeper.bind(("127.0.0.1", 0))
         port = int(keeper.getsockname()[1])
@@ -153,7 +153,7 @@ def test_preloaded_and_the_scheduler_is_killed() -> None:
 
 
 def kill_one_with_a_nanny(client: Client) -> None:
-    """Kill a worker and wait for the one that takes its place."""
+    """Kill a worker and wait for its replacement."""
 
     def parent(dask_worker: Worker) -> bool:
         return dask_worker.nanny is not None
@@ -209,7 +209,7 @@ def test_without_the_package(lacking: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> str:
-    """A file with a certificate that signs itself, and its key."""
+    """A file with a self-signed certificate and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         # Python has nothing that makes certificates, and one that is kept here would expire
@@ -259,8 +259,8 @@ def listening() -> set[tuple[str, int]]:
     return {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
 
 
-def entrances(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
-    """By what scheduler and workers can be reached."""
+def handlers_and_ports(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
+    """The handlers of the scheduler and of the workers, and the ports of this process."""
     return {
         "handlers": [{**server.handlers} for server in (s, *workers)],
         "stream handlers": [{**server.stream_handlers} for server in (s, *workers)],
@@ -268,8 +268,8 @@ def entrances(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
     }
 
 
-def belongings(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
-    """What plugins may leave behind on a cluster."""
+def plugin_state(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
+    """The state of a cluster that plugins may change."""
     return {
         "plugins": [*s.plugins],
         "worker plugins": [*s.worker_plugins],
@@ -286,11 +286,11 @@ def belongings(s: Scheduler, workers: tuple[Worker, ...]) -> dict[str, Any]:
     }
 
 
-def names(doors: dict[str, Any]) -> dict[str, Any]:
-    """The same without what serves a door, and without the one message of dasktile."""
-    found = {**doors, "handlers": [sorted(each) for each in doors["handlers"]]}
-    streams = [sorted(set(each) - {USES}) for each in doors["stream handlers"]]
-    return {**found, "stream handlers": streams}
+def handler_names(handlers: dict[str, Any]) -> dict[str, Any]:
+    """Names of the handlers instead of the handlers themselves, without dasktile's message."""
+    names = [sorted(each) for each in handlers["handlers"]]
+    streams = [sorted(set(each) - {USES}) for each in handlers["stream handlers"]]
+    return {**handlers, "handlers": names, "stream handlers": streams}
 
 
 @pytest.mark.parametrize("placement, spilling", [(True, False), (False, False), (True, True)])
@@ -305,23 +305,23 @@ def test_leaves_a_cluster_as_it_was(placement: bool, spilling: bool, dashboard: 
     async def main(c: Client, s: Scheduler, *workers: Worker) -> None:
         await c.run(int)  # opens what is opened once
         check(await c.compute(product()))
-        doors, before = entrances(s, workers), belongings(s, workers)
+        doors, before = handlers_and_ports(s, workers), plugin_state(s, workers)
         data = [worker.data for worker in workers]
         await dasktile.enable(c, placement=placement, spilling=spilling)
         assert NAME in s.plugins and NAME in s.worker_plugins
         assert [isinstance(worker.data, TileStore) for worker in workers] == [spilling] * 2
-        assert names(entrances(s, workers)) == names(doors)
-        assert spilling or entrances(s, workers) == doors
+        assert handler_names(handlers_and_ports(s, workers)) == handler_names(doors)
+        assert spilling or handlers_and_ports(s, workers) == doors
         check(await c.compute(dasktile.optimize(product(), workers=2)))
-        assert names(entrances(s, workers)) == names(doors)
+        assert handler_names(handlers_and_ports(s, workers)) == handler_names(doors)
         await dasktile.disable(c)
         assert all(worker.data is one for worker, one in zip(workers, data, strict=True))
-        assert entrances(s, workers)["handlers"] == doors["handlers"]
+        assert handlers_and_ports(s, workers)["handlers"] == doors["handlers"]
         # what the scheduler has sent by then is heard, and passed over
         ignored = [worker.stream_handlers.pop(USES, None) for worker in workers]
         assert [one is not None for one in ignored] == [spilling] * 2
-        assert entrances(s, workers) == doors
-        assert belongings(s, workers) == before
+        assert handlers_and_ports(s, workers) == doors
+        assert plugin_state(s, workers) == before
         check(await c.compute(product()))
 
     main()

@@ -1,4 +1,4 @@
-"""Functions run in the order that what they read and mutate asks for, and otherwise at once."""
+"""Functions run in the order that their variables require, and otherwise concurrently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 30
 
 
 class Steps:
-    """A lane that runs what the test says, when it says so."""
+    """A lane whose work runs when the test calls for it."""
 
     def __init__(self) -> None:
         self.ready: deque[Callable[[], None]] = deque()
@@ -104,7 +104,7 @@ def test_lanes(engine: Engine, steps: Steps) -> None:
         Engine({})
 
 
-def test_what_is_ready_at_once_may_be_much() -> None:
+def test_many_operations_become_ready_at_once() -> None:
     engine = Engine({"inline": inline})
     a, gate = engine.new_variable(), engine.new_variable()
     count = []
@@ -128,7 +128,7 @@ def test_a_variable_is_named_once(engine: Engine, reads: str, mutates: str) -> N
         engine.push(int, [], [variable], lane="inline").result(0)
 
 
-def test_an_exception_stays_with_what_was_mutated(engine: Engine, steps: Steps) -> None:
+def test_an_exception_is_stored_in_mutated_variables(engine: Engine, steps: Steps) -> None:
     a, b, c, d = (engine.new_variable(name) for name in "abcd")
     ran: list[str] = []
     failed = engine.push(failing, [a], [b])
@@ -164,7 +164,7 @@ def test_deletion_is_a_write(engine: Engine, steps: Steps) -> None:
     assert engine.left == 0
 
 
-def test_what_failed_is_freed_too(engine: Engine, steps: Steps) -> None:
+def test_variables_of_failed_operations_can_be_deleted(engine: Engine, steps: Steps) -> None:
     a = engine.new_variable()
     freed: list[int] = []
     engine.push(failing, [], [a])
@@ -173,7 +173,7 @@ def test_what_failed_is_freed_too(engine: Engine, steps: Steps) -> None:
     assert (freed, done.exception(0)) == ([1], None)
 
 
-def test_work_that_goes_on(engine: Engine, steps: Steps) -> None:
+def test_work_that_continues_after_the_function_returns(engine: Engine, steps: Steps) -> None:
     a = engine.new_variable()
     ends: list[Callable[[], None]] = []
     future = engine.push_async(ends.append, [], [a])
@@ -223,7 +223,7 @@ def test_nothing_can_be_cancelled(engine: Engine, steps: Steps) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_order_gives_what_one_by_one_gives(seed: int) -> None:
+def test_concurrent_runs_equal_a_sequential_run(seed: int) -> None:
     """Steps taken in any order that the engine allows."""
     rng = random.Random(seed)
     steps = Steps()
@@ -296,7 +296,7 @@ def test_threads(threads: Engine) -> None:
 
 
 def test_two_operations_meet(threads: Engine) -> None:
-    """What is independent really runs at the same time."""
+    """Independent functions run at the same time."""
     barrier = threading.Barrier(3)
     shared, *rest = (threads.new_variable() for _ in range(4))
     for variable in rest:
@@ -305,5 +305,5 @@ def test_two_operations_meet(threads: Engine) -> None:
     assert not barrier.broken
 
 
-def test_a_variable_says_what_it_is() -> None:
+def test_repr_of_a_variable() -> None:
     assert repr(Variable("x")) == "<Variable 'x', version 0>"

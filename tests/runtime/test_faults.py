@@ -1,4 +1,4 @@
-"""Computations end, with the right values, whatever happens to the cluster meanwhile."""
+"""Computations end with the right values after every change of the cluster."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_worker_is_lost(c, s, *workers, tmp_path):
 
 
 @three_workers
-async def test_all_workers_are_lost_and_a_new_one_comes(c, s, *workers, tmp_path):
+async def test_all_workers_are_lost_and_a_new_one_joins(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     future = await under_way(c, s, tmp_path / "gate")
     await asyncio.gather(*(worker.close(executor_wait=False) for worker in workers))
@@ -86,7 +86,7 @@ async def test_all_workers_are_lost_and_a_new_one_comes(c, s, *workers, tmp_path
 
 
 @three_workers
-async def test_all_workers_are_lost_with_results_and_a_new_one_comes(c, s, *workers, tmp_path):
+async def test_all_workers_are_lost_with_results_and_a_new_one_joins(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     (tmp_path / "gate").touch()
     y = c.persist(planned(tmp_path / "gate"))
@@ -99,7 +99,7 @@ async def test_all_workers_are_lost_with_results_and_a_new_one_comes(c, s, *work
 
 
 @three_workers
-async def test_workers_come_after_the_graph(c, s, *workers, tmp_path):
+async def test_workers_join_after_the_graph(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     await asyncio.gather(*(worker.close() for worker in workers))
     await until(lambda: not s.workers)
@@ -261,14 +261,14 @@ async def test_enabled_again_while_roots_are_held(c, s, *workers, tmp_path):
     [
         "_place",
         "_place_others",
-        "_again",
-        "_keep_from_thieves",
-        "_come",
-        "_go",
-        "_settle",
-        "hold",
+        "_hold_lost_root",
+        "_prevent_stealing",
+        "_worker_added",
+        "_worker_removed",
+        "_reassign_homes",
+        "add_ready",
         "release",
-        "look",
+        "check",
     ],
 )
 def test_the_plugin_fails(method, tmp_path, monkeypatch):
@@ -286,7 +286,7 @@ def test_the_plugin_fails(method, tmp_path, monkeypatch):
         await until(lambda: len(s.clients[c.id].wants_what) == 2)
         await workers[0].close(executor_wait=False)
         async with Worker(s.address, nthreads=1):
-            if method in ("_settle", "look"):
+            if method in ("_reassign_homes", "check"):
                 await until(lambda: plugin.errors)  # they come after a time
             (tmp_path / "gate").touch()
             (tmp_path / "other").touch()
@@ -298,7 +298,7 @@ def test_the_plugin_fails(method, tmp_path, monkeypatch):
 
 
 @three_workers
-async def test_a_plugin_that_fails_again_and_again_gives_up(c, s, *workers, tmp_path):
+async def test_a_plugin_that_fails_repeatedly_stops_placing(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     (tmp_path / "gate").touch()
     plugin_of(s)._place_others = lambda *_: 1 / 0
@@ -315,7 +315,7 @@ async def test_a_plugin_that_fails_again_and_again_gives_up(c, s, *workers, tmp_
     timeout=LIMIT,
     config={**SMALL_TILES, "distributed.scheduler.no-workers-timeout": "1 hour"},
 )
-async def test_roots_that_wait_for_their_turn_do_not_time_out(c, s, *workers, tmp_path):
+async def test_held_root_tasks_do_not_time_out(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     future = await under_way(c, s, tmp_path / "gate")
     # Tasks that no worker may run do.

@@ -1,4 +1,4 @@
-"""What is counted on a cluster, and where it can be read."""
+"""The counts of a cluster, in `metrics`, on the dashboard page and for Prometheus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster, SchedulerPlugin, wait
 
 import dasktile
 from dasktile.runtime.install import disable, enable
-from dasktile.runtime.metrics import Layer, Metrics, WorkerCounts, metrics, owners, short_name
+from dasktile.runtime.metrics import LayerCounts, Metrics, WorkerCounts, metrics, owners, short_name
 from dasktile.runtime.scheduler.dashboard import add_page, layer_bars, remove_page
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.worker.plugin import NAME, OTHER, Summary, TileWorkerPlugin, layer_of
@@ -36,7 +36,7 @@ HASH = "0123456789abcdef" * 2
 
 
 class Stub(SchedulerPlugin):
-    """What the plugin of the scheduler shows of itself."""
+    """The counts of a scheduler plugin."""
 
     name = NAME
 
@@ -47,7 +47,7 @@ class Stub(SchedulerPlugin):
 
 
 class Cluster:
-    """Two workers in this process, a client, and what is installed there."""
+    """Two workers in this process, a client, and their plugins."""
 
     def __init__(self, cluster: LocalCluster, client: Client) -> None:
         self.client = client
@@ -114,11 +114,11 @@ def place(client: Client, name: str, worker: str) -> Any:
 
 
 def total(client: Client, name: str, parts: list[Any], worker: str) -> Any:
-    """Their sum, worked out on a worker."""
+    """The sum of arrays, computed on a given worker."""
     return client.submit(sum, parts, key=(name, 0), workers=[worker], allow_other_workers=False)
 
 
-def test_counts_what_is_sent(cluster: Cluster) -> None:
+def test_transfers_are_counted(cluster: Cluster) -> None:
     a = place(cluster.client, "a", cluster.first)
     b = place(cluster.client, "b", cluster.second)
     assert metrics(cluster.client).bytes_received == 0
@@ -130,9 +130,9 @@ def test_counts_what_is_sent(cluster: Cluster) -> None:
     assert (found.tasks, found.placed, found.errors) == (3, 7, 0)
     # Two of them hold a copy of b.
     assert found.layers == {
-        "total-dasktile-1": Layer(SIZE, SIZE, 1, SIZE),
-        "a": Layer(0, 0, 1, SIZE),
-        "b": Layer(0, 0, 2, 2 * SIZE),
+        "total-dasktile-1": LayerCounts(SIZE, SIZE, 1, SIZE),
+        "a": LayerCounts(0, 0, 1, SIZE),
+        "b": LayerCounts(0, 0, 2, 2 * SIZE),
     }
     assert found.workers[cluster.second] == WorkerCounts(0, 1, 1, SIZE)
     assert not found.missing
@@ -195,7 +195,7 @@ def test_reset(cluster: Cluster) -> None:
     assert metrics(cluster.client, reset=True).bytes_received == SIZE
     found = metrics(cluster.client)
     assert (found.bytes_received, found.bytes_predicted, found.tasks, found.placed) == (0, 0, 0, 0)
-    assert found.layers["a"] == Layer(0, 0, 2, 2 * SIZE)
+    assert found.layers["a"] == LayerCounts(0, 0, 2, 2 * SIZE)
 
 
 def test_says_so_where_nothing_is_enabled(cluster: Cluster) -> None:
@@ -218,7 +218,7 @@ def test_asynchronous_client(cluster: Cluster) -> None:
     assert set(found.workers) == {cluster.first, cluster.second}
 
 
-def test_counts_what_a_plan_predicts(workers: LocalCluster) -> None:
+def test_transfers_equal_the_prediction_of_a_plan(workers: LocalCluster) -> None:
     x = np.random.default_rng(0).random((400, 400))
     a = da.from_array(x, chunks=(100, 400))
     with Client(workers) as client:
@@ -270,7 +270,7 @@ def test_as_text_and_numbers() -> None:
     name = f"matmul-dasktile-2x2-{HASH}"
     found = Metrics(
         {"tcp://<1>": WorkerCounts(1024, 3, 2, 4096), "tcp://2": WorkerCounts()},
-        {name: Layer(1024, 2048, 2, 4096)},
+        {name: LayerCounts(1024, 2048, 2, 4096)},
         placed=2,
         errors=1,
         missing={"tcp://3": "without the plugin"},
@@ -291,7 +291,7 @@ def test_as_text_and_numbers() -> None:
     ]
     assert "tcp://&lt;1&gt;" in found._repr_html_()
     assert json.loads(json.dumps(found.to_dict()))["layers"][name]["predicted"] == 2048
-    many = Metrics({}, {f"layer{number}": Layer(number) for number in range(40)})
+    many = Metrics({}, {f"layer{number}": LayerCounts(number) for number in range(40)})
     assert str(many).endswith("and 10 more")
 
 
@@ -405,7 +405,7 @@ def test_page(cluster: Cluster) -> None:
     assert plugin.errors == 0
 
 
-def test_what_the_page_shows(cluster: Cluster) -> None:
+def test_content_of_the_page(cluster: Cluster) -> None:
     pytest.importorskip("bokeh")
     from bokeh.document import Document
 

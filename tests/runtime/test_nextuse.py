@@ -1,4 +1,4 @@
-"""When results are needed next, from priorities and states of tasks."""
+"""Next uses of results, from priorities and states of tasks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from dasktile.runtime.nextuse import ANNOTATION, MANY, USES, NextUses, Teller, number
+from dasktile.runtime.nextuse import ANNOTATION, USES, HintSender, NextUses, number
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.instructions import DYING
+
+MAX_READERS = RuntimeSettings().max_readers
 
 
 def task(key: Any, order: int, state: str = "waiting", **more: Any) -> Any:
@@ -19,7 +22,7 @@ def task(key: Any, order: int, state: str = "waiting", **more: Any) -> Any:
 
 
 class Task(SimpleNamespace):
-    """One of the scheduler or of a worker."""
+    """A task of the scheduler or of a worker."""
 
     __hash__ = object.__hash__
 
@@ -45,8 +48,8 @@ def test_numbers_are_in_the_order_of_priorities(
     assert number(sooner) < number(later)
 
 
-def teller(tasks: dict[Any, Any]) -> tuple[Teller, list[Any]]:
-    """One that sends at once, and what it has sent."""
+def hint_sender(tasks: dict[Any, Any]) -> tuple[HintSender, list[Any]]:
+    """A hint sender with one scheduler, and the messages that it sends."""
     sent: list[Any] = []
     listens = SimpleNamespace(metrics={"dasktile": {"store": {"hits": 0}}})
     scheduler = SimpleNamespace(
@@ -56,11 +59,11 @@ def teller(tasks: dict[Any, Any]) -> tuple[Teller, list[Any]]:
         worker_send=lambda address, message: sent.append((address, message)),
     )
     waiting: list[Any] = []
-    found = Teller(scheduler, waiting.append)
+    found = HintSender(scheduler, waiting.append)
 
     class Sent(list[Any]):
         def now(self) -> list[Any]:
-            """What was sent since this was asked last."""
+            """The messages since the last call."""
             while waiting:
                 waiting.pop()()
             new = sent[:]
@@ -70,23 +73,23 @@ def teller(tasks: dict[Any, Any]) -> tuple[Teller, list[Any]]:
     return found, Sent()
 
 
-def test_readers_are_told() -> None:
+def test_hints_list_the_readers() -> None:
     readers = [task(name, order) for order, name in enumerate("abc")]
     shared = {"retries": 3}
     one, none = task("x", 9, annotations=shared), task("y", 9, annotations=None)
     one.dependents = readers
-    teller({each.key: each for each in (one, none)})[0].new("xy")
+    hint_sender({each.key: each for each in (one, none)})[0].graph_added("xy")
     assert one.annotations[ANNOTATION] == ([(0, 1, 0), (0, 1, 1), (0, 1, 2)], "")
     assert one.annotations["retries"] == 3
     assert shared == {"retries": 3}
     assert none.annotations == {ANNOTATION: ([], "")}
     many = task("z", 9)
     many.dependents = [task(order, order) for order in reversed(range(100))]
-    teller({"z": many})[0].new("z")
-    assert many.annotations[ANNOTATION] == ([(0, 1, order) for order in range(MANY)], "more")
+    hint_sender({"z": many})[0].graph_added("z")
+    assert many.annotations[ANNOTATION] == ([(0, 1, order) for order in range(MAX_READERS)], "more")
 
 
-def test_what_workers_have_already_is_told_by_a_message() -> None:
+def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     knows = SimpleNamespace(address="knows", metrics={"dasktile": {"store": {"hits": 0}}})
     other = SimpleNamespace(address="other", metrics={"dasktile": {"store": {}}})
     old = SimpleNamespace(address="old", metrics={})
@@ -98,8 +101,8 @@ def test_what_workers_have_already_is_told_by_a_message() -> None:
     ran = task("ran", 4, "memory", dependencies=reads)
     for read in reads:
         read.dependents = [*new, ran]
-    tells, sent = teller({each.key: each for each in (*reads, *new, ran)})
-    tells.new(["new", "next"])
+    hints, sent = hint_sender({each.key: each for each in (*reads, *new, ran)})
+    hints.graph_added(["new", "next"])
     uses = [(0, 1, 5), (0, 1, 6)], ""
     message = {"op": USES, "uses": [("there", uses), ("runs", uses)], "ran": []}
     assert sent.now() == [("knows", message)]
@@ -108,20 +111,20 @@ def test_what_workers_have_already_is_told_by_a_message() -> None:
     assert lost.annotations == {ANNOTATION: ([], "client")}
     for each in new:
         each.state = "waiting"
-    tells.new(["lost"])
+    hints.graph_added(["lost"])
     assert lost.annotations == {ANNOTATION: uses}
     assert sent.now() == []
     # a result that is lost: its inputs are read once more
     ran.state, ran.waiters, ran.who_wants = "released", set(), {"client"}
-    tells.again("ran")
+    hints.result_lost("ran")
     [(_, message)] = sent.now()
     assert message["uses"][0] == ("there", ([*uses[0], (0, 1, 4)], ""))
     ran.who_wants = set()
-    tells.again("ran")
+    hints.result_lost("ran")
     assert sent.now() == []
 
 
-def test_who_has_a_result_too_is_told_that_a_reader_has_run() -> None:
+def test_workers_with_a_replica_get_a_message_when_a_reader_has_run() -> None:
     knows, too = (
         Task(address=name, metrics={"dasktile": {"store": {"hits": 0}}})
         for name in ("knows", "too")
@@ -130,44 +133,44 @@ def test_who_has_a_result_too_is_told_that_a_reader_has_run() -> None:
     y = task("y", 1, "memory", who_has={too})
     reader = task("r", 7, "memory", dependencies=[x, y], who_has={too})
     x.dependents = y.dependents = [reader]
-    tells, sent = teller({"r": reader})
-    tells.ran("r")
+    hints, sent = hint_sender({"r": reader})
+    hints.task_ran("r")
     assert sent.now() == [("knows", {"op": USES, "uses": [], "ran": [("x", (0, 1, 7))]})]
-    x.dependents = [reader] * (MANY + 1)
-    tells.ran("r")
+    x.dependents = [reader] * (MAX_READERS + 1)
+    hints.task_ran("r")
     assert sent.now() == []
 
 
-def test_a_worker_learns_of_new_readers() -> None:
+def test_a_new_hint_replaces_the_old_one() -> None:
     x = task("x", 0, "memory")
     uses = NextUses({"x": x})
-    assert uses.of("x") == math.inf
+    assert uses.next_use("x") == math.inf
     told = [("x", (((0, 2, 3), (0, 2, 1)), "")), ("gone", ((), ""))]
-    assert uses.told(told) == {"x": number((0, 2, 1))}
-    assert uses.of("x") == number((0, 2, 1))
+    assert uses.update(told) == {"x": number((0, 2, 1))}
+    assert uses.next_use("x") == number((0, 2, 1))
     for then, use in (("client", math.inf), ("more", None)):
-        assert uses.told([("x", ((), then))]) == {"x": use}
-    [use] = uses.told([("x", ((), ""))]).values()
+        assert uses.update([("x", ((), then))]) == {"x": use}
+    [use] = uses.update([("x", ((), ""))]).values()
     assert use is DYING
 
 
 def test_the_first_reader_that_has_not_run() -> None:
     x = task("x", 0, "memory", dependents=[task("a", 3, "memory"), task("b", 7), task("c", 5)])
     uses = NextUses({"x": x})
-    assert uses.of("x") == at(5)
-    uses.starts(x.dependents[2])
-    assert uses.of("x") == at(7)
-    uses.ends("c")
-    assert uses.of("x") == at(5)
-    assert uses.of("nothing") is None
+    assert uses.next_use("x") == at(5)
+    uses.reader_started(x.dependents[2])
+    assert uses.next_use("x") == at(7)
+    uses.reader_ended("c")
+    assert uses.next_use("x") == at(5)
+    assert uses.next_use("nothing") is None
     x.dependents = []
-    assert uses.of("x") == math.inf
+    assert uses.next_use("x") == math.inf
     uses.forget("x")
     x.annotations = None
-    assert uses.of("x") is None
+    assert uses.next_use("x") is None
     # a copy of a result of another worker is needed by tasks here alone
     x.run_spec = None
-    assert uses.of("x") == math.inf
+    assert uses.next_use("x") == math.inf
 
 
 def test_readers_count_once_each() -> None:
@@ -176,34 +179,34 @@ def test_readers_count_once_each() -> None:
     uses = NextUses({"x": x})
     first, second = x.dependents
     first.dependencies = second.dependencies = [x]
-    assert uses.of("x") == at(4)
-    assert uses.knows("x", first)
-    assert not uses.knows("x", second)
-    uses.starts(first)
+    assert uses.next_use("x") == at(4)
+    assert uses.includes("x", first)
+    assert not uses.includes("x", second)
+    uses.reader_started(first)
     # one of another graph has the same number
-    assert uses.of("x") == at(4)
-    uses.ran([("x", (0, 1, 4))])
-    assert uses.of("x") == at(8)
-    uses.starts(second)
-    assert uses.of("x") == math.inf
+    assert uses.next_use("x") == at(4)
+    uses.readers_ran([("x", (0, 1, 4))])
+    assert uses.next_use("x") == at(8)
+    uses.reader_started(second)
+    assert uses.next_use("x") == math.inf
 
 
 def test_readers_that_ran_here_may_be_forgotten() -> None:
     x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 8)], "client")})
     uses = NextUses({"x": x})
-    assert uses.of("x") == at(4)
-    assert uses.ran([("x", (0, 1, 4)), ("y", (0, 1, 4))]) == {"x": at(8)}
-    assert uses.of("x") == at(8)
+    assert uses.next_use("x") == at(4)
+    assert uses.readers_ran([("x", (0, 1, 4)), ("y", (0, 1, 4))]) == {"x": at(8)}
+    assert uses.next_use("x") == at(8)
     # until it is lost, and read again
-    uses.told([("x", ([(0, 1, 4), (0, 1, 8)], ""))])
-    assert uses.of("x") == at(4)
+    uses.update([("x", ([(0, 1, 4), (0, 1, 8)], ""))])
+    assert uses.next_use("x") == at(4)
 
 
-def test_what_very_many_read_is_always_needed() -> None:
-    readers = [task(order, order) for order in range(MANY + 1)]
+def test_results_with_very_many_readers_are_always_needed() -> None:
+    readers = [task(order, order) for order in range(MAX_READERS + 1)]
     x = task("x", 0, "memory", dependents=readers)
     uses = NextUses({"x": x})
-    assert uses.of("x") == -math.inf
+    assert uses.next_use("x") == -math.inf
     for reader in readers:
         reader.state = "memory"
-    assert uses.of("x") == math.inf
+    assert uses.next_use("x") == math.inf

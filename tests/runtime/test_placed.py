@@ -1,4 +1,4 @@
-"""Tiles run where the plan says, so that what moves is what was predicted."""
+"""Tasks run on the workers of the plan, so that the predicted bytes are moved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = 30_000
 
 
 class Held(DataNode):
-    """A block in memory: what stands for it in a graph is made one with nothing."""
+    """A block in memory, which is not fused with any task."""
 
     @property
     def block_fusion(self) -> bool:
@@ -49,7 +49,7 @@ class Held(DataNode):
 
 
 class Cluster:
-    """Workers that are only names, and what they have in memory."""
+    """A simulated cluster: names of workers, and the keys in their memory."""
 
     def __init__(self, workers: int, seed: int = 0, threads: int = 1) -> None:
         self.threads = threads
@@ -71,7 +71,7 @@ class Cluster:
         return da.Array(graph, key, like.chunks, dtype=values.dtype)
 
     def evenly(self, array: da.Array) -> da.Array:
-        """The same, as many blocks on each worker."""
+        """An array in memory with the same number of blocks on each worker."""
         keys = [(array.name, *block) for block in np.ndindex(*array.numblocks)]
         self.rng.shuffle(keys)
         for number, key in enumerate(keys):
@@ -99,7 +99,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]
 
 
 def honest(arrays: Sequence[da.Array], cluster: Cluster) -> tuple[int, int]:
-    """Bytes predicted, and bytes that move."""
+    """Bytes predicted, and bytes moved."""
     predicted = dasktile.explain(*arrays).bytes_after
     planned = dasktile.optimize(*arrays)
     planned = planned if isinstance(planned, tuple) else (planned,)
@@ -121,7 +121,7 @@ def test_copies_are_cut_where_they_are(
     assert moved == predicted
 
 
-def test_tasks_read_for_themselves_what_no_other_needs(cluster: Callable[..., Cluster]) -> None:
+def test_inputs_of_one_task_are_read_by_that_task(cluster: Callable[..., Cluster]) -> None:
     cluster(4)
     x = np.random.default_rng(0).random((6400, 64))
     a = da.from_array(Stored(x), chunks=(800, 64))
@@ -187,7 +187,7 @@ def test_predicted_bytes_move_between_workers_of_several_threads(name, cluster):
     assert 0.9 * predicted - SMALL <= moved <= 1.1 * predicted + SMALL
 
 
-def test_work_goes_where_persisted_blocks_are(cluster):
+def test_tasks_run_on_the_workers_of_persisted_blocks(cluster):
     machine = cluster(4)
     values = np.random.default_rng(0).random((64_000, 16))
     x = machine.evenly(machine.persisted("x", values, (2000, 16)))

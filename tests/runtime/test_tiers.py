@@ -1,4 +1,4 @@
-"""What a tier takes it gives back, whatever it is, and nothing is left of it afterwards."""
+"""Tiers load what was stored, for values of all types, and leave nothing after it is freed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dasktile.runtime.tiers import (
     disk,
     register_device,
 )
-from dasktile.runtime.tiers.host import UNIT, Pool
+from dasktile.runtime.tiers.host import UNIT, BlockPool
 from dasktile.testing import emulated
 from dasktile.testing.emulated import (
     DeviceFullError,
@@ -86,7 +86,7 @@ class Below(Tier):
 
 
 class Subject:
-    """A tier, and how to get arrays to the tier above and back."""
+    """A tier, and functions that convert arrays for the tier above and back."""
 
     def __init__(self, kind: str, directory: Path, gpu: EmulatedDevice) -> None:
         self.disk = Disk(str(directory)) if "disk" in kind else None
@@ -111,7 +111,7 @@ class Subject:
         self.rounded = UNIT if kind == "cupy" else 1000
 
     def kept(self) -> int:
-        """How many values are kept."""
+        """Number of stored values."""
         files = len(os.listdir(self.disk.directory)) if self.disk else 0
         return files + (len(self.host._kept) if self.host else 0)
 
@@ -179,7 +179,7 @@ def check(found: Any, expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_arrays_come_back(subject: Subject, name: str) -> None:
+def test_arrays_are_loaded_unchanged(subject: Subject, name: str) -> None:
     array = ARRAYS[name]
     if subject.rounded == UNIT and not array.dtype.isnative:
         pytest.skip("CuPy has no other byte order")
@@ -197,7 +197,7 @@ def test_arrays_come_back(subject: Subject, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_views_come_back(subject: Subject, name: str) -> None:
+def test_views_are_loaded_unchanged(subject: Subject, name: str) -> None:
     expected = VIEWS[name](BASE)
     held = subject.tier.store(VIEWS[name](subject.up(BASE)))
     assert expected.nbytes <= held.size <= expected.nbytes + subject.rounded
@@ -208,7 +208,7 @@ def test_views_come_back(subject: Subject, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_values_come_back(subject: Subject, name: str) -> None:
+def test_other_values_are_loaded_unchanged(subject: Subject, name: str) -> None:
     value = OTHERS[name]
     held = subject.tier.store({"here": value, "there": [subject.up(BASE)]})
     assert held.size > BASE.nbytes
@@ -226,7 +226,7 @@ def test_other_values_come_back(subject: Subject, name: str) -> None:
     subject.tier.free(held)
 
 
-def test_what_is_kept_is_nobody_elses(subject: Subject) -> None:
+def test_stored_values_share_no_memory_with_others(subject: Subject) -> None:
     mine = np.arange(1000.0)
     held = subject.tier.store([subject.up(mine), mine])
     single = subject.tier.store(subject.up(mine))
@@ -238,7 +238,7 @@ def test_what_is_kept_is_nobody_elses(subject: Subject) -> None:
             found[:] = 7
 
 
-def test_what_is_freed_is_gone(subject: Subject) -> None:
+def test_freed_values_are_removed(subject: Subject) -> None:
     held = subject.tier.store(subject.up(BASE))
     other = subject.tier.store(subject.up(BASE))
     subject.tier.free(held)
@@ -259,7 +259,7 @@ class Stubborn:
 
 
 @pytest.mark.parametrize("error", (TypeError, ValueError, OSError))
-def test_what_cannot_be_kept_leaves_nothing(subject: Subject, error: type[Exception]) -> None:
+def test_a_failed_store_leaves_nothing(subject: Subject, error: type[Exception]) -> None:
     with pytest.raises(Exception, match=r".") as raised:
         subject.tier.store([subject.up(BASE), Stubborn(error)])
     # that would say that there is no room
@@ -267,7 +267,7 @@ def test_what_cannot_be_kept_leaves_nothing(subject: Subject, error: type[Except
     assert subject.kept() == 0
 
 
-def test_no_room_leaves_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_tier_leaves_nothing(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     if subject.disk:
         write = disk._write
 
@@ -335,7 +335,7 @@ def test_four_threads(subject: Subject) -> None:
 # Disks
 
 
-def test_a_directory_is_private_and_goes_with_its_disk(tmp_path: Path) -> None:
+def test_a_directory_is_private_and_removed_with_its_disk(tmp_path: Path) -> None:
     one = Disk(str(tmp_path / "made"))
     assert os.stat(one.directory).st_mode & 0o777 == 0o700
     one.store(BASE)
@@ -364,7 +364,7 @@ def test_compression(tmp_path: Path) -> None:
 # Memory of the host
 
 
-def test_packed_values_travel() -> None:
+def test_packed_values_are_pickled() -> None:
     packed = Packed({"a": (1, "b")}, [b"abc", bytearray(), memoryview(b"xy")])
     assert sizeof(packed) == packed.nbytes == 5
     for found in (deserialize(*serialize(packed)), pickle.loads(pickle.dumps(packed))):
@@ -372,7 +372,7 @@ def test_packed_values_travel() -> None:
         assert [bytes(frame) for frame in found.frames] == [b"abc", b"", b"xy"]
 
 
-def test_no_room_on_the_device(gpu: EmulatedDevice) -> None:
+def test_a_full_device(gpu: EmulatedDevice) -> None:
     host = gpu.host()
     held = host.store(gpu.asarray(BASE))
     gpu.capacity = gpu.used + BASE.nbytes - 1
@@ -382,7 +382,7 @@ def test_no_room_on_the_device(gpu: EmulatedDevice) -> None:
     check(host.load(held), BASE)
 
 
-def test_blocks_are_used_again() -> None:
+def test_blocks_are_reused() -> None:
     made = []
 
     def allocate(size: int) -> Any:
@@ -391,7 +391,7 @@ def test_blocks_are_used_again() -> None:
         made.append(size)
         return np.empty(size, np.uint8)
 
-    pool = Pool(allocate, spare=4 * UNIT)
+    pool = BlockPool(allocate, spare=4 * UNIT)
     block = pool.take(UNIT - 5)
     assert block.nbytes == UNIT
     pool.give(block)
@@ -446,7 +446,7 @@ def test_capacity(gpu: EmulatedDevice) -> None:
     assert (gpu.used, gpu.peak, gpu.total()) == (0, 1000, 1000)
 
 
-def test_who_is_asked_for_room(gpu: EmulatedDevice) -> None:
+def test_a_full_device_calls_back_for_memory(gpu: EmulatedDevice) -> None:
     gpu.capacity = 1000
     kept = [gpu.asarray(np.ones(50)) for _ in range(2)]
     asked: list[tuple[int, int]] = []
@@ -474,7 +474,7 @@ def test_who_is_asked_for_room(gpu: EmulatedDevice) -> None:
     assert len(asked) == count
 
 
-def test_what_is_freed_is_poisoned(gpu: EmulatedDevice) -> None:
+def test_freed_memory_is_poisoned(gpu: EmulatedDevice) -> None:
     x = gpu.asarray(np.ones(10))
     whole = gpu.asarray(np.arange(10))
     behind, numbers = x._data, whole._data
@@ -587,7 +587,7 @@ def test_arrays_as_numpys(gpu: EmulatedDevice) -> None:
         x + "a"
 
 
-def test_arrays_travel(gpu: EmulatedDevice) -> None:
+def test_arrays_are_sent_to_other_processes(gpu: EmulatedDevice) -> None:
     x = gpu.asarray(BASE).T
     other = use(EmulatedDevice(CAPACITY))
     for found in (deserialize(*serialize(x)), pickle.loads(pickle.dumps(x))):

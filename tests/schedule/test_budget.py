@@ -54,13 +54,13 @@ def test_the_capacity_is_the_budget_that_other_memory_leaves(spill: Any) -> None
         spilling = a.plugins["dasktile"].plugin.spilling
         # the mean of target and spill
         assert store.capacity(0) == (350 if spill else 600)
-        spilling._watch()
+        spilling._update_budget()
         process[0] = 500
-        spilling._watch()
+        spilling._update_budget()
         # a short peak of memory of tasks does not count
         assert store.capacity(0) == (350 if spill else 600)
         for _ in range(30):
-            spilling._watch()
+            spilling._update_budget()
         assert store.capacity(0) == (150 if spill else 600)
         # the memory monitor starts to evict: the store must not wait
         process[0] = 900
@@ -69,7 +69,7 @@ def test_the_capacity_is_the_budget_that_other_memory_leaves(spill: Any) -> None
         # the limit can be changed while the worker runs
         a.memory_manager.memory_limit = 2000
         process[0] = 500
-        spilling._watch()
+        spilling._update_budget()
         assert store.capacity(0) == (800 if spill else 1200)
 
     main()

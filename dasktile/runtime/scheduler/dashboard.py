@@ -1,7 +1,7 @@
 """A page about dasktile in the dashboard of the scheduler, at ``/dasktile``.
 
-Distributed's dashboard is a Bokeh application behind the scheduler's HTTP server, which asks a
-list of applications in turn; this is one more.
+Distributed's dashboard is a Bokeh application in the list of applications of the scheduler's HTTP
+server; this page is another one in that list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distributed import Scheduler
 
 from dasktile._compat import distributed as internals
 from dasktile.report.explanation import format_bytes
-from dasktile.runtime.metrics import Planned, owners, short_name
+from dasktile.runtime.metrics import PlanCounts, owners, short_name
 from dasktile.runtime.worker.plugin import Summary
 
 logger = logging.getLogger(__name__)
@@ -23,28 +23,28 @@ logger = logging.getLogger(__name__)
 #: Name of the page in the dashboard's menu.
 _PAGE = "dasktile"
 
-#: Milliseconds between two looks at the counts; heartbeats come every 500 ms or more.
-_INTERVAL = 1000
+#: Milliseconds between two updates of the page; heartbeats arrive every 500 ms or more.
+_UPDATE_INTERVAL = 1000
 
-#: Bars in a chart, those with most bytes.
-_BARS = 40
+#: Number of rows of a chart at the most, those with the most bytes.
+_MAX_BARS = 40
 
 
-def add_page(scheduler: Scheduler, plugin: Planned) -> bool:
+def add_page(scheduler: Scheduler, plugin: PlanCounts) -> bool:
     """Add the page to a scheduler's dashboard.  Never raises.
 
-    Call it where the event loop of the scheduler runs.
+    Call it on the event loop of the scheduler.
 
     Parameters
     ----------
     scheduler
         The running scheduler.
     plugin
-        Its plugin; ``errors`` is raised by one for every error.
+        Its plugin; ``errors`` is incremented for every exception.
 
     Returns
     -------
-    False where nothing was added, because there is no dashboard.
+    Whether the page was added: False without a dashboard.
     """
     try:
         remove_page(scheduler)
@@ -56,14 +56,14 @@ def add_page(scheduler: Scheduler, plugin: Planned) -> bool:
 
 
 def remove_page(scheduler: Scheduler) -> None:
-    """Take the page away again.  Never raises, nor minds if there is none.
+    """Remove the page; does nothing if there is none.  Never raises.
 
-    Pages that are open in a browser stay there and change no more.
+    Pages that are open in a browser are not updated any more.
 
     Parameters
     ----------
     scheduler
-        That was given to `add_page`.
+        The scheduler that was given to `add_page`.
     """
     try:
         internals.remove_page(scheduler, _PAGE)
@@ -74,20 +74,21 @@ def remove_page(scheduler: Scheduler) -> None:
 def layer_bars(
     predicted: Mapping[str, int], workers: Sequence[Summary]
 ) -> dict[str, tuple[int, int]]:
-    """Bytes predicted and received of the layers that have most.
+    """Bytes predicted and received, of the layers with the most bytes.
 
-    Heartbeats name some layers of each worker only, so that small ones may lack bytes.
+    A heartbeat has only the largest layers of its worker, so that bytes of small layers may be
+    missing.
 
     Parameters
     ----------
     predicted
-        Bytes by layer.
+        Predicted bytes by layer.
     workers
-        What they said last.
+        The last summary of every worker.
 
     Returns
     -------
-    By layer, most bytes first.
+    Predicted and received bytes by layer, most bytes first.
     """
     plan: Counter[str] = Counter()
     received: Counter[str] = Counter()
@@ -98,13 +99,13 @@ def layer_bars(
         for layer, size in summary.layers.items():
             received[short_name(owner(layer))] += size
     names = sorted({*plan, *received}, key=lambda name: (-max(plan[name], received[name]), name))
-    return {name: (plan[name], received[name]) for name in names[:_BARS]}
+    return {name: (plan[name], received[name]) for name in names[:_MAX_BARS]}
 
 
 class _Document:
-    """Writes the page for every browser that asks."""
+    """Creates the page for every browser that opens it."""
 
-    def __init__(self, plugin: Planned) -> None:
+    def __init__(self, plugin: PlanCounts) -> None:
         self.plugin = plugin
 
     def __call__(self, scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
@@ -114,13 +115,13 @@ class _Document:
         doc.add_root(charts.root)
         doc.template_variables.update(extra)
         internals.style(doc)
-        doc.add_periodic_callback(charts.update, _INTERVAL)
+        doc.add_periodic_callback(charts.update, _UPDATE_INTERVAL)
 
 
 class _Charts:
-    """Bars of layers and of workers."""
+    """The charts of the page: one of layers, one of workers."""
 
-    def __init__(self, scheduler: Scheduler, plugin: Planned) -> None:
+    def __init__(self, scheduler: Scheduler, plugin: PlanCounts) -> None:
         from bokeh.layouts import column
         from bokeh.models.widgets import Div
 
@@ -139,7 +140,7 @@ class _Charts:
         self.root = column(self.summary, self.layers, self.workers, sizing_mode="stretch_width")
 
     def update(self) -> None:
-        # The page may be open when the plugin, and this with it, is removed.
+        # The page may still be open after the plugin was removed.
         applications = internals.applications(self.scheduler)
         if not any(internals.has_page(each, f"/{_PAGE}") for each in applications):
             return
@@ -151,44 +152,46 @@ class _Charts:
                 logger.exception("dasktile could not update its page")
 
     def _update(self) -> None:
-        told = {
+        summaries = {
             address: summary
             for address, worker in self.scheduler.workers.items()
             if (summary := Summary.of(worker.metrics)) is not None
         }
-        received = sum(summary.received for summary in told.values())
+        received = sum(summary.received for summary in summaries.values())
         self.summary.text = (
-            f"{len(told)} of {len(self.scheduler.workers)} workers received"
+            f"{len(summaries)} of {len(self.scheduler.workers)} workers received"
             f" {format_bytes(received)} from each other,"
             f" predicted {format_bytes(sum(self.plugin.predicted.values()))};"
             f" {self.plugin.placed:,} tasks placed, {self.plugin.errors:,} errors"
         )
-        layers = layer_bars(self.plugin.predicted, list(told.values()))
+        layers = layer_bars(self.plugin.predicted, list(summaries.values()))
         _show(
             self.layers,
             self.layer_source,
             {
                 "name": list(layers),
                 "predicted": [plan for plan, _ in layers.values()],
-                "received": [seen for _, seen in layers.values()],
+                "received": [received for _, received in layers.values()],
                 "label": [""] * len(layers),
             },
         )
-        most = sorted(told, key=lambda address: (-told[address].received, address))[:_BARS]
+        largest = sorted(summaries, key=lambda address: (-summaries[address].received, address))[
+            :_MAX_BARS
+        ]
         _show(
             self.workers,
             self.worker_source,
             {
-                "name": most,
-                "received": [told[address].received for address in most],
-                "held": [told[address].held for address in most],
-                "label": [f"tiles: {told[address].tiles:,}" for address in most],
+                "name": largest,
+                "received": [summaries[address].received for address in largest],
+                "held": [summaries[address].held for address in largest],
+                "label": [f"tiles: {summaries[address].tiles:,}" for address in largest],
             },
         )
 
 
 def _bars(title: str, colours: Mapping[str, str], label: str = "") -> tuple[Any, Any]:
-    """A chart of horizontal bars, one of each colour in every row, and its data."""
+    """A chart of horizontal bars, one of each colour in every row, and its data source."""
     from bokeh.models import (
         ColumnDataSource,
         DataRange1d,
@@ -238,7 +241,7 @@ def _bars(title: str, colours: Mapping[str, str], label: str = "") -> tuple[Any,
 def _show(chart: Any, source: Any, data: dict[str, list[Any]]) -> None:
     if source.data == data:
         return
-    # The first row on top, where Bokeh has the last.
+    # Bokeh draws the last row on top.
     names = data["name"][::-1]
     if chart.y_range.factors != names:
         chart.y_range.factors = names

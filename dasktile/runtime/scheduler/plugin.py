@@ -1,9 +1,9 @@
-"""The scheduler's side: tasks of a plan run where the plan says, and roots wait their turn.
+"""The scheduler plugin: it restricts the tasks of a plan to their home workers.
 
-Everything is read off the names of keys (:mod:`dasktile.schedule.placement`), so that
-graphs of any client, optimised in any way, find their place.  Of tasks that belong to no plan
-only those are given a home that stand between tasks of one: slices of its tiles, what nobody
-but it reads, and results that nobody but one task makes of a tile.
+Home workers are computed from the names of layers (:mod:`dasktile.schedule.placement`), so that
+this works for graphs of any client, after any optimisation.  A task that belongs to no plan has a
+home worker only if it is next to tasks of a plan: a slice of a tile, a root task that only
+tasks of the plan read, or a task that is the only reader of its inputs.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from distributed import Scheduler, SchedulerPlugin, Status
 
 from dasktile._compat import distributed as internals
 from dasktile._compat.distributed import Feature
-from dasktile.runtime.nextuse import Teller
+from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
-from dasktile.runtime.scheduler.priorities import put_in_order
+from dasktile.runtime.scheduler.priorities import set_priorities
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
-from dasktile.runtime.scheduler.replicas import keep_as_before, keep_for_readers
-from dasktile.runtime.scheduler.roots import HELD, Roots, is_ours, is_root, send, set_free
-from dasktile.runtime.worker.plugin import folded
+from dasktile.runtime.scheduler.replicas import keep_for_readers, restore_policy
+from dasktile.runtime.scheduler.roots import (
+    HELD,
+    Roots,
+    is_placed,
+    is_root,
+    restrict_to_home,
+    unrestrict,
+)
+from dasktile.runtime.settings import RuntimeSettings
+from dasktile.runtime.worker.plugin import fold_counts
 from dasktile.schedule.homes import Homes, LayerHomes
 from dasktile.schedule.placement import MARK, primary, token, worker_order
 
@@ -33,55 +41,52 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("dasktile")
 
-#: Where the scheduler says to clients what they need to know to plan.
+#: Topic of the scheduler's metadata that clients read to plan: the order of workers.
 METADATA = "dasktile"
 
-#: Failures after which the plugin stops doing anything.
-MAX_FAILURES = 10
-
-#: Seconds between two looks at what no transition tells.
-WATCH = 0.5
-
-#: Seconds for others to come, or go, before homes are changed.
-SETTLE = 0.1
-
-#: Layers whose predictions are told apart; beyond, the older half becomes one.
-_TOLD = 1000
-
-#: States of tasks that are not yet sent to a worker.
+#: States of tasks that are not sent to a worker yet.
 _PENDING = (internals.RELEASED, internals.WAITING, internals.NO_WORKER)
 
 
 class TileSchedulerPlugin(SchedulerPlugin):
-    """Places the tasks of optimised collections.
+    """Restricts the tasks of optimised collections to their home workers.
 
     Parameters
     ----------
     placement
-        False only to count what it would do.
-    tells
-        Whether to tell workers which tasks will read their results.
+        False to count the tasks of plans without restricting them.
+    hints
+        Whether to send workers hints: which tasks will read their results.
+    settings
+        Constants; by default those of `RuntimeSettings`.
 
     Attributes
     ----------
     predicted
-        Bytes that workers are to receive so that a layer can run, by the layer's name.
+        Predicted bytes received by workers, by layer.
     placed
-        Tasks that were given a home.
+        Number of tasks that have got a home worker.
     errors
-        Times that anything failed in here, on the page or among the metrics.
+        Number of exceptions in the plugin, its dashboard page and its metrics.
     failures
-        Those of them that concern tasks; after a few the plugin lets go of everything.
+        Number of those in the handling of tasks.  After each, all tasks are freed; after
+        ``settings.max_failures`` the plugin ignores new graphs.
     unavailable
-        Features for which this distributed lacks something, and what.
+        Features that this release of distributed does not support, and why.
     """
 
     name = "dasktile"
 
-    def __init__(self, placement: bool = True, tells: bool = True) -> None:
+    def __init__(
+        self,
+        placement: bool = True,
+        hints: bool = True,
+        settings: RuntimeSettings | None = None,
+    ) -> None:
+        self.settings = settings or RuntimeSettings()
         self.placement = placement
-        self.tells = tells
-        #: How workers were told to keep their results, by whoever put this on.
+        self.hints = hints
+        #: The options of the worker plugin that `dasktile.enable` registered with this plugin.
         self.spill: object = None
         self.predicted: dict[str, int] = {}
         self.placed = 0
@@ -90,55 +95,60 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.unavailable: dict[Feature, str] = {}
         self.homes = Homes([])
         self._names: dict[str, object] = {}
-        #: Names of arrays that tasks follow, by their tokens.
-        self._leaders: dict[str, str] = {}
-        self._settling = False
+        #: Names of arrays whose placement other layers follow, by token.
+        self._followed_names: dict[str, str] = {}
+        self._reassigning = False
 
-    # -- life ---------------------------------------------------------------------------
+    # -- start and end -------------------------------------------------------------------
 
     async def start(self, scheduler: Scheduler) -> None:
         self.attach(scheduler)
 
     def attach(self, scheduler: Scheduler) -> None:
-        """Begin; :meth:`start` for those who cannot wait."""
+        """Begin; the synchronous part of :meth:`start`."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
         self.unavailable = internals.check_scheduler(scheduler)
-        self.tells = self.tells and self._has(Feature.HINTS) and self._has(Feature.METRICS)
-        self.teller = Teller(scheduler, lambda send: self.loop.call_soon(self._tell, send))
+        self.hints = self.hints and self._has(Feature.HINTS) and self._has(Feature.METRICS)
+        self.hint_sender = HintSender(
+            scheduler,
+            lambda send: self.loop.call_soon(self._guard_hints, send),
+            self.settings,
+        )
         self.roots = Roots(
             scheduler,
             lambda address: self.homes.place(address),
             self._guard,
             self._has(Feature.ROOTS),
+            self.settings,
         )
         if self._has(Feature.PLACEMENT):
-            self._lay_out()
+            self._reset_homes()
         if self._has(Feature.METRICS):
             if self._has(Feature.PAGE):
                 add_page(scheduler, self)
             add_collector(scheduler, self)
         if self.placement and self._has(Feature.PLACEMENT) and self._has(Feature.REPLICAS):
             keep_for_readers(scheduler)
-        self._watch = self.loop.call_later(WATCH, self._look)
+        self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
 
     def _has(self, feature: Feature) -> bool:
         return feature not in self.unavailable
 
     def detach(self) -> None:
-        """Leave the scheduler as if the plugin had never been there."""
-        self._watch.cancel()
-        self._let_go()
+        """Restore the scheduler to its state without the plugin."""
+        self._check_timer.cancel()
+        self._free_all()
         if self._has(Feature.PAGE):
             remove_page(self.scheduler)
         remove_collector(self.scheduler)
         if self._has(Feature.REPLICAS):
-            keep_as_before(self.scheduler)
+            restore_policy(self.scheduler)
         if self._has(Feature.PLACEMENT):
             internals.withdraw(self.scheduler, METADATA, "workers")
 
     async def close(self) -> None:
-        self._watch.cancel()
+        self._check_timer.cancel()
         if self._has(Feature.PAGE):
             remove_page(self.scheduler)
         remove_collector(self.scheduler)
@@ -148,23 +158,23 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.roots.clear()
         self._publish()
 
-    def _look(self) -> None:
-        """Now and then, see whether the plugin is still wanted, and what no transition tells."""
+    def _check(self) -> None:
+        """Handle changes that no event reports, such as the removal of this plugin."""
         registered = internals.plugin_of(self.scheduler, self.name)
         if registered is None:
             self.detach()
         elif registered is not self:
-            # one that was put in its place has what is on the scheduler
-            self._let_go()
+            # the plugin that replaced this one has taken over the page, metrics and policy
+            self._free_all()
         else:
             if self._has(Feature.PLACEMENT):
-                self._guard(self._recount)
+                self._guard(self._check_workers)
             if self.roots.homes:
-                self._guard(self.roots.look)
-            self._watch = self.loop.call_later(WATCH, self._look)
+                self._guard(self.roots.check)
+            self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
 
     def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Nothing that goes wrong here may harm the scheduler."""
+        """Call a function; count its exception, suppress it, and free all tasks."""
         try:
             function(*arguments)
         except Exception:
@@ -172,51 +182,51 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self.failures += 1
             if self.failures == 1:
                 logger.exception("dasktile's scheduler plugin failed; tasks run as without it")
-            self._let_go()
+            self._free_all()
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Tell workers what is needed next; without it they go on by what they know."""
+    def _guard_hints(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function of the hint sender; after an exception no more hints are sent."""
         try:
             function(*arguments)
         except Exception:
             self.errors += 1
-            self.tells = False
-            logger.exception("dasktile cannot tell workers any more what is needed next")
+            self.hints = False
+            logger.exception("dasktile cannot send next-use hints to workers any more")
 
-    def tell_all(self) -> None:
-        """Tell workers what is needed next of tasks that were there before they asked."""
-        if self.tells:
-            self._tell(self.teller.everything)
+    def send_all_hints(self) -> None:
+        """Send hints for tasks that were submitted before the workers accepted hints."""
+        if self.hints:
+            self._guard_hints(self.hint_sender.send_all)
 
-    def _let_go(self) -> None:
-        """Let all tasks run anywhere."""
-        self.roots.let_go()
+    def _free_all(self) -> None:
+        """Let all tasks run on any worker."""
+        self.roots.free_all()
         if not self._has(Feature.PLACEMENT):
             return
         for ts in self.scheduler.tasks.values():
-            if is_ours(ts):
-                set_free(ts)
+            if is_placed(ts):
+                unrestrict(ts)
 
     # -- workers ------------------------------------------------------------------------
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         if self._has(Feature.PLACEMENT):
-            self._guard(self._come, worker)
-            self.roots.wake()
+            self._guard(self._worker_added, worker)
+            self.roots.request_release()
 
     def remove_worker(
         self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any
     ) -> None:
         if self._has(Feature.PLACEMENT):
-            self._guard(self._go, worker)
-            self.roots.wake()
+            self._guard(self._worker_removed, worker)
+            self.roots.request_release()
 
     def _idle(self) -> bool:
-        """True if no task runs or could, so that no home matters to any."""
-        return internals.nothing_to_run(self.scheduler, is_ours)
+        """Whether no task runs or could run, so that no home worker is in use."""
+        return internals.nothing_to_run(self.scheduler, is_placed)
 
-    def _order(self) -> list[str]:
-        """The workers that there are, as meshes are laid over them."""
+    def _mesh_order(self) -> list[str]:
+        """Addresses of the workers, in the order of mesh positions."""
         return worker_order(
             {
                 address: (ws.host, ws.name)
@@ -225,61 +235,60 @@ class TileSchedulerPlugin(SchedulerPlugin):
             }
         )
 
-    def _lay_out(self) -> None:
-        """Lay meshes over the workers that there are."""
+    def _reset_homes(self) -> None:
+        """Assign mesh positions to the present workers, regardless of earlier ones."""
         self._names = {address: ws.name for address, ws in self.scheduler.workers.items()}
-        self.homes.replace(self._order())
+        self.homes.replace(self._mesh_order())
         self._publish()
 
-    def _recount(self) -> None:
-        """See whether there are workers that nobody has told of, or in another order.
-
-        Such as those whose retirement was called off.
-        """
-        order = self._order()
+    def _check_workers(self) -> None:
+        """Add workers that no event has reported, as those whose retirement was cancelled."""
+        order = self._mesh_order()
         if order != self.homes.workers:
             if self._idle():
-                self._lay_out()
+                self._reset_homes()
             else:
                 for address in sorted(set(order).difference(self.homes.workers)):
-                    self._come(address)
+                    self._worker_added(address)
 
     def _publish(self) -> None:
         if self.placement and self._has(Feature.PLACEMENT):
             internals.publish(self.scheduler, METADATA, "workers", list(self.homes.workers))
 
-    def _come(self, address: str) -> None:
+    def _worker_added(self, address: str) -> None:
         name = self.scheduler.workers[address].name
         if self._idle():
-            self._lay_out()
+            self._reset_homes()
             return
-        same = [gone for gone in self.homes.vacant if self._names.get(gone) == name]
+        namesakes = [lost for lost in self.homes.vacant if self._names.get(lost) == name]
         self._names[address] = name
-        self.homes.join(address, same[0] if same else None)
+        # a restarted worker has the name of the one that it replaces
+        self.homes.join(address, namesakes[0] if namesakes else None)
         self._publish()
-        self._settle_soon()
+        self._reassign_later()
 
-    def _go(self, address: str) -> None:
+    def _worker_removed(self, address: str) -> None:
         if self._idle():
-            self._lay_out()
+            self._reset_homes()
             return
         self.homes.lose(address)
         self._publish()
-        self._settle_soon()
+        self._reassign_later()
 
-    def _settle_soon(self) -> None:
-        if not self._settling:
-            self._settling = True
-            self.loop.call_later(SETTLE, self._guard, self._settle)
+    def _reassign_later(self) -> None:
+        if not self._reassigning:
+            self._reassigning = True
+            delay = self.settings.reassign_delay
+            self.loop.call_later(delay, self._guard, self._reassign_homes)
 
-    def _settle(self) -> None:
-        """Give tasks that do not run yet the homes that they have now."""
-        self._settling = False
+    def _reassign_homes(self) -> None:
+        """Restrict pending tasks to their home workers among the present workers."""
+        self._reassigning = False
         alive = self.homes.workers
         if not alive:
             return
         pending = [
-            ts for ts in self.scheduler.tasks.values() if is_ours(ts) and ts.state in _PENDING
+            ts for ts in self.scheduler.tasks.values() if is_placed(ts) and ts.state in _PENDING
         ]
         pending.sort(key=lambda ts: ts.priority or ())
         layers: dict[Any, LayerHomes | None] = {}
@@ -291,13 +300,13 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if name not in layers:
                 layers[name] = self.homes.layer(name)
             layer = layers[name]
-            before = self._whereabouts(ts, {})
+            before = self._location(ts, {})
             if layer is None and isinstance(name, str) and MARK in name:
-                free.append(ts)  # planned for few workers, and there are many
+                free.append(ts)  # the plan has fewer workers than there are now
                 continue
             home = None
             if layer is not None and layer.placement is not None:
-                home = layer.home(key[1:]) or self._beside(layer, key[1:], {})
+                home = layer.home(key[1:]) or self._home_of_followed(layer, key[1:], {})
             home = home or before
             if home is None or home not in load:
                 home = min(alive, key=lambda address: load[address])
@@ -305,61 +314,62 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if home == before:
                 continue
             if ts.key in self.roots.homes:
-                self.roots.move(ts, home)
+                self.roots.change_home(ts, home)
             else:
-                send(ts, home)
+                restrict_to_home(ts, home)
         self.roots.free(free)
-        self.roots.wake()
+        self.roots.request_release()
 
     # -- tasks --------------------------------------------------------------------------
 
     def update_graph(
         self, scheduler: Scheduler, *, tasks: Iterable[Any] = (), **kwargs: Any
     ) -> None:
-        if self.failures < MAX_FAILURES:
+        if self.failures < self.settings.max_failures:
             tasks = list(tasks)
             if self._has(Feature.ORDER):
-                self._guard(put_in_order, scheduler, tasks)
-            if self.tells:
-                self._tell(self.teller.new, tasks)
+                self._guard(set_priorities, scheduler, tasks)
+            if self.hints:
+                self._guard_hints(self.hint_sender.graph_added, tasks)
             if self._has(Feature.PLACEMENT):
                 self._guard(self._place, tasks)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if self._has(Feature.PLACEMENT):
-            self._follow(key, start, finish)
-        if self.tells:
-            self._tell(self.teller.transition, key, start, finish)
+            self._track_roots(key, start, finish)
+        if self.hints:
+            self._guard_hints(self.hint_sender.transition, key, start, finish)
 
-    def _follow(self, key: Any, start: str, finish: str) -> None:
-        """Hold root tasks, or let them go, as tasks change their states."""
+    def _track_roots(self, key: Any, start: str, finish: str) -> None:
+        """Hold or release root tasks after a transition."""
         if finish == internals.PROCESSING:
             ts = self.scheduler.tasks[key]
-            if is_ours(ts):
+            if is_placed(ts):
                 self.roots.forget(key)
-                self._guard(self._keep_from_thieves, ts)
+                self._guard(self._prevent_stealing, ts)
         elif finish == internals.NO_WORKER:
             ts = self.scheduler.tasks[key]
-            if is_ours(ts):
-                self._guard(self.roots.hold, ts)
+            if is_placed(ts):
+                self._guard(self.roots.add_ready, ts)
         elif finish == internals.FORGOTTEN:
             self.roots.forget(key)
         elif start in (internals.PROCESSING, internals.MEMORY):
             if finish == internals.RELEASED:
-                self._guard(self._again, key)
+                self._guard(self._hold_lost_root, key)
             if self.roots.ready:
-                self.roots.wake()
+                self.roots.request_release()
 
-    def _again(self, key: Any) -> None:
-        """Hold a root back whose result is lost, as it was the first time."""
+    def _hold_lost_root(self, key: Any) -> None:
+        """Hold a root task that is recomputed because its result was lost."""
         ts = self.scheduler.tasks[key]
-        if not is_ours(ts) or not (ts.waiters or ts.who_wants) or not self.roots.holding:
+        if not is_placed(ts) or not (ts.waiters or ts.who_wants) or not self.roots.throttled:
             return
-        home = self._whereabouts(ts, {})
+        home = self._location(ts, {})
         if home is not None and home != HELD and is_root(ts):
-            self.roots.keep(ts, home)
+            self.roots.hold(ts, home)
 
-    def _keep_from_thieves(self, ts: TaskState) -> None:
+    def _prevent_stealing(self, ts: TaskState) -> None:
+        """Keep other workers from stealing a task from its home worker."""
         ws = ts.processing_on
         if (
             ws is not None
@@ -372,9 +382,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
     # -- homes --------------------------------------------------------------------------
 
     def _place(self, keys: Iterable[Any]) -> None:
-        """Give new tasks of a plan their homes."""
-        # of a worker that came just now nobody may have told yet
-        self._recount()
+        """Restrict new tasks of a plan to their home workers."""
+        # the event of a worker that has just joined may still be pending
+        self._check_workers()
         leaving = [
             address
             for address in self.homes.workers
@@ -384,15 +394,15 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self.homes.lose(address)
         if leaving:
             self._publish()
-        every = self.scheduler.tasks
+        tasks = self.scheduler.tasks
         layers: dict[Any, LayerHomes | None] = {}
         homes: dict[Any, str] = {}
         between: list[TaskState] = []
         others: list[Any] = []
         new: set[Any] = set()
-        self._leaders = {}
-        send_home = self._sender()
-        # Called for every task of every graph: one look at a name for each layer.
+        self._followed_names = {}
+        restrict = self._restrict_function()
+        # Called for every task of every graph: each layer name is parsed once.
         for key in keys:
             name = key[0] if type(key) is tuple else key
             try:
@@ -402,31 +412,40 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if layer is None:
                 others.append(key)
                 continue
-            ts = every[key]
+            ts = tasks[key]
             if not _is_new(ts):
                 continue
             new.add(name)
             if layer.placement is None:
                 between.append(ts)
                 continue
-            home = layer.home(key[1:]) or self._beside(layer, key[1:], homes)
+            home = layer.home(key[1:]) or self._home_of_followed(layer, key[1:], homes)
             if home is not None:
                 homes[key] = home
-                send_home(ts, home)
+                restrict(ts, home)
         if homes:
-            self._place_others(between, [every[key] for key in others], homes)
+            self._place_others(between, [tasks[key] for key in others], homes)
         self.placed += len(homes)
         self._predict({name: layers[name] for name in new})
 
     def _place_others(
         self, between: list[TaskState], others: list[TaskState], homes: dict[Any, str]
     ) -> None:
-        """Tasks whose names do not say where: they are beside what they touch.
+        """Place tasks whose layer names have no placement next to tasks that have one.
 
-        Slices are where the tile is, roots where they are read, and results that must keep
-        their keys where the tile is that they are made of.
+        A slice is placed on the worker of its tile, a root task on that of its readers, and a
+        task that is the only reader of its inputs on that of these inputs.
+
+        Parameters
+        ----------
+        between
+            Tasks of a plan whose layer has no placement of its own.
+        others
+            Tasks that belong to no plan.
+        homes
+            Home workers by key; those of the placed tasks are added.
         """
-        send_home = self._sender()
+        restrict = self._restrict_function()
         near = {ts.key for ts in between}
         between.sort(key=lambda ts: ts.priority or ())
         new = list(filter(_is_new, others))
@@ -436,55 +455,58 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 after.append(ts)
             elif all(reader.key in homes or reader.key in near for reader in ts.dependents):
                 readers = list(ts.dependents)
-                if near:  # they have no home yet
+                if near:  # those readers have no home worker yet
                     readers += [
-                        far for reader in readers if reader.key in near for far in reader.dependents
+                        next_reader
+                        for reader in readers
+                        if reader.key in near
+                        for next_reader in reader.dependents
                     ]
-                self._join(ts, readers, homes, send_home)
+                self._place_near(ts, readers, homes, restrict)
         for ts in between:
-            self._join(ts, ts.dependencies, homes, send_home)
+            self._place_near(ts, ts.dependencies, homes, restrict)
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
             if all(read.key in homes and len(read.dependents) == 1 for read in ts.dependencies):
-                self._join(ts, ts.dependencies, homes, send_home)
+                self._place_near(ts, ts.dependencies, homes, restrict)
 
-    def _join(
+    def _place_near(
         self,
         ts: TaskState,
         touched: Iterable[TaskState],
         homes: dict[Any, str],
-        send_home: Callable[[TaskState, str], None],
+        restrict: Callable[[TaskState, str], None],
     ) -> None:
-        """Send a task to where most of others are."""
+        """Place a task on the worker that has most of its neighbours."""
         counts: dict[str, int] = {}
         for other in touched:
-            home = homes.get(other.key) or self._whereabouts(other, homes)
+            home = homes.get(other.key) or self._location(other, homes)
             if home is not None:
                 counts[home] = counts.get(home, 0) + 1
         if counts:
-            [best, *more] = counts
-            if more:
+            [best, *rest] = counts
+            if rest:
                 best = max(counts, key=lambda address: (counts[address], address))
             homes[ts.key] = best
-            send_home(ts, best)
+            restrict(ts, best)
 
-    def _beside(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
-        """Where the block of an array is that a task follows."""
+    def _home_of_followed(self, layer: LayerHomes, index: Any, homes: dict[Any, str]) -> str | None:
+        """The worker of the block that a task follows; None if it follows none."""
         block = layer.followed(index)
         if block is None or layer.placement is None or layer.placement.follow is None:
             return None
-        if not self._leaders:
+        if not self._followed_names:
             names = internals.array_names(self.scheduler)
-            self._leaders = {token(name): name for name in names if isinstance(name, str)}
-        leader = self._leaders.get(layer.placement.follow[0])
+            self._followed_names = {token(name): name for name in names if isinstance(name, str)}
+        leader = self._followed_names.get(layer.placement.follow[0])
         ts = self.scheduler.tasks.get((leader or "", *block))
-        return None if ts is None else self._whereabouts(ts, homes)
+        return None if ts is None else self._location(ts, homes)
 
-    def _whereabouts(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
-        """Where a tile is or will be; None if nobody knows."""
+    def _location(self, ts: TaskState, homes: dict[Any, str]) -> str | None:
+        """The worker that has or will have a result; None if that is unknown."""
         if ts.who_has:
             addresses = sorted((ws.address for ws in ts.who_has), key=self.homes.place)
             index = ts.key[1:] if type(ts.key) is tuple else ()
-            return primary([at for at in index if isinstance(at, int)], addresses)
+            return primary([i for i in index if isinstance(i, int)], addresses)
         if ts.key in homes:
             return homes[ts.key]
         if ts.key in self.roots.homes:
@@ -496,31 +518,31 @@ class TileSchedulerPlugin(SchedulerPlugin):
             return min(ts.worker_restrictions, key=self.homes.place)
         return None
 
-    def _sender(self) -> Callable[[TaskState, str], None]:
-        """What sends a task home, as the scheduler is configured."""
+    def _restrict_function(self) -> Callable[[TaskState, str], None]:
+        """The function that restricts a task to its home worker, by the configuration."""
         if not self.placement:
             return lambda ts, home: None
-        if not self.roots.holding:
-            return send
-        keep = self.roots.keep
+        if not self.roots.throttled:
+            return restrict_to_home
+        hold = self.roots.hold
 
-        def send_home(ts: TaskState, home: str) -> None:
-            (keep if is_root(ts) else send)(ts, home)
+        def restrict(ts: TaskState, home: str) -> None:
+            (hold if is_root(ts) else restrict_to_home)(ts, home)
 
-        return send_home
+        return restrict
 
     def _predict(self, layers: dict[Any, LayerHomes | None]) -> None:
-        """Note what layers are to receive."""
+        """Add the predicted bytes of new layers."""
         shortest: dict[str, tuple[str, int]] = {}
         for name, layer in layers.items():
             if layer is not None and layer.placement is not None and layer.placement.predicted:
-                # a task that was made one with others has two keys, alike in the end
+                # a fused layer and its last part have names with the same end
                 end = name.rpartition(MARK)[2]
                 if end not in shortest or len(name) < len(shortest[end][0]):
                     shortest[end] = name, layer.placement.predicted
         for name, predicted in shortest.values():
             self.predicted[name] = self.predicted.get(name, 0) + predicted
-        self.predicted = folded(self.predicted, _TOLD)
+        self.predicted = fold_counts(self.predicted, self.settings.max_layers)
 
 
 def _is_leaving(ws: Any) -> bool:
@@ -528,7 +550,7 @@ def _is_leaving(ws: Any) -> bool:
 
 
 def _is_new(ts: TaskState) -> bool:
-    """True for a task that is to run, and of which no user has said where."""
+    """Whether a task is to run and has no restrictions by the user."""
     return (
         ts.state == internals.RELEASED
         and ts.run_spec is not None

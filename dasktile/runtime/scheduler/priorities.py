@@ -1,4 +1,4 @@
-"""Tasks of a plan run in its order, among all others when theirs is the turn."""
+"""Priorities that make the tasks of a plan run in its order."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 from dasktile._compat import distributed as internals
 
-#: The annotation that says which task of a plan comes when; see :mod:`dasktile.orders.apply`.
+#: The annotation with the position of a task in its plan; see :mod:`dasktile.orders.apply`.
 ORDER = "dasktile-order"
 
 
-def put_in_order(scheduler: Any, keys: Iterable[Any]) -> None:
-    """Give new tasks of a plan priorities by their place in it.
+def set_priorities(scheduler: Any, keys: Iterable[Any]) -> None:
+    """Set the priorities of new tasks of a plan by their positions in it.
 
     Parameters
     ----------
     scheduler
-        Of distributed.
+        The scheduler of distributed.
     keys
-        Of tasks that came with one graph, and are not sent to any worker yet.
+        Keys of the tasks of one new graph; none is sent to a worker yet.
 
     Notes
     -----
-    Without this they have a priority of the user's own, which plans annotate too: they run in
-    the same order, but behind those of graphs that came later.
+    Plans also annotate the priority of the user, which has the same effect where this function
+    is unavailable, except that the plan then runs after graphs that were submitted later.
     """
     for key in keys:
         task = scheduler.tasks.get(key)
@@ -33,6 +33,6 @@ def put_in_order(scheduler: Any, keys: Iterable[Any]) -> None:
             continue
         place = task.annotations.get(ORDER)
         if isinstance(place, int) and task.state == internals.RELEASED:
-            # without the fraction that is its place
+            # the position is also the fraction of the user's priority: remove it there
             user, generation = task.priority[:2]
             internals.set_priority(task, (math.floor(user), generation, place))

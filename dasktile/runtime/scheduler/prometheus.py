@@ -1,7 +1,7 @@
-"""Lines about dasktile beside the scheduler's own at ``/metrics``.
+"""Prometheus metrics of dasktile, on the scheduler's ``/metrics`` page.
 
-That page shows the registry of the process, so a collector there is enough.  Its values come
-from heartbeats and are as old as these.
+That page shows all collectors in the registry of the process; dasktile adds one.  Its values
+are from the last heartbeat of each worker.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ from typing import Any
 
 from distributed import Scheduler
 
-from dasktile.runtime.metrics import Planned
+from dasktile.runtime.metrics import PlanCounts
 from dasktile.runtime.worker.plugin import Summary
 
 logger = logging.getLogger(__name__)
 
 
 class _Collector:
-    """Counts of all schedulers in this process, since they share one registry."""
+    """The collector of all schedulers in this process, which share one registry."""
 
     def __init__(self, client_library: Any) -> None:
         self.library = client_library
-        self.plugins: dict[Scheduler, Planned] = {}
+        self.plugins: dict[Scheduler, PlanCounts] = {}
 
     def collect(self) -> Iterator[Any]:
-        # All of it before the first is handed out: an error must not spoil the page.
+        # Computed before the first is yielded: an exception must not break the whole page.
         try:
-            found = self._families()
+            families = self._families()
         except Exception:
             for plugin in self.plugins.values():
                 plugin.errors += 1
                 if plugin.errors == 1:
                     logger.exception("dasktile could not collect metrics for Prometheus")
             return
-        yield from found
+        yield from families
 
     def _families(self) -> list[Any]:
         plugins = list(self.plugins.values())
@@ -60,17 +60,17 @@ class _Collector:
         totals = [
             (
                 "bytes_predicted",
-                "Bytes that plans say workers receive from each other",
+                "Bytes that workers receive from each other by prediction of plans",
                 sum(sum(list(plugin.predicted.values())) for plugin in plugins),
             ),
             (
                 "tasks_placed",
-                "Tasks sent where a plan wants them",
+                "Tasks that have got a home worker",
                 sum(plugin.placed for plugin in plugins),
             ),
             (
                 "plugin_errors",
-                "Errors inside the plugin of the scheduler",
+                "Exceptions in the plugin of the scheduler",
                 sum(plugin.errors for plugin in plugins),
             ),
         ]
@@ -82,39 +82,39 @@ class _Collector:
         return families
 
     def _counter(self, name: str, what: str, labels: list[str]) -> Any:
-        # The library adds "_total" to what counters are called.
+        # The library adds "_total" to the names of counters.
         return self.library.core.CounterMetricFamily(f"dasktile_{name}", what, labels=labels)
 
 
 _collector: _Collector | None = None
 
 
-def add_collector(scheduler: Scheduler, plugin: Planned) -> bool:
-    """Add dasktile's lines to what Prometheus reads of a scheduler.  Never raises.
+def add_collector(scheduler: Scheduler, plugin: PlanCounts) -> bool:
+    """Add dasktile's metrics to those that Prometheus reads of a scheduler.  Never raises.
 
     Parameters
     ----------
     scheduler
         The running scheduler.
     plugin
-        Its plugin; ``errors`` is raised by one for every error.
+        Its plugin; ``errors`` is incremented for every exception.
 
     Returns
     -------
-    False where nothing was added, because there is no ``prometheus_client``.
+    Whether the metrics were added: False without ``prometheus_client``.
     """
     global _collector
     try:
         try:
-            # Here and not above: clients import this module too.
+            # Not at the top of the module, which clients without the library import too.
             library = importlib.import_module("prometheus_client")
             importlib.import_module("prometheus_client.core")
         except ImportError:
             return False
         if _collector is None:
-            fresh = _Collector(library)
-            library.REGISTRY.register(fresh)
-            _collector = fresh
+            new = _Collector(library)
+            library.REGISTRY.register(new)
+            _collector = new
         _collector.plugins[scheduler] = plugin
     except Exception:
         plugin.errors += 1
@@ -124,12 +124,12 @@ def add_collector(scheduler: Scheduler, plugin: Planned) -> bool:
 
 
 def remove_collector(scheduler: Scheduler) -> None:
-    """Take the lines away again.  Never raises, nor minds if there are none.
+    """Remove the metrics; does nothing if there are none.  Never raises.
 
     Parameters
     ----------
     scheduler
-        That was given to `add_collector`.
+        The scheduler that was given to `add_collector`.
     """
     global _collector
     try:
@@ -137,7 +137,7 @@ def remove_collector(scheduler: Scheduler) -> None:
             return
         _collector.plugins.pop(scheduler, None)
         if not _collector.plugins:
-            gone, _collector = _collector, None
-            gone.library.REGISTRY.unregister(gone)
+            collector, _collector = _collector, None
+            collector.library.REGISTRY.unregister(collector)
     except Exception:
         logger.exception("dasktile could not remove its metrics for Prometheus")

@@ -1,8 +1,8 @@
-"""Copies of tiles are kept on the workers that will read them.
+"""The policy that keeps replicas of tiles on the workers that will read them.
 
-Dask's active memory manager drops copies of which there are more than tasks waiting, on
-whichever worker has most in memory.  Where tasks have homes, a copy on the home of a reader
-would only be sent there again.
+Dask's active memory manager drops replicas if there are more than waiting tasks, on the
+worker with the most bytes in memory.  Where tasks have home workers, a replica dropped on the
+home worker of a reader would have to be sent there again.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @cache
 def keep_for_readers_policy(reduce_replicas: Any) -> Any:
-    """The type of policy that drops copies, but not where a placed task will read them.
+    """The policy class that drops replicas except where a placed task will read them.
 
     Parameters
     ----------
     reduce_replicas
-        Dask's own type of policy.
+        Dask's own policy class.
     """
 
     class KeepForReaders(reduce_replicas):  # type: ignore[misc]
@@ -53,12 +53,12 @@ def keep_for_readers_policy(reduce_replicas: Any) -> Any:
 
 
 def keep_for_readers(scheduler: Scheduler) -> None:
-    """Put the policy in the place of Dask's own, if there is one."""
+    """Replace Dask's own policy, if the scheduler has it."""
     own = internals.reduce_replicas()
     internals.swap_policy(scheduler, own, keep_for_readers_policy(own))
 
 
-def keep_as_before(scheduler: Scheduler) -> None:
-    """Put Dask's own policy back."""
+def restore_policy(scheduler: Scheduler) -> None:
+    """Restore Dask's own policy."""
     own = internals.reduce_replicas()
     internals.swap_policy(scheduler, keep_for_readers_policy(own), own)

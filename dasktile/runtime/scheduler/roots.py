@@ -1,8 +1,8 @@
-"""Roots wait for their turn: a worker is given no more of them than it has slots for.
+"""The root throttle: a worker is sent no more root tasks than it has slots for.
 
-Distributed queues roots on the scheduler until a worker has a slot, but only those that may
-run anywhere.  Those that have a home are held here instead, in the state ``no-worker``, under
-restrictions to a worker that there is none of, until their home has a slot.
+Distributed queues root tasks on the scheduler until a worker has a slot, but only tasks without
+worker restrictions.  Root tasks with a home worker are held here instead: they are in the state
+``no-worker``, restricted to the address `HELD` of no worker, until their home worker has a slot.
 """
 
 from __future__ import annotations
@@ -16,45 +16,42 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat import distributed as internals
+from dasktile.runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from distributed import Scheduler
     from distributed.scheduler import TaskState
 
-#: Seconds without any task for its home after which a root goes to another worker, if that is
-#: idle.
-STALL = 2.0
-
-#: Stands for a worker in the restrictions of tasks that wait for their turn.
+#: The address in the worker restrictions of root tasks that are held.
 HELD = "dasktile://held"
 
 _STIMULUS = "dasktile-roots"
 
 
 @functools.lru_cache(maxsize=10_000)
-def only(address: str) -> Any:
-    """Restrictions to one worker, the same object for all its tasks; nobody may change it."""
+def restriction_to(address: str) -> Any:
+    """Restrictions to one worker: the same immutable object for all of its tasks."""
     return frozenset([address])
 
 
-def is_ours(ts: TaskState) -> bool:
-    """True where the restrictions are those of :func:`only`; all others are sets."""
+def is_placed(ts: TaskState) -> bool:
+    """Whether a task has restrictions by :func:`restriction_to`; all others are plain sets."""
     restrictions: Any = ts.worker_restrictions
     return type(restrictions) is frozenset
 
 
-def send(ts: TaskState, home: str) -> None:
-    """Let a task run at home, and elsewhere only if there is no such worker."""
-    internals.restrict(ts, only(home), loose=True)
+def restrict_to_home(ts: TaskState, home: str) -> None:
+    """Let a task run on its home worker, and elsewhere only if there is no such worker."""
+    internals.restrict(ts, restriction_to(home), loose=True)
 
 
-def set_free(ts: TaskState) -> None:
-    """Let a task run anywhere."""
+def unrestrict(ts: TaskState) -> None:
+    """Let a task run on any worker."""
     internals.restrict(ts, None, loose=False)
 
 
 def is_root(ts: TaskState) -> bool:
-    """True for a task that can run at once: it reads nothing, or what is no task's result."""
+    """Whether a task is a root task: it has no inputs, or only data that the graph contains."""
     for read in ts.dependencies:
         if read.dependencies or read.who_has or not _is_data(read):
             return False
@@ -66,25 +63,27 @@ def _is_data(ts: TaskState) -> bool:
 
 
 class Roots:
-    """Tasks that are held back, and when they are let go.
+    """The root tasks that are held, and when they are released.
 
     Parameters
     ----------
     scheduler
-        Whose tasks they are; on its event loop everything here happens.
+        The scheduler of the tasks; all methods are called on its event loop.
     place
-        Sorts addresses.
+        Sort key of the addresses of workers.
     guard
-        Calls a function and deals with whatever it raises.
-    usable
-        False to hold nothing back, because distributed lacks what that needs.
+        Calls a function and handles every exception of it.
+    available
+        False to hold no task, because distributed lacks a name that this needs.
+    settings
+        Constants; by default those of `RuntimeSettings`.
 
     Attributes
     ----------
     homes
-        Where tasks that are held back are to run, whether they could already or not.
+        Home workers of the tasks that are held, by key.
     ready
-        Those that could run, by home, most urgent first: (priority, number, key).
+        The held tasks that could run, by home worker: heaps of (priority, number, key).
     """
 
     def __init__(
@@ -92,83 +91,87 @@ class Roots:
         scheduler: Scheduler,
         place: Callable[[str], Any],
         guard: Callable[..., None],
-        usable: bool = True,
+        available: bool = True,
+        settings: RuntimeSettings | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.settings = settings or RuntimeSettings()
         self.homes: dict[Any, str] = {}
         self.ready: dict[str, list[tuple[Any, int, Any]]] = {}
-        self.woken = False
+        #: Whether :meth:`release` will be called soon.
+        self.release_requested = False
         self._place = place
         self._guard = guard
-        self._usable = usable
+        self._available = available
         self._loop = asyncio.get_running_loop()
-        self._turn = itertools.count()
-        #: When homes of tasks that are ready were last seen to take one.
-        self._served: dict[str, float] = {}
+        self._counter = itertools.count()
+        #: By home worker with ready tasks: the seconds (of the scheduler's clock) since which it
+        #: was sent none.
+        self._last_served: dict[str, float] = {}
 
     @property
-    def holding(self) -> bool:
+    def throttled(self) -> bool:
         """False where root tasks are sent to workers at once."""
-        return self._usable and internals.limits_roots(self.scheduler)
+        return self._available and internals.limits_roots(self.scheduler)
 
-    def keep(self, ts: TaskState, home: str) -> None:
-        """Hold a task back."""
+    def hold(self, ts: TaskState, home: str) -> None:
+        """Hold a task for its home worker."""
         self.homes[ts.key] = home
-        internals.restrict(ts, only(HELD), loose=False)
+        internals.restrict(ts, restriction_to(HELD), loose=False)
 
-    def hold(self, ts: TaskState) -> None:
-        """Note that a task could run now, of those with a home."""
-        if not self._usable:
-            # no worker runs; the next one that does may have it
-            set_free(ts)
+    def add_ready(self, ts: TaskState) -> None:
+        """Add a task with a home worker that could run now."""
+        if not self._available:
+            # no worker runs; the next one that does may run it
+            unrestrict(ts)
             return
         if ts.key not in self.homes:
-            # No worker runs.  Of tasks whose home is gone the scheduler would not think again
-            # when one does.
+            # No worker runs.  The scheduler does not reconsider tasks restricted to a worker that
+            # has left when another one runs.
             restrictions: Any = ts.worker_restrictions
             [home] = restrictions
-            self.keep(ts, home)
-        self._queue(ts)
+            self.hold(ts, home)
+        self._push_ready(ts)
 
-    def _queue(self, ts: TaskState) -> None:
+    def _push_ready(self, ts: TaskState) -> None:
         home = self.homes[ts.key]
         if home not in self.ready:
             self.ready[home] = []
-        heapq.heappush(self.ready[home], (ts.priority, next(self._turn), ts.key))
-        if not self.woken:
-            self.wake()
+        heapq.heappush(self.ready[home], (ts.priority, next(self._counter), ts.key))
+        if not self.release_requested:
+            self.request_release()
 
-    def move(self, ts: TaskState, home: str) -> None:
-        """Give a task that is held back another home."""
+    def change_home(self, ts: TaskState, home: str) -> None:
+        """Give a task that is held another home worker."""
         self.homes[ts.key] = home
         if ts.state == internals.NO_WORKER:
-            self._queue(ts)
+            self._push_ready(ts)
 
     def forget(self, key: Any) -> None:
-        """Note that a task runs, or never will."""
+        """Remove a task that runs, or will not run."""
         if self.homes.pop(key, None) is not None and not self.homes:
             self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all tasks."""
         self.homes.clear()
         self.ready.clear()
-        self._served.clear()
+        self._last_served.clear()
 
-    # -- letting go ---------------------------------------------------------------------
+    # -- releasing ----------------------------------------------------------------------
 
-    def wake(self) -> None:
-        """Look for free slots, as soon as the scheduler is done with what it does."""
-        if self._usable and not self.woken:
-            self.woken = True
-            self._loop.call_soon(self._awake)
+    def request_release(self) -> None:
+        """Have :meth:`release` called after the scheduler's current event."""
+        if self._available and not self.release_requested:
+            self.release_requested = True
+            self._loop.call_soon(self._run_release)
 
-    def _awake(self) -> None:
-        self.woken = False
+    def _run_release(self) -> None:
+        self.release_requested = False
         self._guard(self.release)
 
     def release(self) -> None:
-        """Send every worker as many roots as it has slots for."""
+        """Send every worker as many root tasks as it has slots for."""
         recommendations: dict[Any, Any] = {}
         slots = {ws.address: internals.slots(self.scheduler, ws) for ws in self.scheduler.running}
         for home in sorted(self.ready, key=self._place):
@@ -183,72 +186,75 @@ class Roots:
                     or self.homes.get(key) != home
                     or key in recommendations
                 ):
-                    # it has run, moved, or was asked for again
+                    # an old entry: the task has run, has another home, or was submitted again
                     heapq.heappop(waiting)
                     continue
-                chosen = self._chosen(home, priority, slots)
-                if chosen is None:
+                worker = self._choose_worker(home, priority, slots)
+                if worker is None:
                     break
                 heapq.heappop(waiting)
-                if chosen == home:
-                    self._served.pop(home, None)
-                send(ts, chosen)
+                if worker == home:
+                    self._last_served.pop(home, None)
+                restrict_to_home(ts, worker)
                 recommendations[key] = internals.PROCESSING
-                slots[chosen] -= 1
+                slots[worker] -= 1
             if not waiting:
                 del self.ready[home]
         if recommendations:
             internals.transition(self.scheduler, recommendations, _STIMULUS)
 
-    def _chosen(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
-        """The worker for the most urgent task of a home, if there is room for it."""
+    def _choose_worker(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
+        """The worker for the first task of a home worker; None if it stays held."""
         if home in slots:
-            if slots[home] > 0 or (slots[home] == 0 and self._before_queue(priority)):
+            if slots[home] > 0 or (slots[home] == 0 and self._precedes_queue(priority)):
                 return home
-            if internals.now() - self._served.get(home, math.inf) <= STALL:
+            waited = internals.now() - self._last_served.get(home, math.inf)
+            if waited <= self.settings.stall_timeout:
                 return None
-        # gone, leaving, paused, or busy for long: whoever has most room
+        # the home worker has left, retires, is paused, or was busy for long: take the worker with
+        # the most slots
         other = max(slots, key=lambda address: (slots[address], address))
         if slots[other] <= 0 or (home in slots and other in self.ready):
             return None
         return other
 
-    def _before_queue(self, priority: Any) -> bool:
-        """True where the scheduler's own queue is full of what is less urgent.
+    def _precedes_queue(self, priority: Any) -> bool:
+        """Whether a task precedes all tasks in the scheduler's own queue.
 
-        It takes a slot before anybody else hears that there is one.
+        The scheduler fills a free slot from its queue before any plugin is called, so that tasks
+        with a home worker would never get one.
         """
         first = internals.first_queued(self.scheduler)
         return first is not None and bool(priority < first.priority)
 
-    def look(self) -> None:
-        """Now and then: what no transition tells."""
-        # Those that are held have a worker, and wait for their turn.
+    def check(self) -> None:
+        """Check for held tasks that time out or stall; called regularly."""
+        # Tasks that are held do have a worker: they must not fail for lack of one.
         internals.restart_timeouts(self.scheduler, self.homes)
         now = internals.now()
-        self._served = {home: self._served.get(home, now) for home in self.ready}
-        self.wake()
+        self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
+        self.request_release()
 
-    def let_go(self) -> None:
-        """Hand everything that is held to the scheduler."""
-        every = self.scheduler.tasks
-        self.free([every[key] for key in self.homes if key in every])
+    def free_all(self) -> None:
+        """Return all tasks that are held to the scheduler, without restrictions."""
+        tasks = self.scheduler.tasks
+        self.free([tasks[key] for key in self.homes if key in tasks])
         self.clear()
 
     def free(self, tasks: Iterable[TaskState]) -> None:
-        """Let tasks run anywhere."""
+        """Let tasks run on any worker."""
         held = []
         for ts in tasks:
-            set_free(ts)
+            unrestrict(ts)
             if self.homes.pop(ts.key, None) is not None:
                 held.append(ts)
         if held:
             # Not now: the scheduler may be in the middle of a transition.
-            self._loop.call_soon(self._hand_over, held)
+            self._loop.call_soon(self._return_to_scheduler, held)
 
-    def _hand_over(self, held: Iterable[TaskState]) -> None:
+    def _return_to_scheduler(self, held: Iterable[TaskState]) -> None:
         recommendations: dict[Any, Any] = {
-            # by way of its queue
+            # so that the scheduler queues it
             ts.key: internals.RELEASED
             for ts in held
             if ts.state == internals.NO_WORKER and self.scheduler.tasks.get(ts.key) is ts

@@ -1,10 +1,10 @@
-"""Where tiles can lie: memory of a device, memory of the host, files on disk.
+"""Tiers of memory for tiles: memory of a device, memory of the host, files on disk.
 
-A tier below the first takes what the tier above it has, and gives the same back.  How it keeps
-it is its own affair: whoever uses it holds on to what :meth:`Tier.store` has returned and
-gives that back to :meth:`Tier.load` and :meth:`Tier.free`.
+A tier below the first stores values of the tier above and loads them back.  The caller keeps the
+result of :meth:`Tier.store` and passes it to :meth:`Tier.load` and :meth:`Tier.free`; its content
+depends on the tier.
 
-A device is a file of its own that is imported when one is made, and a line here.
+Each kind of device has a module, which is imported when a device is constructed, and a line here.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 
 
 def _of(module: str, factory: str) -> Callable[[], Device]:
-    """A factory of a module that need not be installed."""
+    """A factory in a module whose requirements may be missing: it is imported when called."""
 
     def make() -> Device:
-        made: Device = getattr(import_module(module), factory)()
-        return made
+        device: Device = getattr(import_module(module), factory)()
+        return device
 
     return make
 

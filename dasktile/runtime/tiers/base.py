@@ -1,4 +1,4 @@
-"""What a tier must do, and what a device must."""
+"""The interfaces of tiers and devices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a tier has of one tile.
+    """One tile on a tier.
 
     Attributes
     ----------
     content
-        The tier's own.
+        An object that depends on the tier, such as the path of a file.
     size
-        Bytes that it takes there.
+        Bytes of the tile on the tier.
     """
 
     content: Any
@@ -25,75 +25,75 @@ class Held:
 
 
 class Tier(ABC):
-    """One kind of memory.  Called from several threads at once, for different tiles.
+    """One kind of memory.  Methods are called from several threads at once, for different tiles.
 
     Attributes
     ----------
     name
-        As reports have it.
+        Name in reports.
     """
 
     name: str
 
     @abstractmethod
     def store(self, value: Any) -> Held:
-        """Keep a tile.
+        """Store a tile.
 
         Parameters
         ----------
         value
-            As the tier above has it.
+            The tile, as a value of the tier above.
 
         Raises
         ------
         OSError
-            If there is no room for it, or the tier does not work.
+            If the tier is full, or does not work.
         Exception
-            If it cannot be kept here at all.
+            If this tile can never be stored here.
         """
 
     @abstractmethod
     def load(self, held: Held) -> Any:
-        """What was stored, as the tier above has it.
+        """Load a tile, as a value of the tier above.
 
         Raises
         ------
         MemoryError
-            If there is no room for it above.
+            If the tier above is full.
         Exception
-            If it cannot be had back.
+            If the tile cannot be loaded.
         """
 
     @abstractmethod
     def free(self, held: Held) -> None:
-        """Forget what was stored; never raises."""
+        """Remove a tile; never raises."""
 
     @abstractmethod
     def close(self) -> None:
-        """Forget everything; nothing is called any more."""
+        """Remove all tiles; no method is called afterwards."""
 
 
 class Device(ABC):
-    """What tasks compute on besides the host's own memory.
+    """A device with memory of its own, such as a GPU.
 
-    One is made before whatever sets up the device's memory has run, so neither importing nor
-    making one may touch the device.
+    It is constructed before other code configures the device's memory, so that neither the import
+    of its module nor its constructor may initialise the device.
 
     Attributes
     ----------
     name
-        As reports have it.
+        Name in reports.
     """
 
     name: str
 
     @abstractmethod
     def total(self) -> int:
-        """Bytes of memory that the device has; the one thing that may have to touch it."""
+        """Bytes of the device's memory; the only method here that may initialise the device."""
 
     @abstractmethod
     def holds(self, value: Any) -> bool:
-        """Whether a value lies on the device, wholly or in part."""
+        """Whether a value is on the device, wholly or in part."""
 
     @abstractmethod
     def memory_of(self, value: Any) -> tuple[Hashable, int] | None:
@@ -101,8 +101,8 @@ class Device(ABC):
 
         Returns
         -------
-        What tells it from other memory as long as the value lives, and its bytes; None if that
-        is not known.
+        An identifier of the memory, unique as long as the value exists, and its bytes; None if
+        that is unknown.
         """
 
     @abstractmethod
@@ -111,14 +111,14 @@ class Device(ABC):
 
     @abstractmethod
     def on_full(self, make_room: Callable[[int], bool] | None) -> None:
-        """Say what to do when there is no room for what a task makes.
+        """Set the callback for allocations that fail because the device is full.
 
         Parameters
         ----------
         make_room
             Called in the thread that allocates, with a number of bytes, and with no lock held;
-            if it returns True it is tried again.  It is called for copies to the device as
-            well, and has to tell those by its thread.  None to fail at once.
+            if it returns True, the allocation is retried.  It is also called for copies to the
+            device, which it has to recognise by the thread.  None to fail at once.
         """
 
     @abstractmethod
@@ -126,24 +126,24 @@ class Device(ABC):
         """Undo :meth:`on_full`, unless another function was given since then."""
 
 
-#: Makes a device, by its name.
+#: Factories of devices, by kind.
 DEVICES: dict[str, Callable[[], Device]] = {}
 
 
 def register_device(name: str, factory: Callable[[], Device]) -> None:
-    """Make a kind of device known.
+    """Register a kind of device.
 
     Parameters
     ----------
     name
-        New.
+        A new name.
     factory
-        Called in every worker that is to have one; must not touch the device.
+        Called in every worker that uses such a device; must not initialise it.
 
     Raises
     ------
     ValueError
-        If there is a device of that name.
+        If the name is registered already.
     """
     if name in DEVICES:
         raise ValueError(f"name must be new, but there is a device {name!r} already")
@@ -151,7 +151,7 @@ def register_device(name: str, factory: Callable[[], Device]) -> None:
 
 
 def device(name: str) -> Device:
-    """Make a device.
+    """Construct a device.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def device(name: str) -> Device:
     Raises
     ------
     ValueError
-        If there is none of that name.
+        If the name is not registered.
     ImportError
         If a library that it needs is not installed.
     """

@@ -1,16 +1,16 @@
 """A GPU, with CuPy's arrays.
 
-What was queued on a stream goes before the copies of it: a copy waits for an event on CUDA's
-default stream, which itself waits for all other streams but those that are *non-blocking*.
-Tasks that compute on a non-blocking stream have to wait for it themselves before they
-return, as they have to for any other worker thread to read what they return.  Copies have a
-non-blocking stream for each direction, so that both directions, and computing, overlap; they
-are complete when :meth:`CupyHost.store` and :meth:`CupyHost.load` return, so that nobody needs
-to know of those streams, and no memory is given free that a copy still reads.
+A copy of an array runs after the kernels that write the array: it waits for an event on CUDA's
+default stream, which itself waits for all other streams except *non-blocking* ones.  A task
+that computes on a non-blocking stream has to synchronise it before it returns, as it must for any
+other worker thread to read its result.  Copies have a non-blocking stream for each direction, so
+that both directions and kernels overlap.  A copy is complete when :meth:`CupyHost.store` or
+:meth:`CupyHost.load` returns, so that no other code has to use those streams, and no memory is
+freed that a copy still reads.
 
-Arrays are made on the default stream, and not on that of the copies, for the sake of pools: a
-block that a pool gives out again may still be read by what was queued on the stream that it
-belonged to.  The event is recorded after the block was given out.
+Arrays are allocated on the default stream, not on those of the copies.  A block that a memory
+pool reuses may still be read by kernels queued on the stream that it belonged to; the event is
+recorded after the allocation, so that the copy waits for these kernels, too.
 """
 
 from __future__ import annotations
@@ -25,24 +25,23 @@ from typing import Any
 import cupy
 import numpy as np
 
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers.base import Device, Tier
-from dasktile.runtime.tiers.host import Block, Host, Packed, Pool
+from dasktile.runtime.tiers.host import Block, BlockPool, Host, Packed
 
-#: Page-locked bytes at most that are kept for the next tile.
-SPARE = 1 << 30
-
-_NO_MEMORY = 2  # cudaErrorMemoryAllocation
+#: The status cudaErrorMemoryAllocation.
+_OUT_OF_MEMORY = 2
 
 
 class CupyDevice(Device):
-    """The GPU that the process has chosen.
+    """The current GPU of the process.
 
-    Arrays of CuPy are known best; other objects that dask-cuda takes for a device's, such as
-    frames of cuDF, are copied as distributed does it.
+    Arrays of CuPy are copied directly; other objects that dask-cuda treats as device objects, such
+    as cuDF frames, are copied by distributed's serialisation.
 
-    CuPy's own pool keeps the blocks that arrays leave: the driver, and so ``nvidia-smi``,
-    counts them as used, yet the pool gives them out again.  That there is room is therefore
-    seen by allocating, never by asking the driver.
+    CuPy's memory pool keeps the blocks of freed arrays for reuse: the driver, and so
+    ``nvidia-smi``, counts them as used.  Whether there is free memory is therefore found out
+    by allocating, not by querying the driver.
     """
 
     name = "cupy"
@@ -57,14 +56,14 @@ class CupyDevice(Device):
         return int(total)
 
     def holds(self, value: Any) -> bool:
-        # whoever set up memory after us has put another allocator there
-        self._listen()
+        # another allocator may have been installed since
+        self._install_allocator()
         if isinstance(value, cupy.ndarray):
             return True
         if isinstance(value, (np.ndarray, np.generic, int, float, str, bytes)):
             return False
         if self._others is None:
-            self._others = _of_a_device()
+            self._others = _device_test()
         return self._others(value)
 
     def memory_of(self, value: Any) -> tuple[Hashable, int] | None:
@@ -79,33 +78,33 @@ class CupyDevice(Device):
     def on_full(self, make_room: Callable[[int], bool] | None) -> None:
         self._make_room = make_room
         if make_room is not None:
-            self._listen()
+            self._install_allocator()
             return
-        found = cupy.cuda.get_allocator()
-        if isinstance(found, _Asking) and found.device is self:
-            cupy.cuda.set_allocator(found.inner)
+        allocator = cupy.cuda.get_allocator()
+        if isinstance(allocator, _RetryingAllocator) and allocator.device is self:
+            cupy.cuda.set_allocator(allocator.inner)
 
     def remove_on_full(self, make_room: Callable[[int], bool]) -> None:
         if self._make_room == make_room:
             self.on_full(None)
 
-    def _listen(self) -> None:
-        """Put in front of CuPy's allocator, whichever it is, one that asks for room."""
+    def _install_allocator(self) -> None:
+        """Wrap CuPy's present allocator by one that evicts tiles when memory is full."""
         if self._make_room is None:
             return
-        found = cupy.cuda.get_allocator()
-        # a wrapper of a store that was closed, under an allocator that was set later
-        while isinstance(found, _Asking) and found.device._make_room is None:
-            found = found.inner
-        if isinstance(found, _Asking) and found.device is self:
+        allocator = cupy.cuda.get_allocator()
+        # the wrapper of a closed store is still here if another allocator was set on top of it
+        while isinstance(allocator, _RetryingAllocator) and allocator.device._make_room is None:
+            allocator = allocator.inner
+        if isinstance(allocator, _RetryingAllocator) and allocator.device is self:
             return
-        # not inside of `using_allocator`, which is for this thread alone
+        # an error inside of `using_allocator`, which applies to one thread only
         with suppress(ValueError):
-            cupy.cuda.set_allocator(_Asking(self, found))
+            cupy.cuda.set_allocator(_RetryingAllocator(self, allocator))
 
 
-class _Asking:
-    """An allocator that asks for room when another has none."""
+class _RetryingAllocator:
+    """An allocator that evicts tiles and retries when another allocator has no memory left."""
 
     __slots__ = ("device", "inner")
 
@@ -121,30 +120,31 @@ class _Asking:
                 make_room = self.device._make_room
                 if make_room is None or not make_room(size):
                     raise
-            # what left may be in blocks of other sizes, or of other streams
+            # freed blocks may have other sizes, or belong to other streams
             cupy.get_default_memory_pool().free_all_blocks()
 
 
 class CupyHost(Host):
     """Page-locked memory of the host, which a GPU copies to and from at full speed.
 
-    What can be had of it is limited; beyond that, memory is as any other, and copies are slower.
+    The system has a limited amount of it; beyond that, ordinary memory is used, and copies are
+    slower.
 
     Parameters
     ----------
-    spare
-        Bytes at most that are kept when tiles leave.
+    settings
+        Constants; by default those of `RuntimeSettings`.
     """
 
-    def __init__(self, spare: int = SPARE) -> None:
+    def __init__(self, settings: RuntimeSettings | None = None) -> None:
         super().__init__()
-        self._pool = Pool(_page_locked, spare)
+        self._pool = BlockPool(_page_locked, (settings or RuntimeSettings()).spare_bytes)
         self._blocks: dict[Packed, Block] = {}
         self._streams: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
     def pack(self, value: Any) -> tuple[Packed, int]:
-        # types of elements that NumPy has no short name for are left to others
+        # dtypes without a NumPy type string are left to distributed's serialisation
         if type(value) is not cupy.ndarray or value.dtype.kind == "V":
             return super().pack(value)
         header = {"device": value.device.id, "dtype": value.dtype.str, "shape": value.shape}
@@ -152,9 +152,9 @@ class CupyHost(Host):
             return Packed({**header, "array": value.strides}, []), 0
         with value.device:
             try:
-                strides, block = self._down(value)
+                strides, block = self._copy_down(value)
             except MemoryError:
-                strides, block = self._down_whole(value)
+                strides, block = self._copy_down_whole(value)
         packed = Packed({**header, "array": strides}, [block.data[: value.nbytes]])
         self._blocks[packed] = block
         return packed, block.nbytes
@@ -164,19 +164,19 @@ class CupyHost(Host):
         if "array" not in header:
             return super().unpack(packed)
         with cupy.cuda.Device(header["device"]):
-            return self._up(header, frames)
+            return self._copy_up(header, frames)
 
     def release(self, packed: Packed) -> None:
         super().release(packed)
         block = self._blocks.pop(packed, None)
         if block is not None:
-            self._give(block)
+            self._give_block(block)
 
     def close(self) -> None:
         super().close()
         self._pool.drop()
 
-    def _down(self, value: Any) -> tuple[tuple[int, ...], Block]:
+    def _copy_down(self, value: Any) -> tuple[tuple[int, ...], Block]:
         """Copy an array to the host: its strides there, and the block that has its elements.
 
         Raises
@@ -186,36 +186,36 @@ class CupyHost(Host):
         """
         with cupy.cuda.Stream.null:
             dense = value if _has_no_gaps(value) else cupy.array(value, order="K", copy=True)
-        return dense.strides, self._fetched(dense.data, dense.nbytes)
+        return dense.strides, self._copy_memory(dense.data, dense.nbytes)
 
-    def _down_whole(self, value: Any) -> tuple[tuple[int, ...], Block]:
-        """The same by way of all the memory that the array lies in parts of."""
-        before, after = _reach(value)
-        whole = self._fetched(value.data - before, before + after)
+    def _copy_down_whole(self, value: Any) -> tuple[tuple[int, ...], Block]:
+        """The same for an array with gaps, by a copy of all memory between its elements."""
+        before, after = _extent(value)
+        whole = self._copy_memory(value.data - before, before + after)
         dtype = np.dtype(value.dtype)
-        there = np.ndarray(value.shape, dtype, whole.data, before, value.strides)
+        view = np.ndarray(value.shape, dtype, whole.data, before, value.strides)
         order = _axes(value)
-        block = self._take(value.nbytes)
+        block = self._take_block(value.nbytes)
         dense = np.ndarray([value.shape[axis] for axis in order], dtype, block.data)
-        dense[...] = there.transpose(order)
-        self._give(whole)
+        dense[...] = view.transpose(order)
+        self._give_block(whole)
         return dense.transpose(np.argsort(order)).strides, block
 
-    def _fetched(self, memory: Any, size: int) -> Block:
-        block = self._take(size)
+    def _copy_memory(self, memory: Any, size: int) -> Block:
+        block = self._take_block(size)
         stream = self._stream("down")
         try:
-            stream.wait_event(_recorded(cupy.cuda.Stream.null))
+            stream.wait_event(_record_event(cupy.cuda.Stream.null))
             memory.copy_to_host_async(block.ctypes.data, size, stream)
-            _recorded(stream).synchronize()
+            _record_event(stream).synchronize()
         except BaseException:
             # it may still be written to
             stream.synchronize()
-            self._give(block)
+            self._give_block(block)
             raise
         return block
 
-    def _up(self, header: dict[str, Any], frames: list[Any]) -> Any:
+    def _copy_up(self, header: dict[str, Any], frames: list[Any]) -> Any:
         shape, dtype = header["shape"], np.dtype(header["dtype"])
         size = math.prod(shape) * dtype.itemsize
         with cupy.cuda.Stream.null:
@@ -226,9 +226,9 @@ class CupyHost(Host):
         source = np.frombuffer(frames[0], np.uint8)
         stream = self._stream("up")
         try:
-            stream.wait_event(_recorded(cupy.cuda.Stream.null))
+            stream.wait_event(_record_event(cupy.cuda.Stream.null))
             memory.copy_from_host_async(source.ctypes.data, size, stream)
-            _recorded(stream).synchronize()
+            _record_event(stream).synchronize()
         except BaseException:
             # the memory may still be written to
             stream.synchronize()
@@ -236,27 +236,27 @@ class CupyHost(Host):
         return value
 
     def _stream(self, direction: str) -> Any:
-        """A stream of the device that is chosen."""
+        """The stream of the current device for one direction."""
         key = (cupy.cuda.runtime.getDevice(), direction)
         with self._lock:
             if key not in self._streams:
                 self._streams[key] = cupy.cuda.Stream(non_blocking=True)
             return self._streams[key]
 
-    def _take(self, size: int) -> Block:
+    def _take_block(self, size: int) -> Block:
         try:
             return self._pool.take(size)
         except MemoryError:
             return np.empty(size, np.uint8)
 
-    def _give(self, block: Block) -> None:
+    def _give_block(self, block: Block) -> None:
         # NumPy's own memory is not page-locked
         if block.base is not None:
             self._pool.give(block)
 
 
 def _axes(value: Any) -> list[int]:
-    """The axes of an array, from the one whose steps are the longest."""
+    """The axes of an array, those with the longest strides first."""
     return sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
 
 
@@ -264,15 +264,15 @@ def _has_no_gaps(value: Any) -> bool:
     return bool(value.transpose(_axes(value)).flags.c_contiguous)
 
 
-def _reach(value: Any) -> tuple[int, int]:
-    """Bytes that an array reaches to before its first element, and from there on."""
+def _extent(value: Any) -> tuple[int, int]:
+    """Bytes that an array extends over before its first element, and from it on."""
     steps = [(n - 1) * stride for n, stride in zip(value.shape, value.strides, strict=True)]
     before = -sum(step for step in steps if step < 0)
     return before, sum(step for step in steps if step > 0) + value.itemsize
 
 
-def _recorded(stream: Any) -> Any:
-    """An event after what was queued on a stream; waiting for it takes no processor."""
+def _record_event(stream: Any) -> Any:
+    """An event after the work queued on a stream; to wait for it takes no processor time."""
     event = cupy.cuda.Event(block=True, disable_timing=True)
     event.record(stream)
     return event
@@ -282,19 +282,21 @@ def _page_locked(size: int) -> Block:
     try:
         memory = cupy.cuda.PinnedMemory(size, cupy.cuda.runtime.hostAllocPortable)
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        if error.status != _NO_MEMORY:
+        if error.status != _OUT_OF_MEMORY:
             raise
         raise MemoryError(f"no page-locked memory for {size} bytes") from error
     return np.ndarray(size, np.uint8, cupy.cuda.PinnedMemoryPointer(memory, 0))
 
 
-def _of_a_device() -> Callable[[Any], bool]:
-    """Whether an object lies on a device, as dask-cuda sees it where it is installed."""
+def _device_test() -> Callable[[Any], bool]:
+    """A function that says whether an object is on a device: dask-cuda's if it is installed."""
     try:
-        found: Callable[[Any], bool] = import_module("dask_cuda.is_device_object").is_device_object
+        is_on_device: Callable[[Any], bool] = import_module(
+            "dask_cuda.is_device_object"
+        ).is_device_object
     except ImportError:
         return _has_interface
-    return found
+    return is_on_device
 
 
 def _has_interface(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Files on disk."""
+"""The tier of files on disk."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from dasktile.runtime.tiers.base import Held, Tier
 
 
 class Disk(Tier):
-    """Files, a tile each, in distributed's own serialisation.
+    """Files with one tile each, in distributed's own serialisation.
 
-    What a tier of the host's memory has of a device's tile is written as it is, and read back
-    as that.
+    A device's tile in the host's memory (`Packed`) is written unchanged.
 
     Parameters
     ----------
     directory
-        Where to make the directory that files are in.  It is readable for this user alone, and
-        is removed when the tier is closed, or forgotten.
+        The directory in which a new directory for the files is created.  The new one is readable
+        for this user only, and is removed when the tier is closed or garbage-collected.
     compression
         As ``distributed.worker.memory.spill-compression``.
     """
@@ -43,9 +42,9 @@ class Disk(Tier):
         try:
             frames = internals.to_frames(value, self._compression)
         except OSError as error:
-            # not the disk's: there may be room for others
+            # raised by the value, not by the disk: others can still be stored
             raise TypeError(f"cannot serialize an object of type {type(value)}") from error
-        # not of the key, which may be anything, and longer than a file's name may be
+        # not named after the key, which may be any object, or too long for a file name
         path = os.path.join(self.directory, str(next(self._numbers)))
         try:
             with open(path, "xb", buffering=0) as file:
@@ -58,7 +57,7 @@ class Disk(Tier):
 
     def load(self, held: Held) -> Any:
         with open(held.content, "rb", buffering=0) as file:
-            # arrays of a buffer that can be written to can be written to, as the tile could
+            # a writeable buffer, so that arrays in it are writeable, as those of the tile
             buffer = bytearray(held.size)
             rest = memoryview(buffer)
             while rest and (count := file.readinto(rest)):
@@ -80,7 +79,7 @@ class Disk(Tier):
 
 
 def _write(file: io.FileIO, frame: memoryview) -> None:
-    # an empty one cannot be cast
+    # an empty frame cannot be cast
     rest = frame.cast("B") if frame.nbytes else frame[:0]
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,4 +1,4 @@
-"""Tiles of a device in the memory of the host."""
+"""The tier of a device's tiles in the memory of the host."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ UNIT = 1 << 16
 
 
 class Packed:
-    """A value of a device, in the memory of the host.
+    """A device's value in the memory of the host.
 
     Parameters
     ----------
     header
-        Says how to make the value of the frames; of what msgpack knows.
+        Describes how to construct the value from the frames, in types of msgpack.
     frames
-        Buffers of the host, nobody else's.
+        Buffers of the host that belong to this object alone.
 
     Attributes
     ----------
     header, frames
-        The same, until it is cleared.
+        The arguments; `frames` is None once they are freed.
     """
 
     __slots__ = ("frames", "header")
@@ -49,7 +49,7 @@ class Packed:
         return sum(map(internals.frame_bytes, self.frames or ()))
 
     def clear(self) -> None:
-        """Let go of the frames; who asks for them afterwards fails."""
+        """Free the frames; :meth:`parts` raises afterwards."""
         self.frames = None
 
     def parts(self) -> tuple[dict[str, Any], list[Any]]:
@@ -58,7 +58,7 @@ class Packed:
         Raises
         ------
         ValueError
-            If it was cleared.
+            If the frames were freed.
         """
         if self.frames is None:
             raise ValueError("the tile was freed")
@@ -92,9 +92,9 @@ class Host(Tier):
     Parameters
     ----------
     copied
-        Types whose values distributed copies from the device when it serialises them and back
-        when it makes them.  Of all else, which may have parts that lie on the host already,
-        the frames are copied.
+        Types that distributed copies from the device in serialisation and back in
+        deserialisation.  Values of other types may have parts on the host already, so that their
+        frames are copied.
     """
 
     name = "host"
@@ -107,7 +107,7 @@ class Host(Tier):
         try:
             packed, size = self.pack(value)
         except OSError as error:
-            # not for want of room
+            # raised by the value, not for lack of memory
             raise TypeError(f"cannot serialize an object of type {type(value)}") from error
         except MemoryError as error:
             raise OSError(errno.ENOMEM, "no memory left on the host") from error
@@ -128,7 +128,7 @@ class Host(Tier):
             self.release(self._kept.pop())
 
     def pack(self, value: Any) -> tuple[Packed, int]:
-        """Copy a value to the host; with the bytes that it takes there."""
+        """Copy a value to the host; return the copy and its bytes."""
         header, frames = internals.to_host(value)
         copied = type(value) in self._copied
         packed = Packed(
@@ -145,19 +145,19 @@ class Host(Tier):
         return internals.from_host(header["value"], frames)
 
     def release(self, packed: Packed) -> None:
-        """Let go of the memory of what was packed; called once for each."""
+        """Free the memory of a packed value; called once for each."""
         packed.clear()
 
 
-class Pool:
-    """Blocks of memory that take long to get, kept for reuse.
+class BlockPool:
+    """A pool of memory blocks that are slow to allocate.
 
     Parameters
     ----------
     allocate
-        Makes a block of so many bytes; raises MemoryError.
+        Allocates a block of a number of bytes, or raises MemoryError.
     spare
-        Bytes at most that are kept and not in use.
+        Bytes of unused blocks that are kept at the most.
     """
 
     def __init__(self, allocate: Callable[[int], Block], spare: int) -> None:
@@ -169,11 +169,11 @@ class Pool:
 
     @property
     def free(self) -> int:
-        """Bytes that are kept and not in use."""
+        """Bytes of the unused blocks."""
         return self._free_bytes
 
     def take(self, size: int) -> Block:
-        """A block of so many bytes, or a few more.
+        """A block of at least `size` bytes.
 
         Raises
         ------
@@ -192,17 +192,17 @@ class Pool:
             return self._allocate(rounded)
 
     def give(self, block: Block) -> None:
-        """Have a block back that is not used any more."""
+        """Return a block to the pool."""
         with self._lock:
             if self._free_bytes + block.nbytes > self._spare:
-                # of sizes that may never be asked for again
+                # the kept blocks may have sizes that are not needed any more
                 self._drop()
             if block.nbytes <= self._spare:
                 self._free[block.nbytes].append(block)
                 self._free_bytes += block.nbytes
 
     def drop(self) -> None:
-        """Let go of what is not in use."""
+        """Free the unused blocks."""
         with self._lock:
             self._drop()
 

@@ -1,4 +1,4 @@
-"""Arrays that are views of the memory of another: written once, and views again when read."""
+"""Arrays that are views of another array: they are spilled once, and are views when read back."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ Array = np.ndarray[Any, Any]
 
 
 def memory_of(value: Any) -> Array | None:
-    """The array whose memory an array is a view of, or itself; None for all that is no array."""
+    """The array that owns the memory of an array, perhaps itself; None for other values."""
     if type(value) is not np.ndarray:
         return None
     while type(value.base) is np.ndarray:
         value = value.base
-    found: Array = value
-    return found
+    owner: Array = value
+    return owner
 
 
 def is_all_of(value: Array, memory: Array) -> bool:
-    """Whether an array is a view of all of a memory, so that the one can be kept as the other.
+    """Whether an array is a view of all of a memory, so that spilling the memory spills the array.
 
     Parameters
     ----------
     value
         The array.
     memory
-        What :func:`memory_of` says of it.
+        The array that owns its memory, by :func:`memory_of`.
     """
     contiguous = memory.flags.c_contiguous or memory.flags.f_contiguous
     objects = memory.dtype.hasobject or value.dtype.hasobject
@@ -37,12 +37,12 @@ def is_all_of(value: Array, memory: Array) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How an array lies in a memory.
+    """The layout of an array in the memory of another array.
 
     Parameters
     ----------
     shape, strides, dtype, writeable
-        Of the array.
+        Attributes of the array.
     offset
         Bytes from the start of the memory to its first element.
     """
@@ -55,15 +55,15 @@ class View:
 
     @classmethod
     def of(cls, value: Array, memory: Array) -> View:
-        """How an array lies in the memory that it is a view of."""
+        """The layout of an array in the memory that it is a view of."""
         offset = value.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
         return cls(value.shape, value.strides, value.dtype, value.flags.writeable, offset)
 
     def on(self, memory: Array) -> Array:
-        """The same view of a copy of the memory."""
+        """The array with this layout in a copy of the memory."""
         flat = memory if memory.flags.c_contiguous else memory.T
         buffer = flat.reshape(-1).view(np.uint8)
-        found: Array = np.ndarray(self.shape, self.dtype, buffer, self.offset, self.strides)
+        view: Array = np.ndarray(self.shape, self.dtype, buffer, self.offset, self.strides)
         if not self.writeable:
-            found.flags.writeable = False
-        return found
+            view.flags.writeable = False
+        return view

@@ -1,4 +1,4 @@
-"""Making the store that a worker keeps its results in."""
+"""Constructs the store for the results of a worker."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distributed import Worker
 from dasktile._compat import distributed as internals
 from dasktile.config import spill_settings
 from dasktile.runtime.tiers import Disk
-from dasktile.runtime.tiers import device as device_called
+from dasktile.runtime.tiers import device as make_device
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.instructions import ResidencySettings
 
@@ -31,30 +31,30 @@ def make_store(
     device_name: str = "cupy",
     prefetch: bool = True,
 ) -> TileStore:
-    """A store of results in memory and on disk, by distributed's own settings.
+    """A store of results in memory and on disk, configured by distributed's own settings.
 
     Parameters
     ----------
     worker_local_directory
-        Where the worker has its files.
+        The directory of the worker.
     memory_limit
-        Of the worker, in bytes; results may take the part of it that
-        ``distributed.worker.memory.target`` says.  None for that of the machine.
+        Bytes of the worker's memory, of which results may take the share
+        ``distributed.worker.memory.target``.  None for the memory of the machine.
     device_memory_limit
-        Bytes that results may take on the device, or a part of its memory up to 1; None for a
-        worker that has no device.
+        Bytes that results may take on the device, or a share of its memory up to 1; None for a
+        worker without a device.
     device_name
-        Which one, as registered with `dasktile.runtime.tiers`.
+        Kind of the device, as registered with `dasktile.runtime.tiers`.
     prefetch
-        Whether results are fetched before tasks ask for them.
+        Whether spilled results are prefetched.
     """
     limit = internals.machine_memory() if memory_limit is None else memory_limit
-    most = dask.config.get(f"{_MEMORY}.max-spill")
+    max_spill = dask.config.get(f"{_MEMORY}.max-spill")
     disk = Disk(
         os.path.join(worker_local_directory, "storage"),
         internals.compression(f"{_MEMORY}.spill-compression"),
     )
-    capacity = (host_budget(limit), None if most is False else parse_bytes(most))
+    capacity = (host_budget(limit), None if max_spill is False else parse_bytes(max_spill))
     options = spill_settings()
     if not prefetch:
         options["prefetch"] = 0
@@ -62,29 +62,29 @@ def make_store(
         store = TileStore([disk], ResidencySettings(capacity, **options), clock=time.perf_counter)
         store.limit = memory_limit
         return store
-    found = device_called(device_name)
+    device = make_device(device_name)
     if device_memory_limit <= 1:
-        device_memory_limit *= found.total()
+        device_memory_limit *= device.total()
     settings = ResidencySettings((int(device_memory_limit), *capacity), **options)
-    store = TileStore([found.host(), disk], settings, clock=time.perf_counter, device=found)
+    store = TileStore([device.host(), disk], settings, clock=time.perf_counter, device=device)
     store.limit = memory_limit
     return store
 
 
 @dataclass(frozen=True)
-class Spill:
-    """How a running worker is to keep its results.
+class SpillOptions:
+    """How a running worker stores its results.
 
     Parameters
     ----------
     memory_limit
-        Bytes of the worker, None for what it has been told itself.
+        Bytes of the worker's memory; None for the limit that it was started with.
     device_memory_limit
-        As for :func:`make_store`; None for what the worker does already.
+        As for :func:`make_store`; None for the limit of a worker of dask-cuda.
     prefetch
-        Whether results are fetched before tasks ask for them.
+        Whether spilled results are prefetched.
     device
-        The name of the kind of device.
+        Kind of the device.
     """
 
     memory_limit: int | None = None
@@ -93,20 +93,20 @@ class Spill:
     device: str = "cupy"
 
 
-def store_of(worker: Worker, spill: Spill) -> TileStore | None:
-    """The store that a running worker has or is to get.
+def store_for(worker: Worker, spill: SpillOptions) -> TileStore | None:
+    """The store of a running worker: the one that it has, or a new one.
 
     Parameters
     ----------
     worker
         The worker.
     spill
-        What is asked for.
+        The options for a new store.
 
     Returns
     -------
-    None for a worker that keeps its results in its own way: without a limit, or in a mapping of
-    the user's.
+    The store; None for a worker that keeps its present mapping, because it has no memory limit,
+    or because the mapping is the user's.
     """
     data: Any = worker.data
     if isinstance(data, TileStore):
@@ -118,7 +118,7 @@ def store_of(worker: Worker, spill: Spill) -> TileStore | None:
         on_device = on_device or getattr(getattr(data, "device_buffer", None), "n", None)
         limit = spill.memory_limit or getattr(getattr(data, "host_buffer", None), "n", limit)
     else:
-        # where distributed spills by itself, a dict is the user's
+        # where distributed is configured to spill, a dict is the user's
         if type(data) is not internals.default_data(worker):
             logger.info("Results stay in the %s that this worker was given", type(data).__name__)
             return None
@@ -128,18 +128,18 @@ def store_of(worker: Worker, spill: Spill) -> TileStore | None:
         worker.local_directory, limit or None, on_device, spill.device, spill.prefetch
     )
     if limit == configured.memory:
-        # which may be changed while the worker runs
+        # not fixed: distributed's limit may be changed while the worker runs
         store.limit = None
     return store
 
 
 def host_budget(limit: int) -> int | None:
-    """Bytes that results may take of a worker's memory; None for any.
+    """Bytes that results may take of a worker's memory; None for no limit.
 
     Parameters
     ----------
     limit
-        Bytes of the worker.
+        Bytes of the worker's memory.
     """
     target = dask.config.get(f"{_MEMORY}.target")
     return None if target is False else int(target * limit)
@@ -152,32 +152,32 @@ def worker_data(
     prefetch: bool = True,
     device: str = "cupy",
 ) -> tuple[Any, dict[str, Any]]:
-    """What workers keep their results in: for ``LocalCluster(data=...)``.
+    """The mapping for the results of workers, as ``LocalCluster(data=...)`` takes it.
 
-    :func:`dasktile.enable` then tells the store what tasks need next.  Without that, what was
-    used longest ago is spilled.
+    After :func:`dasktile.enable`, the store evicts the results with the latest next use.  Before
+    that, it evicts the least recently used.
 
     Parameters
     ----------
     memory_limit
-        Of each worker, in bytes or as ``"2 GB"``; by default that of the machine, until
-        :func:`dasktile.enable` asks the worker for its own.
+        Memory of each worker, in bytes or as ``"2 GB"``.  By default that of the machine, until
+        :func:`dasktile.enable` reads the limit of the worker.
     device_memory_limit
-        What results may take of a GPU's memory, in bytes, as ``"10 GB"``, or a part of it up
-        to 1.  None for workers without one.
+        GPU memory that results may take, in bytes, as ``"10 GB"``, or a share of the GPU's memory
+        up to 1.  None for workers without a GPU.
     prefetch
-        Whether results are fetched before tasks ask for them.
+        Whether spilled results are prefetched.
     device
-        Of what kind the GPU is; see `dasktile.runtime.tiers`.
+        Kind of the GPU; see `dasktile.runtime.tiers`.
 
     Returns
     -------
-    A function and its arguments, which every worker calls for itself.
+    A function and its arguments, which every worker calls.
 
     Raises
     ------
     ValueError, TypeError
-        If a limit is none.
+        If a limit is invalid.
 
     Examples
     --------
@@ -187,34 +187,34 @@ def worker_data(
     >>> dasktile.enable(Client(cluster))  # doctest: +SKIP
     """
     return make_store, {
-        "memory_limit": bytes_of("memory_limit", memory_limit),
-        "device_memory_limit": part_of("device_memory_limit", device_memory_limit),
+        "memory_limit": parse_bytes_limit("memory_limit", memory_limit),
+        "device_memory_limit": parse_limit("device_memory_limit", device_memory_limit),
         "device_name": device,
-        "prefetch": flag("prefetch", prefetch),
+        "prefetch": parse_flag("prefetch", prefetch),
     }
 
 
-def bytes_of(name: str, limit: object) -> int | None:
+def parse_bytes_limit(name: str, limit: object) -> int | None:
     """A limit in bytes; None for None and ``"auto"``.
 
     Raises
     ------
     ValueError, TypeError
-        Naming the argument, if it is nothing of the kind.
+        If the limit is invalid; the message names the argument.
     """
-    found = part_of(name, None if limit == "auto" else limit)
-    if found is not None and found <= 1:
+    size = parse_limit(name, None if limit == "auto" else limit)
+    if size is not None and size <= 1:
         raise ValueError(f"{name} must be bytes, or a text as '2 GB'; got {limit!r}")
-    return None if found is None else int(found)
+    return None if size is None else int(size)
 
 
-def part_of(name: str, limit: object) -> float | None:
-    """A limit in bytes, or a part of what there is, up to 1; None for None.
+def parse_limit(name: str, limit: object) -> float | None:
+    """A limit in bytes, or a share of the memory up to 1; None for None.
 
     Raises
     ------
     ValueError, TypeError
-        Naming the argument, if it is nothing of the kind.
+        If the limit is invalid; the message names the argument.
     """
     if limit is None:
         return None
@@ -222,21 +222,21 @@ def part_of(name: str, limit: object) -> float | None:
     if isinstance(limit, bool) or not isinstance(limit, (int, float, str)):
         raise TypeError(f"{allowed}; got {limit!r} of type {type(limit).__name__}")
     try:
-        found = float(parse_bytes(limit)) if isinstance(limit, str) else float(limit)
+        size = float(parse_bytes(limit)) if isinstance(limit, str) else float(limit)
     except ValueError:
         raise ValueError(f"{allowed}; got {limit!r}") from None
-    if not 0 < found < float("inf"):
+    if not 0 < size < float("inf"):
         raise ValueError(f"{allowed}, and above 0; got {limit!r}")
-    return found
+    return size
 
 
-def flag(name: str, value: object) -> bool:
-    """True or False.
+def parse_flag(name: str, value: object) -> bool:
+    """The value of an argument that must be True or False.
 
     Raises
     ------
     TypeError
-        Naming the argument, if it is something else.
+        If it is anything else; the message names the argument.
     """
     if not isinstance(value, bool):
         kind = type(value).__name__

@@ -12,27 +12,23 @@ from distributed import Worker, WorkerPlugin
 from dasktile._compat import distributed as internals
 from dasktile._compat.distributed import Feature
 from dasktile.runtime.failures import Guarded
-from dasktile.runtime.worker.data import Spill, store_of
+from dasktile.runtime.settings import RuntimeSettings
+from dasktile.runtime.worker.data import SpillOptions, store_for
 from dasktile.runtime.worker.spilling import Spilling
 
-#: What the plugins of workers and scheduler, and the workers' metric, are called.
+#: Name of the plugins of the scheduler and of workers, and of the workers' metric.
 NAME = "dasktile"
 
-#: Stands for layers that are no longer told apart.
+#: Name under which the counts of older layers are added up.
 OTHER = "(older layers)"
 
-#: Layers that a worker counts one by one; beyond, the older half becomes one.
-_COUNTED = 1000
-
-#: Layers named in a heartbeat, those with most bytes.
-_TOLD = 32
-
-_RAN = (internals.EXECUTING, internals.LONG_RUNNING)
+#: States of tasks whose function runs.
+_RUNNING = (internals.EXECUTING, internals.LONG_RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a worker says of itself in every heartbeat.
+    """The counts of a worker in its heartbeat.
 
     Parameters
     ----------
@@ -41,13 +37,13 @@ class Summary:
     tasks
         Tasks run.
     tiles, held
-        Results that the worker holds now, and their bytes, whatever their layer.
+        Number of results that the worker has now, of all layers, and their bytes.
     errors
-        Errors inside the plugin.
+        Number of exceptions in the plugin.
     layers
-        Bytes received for the layers that received most.
+        Bytes received by layer, for the layers with the most.
     store
-        What :meth:`TileStore.report` says; empty for a worker without such a store.
+        The result of :meth:`TileStore.report`; empty for a worker without such a store.
     """
 
     received: int = 0
@@ -60,7 +56,7 @@ class Summary:
 
     @classmethod
     def of(cls, metrics: Mapping[str, Any]) -> Summary | None:
-        """Read what came with a heartbeat.
+        """The counts in the metrics of a heartbeat.
 
         Parameters
         ----------
@@ -71,11 +67,11 @@ class Summary:
         -------
         None for a worker without the plugin.
         """
-        told = metrics.get(NAME)
-        if not isinstance(told, dict):
+        counts = metrics.get(NAME)
+        if not isinstance(counts, dict):
             return None
-        # A worker with another release of dasktile may say more, or less.
-        return cls(**{key: told[key] for key in cls.__slots__ if key in told})
+        # A worker with another release of dasktile may send other fields.
+        return cls(**{key: counts[key] for key in cls.__slots__ if key in counts})
 
 
 def layer_of(key: object) -> str:
@@ -84,22 +80,22 @@ def layer_of(key: object) -> str:
     Parameters
     ----------
     key
-        Of a task: ``(layer, *index)`` or a string.
+        Key of a task: ``(layer, *index)`` or a string.
     """
     if isinstance(key, tuple) and key:
         return str(key[0])
     return internals.layer_name(key)
 
 
-def folded(counts: dict[str, int], most: int) -> dict[str, int]:
-    """Counts by layer, of which the older half becomes one where they are too many.
+def fold_counts(counts: dict[str, int], most: int) -> dict[str, int]:
+    """Counts by layer, with those of the older half added up if there are too many layers.
 
     Parameters
     ----------
     counts
-        In the order in which layers came; what is folded is taken out.
+        Counts by layer, oldest first; those that are added up are removed.
     most
-        Layers that are told apart.
+        Maximum number of layers.
     """
     if len(counts) <= most:
         return counts
@@ -110,38 +106,43 @@ def folded(counts: dict[str, int], most: int) -> dict[str, int]:
 
 
 class TileWorkerPlugin(Guarded, WorkerPlugin):
-    """Counts what a worker receives from its peers, and for which layer, and has it spill.
+    """Counts the bytes that a worker receives from its peers, by layer, and lets it spill.
 
-    Counted are results that arrive so that a task can run here, or as a copy.  The layer
-    is that of the task that waits for them, the first by name where several do, and their
-    own where none does.  Bytes are those that distributed has for a result in memory; what
+    A result is counted if the worker receives it as the input of a task or as a replica.  Its
+    layer is that of the task that waits for it, the first by name if several do, and its own
+    if none does.  Bytes are those of the result in memory, as distributed measures them; what
     is sent may be compressed.
 
-    Not seen are the bytes of P2P shuffles, which travel past the state of the tasks; those of
-    ``Client.replicate``, ``Client.rebalance`` and ``Client.scatter``, which come like data from
-    a client; and the rare results whose transfer was cancelled or taken up again on its way.
+    Not counted are the bytes of P2P shuffles, which are sent outside of the tasks' states; those
+    of ``Client.replicate``, ``Client.rebalance`` and ``Client.scatter``, which arrive like data
+    of a client; and the rare results whose transfer was cancelled or resumed.
 
     Parameters
     ----------
     spill
-        How the worker is to keep its results, None to leave that as it is.
+        How the worker stores its results; None to keep distributed's own mapping.
+    settings
+        Constants; by default those of `RuntimeSettings`.
 
     Attributes
     ----------
     received
         Bytes received from other workers, by layer.
     tasks
-        Tasks run.
+        Number of tasks that have run.
     spilling
-        What keeps the results, None for a worker that does it in its own way.
+        The part that spills; None for a worker with another mapping for its results.
     unavailable
-        Features for which this distributed lacks something, and what.
+        Features that this release of distributed does not support, and why.
     """
 
     name = NAME
 
-    def __init__(self, spill: Spill | None = None) -> None:
+    def __init__(
+        self, spill: SpillOptions | None = None, settings: RuntimeSettings | None = None
+    ) -> None:
         super().__init__()
+        self._settings = settings or RuntimeSettings()
         self.received: dict[str, int] = {}
         self.tasks = 0
         self.spilling: Spilling | None = None
@@ -150,7 +151,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         self._worker: Worker | None = None
 
     def setup(self, worker: Worker) -> None:
-        """Start to count.
+        """Start to count, and to spill if that is configured.
 
         Parameters
         ----------
@@ -163,7 +164,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
             internals.add_metric(worker, NAME, self.summary)
         if self._spill is not None and Feature.SPILLING not in self.unavailable:
             try:
-                store = store_of(worker, self._spill)
+                store = store_for(worker, self._spill)
                 if store is not None:
                     spilling = Spilling(
                         worker,
@@ -171,6 +172,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                         self._spill.memory_limit,
                         hints=Feature.HINTS not in self.unavailable,
                         prefetch=Feature.PREFETCH not in self.unavailable,
+                        settings=self._settings,
                     )
                     try:
                         spilling.attach()
@@ -180,10 +182,10 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                         raise
                     self.spilling = spilling
             except Exception:
-                self._failed("take over the results of a worker")
+                self._count_error("take over the results of a worker")
 
     def teardown(self, worker: Worker) -> None:
-        """Leave the worker as it was.
+        """Restore the worker to its state without the plugin.
 
         Parameters
         ----------
@@ -198,12 +200,12 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         self._worker = None
 
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
-        """Count a task that came to memory; called for every step of every task.
+        """Count a result that is now in memory; called for every transition of every task.
 
         Parameters
         ----------
         key
-            Of the task.
+            Key of the task.
         start, finish
             Its states before and after.
         """
@@ -213,13 +215,13 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
             return
         if start == internals.FLIGHT:
             try:
-                self._arrived(key)
+                self._count_transfer(key)
             except Exception:
-                self._failed("count a transfer")
-        elif start in _RAN:
+                self._count_error("count a transfer")
+        elif start in _RUNNING:
             self.tasks += 1
 
-    def _arrived(self, key: Any) -> None:
+    def _count_transfer(self, key: Any) -> None:
         if self._worker is None:
             return
         task = internals.worker_tasks(self._worker)[key]
@@ -227,23 +229,25 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         layer = min(waiting) if waiting else layer_of(key)
         received = self.received
         received[layer] = received.get(layer, 0) + task.get_nbytes()
-        self.received = folded(received, _COUNTED)
+        self.received = fold_counts(received, self._settings.max_layers)
 
     def summary(self, worker: Worker) -> dict[str, Any]:
-        """What the heartbeat carries: numbers and a bounded dict.  Costs no look at the tasks.
+        """The counts for a heartbeat, of bounded size, without a pass over the tasks.
 
         Parameters
         ----------
         worker
-            The worker that asks.
+            The worker that sends the heartbeat.
 
         Returns
         -------
-        The fields of `Summary`; empty after an error.
+        The fields of `Summary`; empty after an exception.
         """
         try:
             received = self.received
-            most = heapq.nlargest(_TOLD, received.items(), key=lambda item: item[1])
+            most = heapq.nlargest(
+                self._settings.heartbeat_layers, received.items(), key=lambda item: item[1]
+            )
             summary = {
                 "received": sum(received.values()),
                 "tasks": self.tasks,
@@ -254,11 +258,11 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                 "store": self._store(),
             }
             if Feature.HINTS in self.unavailable:
-                # the message would end the worker
+                # a worker shuts down after a message without a handler
                 summary["hints"] = False
             return summary
         except Exception:
-            self._failed("summarise for a heartbeat")
+            self._count_error("summarise for a heartbeat")
             return {}
 
     def _errors(self) -> int:
@@ -268,34 +272,34 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         return self.spilling.store.report() if self.spilling is not None else {}
 
     def held(self) -> dict[str, tuple[int, int]]:
-        """What the worker holds now, by layer; looks at every task that the worker knows.
+        """The results that the worker has now, by layer; a pass over all of its tasks.
 
         Returns
         -------
-        For every layer its results in memory, spilled ones too, and their bytes.
+        For every layer the number of its results, spilled ones included, and their bytes.
         """
-        found: dict[str, tuple[int, int]] = {}
+        held: dict[str, tuple[int, int]] = {}
         if self._worker is not None:
             for task in internals.worker_tasks(self._worker).values():
                 if task.state == internals.MEMORY:
                     layer = layer_of(task.key)
-                    tiles, size = found.get(layer, (0, 0))
-                    found[layer] = (tiles + 1, size + task.get_nbytes())
-        return found
+                    tiles, size = held.get(layer, (0, 0))
+                    held[layer] = (tiles + 1, size + task.get_nbytes())
+        return held
 
     def report(self, reset: bool = False) -> dict[str, Any]:
-        """Everything, exactly.
+        """All counts, without the bounds of a heartbeat.
 
         Parameters
         ----------
         reset
-            Count from zero afterwards.  What is held, and errors, are not forgotten.
+            Count from zero afterwards, except errors.
 
         Returns
         -------
         ``received`` and ``held`` by layer, ``tasks``, ``errors``, ``store``.
         """
-        found = {
+        counts = {
             "received": dict(self.received),
             "held": self.held(),
             "tasks": self.tasks,
@@ -307,7 +311,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
             self.tasks = 0
             if self.spilling is not None:
                 self.spilling.store.reset()
-        return found
+        return counts
 
 
 def _layers(tasks: Iterable[Any]) -> set[str]:
@@ -317,6 +321,6 @@ def _layers(tasks: Iterable[Any]) -> set[str]:
 def unavailable_on(worker: Worker) -> dict[str, str]:
     """Features that a worker's plugin lacks, and why."""
     plugin: Any = internals.plugin_of(worker, NAME)
-    # It may be wrapped, so that workers without the package can open it.
+    # It may be wrapped, so that workers without the package can unpickle it.
     features = getattr(getattr(plugin, "plugin", plugin), "unavailable", {})
     return {feature.value: reason for feature, reason in features.items()}

@@ -1,8 +1,8 @@
-"""A worker whose results lie in a store, fetched before tasks and peers read them.
+"""A worker whose results are in a store, and are swapped in before tasks and peers read them.
 
-Distributed reads results where it stands, on the worker's event loop: while one comes back
-from disk, the worker hears nobody.  Here a task, or a peer, first asks the store for all that
-it is going to read, and waits for it as it would for the network.
+Distributed reads a spilled result on the worker's event loop, which handles no message until the
+result is in memory.  Here, a request to the store precedes every task and every transfer to
+a peer: the store swaps in the results in threads, and the event loop waits as for the network.
 """
 
 from __future__ import annotations
@@ -22,50 +22,41 @@ from tornado.ioloop import PeriodicCallback
 from dasktile._compat import distributed as internals
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
-from dasktile.runtime.worker.store import LostTileError, TileStore, unknown
-from dasktile.runtime.worker.takeover import move
+from dasktile.runtime.settings import RuntimeSettings
+from dasktile.runtime.worker.store import LostTileError, TileStore, no_next_use
+from dasktile.runtime.worker.takeover import move_all
 from dasktile.schedule.budget import Budget
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm
 
-#: Where distributed warns of this; it says it no more than once in a while.
+#: Distributed's logger for its warning of unmanaged memory, which limits the rate of that warning.
 _monitor = logging.getLogger("distributed.worker.memory")
 
-#: Seconds after which a task's wait for its inputs is shown as reading.
-_SHOWN = 0.005
-
-#: States of tasks that do not read their inputs any more, or not here.
-_OVER = (
+#: States of tasks that do not read their inputs any more, or not on this worker.
+_NOT_READING = (
     *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN, internals.ERROR),
     *(internals.FETCH, internals.FLIGHT, internals.MISSING),
 )
 
-#: Kinds of tasks of which it is remembered what they make.
-_KINDS = 1000
-
-#: Part of a worker's memory by which the budget of results changes at the least.
-_STEP = 0.01
-
-#: Seconds for which a task waits for room while others run.
-PATIENCE = 5.0
-
 
 class Spilling(Guarded):
-    """Puts a store into a worker, and takes it out again.
+    """Replaces the mapping of a worker's results by a store, and restores it.
 
     Parameters
     ----------
     worker
-        A worker that runs, or is about to.
+        A worker that runs, or starts.
     store
-        What it is to have for its results; empty, or the worker's already.
+        The store for its results: empty, or the worker's mapping already.
     limit
-        Bytes that the worker may take, None for what it has been told itself.
+        Bytes of the worker's memory; None for the limit that it was started with.
     hints
-        Whether the worker can handle the scheduler's hints of when results are needed.
+        Whether the worker can handle the scheduler's next-use hints.
     prefetch
-        Whether the worker says which task runs next.
+        Whether the task that runs next can be read off this release of distributed.
+    settings
+        Constants; by default those of `RuntimeSettings`.
     """
 
     def __init__(
@@ -76,119 +67,125 @@ class Spilling(Guarded):
         *,
         hints: bool = True,
         prefetch: bool = True,
+        settings: RuntimeSettings | None = None,
     ) -> None:
         super().__init__()
+        self.settings = settings or RuntimeSettings()
         self.worker = worker
         self.store = store
         self.limit = limit
         self.budget = Budget()
         self.hints = hints
         self.prefetch = prefetch
-        self.uses = NextUses(internals.worker_tasks(worker))
-        #: What tasks that run have asked for.
-        self._holds: dict[Any, int] = {}
-        self._sending = 0
-        #: The monitor has asked for room.
-        self._relieved = False
-        #: Bytes that a task of a layer's kind has made last.
-        self._made: dict[str, int] = {}
-        self._before: MutableMapping[Any, Any] | None = None
+        self.uses = NextUses(internals.worker_tasks(worker), self.settings)
+        #: By key of a task that runs: the number of its request to the store.
+        self._requests: dict[Any, int] = {}
+        #: Transfers to peers whose results are being swapped in.
+        self._reads_for_peers = 0
+        #: Whether distributed's memory monitor has requested an eviction that has not ended.
+        self._evicting = False
+        #: Bytes of the last result of each kind of tasks (a layer name without its hash).
+        self._result_bytes: dict[str, int] = {}
+        self._original_data: MutableMapping[Any, Any] | None = None
         self._overrides: list[internals.Override] = []
 
     def attach(self) -> None:
-        """Move the worker's results to the store, and let tasks and peers ask for them there."""
+        """Move the worker's results to the store, and replace the methods that read results."""
         worker: Any = self.worker
-        self._original = internals.methods_of(worker)
-        self._watch()
+        self._original_methods = internals.methods_of(worker)
+        self._update_budget()
         if worker.data is not self.store:
-            # they may be more than fits in memory
-            move(worker.data, self.store, self.store.settle)
-            self._before = worker.data
+            # in a spilling mapping they may be more than fits in memory
+            move_all(worker.data, self.store, self.store.wait_for_writes)
+            self._original_data = worker.data
             internals.replace_data(worker, self.store)
         self.store.next_use = self._next_use
-        self.store.waiter = threading.get_ident()
-        self.store.relieve = self._relieve
-        self._expect(list(self.store))
+        self.store.event_loop_thread = threading.get_ident()
+        self.store.on_evict = self._evict_excess
+        self._update_next_uses(list(self.store))
         self._overrides = internals.replace_methods(
             worker,
             internals.WorkerMethods(self.execute, self.gather_dep, self.get_data, self.update_data),
         )
         if self.hints:
-            internals.handle_message(worker, USES, self.told)
-        interval = internals.limits(worker).interval or 0.1
-        self._watching = PeriodicCallback(self._watch, interval * 1000)
-        internals.add_callback(worker, USES, self._watching)
-        self._watching.start()
+            internals.handle_message(worker, USES, self.handle_hints)
+        interval = internals.limits(worker).interval or self.settings.monitor_interval
+        self._budget_callback = PeriodicCallback(self._update_budget, interval * 1000)
+        internals.add_callback(worker, USES, self._budget_callback)
+        self._budget_callback.start()
 
     def detach(self) -> None:
-        """Leave the worker as it was.  A store that it has had from its start stays."""
+        """Restore the worker.  A store that it was started with stays."""
         worker: Any = self.worker
-        self._watching.stop()
+        self._budget_callback.stop()
         internals.remove_callback(worker, USES)
         while self._overrides:
             internals.uninstall(self._overrides.pop())
         if self.hints:
-            # the scheduler may have sent something already, and an unknown message ends a worker
+            # a hint may be on its way, and a message without a handler stops the worker
             internals.handle_message(worker, USES, _ignore)
-        self.store.next_use, self.store.relieve, self.store.waiter = unknown, None, None
+        self.store.next_use, self.store.on_evict, self.store.event_loop_thread = (
+            no_next_use,
+            None,
+            None,
+        )
         if worker.status in (Status.closing, Status.closed):
             self.store.close()
             return
-        if self._before is not None and worker.data is self.store:
+        if self._original_data is not None and worker.data is self.store:
             try:
-                move(self.store, self._before)
+                move_all(self.store, self._original_data)
             except Exception:
-                # one cannot be read, or not be kept there: they all stay
-                self._failed("give results back")
+                # a value cannot be read, or the other mapping rejects it: all stay in the store
+                self._count_error("move the results of a worker back")
             else:
-                internals.replace_data(worker, self._before)
+                internals.replace_data(worker, self._original_data)
                 self.store.close()
                 return
         self.store.forget_uses()
 
-    # Room
+    # Budget
 
     def _limit(self, *parts: Any) -> int | None:
-        """Bytes of the first part of the worker's memory that is configured."""
-        # the least that anybody has said
+        """Bytes of the first share that is configured, of the lowest of all memory limits."""
         limits = (self.limit, self.store.limit, internals.limits(self.worker).memory)
         limit = min(filter(None, limits), default=None)
         part = next(filter(None, parts), None)
         return int(part * limit) if part and limit else None
 
-    def _watch(self) -> None:
-        """Give results the room that the rest of the process leaves."""
+    def _update_budget(self) -> None:
+        """Resize the memory for results to what the rest of the process leaves."""
         try:
             store, limits = self.store, internals.limits(self.worker)
             store.age()
             budget = target = self._limit(limits.target)
             if target is not None and limits.spill is not False:
-                # before the process: what leaves between the two would be counted twice
+                # read before the process: bytes evicted in between must not count as other memory
                 results = store.used(store.host)
                 self.budget.sample(internals.process_memory(self.worker), results)
-                # half way to where the monitor steps in: the rest is for what comes and goes
+                # half way to the monitor's threshold: the rest is for temporary memory of tasks
                 spill = self._limit(limits.spill) or target
                 budget = min(target, self.budget.available((target + max(target, spill)) // 2))
-            if self._relieved and store.leaving(store.host):
-                # what was told to leave would stay if there was room again
+            if self._evicting and store.evicting(store.host):
+                # a larger budget would cancel the eviction
                 return
-            self._relieved = False
-            now = store.capacity(store.host)
-            if budget is None or target is None or abs(budget - now) > _STEP * target:
+            self._evicting = False
+            change = (budget or 0) - store.capacity(store.host)
+            if budget is None or target is None or abs(change) > self.settings.budget_step * target:
                 store.resize(store.host, budget)
         except Exception:
-            self._failed("agree on a budget")
+            self._count_error("update the budget of results")
 
-    def _relieve(self) -> None:
-        """Let results go until the process takes what it should, without waiting for that."""
+    def _evict_excess(self) -> None:
+        """Start to evict results until the process is at its target; does not wait."""
         store, limits = self.store, internals.limits(self.worker)
         target = self._limit(limits.target, limits.spill)
         if target is None:
             return
         results = store.used(store.host)
         above = internals.process_memory(self.worker) - target
-        self._relieved = True
-        store.squeeze(store.host, results - above)
+        self._evicting = True
+        store.shrink_to(store.host, results - above)
         if above > 0 and not store.used(store.host):
             _monitor.warning(
                 "Unmanaged memory use is high. This may indicate a memory leak or the memory may"
@@ -201,49 +198,49 @@ class Spilling(Guarded):
     # Tasks
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
-        """Run a task once all that it reads is in memory."""
-        name = None
+        """Run a task once all of its inputs are in memory."""
+        request = None
         keys: list[Any] = []
         kind = key_split(key)
         task = internals.worker_tasks(self.worker).get(key)
         if task is not None:
             keys = [read.key for read in task.dependencies]
-            now = self._starts(task)
+            now = self._task_started(task)
             start = time.time()
-            # of one of a new kind nobody knows what it makes; it waits while others are written
-            name = await self._hold(keys, self._made.get(kind, 1), now)
+            # the result size of a new kind is unknown; with 1 byte it waits only for evictions
+            request = await self._request(keys, self._result_bytes.get(kind, 1), now)
             stop = time.time()
-            if stop - start > _SHOWN:
+            if stop - start > self.settings.reading_threshold:
                 internals.note_reading(task, start, stop)
             actors = internals.actors(self.worker)
             if any(read not in self.store and read not in actors for read in keys):
-                # cancelled while it waited, and asked for again: its inputs come anew
-                self._release(name)
+                # cancelled while it waited, and submitted again: its inputs arrive later
+                self._release(request)
                 return internals.run_later(key, f"dasktile-anew-{stop}")
-        if name is not None:
-            self._holds[key] = name
+        if request is not None:
+            self._requests[key] = request
         if task is not None:
-            # what is held cannot leave: what counts is who reads it after this task
-            self._expect(keys, starts=task)
+            # the request keeps the inputs in memory: their next use is after this task
+            self._update_next_uses(keys, started=task)
         try:
-            event = self._lost(task, keys) or await self._original.execute(
+            event = self._read_failure(task, keys) or await self._original_methods.execute(
                 key, stimulus_id=stimulus_id
             )
         finally:
-            self.uses.ends(key)
-            self._release(self._holds.pop(key, None))
-        made = getattr(event, "nbytes", None)
-        if made is not None:
-            if len(self._made) > _KINDS:
-                self._made.clear()
-            self._made[kind] = made
+            self.uses.reader_ended(key)
+            self._release(self._requests.pop(key, None))
+        nbytes = getattr(event, "nbytes", None)
+        if nbytes is not None:
+            if len(self._result_bytes) > self.settings.max_kinds:
+                self._result_bytes.clear()
+            self._result_bytes[kind] = nbytes
         return event
 
-    def _lost(self, task: Any, keys: Iterable[Any]) -> Any:
-        """That a task failed whose inputs cannot be read; None if they can be.
+    def _read_failure(self, task: Any, keys: Iterable[Any]) -> Any:
+        """The failure of a task whose inputs cannot be read; None if they can be.
 
-        Not left to the worker: it logs the error with the frame that has the other inputs, and
-        they would keep their memory for as long as the log is kept.
+        The worker would log the exception with its traceback, whose frames hold the other inputs:
+        these would stay in memory as long as the log.
         """
         if task is None or not internals.is_running(self.worker):
             return None
@@ -256,58 +253,59 @@ class Spilling(Guarded):
         return None
 
     def transition(self, key: Any, start: str, finish: str) -> None:
-        """What a new task reads is needed; called for every step of every task."""
+        """Update next uses after a transition; called for every transition of every task."""
         if finish == internals.LONG_RUNNING:
-            # it may wait for tasks that need the room
-            self._release(self._holds.pop(key, None))
+            # it may wait for tasks that need the memory of its inputs
+            self._release(self._requests.pop(key, None))
         elif finish in (internals.RELEASED, internals.FORGOTTEN):
             self.uses.forget(key)
         if start == internals.RELEASED and finish != internals.FORGOTTEN:
             task = internals.worker_tasks(self.worker).get(key)
             if task is not None and task.run_spec is not None:
-                self._expect(
-                    read.key for read in task.dependencies if not self.uses.knows(read.key, task)
+                self._update_next_uses(
+                    read.key for read in task.dependencies if not self.uses.includes(read.key, task)
                 )
 
-    def told(self, uses: Iterable[Any], ran: Iterable[Any], **kwargs: Any) -> None:
-        """The scheduler says that results are needed at other times than it said.
+    def handle_hints(self, uses: Iterable[Any], ran: Iterable[Any], **kwargs: Any) -> None:
+        """Handle a message with hints of the scheduler.
 
         Parameters
         ----------
         uses
-            Keys, and the priorities of the tasks that read them.
+            Keys of results, and their new hints.
         ran
-            Keys, and the priority of a task elsewhere that has read it.
+            Keys of results, and the priority of a reader that has run on another worker.
         """
         try:
-            self.store.expect({**self.uses.told(uses), **self.uses.ran(ran)})
+            self.store.expect({**self.uses.update(uses), **self.uses.readers_ran(ran)})
         except Exception:
-            self._failed("say what is needed next")
+            self._count_error("update next uses")
 
-    def _starts(self, task: Any) -> float | None:
-        """Tell the store of a task that starts, and of those that come next."""
+    def _task_started(self, task: Any) -> float | None:
+        """Prefetch for the task after a task that starts; return the latter's number."""
         try:
-            if self.store.away and self.prefetch:
-                soon = internals.next_ready(self.worker)
-                self.store.look([] if soon is None else [read.key for read in soon.dependencies])
+            if self.store.evicted_count and self.prefetch:
+                following = internals.next_ready(self.worker)
+                reads = () if following is None else following.dependencies
+                self.store.set_upcoming([read.key for read in reads])
             return number(task.priority) if task.priority else None
         except Exception:
-            self._failed("look ahead")
+            self._count_error("prefetch for the next task")
             return None
 
-    def _expect(self, keys: Iterable[Any], starts: Any = None) -> None:
+    def _update_next_uses(self, keys: Iterable[Any], started: Any = None) -> None:
         try:
-            if starts is not None:
-                self.uses.starts(starts)
-            self.store.expect({key: self.uses.of(key) for key in keys})
+            if started is not None:
+                self.uses.reader_started(started)
+            self.store.expect({key: self.uses.next_use(key) for key in keys})
         except Exception:
-            self._failed("say what is needed next")
+            self._count_error("update next uses")
 
     def _next_use(self, key: Any) -> float | None:
         try:
-            return self.uses.of(key)
+            return self.uses.next_use(key)
         except Exception:
-            self._failed("say what is needed next")
+            self._count_error("update next uses")
             return None
 
     async def get_data(
@@ -317,39 +315,41 @@ class Spilling(Guarded):
         who: str | None = None,
         serializers: list[str] | None = None,
     ) -> Any:
-        """Send results once they are in memory; what cannot be read is left out, and is lost."""
-        now, most = internals.outgoing(self.worker)
-        if most is not None and now + self._sending >= 2 * most:
-            # nothing is fetched for a peer that is told to come again
+        """Send results once they are in memory; unreadable ones are left out and reported lost."""
+        transfers, limit = internals.outgoing(self.worker)
+        if limit is not None and transfers + self._reads_for_peers >= 2 * limit:
+            # nothing is swapped in for a peer that has to repeat its request
             return {"status": "busy"}
-        self._sending += 1
+        self._reads_for_peers += 1
         try:
-            # a peer waits for what is read and sent at once, and not for tasks here
-            name = await self._hold(keys, urgent=True)
+            # urgent: the peer does not wait for memory that tasks on this worker use
+            request = await self._request(keys, urgent=True)
         finally:
-            self._sending -= 1
+            self._reads_for_peers -= 1
         try:
             data = self.store
-            left = [key for key in keys if key not in data.fast and key in data]
-            if any(data.may_be_read(key) for key in left):
+            missing = [key for key in keys if key not in data.fast and key in data]
+            if any(data.may_become_readable(key) for key in missing):
                 return {"status": "busy"}
-            self._lose(left)
-            keys = [key for key in keys if key not in left]
-            return await self._original.get_data(comm, keys, who=who, serializers=serializers)
+            self._report_lost(missing)
+            keys = [key for key in keys if key not in missing]
+            return await self._original_methods.get_data(
+                comm, keys, who=who, serializers=serializers
+            )
         finally:
-            self._release(name)
+            self._release(request)
 
-    def _lose(self, keys: Iterable[Any]) -> None:
-        """Have no results any more that nobody can read: the scheduler has them made again.
+    def _report_lost(self, keys: Iterable[Any]) -> None:
+        """Remove unreadable results, so that the scheduler has them recomputed.
 
-        As long as it believes that they are here, peers ask for them.
+        Otherwise peers would request them again and again.
         """
         tasks = [internals.worker_tasks(self.worker).get(key) for key in keys]
-        # tasks here that are going to read one are to fail first, and say why
+        # not while a task on this worker will read one: it fails with the reason
         lost = [
             task.key
             for task in tasks
-            if task is not None and all(one.state in _OVER for one in task.dependents)
+            if task is not None and all(reader.state in _NOT_READING for reader in task.dependents)
         ]
         if lost:
             internals.lose(self.worker, lost, f"lost-{time.time()}")
@@ -362,65 +362,66 @@ class Spilling(Guarded):
         *,
         stimulus_id: str,
     ) -> Any:
-        """Fetch results of a peer once what must leave for them has left."""
-        # no room is kept for them: two workers that fetch from each other would wait for it
-        self._release(await self._hold((), 1))
-        return await self._original.gather_dep(
+        """Receive results of a peer after pending evictions."""
+        # no memory is reserved for them: two workers that wait for each other would deadlock
+        self._release(await self._request((), 1))
+        return await self._original_methods.gather_dep(
             worker, to_gather, total_nbytes, stimulus_id=stimulus_id
         )
 
     async def update_data(self, data: dict[Any, Any], stimulus_id: str | None = None) -> Any:
-        """Take what a client scatters, as fast as others leave."""
-        self._release(await self._hold((), 1))
-        return self._original.update_data(data, stimulus_id=stimulus_id)
+        """Receive scattered results after pending evictions."""
+        self._release(await self._request((), 1))
+        return self._original_methods.update_data(data, stimulus_id=stimulus_id)
 
-    async def _hold(
+    async def _request(
         self,
         keys: Collection[Any],
         room: int = 0,
         now: float | None = None,
         urgent: bool = False,
     ) -> int | None:
+        """Wait for results to be in memory; the number of the request, None after an error."""
         loop = asyncio.get_running_loop()
         thread = threading.get_ident()
-        there: asyncio.Future[None] = loop.create_future()
+        ready: asyncio.Future[None] = loop.create_future()
 
-        def tell() -> None:
+        def notify() -> None:
             if threading.get_ident() == thread:
-                _done(there)
+                _set_done(ready)
                 return
             with suppress(RuntimeError):
-                # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_done, there)
+                # the loop is closed
+                loop.call_soon_threadsafe(_set_done, ready)
 
-        name = None
+        request = None
         try:
             keys = [key for key in keys if key in self.store]
-            name = self.store.request(keys, tell, room, now, urgent)
-            while not there.done():
-                await asyncio.wait([there], timeout=PATIENCE)
+            request = self.store.request(keys, notify, room, now, urgent)
+            while not ready.done():
+                await asyncio.wait([ready], timeout=self.settings.room_timeout)
                 if self.worker.status != Status.paused:
                     # tasks that run may wait for this one, by locks or otherwise
-                    self.store.urge(name)
+                    self.store.urge(request)
         except asyncio.CancelledError:
-            self._release(name)
+            self._release(request)
             raise
         except Exception:
-            self._failed("fetch results")
-        return name
+            self._count_error("swap results in")
+        return request
 
-    def _release(self, name: int | None) -> None:
-        if name is not None:
+    def _release(self, request: int | None) -> None:
+        if request is not None:
             try:
-                self.store.release(name)
+                self.store.release(request)
             except Exception:
-                self._failed("let results go")
+                self._count_error("release results")
 
 
 def _ignore(**kwargs: Any) -> None:
-    """What comes too late."""
+    """Handle a hint that arrives after the store was removed."""
 
 
-def _done(there: asyncio.Future[None]) -> None:
-    if not there.done():
-        there.set_result(None)
+def _set_done(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,10 +1,10 @@
-"""The results a worker has, on a device, in memory or below: what ``Worker.data`` is.
+"""The store of a worker's results on several tiers: device, memory, disk.
 
-:class:`TileStore` does what a :class:`~dasktile.schedule.residency.Residency` says.  Every tile
-has, on every tier that it is on, a variable of a :class:`~dasktile.runtime.engine.Engine`: a
-copy reads one and mutates the next, and what is dropped is deleted, so that none of these can
-overtake another.  Copies run in threads of their own; nothing that only looks at memory waits
-for one.
+It replaces the mapping ``Worker.data``.  :class:`TileStore` executes the instructions of a
+:class:`~dasktile.schedule.residency.Residency`.  For every tier that a tile is on, it has a
+variable of a :class:`~dasktile.runtime.engine.Engine`: a copy reads the variable of one tier and
+mutates that of the next, and a drop deletes a variable, so that instructions for the same tile
+run in order.  Copies run in threads of their own; an access to a value in memory waits for none.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ import numpy as np
 
 from dasktile._compat import distributed as internals
 from dasktile.runtime.engine import Engine, Variable, inline, pool
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
 from dasktile.schedule.instructions import (
@@ -45,14 +46,11 @@ from dasktile.schedule.instructions import (
 from dasktile.schedule.residency import Residency
 
 logger = logging.getLogger(__name__)
-for _often in ("%s to %s failed", "Spill to %s reached its limit"):
-    internals.limit_rate(logger, _often)
+for _message in ("%s to %s failed", "Spill to %s reached its limit"):
+    internals.limit_rate(logger, _message)
 
-#: Values below this many bytes are not worth a file; they stay in memory.
-SMALL = 1024
-
-#: Types of values that take what their size says.
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+#: Types whose measured size is all the memory that a value takes.
+_EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 
 
 def _no_clock() -> float:
@@ -67,7 +65,7 @@ class Spilled(NamedTuple):
     memory
         Bytes, as the scheduler counts them.
     disk
-        Bytes of files.
+        Bytes of their files.
     """
 
     memory: int
@@ -79,44 +77,48 @@ class Spilled(NamedTuple):
 
 
 class LostTileError(RuntimeError):
-    """A tile was spilled and cannot be read back.
+    """A spilled tile cannot be read back.
 
-    No ``OSError``: a peer that gets one takes the worker for dead.
+    It is no ``OSError``, which would make a peer consider this worker lost.
     """
 
 
 @dataclass(slots=True, eq=False)
 class _Key:
-    """A value of a key, from its insertion to its deletion."""
+    """The value of a key, from its insertion to its deletion."""
 
     #: Bytes, as the scheduler counts them.
     size: int
-    #: How it lies in the unit's memory, None where it is what the unit keeps.
+    #: Layout of the value in the unit's memory; None if it is the unit's content itself.
     view: View | None
+    #: When it is needed next, as for :meth:`TileStore.expect`.
     next_use: float | None
 
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    """What is kept as one: a value, or several that are views of the same memory."""
+    """What is copied and dropped together: a value, or several views of the same memory."""
 
     #: The first key, for messages.
     name: Hashable
-    #: Bytes.
+    #: Bytes of the content.
     size: int
-    #: The tier that tasks read it on.
+    #: Number of the tier on which tasks read it.
     home: int
+    #: Its values, by key.
     keys: dict[Hashable, _Key] = field(default_factory=dict)
-    #: What went wrong when it was read last.
+    #: The exception of the last attempt to read it back.
     error: BaseException | None = None
-    #: It is logged that it cannot be copied down.
+    #: Whether it was logged that it cannot be spilled.
     logged: bool = False
+    #: What each tier has of it, by number of the tier.
     held: dict[int, Held] = field(default_factory=dict)
+    #: The engine's variables, by number of the tier.
     variables: dict[int, Variable] = field(default_factory=dict)
 
     def next_use(self) -> float | None:
         """When the first of its values is needed next."""
-        uses = [one.next_use for one in self.keys.values()]
+        uses = [value.next_use for value in self.keys.values()]
         if len(uses) == 1:
             return uses[0]
         known = [use for use in uses if use is not None and not math.isnan(use)]
@@ -126,7 +128,7 @@ class _Unit:
 
 
 class TileStore(MutableMapping[Any, Any]):
-    """Results of tasks, on the tier that suits them.
+    """A mapping of results that keeps each on the tier that a `Residency` decides.
 
     A drop-in for ``distributed.spill.SpillBuffer``, with its ``evict``, ``spilled_total`` and
     ``cumulative_metrics``.
@@ -134,29 +136,31 @@ class TileStore(MutableMapping[Any, Any]):
     Parameters
     ----------
     tiers
-        Tiers below the first, from the fastest.  They are closed with the store.
+        The tiers below the first, fastest first.  They are closed with the store.
     settings
-        Of the residency, with one more tier.
+        Settings of the residency, with a capacity for the first tier and each of `tiers`.
     threads
-        For each direction between two tiers.
+        Number of threads for each direction between two tiers.
     clock
-        Seconds, for the metrics.
+        Returns seconds, for the metrics.
     device
-        Whose memory the first tier is, with the host's as the second; None where the host's
-        is the first.
+        The device whose memory is the first tier, followed by the host's memory; None if the
+        host's memory is the first tier.
+    runtime
+        Constants; by default those of `RuntimeSettings`.
 
     Attributes
     ----------
     blocked
-        Seconds that the thread `waiter` has waited for values to be read back.
-    waiter
-        Number of a thread that should not wait, None for none.
+        Seconds for which the thread `event_loop_thread` has waited for values to be read back.
+    event_loop_thread
+        Identifier of the thread of the worker's event loop, None outside of a worker.
     limit
-        Bytes of memory of the worker that it was made for, None if nobody has said.
+        Bytes of memory that the worker was started with, None if unknown.
     next_use
-        Says when a value that comes in is needed next.
-    relieve
-        Called by :meth:`evict` instead of evicting, None for nothing.
+        Returns when a new value is needed next.
+    on_evict
+        Called by :meth:`evict` instead of evicting; None to evict.
     """
 
     def __init__(
@@ -166,37 +170,39 @@ class TileStore(MutableMapping[Any, Any]):
         threads: int = 1,
         clock: Callable[[], float] = _no_clock,
         device: Device | None = None,
+        runtime: RuntimeSettings | None = None,
     ) -> None:
         if len(tiers) + 1 != len(settings.capacity):
             raise ValueError(
                 f"settings must have a capacity for memory and each of {len(tiers)} tiers, "
                 f"not {len(settings.capacity)}"
             )
+        self._runtime = runtime or RuntimeSettings()
         self._tiers = tuple(tiers)
         self._device = device
         self._last = len(tiers)
         self._names = (device.name if device else "memory", *(tier.name for tier in tiers))
         self._residency = Residency(settings)
-        # Short: never held while a tile is copied.
+        # Held for short times only, never during a copy.
         self._lock = threading.RLock()
         self._values: dict[Any, Any] = {}
         self._units: dict[Hashable, _Unit] = {}
-        # Those of which others may become views, by the number of their memory.
+        # Units whose memory new views may share, by the id of the array that owns the memory.
         self._memories: dict[int, _Unit] = {}
         self._waiting: dict[Hashable, Callable[[], object]] = {}
-        # Kept where they are; whether their size is all that they take.
+        # Small values, which are not spilled, and whether their measured size is exact.
         self._small: dict[Hashable, bool] = {}
-        # Read since the residency was told last, in order; changed without the lock.
+        # Keys read since the last `_touch`, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
-        self._asked = 0
+        self._last_request = 0
         self._clock = clock
         self._metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._reads = self._bytes_read = 0
-        # What was counted when it was reset.
-        self._counted: Counter[str] = Counter()
+        # The counts at the last reset.
+        self._counts_at_reset: Counter[str] = Counter()
         self.blocked = 0.0
-        self.waiter: int | None = None
-        self._below = Spilled(0, 0)
+        self.event_loop_thread: int | None = None
+        self._spilled_total = Spilled(0, 0)
         self._pools = {
             f"{source} to {target}": ThreadPoolExecutor(
                 threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
@@ -208,11 +214,11 @@ class TileStore(MutableMapping[Any, Any]):
         self._engine = Engine({"inline": inline, **lanes})
         self._copying = threading.local()
         self._closed = False
-        # Bytes of values that have left the first tier, from the start.
-        self._gone = 0
+        # Bytes evicted from the first tier, from the start.
+        self._evicted_bytes = 0
         self.limit: int | None = None
-        self.next_use: Callable[[Any], float | None] = unknown
-        self.relieve: Callable[[], object] | None = None
+        self.next_use: Callable[[Any], float | None] = no_next_use
+        self.on_evict: Callable[[], object] | None = None
         if device is not None:
             device.on_full(self._make_room)
 
@@ -235,15 +241,15 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             if key in self:
                 del self[key]
-            if whole < SMALL:
-                self._small[key] = isinstance(value, _SIMPLE)
+            if whole < self._runtime.small_bytes:
+                self._small[key] = isinstance(value, _EXACT_SIZE_TYPES)
                 self._values[key] = value
                 return
             self._touch()
             self._add(key, value, size, whole, home, memory)
             for tier in self._residency.refusing:
                 if self._residency.settings.capacity[tier] is None:
-                    continue  # an error, which is logged where it happened
+                    continue  # the reason was an exception, which is logged already
                 logger.warning(
                     "Spill to %s reached its limit; keeping data in %s",
                     self._names[tier],
@@ -251,46 +257,46 @@ class TileStore(MutableMapping[Any, Any]):
                 )
 
     def _place(self, value: Any) -> tuple[int, Hashable, int]:
-        """The tier that a value is on, what memory it is in, and the bytes of that."""
+        """The first tier of a value, an identifier of its memory, and the bytes of that memory."""
         if self._device is None or not self._device.holds(value):
             array = memory_of(value)
             home = 0 if self._device is None else 1
             return (home, None, 0) if array is None else (home, id(array), array.nbytes)
-        found = self._device.memory_of(value)
-        return (0, None, 0) if found is None else (0, (self._device.name, found[0]), found[1])
+        memory = self._device.memory_of(value)
+        return (0, None, 0) if memory is None else (0, (self._device.name, memory[0]), memory[1])
 
     def _add(
         self, key: Hashable, value: Any, size: int, whole: int, home: int, memory: Hashable
     ) -> None:
         array = memory_of(value) if home == self.host else None
-        one = _Key(size, None, self.next_use(key))
+        entry = _Key(size, None, self.next_use(key))
         content = value
         if array is not None and is_all_of(value, array):
             if array is not value:
-                one.view, content = View.of(value, array), array
+                entry.view, content = View.of(value, array), array
             unit = self._memories.get(id(array))
-            # one without keys is removed, and only still copied
+            # a unit without keys was removed, although a copy of it may still run
             held = unit.held.get(home) if unit is not None and unit.keys else None
             if unit is not None and held is not None and held.content is array:
-                unit.keys[key] = one
+                unit.keys[key] = entry
                 self._units[key] = unit
                 self._values[key] = value
-                self._do(self._residency.expect({unit: unit.next_use()}))
+                self._execute(self._residency.expect({unit: unit.next_use()}))
                 return
-        unit = _Unit(key, size, home, {key: one})
+        unit = _Unit(key, size, home, {key: entry})
         if content is array:
             self._memories[id(array)] = unit
         unit.held[home] = Held(content, size)
         unit.variables[home] = self._engine.new_variable(key)
         self._units[key] = unit
         self._values[key] = value
-        self._do(self._residency.add(unit, size, one.next_use, memory, whole, home))
+        self._execute(self._residency.add(unit, size, entry.next_use, memory, whole, home))
 
     def __getitem__(self, key: Any) -> Any:
         try:
             value = self._values[key]
         except KeyError:
-            return self._fetched(key)
+            return self._fetch(key)
         self._touched.pop(key, None)
         self._touched[key] = None
         unit = self._units.get(key)
@@ -307,31 +313,31 @@ class TileStore(MutableMapping[Any, Any]):
                 return
             unit = self._units.pop(key)
             self._values.pop(key, None)
-            one = unit.keys.pop(key)
+            entry = unit.keys.pop(key)
             if self._is_spilled(unit):
-                self._below = self._below.plus(memory=-one.size)
+                self._spilled_total = self._spilled_total.plus(memory=-entry.size)
             if unit.keys:
-                self._do(self._residency.expect({unit: unit.next_use()}))
+                self._execute(self._residency.expect({unit: unit.next_use()}))
             else:
-                self._do(self._residency.remove(unit))
+                self._execute(self._residency.remove(unit))
 
     def pop(self, key: Any, default: Any = None) -> Any:
         raise NotImplementedError(
             "pop may read the value back from disk; to forget a key, use del instead"
         )
 
-    # What distributed asks for
+    # The interface of distributed.spill.SpillBuffer
 
     @property
     def fast(self) -> Mapping[Any, Any]:
-        """What is in memory; for inspection only."""
+        """The values in memory; for inspection only."""
         return self._values
 
     memory = fast
 
     @property
     def slow(self) -> Mapping[Any, Held]:
-        """What is on tiers below alone; for inspection only."""
+        """What lower tiers have of the values that are not in memory; for inspection only."""
         with self._lock:
             return {
                 key: unit.held[max(unit.held)]
@@ -344,31 +350,31 @@ class TileStore(MutableMapping[Any, Any]):
     @property
     def spilled_total(self) -> Spilled:
         """Bytes of the values that are on the last tier alone, and bytes of all files."""
-        return self._below
+        return self._spilled_total
 
     @property
     def cumulative_metrics(self) -> dict[tuple[str, str], float]:
         """Counts, bytes and seconds by ``(label, unit)``.
 
         Labels are ``disk-write`` and ``disk-read``, the same for other tiers, and
-        ``memory-read`` for values that were where they are read.
+        ``memory-read`` for reads of values that were in memory.
         """
         read = {"count": self._reads, "bytes": self._bytes_read}
         with self._lock:
             return {**self._metrics, **{("memory-read", unit): read[unit] for unit in read}}
 
     def report(self) -> dict[str, Any]:
-        """Numbers for :func:`dasktile.metrics`.
+        """Counts for :func:`dasktile.metrics`.
 
         Returns
         -------
-        ``spilled`` and ``read_back``, bytes by tier; ``held``, bytes by tier now;
-        ``prefetched`` and ``hits``, counts of values that were fetched before they were asked
-        for, and of those of them that then were; ``blocked``, seconds.
+        ``spilled`` and ``read_back``, bytes by tier; ``held``, bytes on each tier now;
+        ``prefetched``, the number of prefetched values; ``hits``, the number of those that were
+        prefetched on time; ``blocked``, seconds.
         """
         with self._lock:
             counts = self._counts()
-            counts.subtract(self._counted)
+            counts.subtract(self._counts_at_reset)
             below = self._names[1:]
             return {
                 "spilled": {name: int(counts[f"{name}-write"]) for name in below},
@@ -386,112 +392,112 @@ class TileStore(MutableMapping[Any, Any]):
         return Counter({**copied, **ahead, "blocked": self.blocked})
 
     def reset(self) -> None:
-        """Let :meth:`report` count from zero; what Prometheus reads goes on."""
+        """Let :meth:`report` count from zero; `cumulative_metrics` are not reset."""
         with self._lock:
-            self._counted = self._counts()
+            self._counts_at_reset = self._counts()
 
     def evict(self) -> int:
-        """Let the value go from memory that should go first.
+        """Evict the value that is first in eviction order from memory.
 
         Returns
         -------
-        Bytes that are free now, -1 if nothing could go, or if it goes without being waited for.
+        Freed bytes; -1 if none can be evicted, or if the eviction is not waited for.
         """
-        if self.relieve is not None:
-            self.relieve()
+        if self.on_evict is not None:
+            self.on_evict()
             return -1
         with self._lock:
             self._touch()
             residency = self._residency
             if not residency.staying(0):
-                self._take_small()
-            before, allowed = self._gone, residency.allowed(0)
+                self._add_small()
+            before, allowed = self._evicted_bytes, residency.allowed(0)
             copies = []
             for tier in range(1, len(self._tiers) + 1):
-                # what was full may have room again
-                copies += self._do(residency.resize(tier, residency.settings.capacity[tier]))
-            if not copies and self._gone == before:
-                # the smallest step makes one buffer leave
-                copies = self._do(residency.resize(0, max(0, residency.staying(0) - 1)))
+                # a lower tier that was full may have space again
+                copies += self._execute(residency.resize(tier, residency.settings.capacity[tier]))
+            if not copies and self._evicted_bytes == before:
+                # to reduce the capacity by the smallest step evicts one buffer
+                copies = self._execute(residency.resize(0, max(0, residency.staying(0) - 1)))
         for copy in copies:
             copy.exception()
         with self._lock:
-            after = self._gone
-            self._do(residency.resize(0, allowed))
+            after = self._evicted_bytes
+            self._execute(residency.resize(0, allowed))
         return after - before if after > before else -1
 
     @property
     def host(self) -> int:
-        """The tier that is the host's memory."""
+        """Number of the tier that is the host's memory."""
         return 0 if self._device is None else 1
 
     @property
-    def away(self) -> int:
-        """How many values are not where tasks read them."""
+    def evicted_count(self) -> int:
+        """Number of values that are not on the tier on which tasks read them."""
         return len(self) - len(self._values)
 
     def used(self, tier: int) -> int:
-        """Bytes on a tier, with those on their way to it or from it."""
+        """Bytes on a tier, including those of copies to it or from it that are not done."""
         return self._residency.used[tier]
 
-    def leaving(self, tier: int) -> int:
-        """Bytes of these that are to leave it."""
+    def evicting(self, tier: int) -> int:
+        """Those bytes of a tier that are being evicted."""
         return self._residency.used[tier] - self._residency.staying(tier)
 
     def capacity(self, tier: int) -> float:
-        """Bytes that a tier may have now."""
+        """Present capacity of a tier in bytes."""
         return self._residency.capacity[tier]
 
-    def squeeze(self, tier: int, target: int) -> None:
-        """Let tiles leave a tier until it has so many bytes, without waiting for that."""
+    def shrink_to(self, tier: int, target: int) -> None:
+        """Start to evict tiles until a tier has at most `target` bytes; does not wait."""
         with self._lock:
             residency = self._residency
             if target < 0 and tier == self.host and not residency.staying(tier):
-                self._take_small()
-            self._do(residency.shrink(tier, max(0, residency.staying(tier) - target)))
+                self._add_small()
+            self._execute(residency.shrink(tier, max(0, residency.staying(tier) - target)))
 
-    def _take_small(self) -> None:
-        """Let objects leave too that may be larger than they say."""
-        for key in [key for key, certain in self._small.items() if not certain]:
+    def _add_small(self) -> None:
+        """Make small values evictable that may take more memory than was measured."""
+        for key in [key for key, exact in self._small.items() if not exact]:
             value = self._values[key]
             del self._small[key]
             size = internals.safe_sizeof(value)
             self._add(key, value, size, size, self.host, None)
 
     def resize(self, tier: int, capacity: int | None) -> None:
-        """Give a tier more or less room.
+        """Change the capacity of a tier.
 
         Parameters
         ----------
         tier
-            0 for the first.
+            Number of the tier, 0 for the first.
         capacity
             Bytes, None for no limit.
         """
         with self._lock:
-            self._do(self._residency.resize(tier, capacity))
+            self._execute(self._residency.resize(tier, capacity))
 
     def _make_room(self, size: int) -> bool:
-        """A task finds no room for so many bytes on the device; True if there may be some now."""
+        """Evict because a task cannot allocate `size` bytes on the device; True if any were."""
         if getattr(self._copying, "now", False):
-            # the residency is told, and finds room by itself
+            # the copy fails, and the residency retries it when there is memory
             return False
         if self._device is not None and size > self._device.total():
             # no eviction makes room for it
             return False
         with self._lock:
-            before = self._gone
-            copies = self._do(self._residency.shrink(0, size))
+            before = self._evicted_bytes
+            copies = self._execute(self._residency.shrink(0, size))
         for copy in copies:
             copy.exception()
-        found = self._gone > before
-        if not found:
+        evicted = self._evicted_bytes > before
+        if not evicted:
             logger.warning(
-                "%s has no room for %d bytes, and nothing to leave", self._names[0], size
+                "%s has no room for %d bytes, and no tile can be evicted", self._names[0], size
             )
-        return found
+        return evicted
 
-    # Asking for several
+    # Requests
 
     def request(
         self,
@@ -501,24 +507,24 @@ class TileStore(MutableMapping[Any, Any]):
         now: float | None = None,
         urgent: bool = False,
     ) -> int:
-        """Have values in memory, and keep them there.
+        """Swap values in, and keep them in memory until the request is released.
 
         Parameters
         ----------
         keys
-            Of values.
+            Keys of the values.
         then
-            Called once they are there, in any thread; must return at once and not raise.
+            Called once they are in memory, in any thread; must return at once and not raise.
         room
-            Bytes that are going to be made of them.
+            Bytes to reserve for the result of the task.
         now
-            The number of the task that asks, in the order that tasks run in.
+            Number of the task that reads them, in the order in which tasks run.
         urgent
-            Whether not to wait for room.
+            True to swap in at once, even above the capacity.
 
         Returns
         -------
-        What to give to :meth:`release` in the end.
+        The number of the request, for :meth:`release`.
 
         Raises
         ------
@@ -526,33 +532,35 @@ class TileStore(MutableMapping[Any, Any]):
             If there is no such key.
         """
         with self._lock:
-            self._asked += 1
-            name = self._asked
+            self._last_request += 1
+            name = self._last_request
             self._waiting[name] = then
             try:
-                found = [self._units[key] for key in keys if key not in self._small]
+                units = [self._units[key] for key in keys if key not in self._small]
                 self._touch()
-                self._do(self._residency.request(name, found, now, room, urgent or self._closed))
+                self._execute(
+                    self._residency.request(name, units, now, room, urgent or self._closed)
+                )
             except BaseException:
                 self._waiting.pop(name, None)
                 with suppress(KeyError):
-                    self._do(self._residency.release(name))
+                    self._execute(self._residency.release(name))
                 raise
             return name
 
     def urge(self, name: int) -> None:
-        """Do not let a request wait for room any longer."""
+        """Make a request urgent: it does not wait for memory any longer."""
         with self._lock:
-            self._do(self._residency.urge(name))
+            self._execute(self._residency.urge(name))
 
     def release(self, name: int) -> None:
-        """Let values go that were asked for; those that wait for them are not told any more."""
+        """End a request: its values can be evicted, and its callback is not called any more."""
         with self._lock:
             self._waiting.pop(name, None)
-            self._do(self._residency.release(name))
+            self._execute(self._residency.release(name))
 
-    def settle(self) -> None:
-        """Wait while values are written because memory is full."""
+    def wait_for_writes(self) -> None:
+        """Wait for evictions while memory is full."""
         while True:
             with self._lock:
                 if not self._residency.crowded or not self._engine.left:
@@ -560,12 +568,12 @@ class TileStore(MutableMapping[Any, Any]):
             self._engine.wait_all()
 
     def expect(self, uses: Mapping[Any, float | None]) -> None:
-        """Say when values are needed next.
+        """Set the next uses of values.
 
         Parameters
         ----------
         uses
-            As for :meth:`Residency.expect`; keys that are not there are passed over.
+            As for :meth:`Residency.expect`; missing keys are ignored.
         """
         if uses:
             with self._lock:
@@ -575,54 +583,61 @@ class TileStore(MutableMapping[Any, Any]):
                     if unit is not None:
                         unit.keys[key].next_use = use
                         changed[unit] = unit.next_use()
-                self._do(self._residency.expect(changed))
+                self._execute(self._residency.expect(changed))
 
-    def look(self, keys: Sequence[Any]) -> None:
-        """Say what tasks will ask for first, as for :meth:`Residency.look`."""
+    def set_upcoming(self, keys: Sequence[Any]) -> None:
+        """Set the inputs of the next task, as for :meth:`Residency.set_upcoming`."""
         with self._lock:
             units = (self._units.get(key) for key in keys)
-            self._do(self._residency.set_upcoming([unit for unit in units if unit is not None]))
+            self._execute(
+                self._residency.set_upcoming([unit for unit in units if unit is not None])
+            )
 
     def forget_uses(self) -> None:
-        """Go by age alone, and by the room that there was at first."""
+        """Forget all next uses, so that eviction is by age, and restore the first capacity."""
         with self._lock:
             for unit in self._units.values():
-                for one in unit.keys.values():
-                    one.next_use = None
-            self._do(self._residency.expect(dict.fromkeys(self._units.values())))
-            self._do(self._residency.set_upcoming([]))
+                for entry in unit.keys.values():
+                    entry.next_use = None
+            self._execute(self._residency.expect(dict.fromkeys(self._units.values())))
+            self._execute(self._residency.set_upcoming([]))
             capacity = self._residency.settings.capacity[self.host]
-            self._do(self._residency.resize(self.host, capacity))
+            self._execute(self._residency.resize(self.host, capacity))
 
     def age(self) -> None:
-        """Now and then: as for :meth:`Residency.age`; a disk that was full may have room again."""
+        """Age next uses as :meth:`Residency.age` does, and retry a disk that was full.
+
+        To be called regularly.
+        """
         with self._lock:
             residency, last = self._residency, self._last
-            self._do(residency.age() + residency.resize(last, residency.settings.capacity[last]))
+            self._execute(
+                residency.age() + residency.resize(last, residency.settings.capacity[last])
+            )
 
-    def may_be_read(self, key: Any) -> bool:
-        """Whether a value is only waiting for room."""
+    def may_become_readable(self, key: Any) -> bool:
+        """Whether a value is not in memory for lack of memory only, and not by a read error."""
         unit = self._units.get(key)
         return unit is None or unit.error is None or isinstance(unit.error, MemoryError)
 
     def _touch(self) -> None:
-        """Tell the residency what was read."""
+        """Pass the reads since the last call to the residency."""
         touched, self._touched = self._touched, {}
         # another thread may still add to it
         for key in list(touched):
             if key in self._units:
                 self._residency.touch(self._units[key])
 
-    def _fetched(self, key: Any) -> Any:
-        there = threading.Event()
+    def _fetch(self, key: Any) -> Any:
+        ready = threading.Event()
         with self._lock:
-            asked = self._units.get(key)
-            # who waits here may be whom others wait for
-            name = self.request([key], there.set, urgent=True)
+            requested = self._units.get(key)
+            # urgent: other requests may wait for the task that waits here
+            name = self.request([key], ready.set, urgent=True)
         start = self._clock()
         try:
-            there.wait()
-            if threading.get_ident() == self.waiter:
+            ready.wait()
+            if threading.get_ident() == self.event_loop_thread:
                 self.blocked += self._clock() - start
             with self._lock:
                 if key in self._values:
@@ -632,21 +647,21 @@ class TileStore(MutableMapping[Any, Any]):
             self.release(name)
         if unit is None:
             raise KeyError(key)
-        if unit is not asked:
-            # it was written again meanwhile, and has left since
-            return self._fetched(key)
+        if unit is not requested:
+            # the value was replaced meanwhile, and the new one was evicted since
+            return self._fetch(key)
         error = "the store is closed" if unit.error is None and self._closed else repr(unit.error)
         raise LostTileError(f"{key!r} could not be read back: {error}")
 
-    # Doing what the residency says; the lock is held
+    # Execution of the residency's instructions, with the lock held
 
-    def _do(self, instructions: Sequence[Instruction]) -> list[Future[Any]]:
-        """Do what is said; futures of the copies."""
+    def _execute(self, instructions: Sequence[Instruction]) -> list[Future[Any]]:
+        """Execute instructions; return the futures of the copies."""
         copies = []
-        for one in instructions:
-            match one:
+        for instruction in instructions:
+            match instruction:
                 case Copy():
-                    copies.append(self._push(one))
+                    copies.append(self._start_copy(instruction))
                 case Drop(unit, _, tier):
                     self._drop(unit, tier)
                 case Ready(name):
@@ -655,21 +670,21 @@ class TileStore(MutableMapping[Any, Any]):
                         then()
         return copies
 
-    def _push(self, copy: Copy) -> Future[Any]:
+    def _start_copy(self, copy: Copy) -> Future[Any]:
         unit: Any = copy.key
         source = unit.variables[copy.source]
         target = unit.variables[copy.target] = self._engine.new_variable(unit.name)
         lane = f"{copy.source} to {copy.target}"
         future = self._engine.push(partial(self._copy, unit, copy), [source], [target], lane)
-        future.add_done_callback(partial(self._ended, unit, copy))
+        future.add_done_callback(partial(self._copy_ended, unit, copy))
         return future
 
-    def _ended(self, unit: _Unit, copy: Copy, future: Future[Any]) -> None:
+    def _copy_ended(self, unit: _Unit, copy: Copy, future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
-            # the lane is closed: what was to run there never will
+            # the lane is closed: the copy has not run
             with self._lock:
-                self._failed(unit, copy, error)
+                self._copy_failed(unit, copy, error)
 
     def _is_spilled(self, unit: _Unit) -> bool:
         return min(unit.held, default=0) == self._last
@@ -677,32 +692,32 @@ class TileStore(MutableMapping[Any, Any]):
     @staticmethod
     def _bytes(unit: _Unit) -> int:
         """Bytes of the values of a unit, as the scheduler counts them."""
-        return sum(one.size for one in unit.keys.values())
+        return sum(entry.size for entry in unit.keys.values())
 
     def _drop(self, unit: Any, tier: int) -> None:
         held = unit.held.pop(tier)
         variable = unit.variables.pop(tier)
         if tier == self._last:
-            self._below = self._below.plus(disk=-held.size)
+            self._spilled_total = self._spilled_total.plus(disk=-held.size)
         elif self._is_spilled(unit):
-            self._below = self._below.plus(memory=self._bytes(unit))
+            self._spilled_total = self._spilled_total.plus(memory=self._bytes(unit))
         if tier == 0:
-            self._gone += held.size
+            self._evicted_bytes += held.size
         if tier == unit.home:
             for key in unit.keys:
                 self._values.pop(key, None)
             if self._memories.get(id(held.content)) is unit:
                 del self._memories[id(held.content)]
-            # a value that is being written stays until it is
-            self._engine.delete(variable, partial(_forget, held), "inline")
+            # a value that is being copied stays until that is done
+            self._engine.delete(variable, partial(_keep_alive, held), "inline")
         else:
             free = partial(self._tiers[tier - 1].free, held)
             self._engine.delete(variable, free, f"{tier - 1} to {tier}")
 
-    # In a thread
+    # In threads
 
     def _copy(self, unit: _Unit, copy: Copy) -> None:
-        """Copy a tile between two tiers; what goes wrong is told to the residency."""
+        """Copy a tile between two tiers; an exception is passed to the residency."""
         down = copy.target > copy.source
         held = unit.held[copy.source]
         lower = self._tiers[max(copy.source, copy.target) - 1]
@@ -713,36 +728,36 @@ class TileStore(MutableMapping[Any, Any]):
             if self._closed:
                 raise RuntimeError("the store is closed")
             if down:
-                made = lower.store(held.content)
+                result = lower.store(held.content)
             else:
-                made = Held(lower.load(held), unit.size)
+                result = Held(lower.load(held), unit.size)
         except Exception as error:
             with self._lock:
-                self._failed(unit, copy, error)
+                self._copy_failed(unit, copy, error)
             return
         finally:
             self._copying.now = False
         with self._lock:
             self._metrics[label, "count"] += 1
-            self._metrics[label, "bytes"] += made.size if down else held.size
+            self._metrics[label, "bytes"] += result.size if down else held.size
             self._metrics[label, "seconds"] += self._clock() - start
             if not down and self._is_spilled(unit):
-                self._below = self._below.plus(memory=-self._bytes(unit))
-            unit.held[copy.target] = made
+                self._spilled_total = self._spilled_total.plus(memory=-self._bytes(unit))
+            unit.held[copy.target] = result
             if copy.target == self._last:
-                self._below = self._below.plus(disk=made.size)
+                self._spilled_total = self._spilled_total.plus(disk=result.size)
             elif copy.target == unit.home:
-                self._come(unit, made.content)
-            self._do(self._residency.copied(copy, made.size))
+                self._restore(unit, result.content)
+            self._execute(self._residency.copied(copy, result.size))
 
-    def _come(self, unit: _Unit, content: Any) -> None:
-        """Have the values of a unit again."""
+    def _restore(self, unit: _Unit, content: Any) -> None:
+        """Put the values of a unit back into memory."""
         if memory_of(content) is content:
             self._memories[id(content)] = unit
-        for key, one in unit.keys.items():
-            self._values[key] = content if one.view is None else one.view.on(content)
+        for key, entry in unit.keys.items():
+            self._values[key] = content if entry.view is None else entry.view.on(content)
 
-    def _failed(self, unit: _Unit, copy: Copy, error: BaseException) -> None:
+    def _copy_failed(self, unit: _Unit, copy: Copy, error: BaseException) -> None:
         unit.variables.pop(copy.target)
         up = copy.target < copy.source
         full = isinstance(error, MemoryError if up else OSError)
@@ -756,7 +771,7 @@ class TileStore(MutableMapping[Any, Any]):
                 self._names[copy.source],
                 exc_info=error,
             )
-            # of its traceback, buffers of the size of the tile would be kept
+            # its traceback would keep buffers of the size of the tile in memory
             unit.error = error.with_traceback(None)
         elif up:
             logger.error("%r could not be read back", unit.name, exc_info=error)
@@ -764,7 +779,7 @@ class TileStore(MutableMapping[Any, Any]):
         elif unit.keys and not unit.logged:
             unit.logged = True
             logger.error("Failed to serialize %r", unit.name, exc_info=error)
-        self._do(self._residency.failed(copy, full))
+        self._execute(self._residency.failed(copy, full))
 
     def close(self) -> None:
         """Stop copying, and remove all files."""
@@ -778,15 +793,15 @@ class TileStore(MutableMapping[Any, Any]):
         for then in waiting:
             then()
         for executor in self._pools.values():
-            # what is queued fails at once
+            # queued copies fail at once
             executor.shutdown()
         for tier in self._tiers:
             tier.close()
 
 
-def _forget(held: Held) -> None:
-    """Hold on to a value until nobody reads it."""
+def _keep_alive(held: Held) -> None:
+    """Keep a value alive until the engine has run the reads before this."""
 
 
-def unknown(key: Any) -> None:
-    """When a value is needed next, if nobody knows."""
+def no_next_use(key: Any) -> None:
+    """The next use of every value without hints: unknown."""

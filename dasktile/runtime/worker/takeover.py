@@ -1,4 +1,4 @@
-"""Moving all results of a worker from one mapping to another, or none of them."""
+"""Moves all results of a worker from one mapping to another."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 Data = MutableMapping[Any, Any]
 
 
-def move(source: Data, target: Data, settle: Callable[[], object] = lambda: None) -> None:
-    """Move all values.
+def move_all(source: Data, target: Data, after_each: Callable[[], object] = lambda: None) -> None:
+    """Move all values, or none if one of them cannot be moved.
 
-    They are moved one by one, so that they are not in memory twice.
+    Values are moved one by one, so that at most one is in both mappings.
 
     Parameters
     ----------
     source, target
-        Mappings.
-    settle
-        Called after each.
+        The mappings.
+    after_each
+        Called after each value.
 
     Raises
     ------
     Exception
-        What the mappings raise, once those that were moved are back.
+        An exception of one of the mappings, after all values were moved back.
     """
-    moved = []
+    moved_keys = []
     try:
         for key in list(source):
             value = source[key]
-            moved.append(key)
+            moved_keys.append(key)
             target[key] = value
             del value
             del source[key]
-            settle()
+            after_each()
     except BaseException:
-        for key in moved:
+        for key in moved_keys:
             if key not in source:
                 source[key] = target[key]
             with suppress(KeyError):

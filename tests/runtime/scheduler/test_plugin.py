@@ -1,9 +1,10 @@
-"""Where tasks run, and when: beside plain work, beside other clients, as workers come and go."""
+"""Where and when tasks run: with other tasks, with other clients, as workers join and leave."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -15,8 +16,7 @@ from distributed.utils_test import gen_cluster
 import dasktile
 from dasktile._compat import distributed as internals
 from dasktile._compat.distributed import Feature, Internal
-from dasktile.runtime.scheduler import roots
-from dasktile.runtime.scheduler.roots import HELD, only
+from dasktile.runtime.scheduler.roots import HELD, restriction_to
 from dasktile.runtime.worker.plugin import OTHER
 from tests.gated import (
     EXPECTED,
@@ -46,7 +46,7 @@ one_worker, two_workers = (
 
 
 class Ran(SchedulerPlugin):
-    """Where tasks ran, and how many a worker had at once."""
+    """Records where tasks ran, and the most tasks that a worker had at once."""
 
     name = "ran"
 
@@ -98,7 +98,7 @@ async def test_a_plan_for_one_worker_does_not_bind_those_that_join(c, s, worker)
 
 
 @two_workers
-async def test_who_replaces_a_worker_has_its_tasks(c, s, first, second):
+async def test_a_replacement_worker_takes_over_the_tasks(c, s, first, second):
     await dasktile.enable(c)
     graph = roots_of(tiles(2, 20), 20, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
@@ -116,7 +116,7 @@ async def test_who_replaces_a_worker_has_its_tasks(c, s, first, second):
 
 
 @two_workers
-async def test_lost_roots_wait_for_their_turn_again(c, s, first, second):
+async def test_lost_root_tasks_are_held_again(c, s, first, second):
     await dasktile.enable(c)
     graph = roots_of(tiles(2, 40), 40)
     futures = c.get(graph, list(graph), sync=False)
@@ -131,7 +131,7 @@ async def test_lost_roots_wait_for_their_turn_again(c, s, first, second):
 
 
 @three_workers
-async def test_workers_that_leave_are_nobodys_home(c, s, *workers, tmp_path):
+async def test_retiring_workers_are_no_home_workers(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     leaving = s.workers[workers[0].address]
     s.handle_worker_status_change("closing_gracefully", leaving, stimulus_id="test")
@@ -147,8 +147,9 @@ async def test_workers_that_leave_are_nobodys_home(c, s, *workers, tmp_path):
 async def test_idle_workers_do_not_wait_for_one_that_is_busy_for_long(
     c, s, first, second, monkeypatch
 ):
-    monkeypatch.setattr(roots, "STALL", 0)
     await dasktile.enable(c)
+    roots = plugin_of(s).roots
+    monkeypatch.setattr(roots, "settings", replace(roots.settings, stall_timeout=0))
     busy = [
         c.submit(wait_for, "end", number, workers=[first.address], key=f"busy-{number}")
         for number in range(2)
@@ -186,7 +187,7 @@ async def test_without_the_root_throttle_tasks_wait_for_the_next_worker(c, s, wo
 
 
 @two_workers
-async def test_what_belongs_to_no_plan_runs_anywhere(c, s, first, second):
+async def test_tasks_of_no_plan_run_anywhere(c, s, first, second):
     await dasktile.enable(c)
     x = c.submit(int, 5, key="x", workers=[first.address])
     await wait(x, timeout=LIMIT)
@@ -204,7 +205,7 @@ async def test_what_belongs_to_no_plan_runs_anywhere(c, s, first, second):
 
 
 @two_workers
-async def test_what_users_say_is_left_alone(c, s, first, second):
+async def test_restrictions_by_users_are_unchanged(c, s, first, second):
     await dasktile.enable(c)
     graph = roots_of(tiles(2, 4), 4, wait_for, "go")
     with dask.annotate(workers=[first.address], allow_other_workers=True):
@@ -222,7 +223,7 @@ async def test_what_users_say_is_left_alone(c, s, first, second):
 
 
 @one_worker
-async def test_roots_do_not_starve_behind_the_queue(c, s, worker):
+async def test_root_tasks_do_not_starve_behind_the_queue(c, s, worker):
     await dasktile.enable(c)
     ran = Ran(s)
     plain = c.map(wait_for, ["go"] * 40, range(40), key="plain")
@@ -240,7 +241,7 @@ async def test_roots_do_not_starve_behind_the_queue(c, s, worker):
 
 
 @two_workers
-async def test_roots_that_are_let_go_are_queued(c, s, first, second):
+async def test_freed_root_tasks_are_queued(c, s, first, second):
     await dasktile.enable(c)
     graph = roots_of(tiles(2, 40), 40, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
@@ -255,7 +256,7 @@ async def test_roots_that_are_let_go_are_queued(c, s, first, second):
 
 
 @two_workers
-async def test_tasks_at_home_are_kept_from_thieves(c, s, first, second):
+async def test_tasks_on_their_home_workers_are_not_stolen(c, s, first, second):
     await dasktile.enable(c)
     name = f"after-dasktile-2_0e4-{HASH}"
     graph = roots_of(tiles(2, 8), 8)
@@ -278,7 +279,7 @@ async def test_tasks_at_home_are_kept_from_thieves(c, s, first, second):
 
 
 @three_workers
-async def test_what_is_predicted_is_counted_once(c, s, *workers, tmp_path):
+async def test_predictions_are_counted_once(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     a = da.from_array(VALUES, chunks=(10, 24))
     y = dasktile.optimize((a - a.mean(axis=0)).T @ a)
@@ -292,7 +293,7 @@ async def test_what_is_predicted_is_counted_once(c, s, *workers, tmp_path):
 
 
 @two_workers
-async def test_only_counted(c, s, first, second):
+async def test_without_placement_tasks_are_only_counted(c, s, first, second):
     await dasktile.enable(c, placement=False)
     graph = roots_of(tiles(2, 8), 8)
     await wait(c.get(graph, list(graph), sync=False), timeout=LIMIT)
@@ -302,7 +303,7 @@ async def test_only_counted(c, s, first, second):
 
 
 @two_workers
-async def test_layers_are_looked_at_once(c, s, first, second, monkeypatch):
+async def test_each_layer_name_is_parsed_once(c, s, first, second, monkeypatch):
     await dasktile.enable(c)
     plugin = plugin_of(s)
     looked: list[object] = []
@@ -314,7 +315,9 @@ async def test_layers_are_looked_at_once(c, s, first, second, monkeypatch):
     assert sorted(looked) == ["plain", name]
     # one object for all
     homes = {id(ts.worker_restrictions) for ts in s.tasks.values() if ts.worker_restrictions}
-    assert homes <= {id(only(worker.address)) for worker in (first, second)} | {id(only(HELD))}
+    assert homes <= {id(restriction_to(worker.address)) for worker in (first, second)} | {
+        id(restriction_to(HELD))
+    }
 
 
 @one_worker
@@ -330,7 +333,7 @@ async def test_predictions_are_bounded(c, s, worker):
 
 
 @two_workers
-async def test_odd_keys_and_a_page_that_fails_stop_nothing(c, s, first, second):
+async def test_unusual_keys_and_errors_of_the_page_do_not_stop_placement(c, s, first, second):
     await dasktile.enable(c)
     plugin = plugin_of(s)
     odd = c.submit(abs, -1, key=f"sum-dasktile-2_0e1-{HASH}")
@@ -344,7 +347,7 @@ async def test_odd_keys_and_a_page_that_fails_stop_nothing(c, s, first, second):
 
 
 @two_workers
-async def test_a_plugin_that_is_taken_off_leaves_nothing(c, s, first, second):
+async def test_a_removed_plugin_leaves_nothing(c, s, first, second):
     await dasktile.enable(c)
     plugin = plugin_of(s)
     assert s.task_metadata["dasktile"]["workers"]

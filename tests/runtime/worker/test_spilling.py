@@ -1,4 +1,4 @@
-"""Workers with a store: the same results, fetched before tasks and peers read them."""
+"""Workers with a store: right results, swapped in before tasks and peers read them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SIZE = 200_000
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Only results count, not what the test's process takes."""
+    """Let the budget ignore the memory of the test's process."""
     memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
     settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with dask.config.set(settings):
@@ -47,19 +47,19 @@ def stores(cluster: LocalCluster) -> list[TileStore]:
 def watched(store: Any) -> list[str]:
     """Names of the threads that have waited for a value to be read back."""
     names: list[str] = []
-    fetched = store._fetched
+    fetched = store._fetch
 
     def fetch(key: Any) -> Any:
         names.append(threading.current_thread().name)
         return fetched(key)
 
-    store._fetched = fetch
+    store._fetch = fetch
     return names
 
 
 @contextmanager
 def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True) -> Iterator[Any]:
-    """A cluster in this process whose workers may hold so many tiles, and its client."""
+    """A cluster in this process with memory for a number of tiles per worker, and its client."""
     limit = tiles * SIZE
     with (
         LocalCluster(
@@ -113,12 +113,12 @@ def deadline(condition: Any) -> None:
 
 
 def ways(worker: Worker) -> list[Any]:
-    """What of a worker is replaced."""
+    """The attributes and handlers of a worker that are replaced."""
     handlers = [worker.handlers[name] for name in ("get_data", "update_data")]
     return [worker.data, worker.state.data, worker.execute, worker.gather_dep, *handlers]
 
 
-def test_put_in_and_taken_out(quiet: None) -> None:
+def test_attached_and_detached(quiet: None) -> None:
     with spilling(20, threads=2, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         before = ways(worker)
@@ -137,7 +137,7 @@ def test_put_in_and_taken_out(quiet: None) -> None:
         np.testing.assert_array_equal((x + 1).compute(), X + 1)
 
 
-def test_errors_reach_whoever_asks(quiet: None) -> None:
+def test_errors_reach_the_reader(quiet: None) -> None:
     with spilling(2, threads=2) as (cluster, client):
         [store] = stores(cluster)
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(3), pure=False)
@@ -152,7 +152,7 @@ def test_errors_reach_whoever_asks(quiet: None) -> None:
         assert client.submit(lambda: 5).result(LIMIT) == 5
 
 
-def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
+def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
     def inner(x: np.ndarray) -> float:
         return float(x.sum())
 
@@ -169,7 +169,7 @@ def test_tasks_that_wait_for_tasks_of_their_own(quiet: None) -> None:
 
 
 class _Hidden(list[Any]):
-    """A list that Dask does not look into."""
+    """A list that Dask does not traverse."""
 
 
 def is_finite(use: float | None) -> bool:
@@ -177,7 +177,7 @@ def is_finite(use: float | None) -> bool:
     return use is not None and math.isfinite(use)
 
 
-def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
+def test_hints_include_the_readers_of_later_graphs(quiet: None) -> None:
     def slow(number: int, started: str) -> int:
         Event(started).wait(LIMIT)
         return number
@@ -188,19 +188,19 @@ def test_the_store_knows_what_later_graphs_read(quiet: None) -> None:
         tiles = client.map(lambda number: np.full(10_000, number), range(4), pure=False)
         wait(tiles, timeout=LIMIT)
         keys = [tile.key for tile in tiles]
-        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        deadline(lambda: [uses.next_use(key) for key in keys] == [math.inf] * 4)
         # nobody knew of these when the tiles were made
         first = client.submit(slow, 1, "go", priority=1)
         sums = client.map(lambda tile, _: float(tile.sum()), tiles, [first] * 4)
-        deadline(lambda: all(is_finite(uses.of(key)) for key in keys))
+        deadline(lambda: all(is_finite(uses.next_use(key)) for key in keys))
         Event("go", client=client).set()
         assert client.gather(sums) == [10_000 * number for number in range(4)]
-        deadline(lambda: [uses.of(key) for key in keys] == [math.inf] * 4)
+        deadline(lambda: [uses.next_use(key) for key in keys] == [math.inf] * 4)
         # what the client does not want any more, and no task reads, is about to be removed
         tile = client.submit(np.full, 10_000, 7.0)
         reader = client.submit(slow, tile, "later")
         tile.release()
-        deadline(lambda: uses.of(tile.key) is not None)
+        deadline(lambda: uses.next_use(tile.key) is not None)
         Event("later", client=client).set()
         wait(reader, timeout=LIMIT)
         deadline(lambda: tile.key not in worker.data)
@@ -216,7 +216,7 @@ def test_workers_that_join_get_the_store(quiet: None) -> None:
         assert not any(isinstance(w.data, TileStore) for w in cluster.workers.values())
 
 
-def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
+def test_enabled_again_and_during_a_computation(quiet: None) -> None:
     with spilling(20, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         tiles = client.map(lambda number: np.full(10_000, number), range(30), pure=False)
@@ -227,7 +227,7 @@ def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
         store = worker.data
         uses = spilling_of(worker).uses
         # of tasks that were there before
-        deadline(lambda: all(is_finite(uses.of(tile.key)) for tile in tiles))
+        deadline(lambda: all(is_finite(uses.next_use(tile.key)) for tile in tiles))
         dasktile.enable(client)
         assert worker.data is store
         Event("on", client=client).set()
@@ -238,7 +238,7 @@ def test_enabled_twice_and_in_the_middle(quiet: None) -> None:
 
 
 class Bad:
-    """What can be kept, but not written."""
+    """A value that can be kept in memory, but not serialized."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -247,7 +247,7 @@ class Bad:
         return 15_000_000
 
 
-def test_results_that_cannot_be_given_back_stay(quiet: None) -> None:
+def test_results_that_cannot_be_moved_back_stay(quiet: None) -> None:
     with spilling(50, stored=False) as (cluster, client):
         [worker] = cluster.workers.values()
         dasktile.enable(client)

@@ -1,4 +1,4 @@
-"""Workers that spill get the right results, whatever fails below or around them."""
+"""Workers that spill compute right results after failures of disks, devices and workers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import errno
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ TILES = 10
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Only results count, not what the test's process takes."""
+    """Let the budget ignore the memory of the test's process."""
     memory = {"target": 0.6, "spill": False, "pause": False, "terminate": False}
     settings = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     RateLimiterFilter.reset_timer(store_module.logger)
@@ -54,7 +54,7 @@ def spilling(
     device: float | None = None,
     **options: Any,
 ) -> Iterator[tuple[LocalCluster, Client]]:
-    """A cluster whose workers keep so many tiles in memory, and its client."""
+    """A cluster with memory for a number of tiles per worker, and its client."""
     limit = int(tiles * SIZE / 0.6) + 2000
     room = None if device is None else int(device * SIZE) + 2000
     with (
@@ -184,7 +184,7 @@ def first(value: np.ndarray) -> int:
     return int(value[0])
 
 
-def test_taken_out_and_put_in_while_tiles_are_spilled() -> None:
+def test_disabled_and_enabled_while_tiles_are_spilled() -> None:
     with spilling(2.5, threads=2) as (cluster, client):
         tiles = made(client)
         store = store_of(cluster)
@@ -199,7 +199,7 @@ def test_taken_out_and_put_in_while_tiles_are_spilled() -> None:
         is_right(client, tiles)
 
 
-def test_taken_out_of_workers_that_had_none(tmp_path: Path) -> None:
+def test_disabled_on_workers_without_a_spilling_mapping(tmp_path: Path) -> None:
     with (
         LocalCluster(
             n_workers=1,
@@ -243,7 +243,7 @@ def test_a_full_disk(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Limited:
-    """Gives a store's disk so many bytes."""
+    """Limits a store's disk to a number of bytes."""
 
     def __init__(self, store: TileStore, left: int) -> None:
         self.left = left
@@ -262,7 +262,7 @@ class Limited:
         return held
 
 
-def test_no_more_than_may_be_spilled(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_of_spilled_bytes(caplog: pytest.LogCaptureFixture) -> None:
     with (
         dask.config.set({"distributed.worker.memory.max-spill": 2 * SIZE + 2000}),
         spilling(2.5) as (cluster, client),
@@ -284,8 +284,8 @@ def test_no_more_than_may_be_spilled(caplog: pytest.LogCaptureFixture) -> None:
         until(lambda: set(store.slow) - spilled)
 
 
-def test_a_file_that_is_gone() -> None:
-    """The task fails and says why; nothing is made again by itself."""
+def test_a_missing_file() -> None:
+    """The task fails with the reason; nothing is recomputed automatically."""
     with spilling(2.5, threads=2) as (cluster, client):
         tiles = made(client)
         store = store_of(cluster)
@@ -306,8 +306,8 @@ def test_a_file_that_is_gone() -> None:
         assert client.submit(total, again).result(LIMIT) == 0
 
 
-def test_a_peer_asks_for_what_is_gone() -> None:
-    """To the scheduler it is as a result that is lost: it is made again."""
+def test_a_peer_requests_a_lost_tile() -> None:
+    """The scheduler handles it as a lost result: it is recomputed."""
     with spilling(2.5, workers=2) as (cluster, client):
         one, two = cluster.workers.values()
         tiles = made(client, workers=[one.address], allow_other_workers=True)
@@ -318,7 +318,7 @@ def test_a_peer_asks_for_what_is_gone() -> None:
         assert client.gather(results) == sums(range(TILES))
 
 
-def test_a_client_asks_for_what_is_gone() -> None:
+def test_a_client_requests_a_lost_tile() -> None:
     with spilling(2.5) as (cluster, client):
         tiles = made(client)
         store = store_of(cluster)
@@ -332,7 +332,7 @@ def test_a_client_asks_for_what_is_gone() -> None:
 # Values
 
 
-def test_what_cannot_be_pickled(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_cannot_be_pickled(caplog: pytest.LogCaptureFixture) -> None:
     with spilling(2.5) as (cluster, client), caplog.at_level(logging.ERROR):
         store = store_of(cluster)
         stubborn = client.map(with_lock, range(4), pure=False)
@@ -364,14 +364,14 @@ def generator() -> Any:
 
 
 def add_one(value: np.ndarray) -> float:
-    """Changes what it is given."""
+    """Changes its input in place."""
     value += 1
     return total(value)
 
 
 @pytest.mark.parametrize("keep_clean", (False, True))
-def test_tasks_that_change_what_they_are_given(keep_clean: bool) -> None:
-    """With the setting off they find what the one before has left, as without spilling."""
+def test_tasks_that_change_their_inputs(keep_clean: bool) -> None:
+    """With the setting off they read the changes of earlier tasks, as without spilling."""
     found = []
     with (
         dask.config.set({"dasktile.spill.keep-clean": keep_clean}),
@@ -390,7 +390,7 @@ def test_tasks_that_change_what_they_are_given(keep_clean: bool) -> None:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], EmulatedDevice]:
-    """Gives the process a device with room for so many tiles."""
+    """Gives the process a device with memory for a number of tiles."""
     monkeypatch.setattr(emulated, "_current", [])
     return lambda tiles: use(EmulatedDevice(int(tiles * SIZE)))
 
@@ -404,11 +404,11 @@ def on_device_total(*tiles: Any) -> float:
 
 
 def doubled(value: Any) -> float:
-    """Needs as much room as it is given, for as long as it runs."""
+    """Allocates as much memory as its input has, while it runs."""
     return float((value * 2).sum())
 
 
-def test_a_device_smaller_than_what_is_made(
+def test_results_larger_than_the_device(
     device: Callable[[float], EmulatedDevice],
 ) -> None:
     gpu = device(4.5)
@@ -422,7 +422,7 @@ def test_a_device_smaller_than_what_is_made(
     until(lambda: gpu.used == 0)
 
 
-def test_tasks_that_need_room_themselves(device: Callable[[float], EmulatedDevice]) -> None:
+def test_tasks_that_allocate_on_the_device(device: Callable[[float], EmulatedDevice]) -> None:
     gpu = device(4.5)
     # tiles may take all of the device, so that there is room only when some leave
     with spilling(20, device=4.5) as (_, client):
@@ -432,7 +432,7 @@ def test_tasks_that_need_room_themselves(device: Callable[[float], EmulatedDevic
         assert gpu.peak <= gpu.capacity
 
 
-def test_tasks_that_do_not_fit_beside_each_other(
+def test_tasks_that_do_not_fit_at_once(
     device: Callable[[float], EmulatedDevice],
 ) -> None:
     gpu = device(4.5)
@@ -445,11 +445,12 @@ def test_tasks_that_do_not_fit_beside_each_other(
 
 
 def patient(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have tasks wait for room for longer than any test, where they wait."""
+    """Have tasks wait for memory for longer than any test, rather than run without it."""
     [worker] = cluster.workers.values()
     plugin: Any = worker.plugins["dasktile"]
-    module = sys.modules[type(plugin.plugin.spilling).__module__]
-    monkeypatch.setattr(module, "PATIENCE", 10 * LIMIT)
+    spilling = plugin.plugin.spilling
+    settings = replace(spilling.settings, room_timeout=10 * LIMIT)
+    monkeypatch.setattr(spilling, "settings", settings)
 
 
 def test_inputs_larger_than_the_device(

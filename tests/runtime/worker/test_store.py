@@ -1,4 +1,4 @@
-"""Results leave memory and come back, and none is lost, stale or leaked."""
+"""Results are spilled and read back, and none is lost, stale or leaked."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def tile(number: int) -> np.ndarray:
 
 
 class Made:
-    """A store with room for some tiles, and its disk."""
+    """A store for a few tiles in memory, and its disk."""
 
     def __init__(self, directory: Path, tiles: float, disk: int | None = None, **options: Any):
         self.disk = Disk(str(directory))
         self.store = TileStore([self.disk], ResidencySettings((int(tiles * SIZE), disk), **options))
 
     def fill(self, keys: str) -> None:
-        """A tile for every key, of its number."""
+        """Insert a tile for every key, filled with the number of the key."""
         for number, key in enumerate(keys):
             self.store[key] = tile(number)
         self.settle()
@@ -109,7 +109,7 @@ def test_totals(make: Callable[..., Made]) -> None:
     assert store.cumulative_metrics["disk-read", "bytes"] >= SIZE
 
 
-def test_arrays_come_back_as_they_were(make: Callable[..., Made]) -> None:
+def test_arrays_are_read_back_unchanged(make: Callable[..., Made]) -> None:
     one = make(0.1)
     values = {
         "fortran": np.asfortranarray(np.arange(20000.0).reshape(100, 200)),
@@ -162,7 +162,7 @@ def test_views_count_once(make: Callable[..., Made]) -> None:
     np.testing.assert_array_equal(one.store["t"], tile(1).reshape(100, -1).T)
 
 
-def test_eviction_by_hand(make: Callable[..., Made]) -> None:
+def test_evict_frees_the_first_value(make: Callable[..., Made]) -> None:
     one = make(5)
     for number, key in enumerate("abc"):
         one.store[key] = tile(number)
@@ -184,7 +184,7 @@ class Stubborn:
         raise TypeError("cannot be pickled")
 
 
-def test_what_cannot_be_serialized_stays(
+def test_values_that_cannot_be_serialized_stay(
     make: Callable[..., Made], caplog: pytest.LogCaptureFixture
 ) -> None:
     one = make(1.5)
@@ -236,7 +236,7 @@ def test_a_limit_of_the_disk(make: Callable[..., Made]) -> None:
         np.testing.assert_array_equal(one.store[key], tile(number))
 
 
-def test_a_file_that_is_gone(make: Callable[..., Made], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_file(make: Callable[..., Made], caplog: pytest.LogCaptureFixture) -> None:
     one = make(1.5)
     one.fill("ab")
     for name in os.listdir(one.disk.directory):
@@ -251,7 +251,7 @@ def test_a_file_that_is_gone(make: Callable[..., Made], caplog: pytest.LogCaptur
     assert one.store["a"][0] == 5
 
 
-def test_what_could_not_be_read_can_later(
+def test_a_failed_read_can_be_repeated(
     make: Callable[..., Made], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = make(1.5)
@@ -269,7 +269,7 @@ def test_what_could_not_be_read_can_later(
     np.testing.assert_array_equal(one.store["a"], tile(0))
 
 
-def test_who_waits_inside_of_others_is_served(make: Callable[..., Made]) -> None:
+def test_a_read_inside_a_request_is_served(make: Callable[..., Made]) -> None:
     one = make(2.5)
     one.fill("abcd")
     there = threading.Event()
@@ -284,7 +284,7 @@ def test_who_waits_inside_of_others_is_served(make: Callable[..., Made]) -> None
     one.store.release(second)
 
 
-def test_nobody_waits_for_a_store_that_is_closed(make: Callable[..., Made]) -> None:
+def test_closing_a_store_ends_all_waits(make: Callable[..., Made]) -> None:
     one = make(1.5)
     one.fill("abc")
     one.store.request(["c"], lambda: None)
@@ -302,7 +302,7 @@ class Broken(Stubborn):
         raise OSError("no such file")
 
 
-def test_an_object_whose_own_file_is_gone_is_no_full_disk(make: Callable[..., Made]) -> None:
+def test_an_oserror_of_a_value_is_no_full_disk(make: Callable[..., Made]) -> None:
     one = make(1.5)
     one.store["broken"] = Broken()
     for number in range(3):
@@ -311,7 +311,7 @@ def test_an_object_whose_own_file_is_gone_is_no_full_disk(make: Callable[..., Ma
     assert one.files() == 3
 
 
-def test_values_go_in_whole_or_not_at_all(make: Callable[..., Made]) -> None:
+def test_values_are_inserted_whole_or_not_at_all(make: Callable[..., Made]) -> None:
     one = make(1.5)
 
     def broken(key: Any) -> float:
@@ -333,7 +333,7 @@ def test_a_file_that_is_cut(make: Callable[..., Made]) -> None:
         one.store["a"]
 
 
-def test_values_asked_for_stay(make: Callable[..., Made]) -> None:
+def test_requested_values_stay_in_memory(make: Callable[..., Made]) -> None:
     one = make(2.5)
     one.fill("abcd")
     there = threading.Event()
@@ -366,7 +366,7 @@ def test_settings_fit_the_tiers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep_clean", (True, False))
 def test_threads(make: Callable[..., Made], keep_clean: bool) -> None:
-    """Four threads write, read, ask and delete; nobody ever sees an old or torn value."""
+    """Four threads write, read, request and delete; no read returns an old or torn value."""
     one = make(6, keep_clean=keep_clean)
     store = one.store
     errors: list[BaseException] = []

@@ -56,7 +56,7 @@ EXCUSES = (INJECTED, "no room for", "the store is closed", "shutdown", "bytes on
 
 
 class Stubborn:
-    """Cannot be written."""
+    """A value that cannot be serialized."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -69,7 +69,7 @@ class Stubborn:
 
 
 def code_of(value: Any) -> int:
-    """The code that a value was made with, which all of it must have."""
+    """The code that a value was constructed with; all of its elements must have it."""
     if isinstance(value, Stubborn):
         return value.code
     if isinstance(value, list):
@@ -83,7 +83,7 @@ def code_of(value: Any) -> int:
 
 
 class History:
-    """What was written for a key: codes, None for its deletion."""
+    """The history of a key: codes of its values, None for a deletion."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -98,7 +98,7 @@ class History:
         self.done = len(self.codes) - 1
 
     def since(self, first: int) -> list[int | None]:
-        """Whatever a read that began at `first` may have found."""
+        """The codes that a read which began at `first` may return."""
         return self.codes[first:]
 
     @property
@@ -110,7 +110,7 @@ class History:
 
 
 class Chaos:
-    """Which copies fail, and where threads give way."""
+    """Decides which copies fail, and where threads yield."""
 
     def __init__(self, seed: int, faults: float) -> None:
         self._rng = random.Random(seed)
@@ -139,7 +139,7 @@ class Chaos:
 
 
 class Shaky(Tier):
-    """A tier whose copies fail, and while which something else happens."""
+    """A tier whose copies may fail, with other actions in the middle of a copy."""
 
     def __init__(self, tier: Tier, chaos: Chaos, meanwhile: Callable[[], object]) -> None:
         self.name = tier.name
@@ -173,7 +173,7 @@ class Shaky(Tier):
 
 
 class Yielding:
-    """A lock that lets others go first."""
+    """A lock that yields to other threads before it is acquired."""
 
     def __init__(self, lock: Any, pause: Callable[[], object]) -> None:
         self.lock = lock
@@ -254,7 +254,7 @@ KINDS = (
 
 
 class World:
-    """A store, and what was written into it."""
+    """A store, and the history of its keys."""
 
     def __init__(self, kind: Kind, seed: int, directory: Path, play: Play | None = None) -> None:
         self.kind = kind
@@ -296,15 +296,15 @@ class World:
         self.store.close()
 
     def _count_failed(self) -> None:
-        """Count loads that fail when others are told of it too, which may be a while after."""
+        """Count a failed load once all waiting requests are notified, which may be later."""
         store: Any = self.store
-        failed = store._failed
+        failed = store._copy_failed
 
         def count(unit: Any, copy: Any, error: BaseException) -> None:
             failed(unit, copy, error)
             self.chaos.failed_loads += copy.target < copy.source
 
-        store._failed = count
+        store._copy_failed = count
 
     def wait(self, event: threading.Event, meanwhile: Callable[[], object] | None = None) -> None:
         if self.play is not None:
@@ -319,7 +319,7 @@ class World:
         raise AssertionError("a request is not answered")
 
     def _help(self) -> None:
-        """What would happen in time: what is not removed may leave, and other tasks end."""
+        """Age the store and end requests, as would happen after a while on a worker."""
         for _ in range(2):
             self.store.age()
         assert self.play is not None
@@ -327,7 +327,7 @@ class World:
             user.end_answered()
 
     def check_empty(self) -> None:
-        """Everything was deleted: nothing is left, and nothing waits."""
+        """Check that after the deletion of all keys nothing is left and nothing waits."""
         store = self.store
         if self.play is not None:
             self.play.drain()
@@ -371,7 +371,7 @@ class Asked:
 
 
 class User:
-    """One who does at random whatever can be done with a store."""
+    """A user of a store whose actions are random."""
 
     def __init__(self, world: World, seed: int) -> None:
         self.world = world
@@ -428,7 +428,7 @@ class User:
                     history.write(code, partial(self._set, key, value))
 
     def put_row(self) -> None:
-        """A view of what values of other keys are views of too, or what has been there before."""
+        """A view of memory that other keys share, or a value that the store had before."""
         key = self.rng.choice(KEYS)
         with self._locked(key) as free, suppress(MemoryError):
             if free:
@@ -556,7 +556,7 @@ class User:
         self.asked.append(Asked(name, keys, there, since, failed, answers))
 
     def finish(self) -> None:
-        """Wait for what was asked for, and have it."""
+        """Wait for a request, and read its values."""
         if not self.asked:
             return
         one = self.asked.pop(self.rng.randrange(len(self.asked)))
@@ -599,7 +599,7 @@ class User:
         self.store.expect({key: self.rng.choice(uses) for key in self.rng.sample(KEYS, 3)})
 
     def look(self) -> None:
-        self.store.look(self.rng.sample(KEYS, 4))
+        self.store.set_upcoming(self.rng.sample(KEYS, 4))
 
     def age(self) -> None:
         self.store.age()
@@ -611,13 +611,13 @@ class User:
 
     def squeeze(self) -> None:
         tier = self.rng.randrange(len(self.world.capacity))
-        self.store.squeeze(tier, self.rng.randrange(4 * SIZE))
+        self.store.shrink_to(tier, self.rng.randrange(4 * SIZE))
 
     def evict(self) -> None:
         self.store.evict()
 
     def settle(self) -> None:
-        self.store.settle()
+        self.store.wait_for_writes()
 
     def inspect(self) -> None:
         store = self.store
@@ -631,7 +631,7 @@ class User:
         self.counts = counts
 
     def allocate(self) -> None:
-        """Take room on the device that nobody tells the store of."""
+        """Allocate memory on the device outside of the store."""
         if self.world.device is not None:
             with suppress(MemoryError):
                 taken = self.world.device.asarray(np.zeros(SIZE // 8))
@@ -639,7 +639,7 @@ class User:
 
 
 class Locked:
-    """A lock that is waited for where others run meanwhile, and tried where nobody does."""
+    """A lock that blocks if other threads run, and only tries if none does."""
 
     def __init__(self, lock: Any, waits: bool) -> None:
         self.lock = lock
@@ -658,7 +658,7 @@ class Locked:
 
 
 class Play:
-    """Has one thread do what the threads of a store would, in an order of a seed."""
+    """Runs the work of a store's threads in one thread, in an order given by a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -678,12 +678,12 @@ class Play:
             store._engine._lanes[name] = self.queues[name].append
             store._pools[name].shutdown()
             store._pools[name] = SimpleNamespace(shutdown=self.drain)
-        push = store._push
-        store._push = lambda copy: Pushed(self, push(copy))
+        push = store._start_copy
+        store._start_copy = lambda copy: Pushed(self, push(copy))
         store._engine.wait_all = lambda timeout=None: self.drain()
 
     def step(self) -> bool:
-        """Let one of the threads do one thing; False if there is none that could."""
+        """Run one step of one thread; False if no thread can run."""
         able = [
             name
             for name, queue in self.queues.items()
@@ -700,7 +700,7 @@ class Play:
         return True
 
     def meanwhile(self) -> None:
-        """What happens in the middle of a copy."""
+        """Run other actions in the middle of a copy."""
         if self.depth == 3:
             return
         self.depth += 1
@@ -733,7 +733,7 @@ class Play:
 
 
 class Pushed:
-    """A future that plays on while it is waited for."""
+    """A future that runs further steps while it is waited for."""
 
     def __init__(self, play: Play, future: Future[Any]) -> None:
         self.play = play
@@ -745,7 +745,7 @@ class Pushed:
 
 
 def playing(play: Play) -> SimpleNamespace:
-    """What the store takes for the module `threading`."""
+    """Replaces the module `threading` in the store."""
 
     class Event(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -762,7 +762,7 @@ def playing(play: Play) -> SimpleNamespace:
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A device of its own, switches wherever they can be, and no log of what fails on purpose."""
+    """A new device, frequent thread switches, and no log of intended failures."""
     monkeypatch.setattr(emulated, "_current", [])
     before = sys.getswitchinterval()
     # records keep what is in the frames of tracebacks

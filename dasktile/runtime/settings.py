@@ -1,0 +1,70 @@
+"""Constants of the plugins of the scheduler and of the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSettings:
+    """Constants of the plugins of the scheduler and of the workers.
+
+    Every object of the runtime takes an instance when it is constructed, and uses the defaults
+    if there is none.  Except where a source is named, values are choices, not measurements.
+
+    Parameters
+    ----------
+    max_failures
+        Failures after which the scheduler plugin no longer places tasks.  A plugin that fails for
+        every graph must not cost time for every graph.
+    check_interval
+        Seconds between two checks of the scheduler plugin for changes that no event reports:
+        a removed plugin, a retirement that was cancelled, root tasks held for too long.
+    reassign_delay
+        Seconds between the arrival or loss of a worker and the new home workers of pending tasks.
+        Workers often join and leave together; their changes are handled at once.
+    stall_timeout
+        Seconds without any task for its home worker after which a root task is sent to another
+        worker, if that is idle.
+    max_layers
+        Layers that are counted one by one, on the scheduler and on every worker.  Beyond, the
+        counts of the older half are added up, so that memory is bounded.
+    heartbeat_layers
+        Layers in a heartbeat, those with the most bytes: heartbeats must stay small.
+    max_readers
+        Readers of a result that a hint lists, those that run first.  A result with more readers
+        is kept as long as one of them has not run, since to track them all would cost more.
+    room_timeout
+        Seconds for which a task waits for memory while other tasks run.  Then it runs anyway,
+        because those other tasks may wait for it, by locks or otherwise.
+    reading_threshold
+        Seconds above which the wait of a task for its inputs is reported as ``disk-read``; below
+        it distributed's own overhead is as large.
+    max_kinds
+        Kinds of tasks whose last result size is kept, to predict the size of the next result.
+    budget_step
+        Smallest change of the budget of results, as a share of the target, that is applied.
+        Smaller ones would only move tiles back and forth.
+    monitor_interval
+        Seconds between two measurements of the process where distributed does not measure.
+    small_bytes
+        Bytes below which a value is never spilled: a file would cost more than it frees.
+    spare_bytes
+        Bytes of page-locked memory that are kept for reuse at the most; to allocate such memory
+        is slow.
+    """
+
+    max_failures: int = 10
+    check_interval: float = 0.5
+    reassign_delay: float = 0.1
+    stall_timeout: float = 2.0
+    max_layers: int = 1000
+    heartbeat_layers: int = 32
+    max_readers: int = 32
+    room_timeout: float = 5.0
+    reading_threshold: float = 0.005
+    max_kinds: int = 1000
+    budget_step: float = 0.01
+    monitor_interval: float = 0.1
+    small_bytes: int = 1024
+    spare_bytes: int = 1 << 30

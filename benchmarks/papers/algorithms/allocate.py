@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.schedule.compiled import compiled
+from dasktile.schedule.simulate import SimulatedRun
 from dasktile.schedule.swaps import SwapPlan
 from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 

@@ -112,7 +112,7 @@ def test_benchmark_plans_what_the_examples_build():
 
 def test_benchmark_says_what_it_found():
     found = [applications.planned(name, 4, repeat=1) for name in ("pca", "black_scholes")]
-    lines = applications.said(found)
+    lines = applications.summary_rows(found)
     assert {tuple(line) for line in lines} == {("experiment", "what", "paper", "ours", "note")}
     assert lines[0]["ours"] == "2 of 2 proven"
     assert "black_scholes" in applications.table(found)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.papers.algorithms.allocate import (
     Packing,
     Pool,
-    _lay,
+    _place,
     lifetimes,
     objects_needed,
     pack,
@@ -140,9 +140,9 @@ def test_wrong_arguments(arguments: tuple[list[int], ...], message: str) -> None
 def test_compiled_or_not_is_the_same(lifetimes: Lives) -> None:
     start, end, size = np.array(lifetimes, dtype=np.float64).reshape(-1, 3).T
     order = np.arange(len(start))[::-1].copy()
-    plain = getattr(_lay, "py_func", _lay)
+    plain = getattr(_place, "py_func", _place)
     arrays = order, start, end, size.astype(np.int64)
-    assert _lay(*arrays).tolist() == plain(*arrays).tolist()
+    assert _place(*arrays).tolist() == plain(*arrays).tolist()
 
 
 def test_lifetimes_are_those_of_the_plan() -> None:

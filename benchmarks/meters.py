@@ -309,12 +309,12 @@ class Cluster:
     def settle(self) -> None:
         """Wait until every task without a reference has been released."""
         gc.collect()
-        wanted = set(self.client.futures)
+        referenced = set(self.client.futures)
         scheduler = self._cluster.scheduler
         for _ in range(200):
             # a task whose result was forgotten, but that others still depend on, is "released"
             held = [task.key for task in [*scheduler.tasks.values()] if task.state != "released"]
-            if wanted.issuperset(held):
+            if referenced.issuperset(held):
                 return
             time.sleep(0.01)
 

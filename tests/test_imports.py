@@ -319,8 +319,8 @@ def imports(module: str) -> tuple[frozenset[str], frozenset[str], bool]:
 
 
 def part_of(module: str) -> str:
-    found = [part for part in TABLE if part and (module + ".").startswith(part + ".")]
-    return max(found, key=len, default="")
+    parts = [part for part in TABLE if part and (module + ".").startswith(part + ".")]
+    return max(parts, key=len, default="")
 
 
 def allowed(module: str, parts: set[str]) -> bool:

@@ -518,8 +518,8 @@ def histogram_of_many() -> Any:
     sample = np.stack([V, V * 2, V % 3], axis=1)
     lazy = da.histogramdd(da.from_array(sample, chunks=(6, 3)), bins=(3, 2, 3),
                           range=((0, 9), (0, 18), (0, 3)))[0]  # fmt: skip
-    wanted = np.histogramdd(sample, bins=(3, 2, 3), range=((0, 9), (0, 18), (0, 3)))[0]
-    return lazy, wanted
+    expected = np.histogramdd(sample, bins=(3, 2, 3), range=((0, 9), (0, 18), (0, 3)))[0]
+    return lazy, expected
 
 
 def histogram_of_computed_range() -> Any:

@@ -1,4 +1,4 @@
-"""Clusters whose workers count what they do."""
+"""Local clusters whose workers count bytes moved, tasks, processor time and memory."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from distributed.client import futures_of
 from benchmarks.network import Link, intercept
 from benchmarks.sized import Sized, crossed, opened
 
-#: Seconds between two looks at a worker's memory.
+#: Seconds between two samples of a worker's memory.
 _SAMPLE = 0.01
 
-#: Bytes that one task is worth, as in dasktile's settings.
+#: Bytes: the price of one task, the default of ``dasktile.cost.task-bytes``.
 TASK_BYTES = 0.8e6
 
-#: Seconds after which a computation is given up.
+#: Seconds after which a computation is cancelled.
 TIMEOUT = 120
 
 
 @dataclass(slots=True)
 class Reading:
-    """What one worker did.
+    """Counters of one worker.
 
     Parameters
     ----------
     moved
-        Bytes that it received from other workers.
+        Bytes received from other workers.
     sent
-        Bytes that it sent to other workers.
+        Bytes sent to other workers.
     tasks
-        Tasks that it ran.
+        Number of tasks run.
     thread_seconds, task_seconds
-        What tasks took: processor time of their thread, and time by the clock.
+        Processor seconds of the thread in tasks, and wall-clock seconds in tasks.
     cpu_seconds
-        Processor time of the whole process.
+        Processor seconds of the whole process.
     memory
-        Bytes of its resident memory at its largest, over what it was at the start.
+        Peak of resident memory in bytes, above its value at the start.
     read
         Bytes that Zarr read from storage.
     """
@@ -67,28 +67,28 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one computation took, of all workers together.
+    """Measurements of one computation, over all workers.
 
     Parameters
     ----------
     seconds
-        Until the results were in the workers' memory, planning included.
+        Wall-clock seconds until the results were in the workers' memory, planning included.
     planning
-        The part of them that planning took.
+        Seconds of these spent on planning.
     moved, moved_largest, sent_largest
-        Bytes that workers received from each other; the worker that received most; and what the
-        worker sent that sent most.
+        Bytes that workers received from each other in total; the most that one worker received;
+        the most that one worker sent.
     tasks
-        Tasks that workers ran.
+        Number of tasks run.
     cost
-        Bytes moved and 0.8 MB per task.
+        Bytes moved, plus 0.8 MB per task.
     balance, task_balance
-        Processor seconds in tasks of the worker that had most, over their mean; the same of
-        seconds by the clock, which workers that share processors make longer.
+        Largest over mean of the workers' processor seconds in tasks; the same of wall-clock
+        seconds, which grow where workers share processors.
     cpu_seconds
-        Processor time of the workers.
+        Processor seconds of all workers.
     memory
-        Peak of the largest worker, over what it had at the start.
+        Largest peak of resident memory of a worker in bytes, above its value at the start.
     read
         Bytes that Zarr read from storage.
     """
@@ -135,12 +135,12 @@ class Measured:
 
 
 class Meter(WorkerPlugin):
-    """Counts what a worker does, and limits its link, between `start` and `stop`.
+    """A worker plugin that counts, and limits the worker's link, between `start` and `stop`.
 
     Parameters
     ----------
     rate
-        Bytes per second that the worker can send, and receive; None for no limit.
+        Bytes per second of the worker's link in each direction; None for no limit.
     """
 
     name = "dasktile-benchmark-meter"
@@ -168,7 +168,7 @@ class Meter(WorkerPlugin):
     def start(self) -> None:
         gc.collect()
         if sys.platform == "linux":
-            # Memory that was freed but not given back would count as used.
+            # Freed memory that the allocator still holds would count as used.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
         self.reading = Reading()
         self.rss = self.process.memory_info().rss
@@ -194,9 +194,9 @@ class Meter(WorkerPlugin):
             self.reading.moved += task.get_nbytes()
         elif start in ("executing", "long-running"):
             self.reading.tasks += 1
-            for one in task.startstops:
-                if one["action"] == "compute":
-                    self.reading.task_seconds += one["stop"] - one["start"]
+            for interval in task.startstops:
+                if interval["action"] == "compute":
+                    self.reading.task_seconds += interval["stop"] - interval["start"]
 
     def _shuffled(self, sender: str, nbytes: int) -> None:
         if self.active and sender != self.worker.address:
@@ -220,16 +220,16 @@ class Meter(WorkerPlugin):
             time.sleep(_SAMPLE)
 
     def _count_reads(self) -> None:
-        # every kind of store is read through this
+        # reads of all kinds of stores go through this method
         from zarr.storage import StorePath
 
         get = StorePath.get
 
         async def counted(path: Any, *arguments: Any, **options: Any) -> Any:
-            found = await get(path, *arguments, **options)
-            if found is not None and self.active:
-                self.reading.read += len(found)
-            return found
+            buffer = await get(path, *arguments, **options)
+            if buffer is not None and self.active:
+                self.reading.read += len(buffer)
+            return buffer
 
         StorePath.get = counted  # type: ignore[method-assign]
 
@@ -240,7 +240,7 @@ def _meter(worker: Worker) -> Meter:
     return meter
 
 
-# The same function for all workers; sending it once is quicker than a method of each.
+# Functions of the module, the same for all workers: `Client.run` sends them once.
 def _start(dask_worker: Worker) -> None:
     _meter(dask_worker).start()
 
@@ -250,12 +250,12 @@ def _stop(dask_worker: Worker) -> dict[str, Any]:
 
 
 class Cluster:
-    """A local cluster of one-threaded processes with meters.
+    """A local cluster of single-threaded worker processes with a `Meter` each.
 
     Parameters
     ----------
     workers
-        How many.
+        Number of workers.
     rate
         Bytes per second of every worker's link; None for no limit.
     """
@@ -287,33 +287,34 @@ class Cluster:
         self._folder.cleanup()
 
     def start(self) -> None:
-        """Count from now on."""
+        """Reset the counters and start counting."""
         self.client.run(_start)
 
     def stop(self) -> list[Reading]:
-        """What every worker did since :meth:`start`."""
-        found = self.client.run(_stop)
-        known = {field.name for field in fields(Reading)}
+        """Stop counting; returns the counters of every worker since :meth:`start`."""
+        counters = self.client.run(_stop)
+        names = {field.name for field in fields(Reading)}
         return [
-            Reading(**{name: found[address][name] for name in known}) for address in self.addresses
+            Reading(**{name: counters[address][name] for name in names})
+            for address in self.addresses
         ]
 
     def persist(self, arrays: Sequence[Any]) -> list[Any]:
         """Compute arrays into the workers' memory and wait for them."""
         with self.client.as_current():
             kept = self.client.persist(list(arrays))
-            _finished(kept)
+            _wait_for(kept)
         return kept
 
     def settle(self) -> None:
-        """Wait until the workers hold nothing that nobody refers to."""
+        """Wait until every task without a reference has been released."""
         gc.collect()
-        wanted = set(self.client.futures)
+        referenced = set(self.client.futures)
         scheduler = self._cluster.scheduler
         for _ in range(200):
-            # what was computed and is kept for another computation is "released"
+            # a task whose result was forgotten, but that others still depend on, is "released"
             held = [task.key for task in [*scheduler.tasks.values()] if task.state != "released"]
-            if wanted.issuperset(held):
+            if referenced.issuperset(held):
                 return
             time.sleep(0.01)
 
@@ -327,13 +328,13 @@ class Cluster:
         Parameters
         ----------
         arrays
-            What to compute.
+            The arrays to compute.
         plan
-            Changes them first; that it takes time counts.
+            Function applied to the arrays first; its time is measured, too.
 
         Returns
         -------
-        What that took, and the arrays in memory.
+        The measurements, and the arrays in memory.
         """
         self.settle()
         self.start()
@@ -343,7 +344,7 @@ class Cluster:
                 planned = list(arrays if plan is None else plan(arrays))
                 planning = time.perf_counter() - started
                 kept = self.client.persist(planned)
-                _finished(kept)
+                _wait_for(kept)
             seconds = time.perf_counter() - started
         finally:
             readings = self.stop()
@@ -351,15 +352,16 @@ class Cluster:
 
     def values(self, kept: Sequence[Any]) -> list[dict[str, Any]]:
         """Fingerprints of arrays that are in memory."""
-        found = []
+        fingerprints = []
         with self.client.as_current():
             for array in kept:
-                found.append(fingerprint(self.client.compute(array).result(TIMEOUT)))
-        return found
+                fingerprints.append(fingerprint(self.client.compute(array).result(TIMEOUT)))
+        return fingerprints
 
 
-#: What inputs are: files; in memory in the files' chunks, wherever Dask put them; in memory in
-#: chunks along the other axes; in memory as the engine wants them, if it can say so.
+#: Where inputs are at the start: in files; in memory in the files' chunks, placed by Dask's
+#: scheduler; in memory in chunks along the other axes; in memory in the tiles of the engine's plan,
+#: if it has one.
 MODES = ("free", "persisted", "crossed", "placed")
 
 
@@ -379,27 +381,27 @@ def run_cell(
     Parameters
     ----------
     cluster
-        Where.
+        The cluster to run on.
     workload
-        What.
+        The workload to run.
     mode
         One of `MODES`.
     folder
-        Where its inputs were written.
+        The folder of its input files.
     xp
         The array module.
     plan
-        Changes collections before they are computed, within the time measured.
+        Function applied to the collections before they are computed, within the time measured.
     predict
-        Says something about the expression, which is added to the result.
+        Function of the expression, whose result is added to the returned dict.
     values
-        Add the fingerprints of the results.
+        Whether to add the fingerprints of the results.
 
     Returns
     -------
     A dict of numbers, ready for JSON.
     """
-    # Dask rechunks in another way where there is a client
+    # the default method of rechunking depends on whether there is a client
     with cluster.client.as_current():
         return _run_cell(cluster, workload, mode, folder, xp, plan, predict, values)
 
@@ -417,26 +419,26 @@ def _run_cell(
     inputs = opened(workload, folder, xp)
     if mode == "crossed":
         inputs = {
-            name: xp.from_zarr(str(folder / name), chunks=crossed(one.shape, one.chunks))
-            for name, one in workload.inputs.items()
+            name: xp.from_zarr(str(folder / name), chunks=crossed(source.shape, source.chunks))
+            for name, source in workload.inputs.items()
         }
     if mode == "placed" and plan is not None:
-        # the inputs as the plan of the whole expression wants them
+        # the inputs in the tiles of the plan for the whole expression
         lazy = [*inputs.values(), *workload.build(inputs, xp)]
         inputs = dict(zip(inputs, plan(lazy)[: len(inputs)], strict=True))
     if mode != "free":
         inputs = dict(zip(inputs, cluster.persist(list(inputs.values())), strict=True))
     arrays = workload.build(inputs, xp)
-    # first: afterwards workers have copies of what they received
+    # before the computation: afterwards workers have replicas of what they received
     predicted = predict(arrays) if predict else {}
     measured, kept = cluster.measure(arrays, plan)
-    found = {**measured.to_dict(), **predicted}
+    cell = {**measured.to_dict(), **predicted}
     if values:
-        found["values"] = cluster.values(kept)
-    return found
+        cell["values"] = cluster.values(kept)
+    return cell
 
 
-def _finished(kept: Sequence[Any]) -> None:
+def _wait_for(kept: Sequence[Any]) -> None:
     futures = futures_of(kept)
     wait(futures, timeout=TIMEOUT)
     for future in futures:
@@ -445,7 +447,7 @@ def _finished(kept: Sequence[Any]) -> None:
 
 
 def _warm(folder: str) -> None:
-    """Import what workers will need, which would be counted with the first expression."""
+    """Import the modules that tasks use, so that the first measurement does not include it."""
     import dask.array as da
     import zarr
 
@@ -461,43 +463,43 @@ def _warm(folder: str) -> None:
 
 # Values -----------------------------------------------------------------------------
 
-#: A small array is compared as a whole, of a large one so many elements and sums.
+#: Number of elements in a fingerprint (all of them in a smaller array), and number of sums.
 _SAMPLED, _SUMS = 10_000, 64
 
 
 def fingerprint(array: Any) -> dict[str, Any]:
-    """What two arrays can be compared by, in kilobytes, and kept as JSON.
+    """A summary of an array, of some kilobytes of JSON, by which arrays are compared.
 
-    Elements, all or a sample at positions that depend on the size only, the sums of equal
-    stretches, and the sums of the absolute values of those.
+    It has elements (all, or a sample at positions that depend on the size only), the sums of
+    segments of equal length, and the sums of the absolute values of these segments.
     """
     array = np.asarray(array)
     flat = array.reshape(-1)
     if np.iscomplexobj(flat):
         flat = flat.view(flat.real.dtype)
-    places = np.arange(flat.size)
+    positions = np.arange(flat.size)
     if flat.size > _SAMPLED:
-        places = np.random.default_rng(flat.size).integers(flat.size, size=_SAMPLED)
-    stretches = np.array_split(flat, min(_SUMS, max(1, flat.size)))
+        positions = np.random.default_rng(flat.size).integers(flat.size, size=_SAMPLED)
+    segments = np.array_split(flat, min(_SUMS, max(1, flat.size)))
     return {
         "shape": list(array.shape),
-        "elements": flat[places].astype(float).tolist(),
+        "elements": flat[positions].astype(float).tolist(),
         "largest": float(np.abs(flat).max(initial=0)),
-        "sums": [float(one.sum()) for one in stretches],
-        "sizes": [float(np.abs(one).sum()) for one in stretches],
+        "sums": [float(segment.sum()) for segment in segments],
+        "sizes": [float(np.abs(segment).sum()) for segment in segments],
     }
 
 
-def same(one: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]]) -> bool:
+def same(first: Sequence[dict[str, Any]], second: Sequence[dict[str, Any]]) -> bool:
     """Whether the values of two lists of arrays agree, up to rounding."""
-    if len(one) != len(other):
+    if len(first) != len(second):
         return False
-    for left, right in zip(one, other, strict=True):
+    for left, right in zip(first, second, strict=True):
         if left["shape"] != right["shape"]:
             return False
-        small = 1e-8 * max(left["largest"], 1e-300)
+        tolerance = 1e-8 * max(left["largest"], 1e-300)
         if not np.allclose(
-            left["elements"], right["elements"], rtol=1e-6, atol=small, equal_nan=True
+            left["elements"], right["elements"], rtol=1e-6, atol=tolerance, equal_nan=True
         ):
             return False
         error = np.abs(np.subtract(left["sums"], right["sums"]))

@@ -1,9 +1,9 @@
-"""What workers send each other: counted, and slowed down to the speed of a real network.
+"""Transfers between workers, counted and slowed down to the speed of a real network.
 
-Processes of one machine copy a gigabyte per second and more, so that it hardly matters there
-what moves.  A `Link` gives a worker a network card of its own: so many bytes a second out, and
-as many in.  It knows transfers between workers (dependencies of tasks, and the shards of P2P
-shuffles), not what clients gather.
+Processes of one machine copy a gigabyte per second and more, so that bytes moved hardly change
+the time there.  A `Link` models a worker's network card: a number of bytes per second out, and
+the same number in.  It applies to transfers between workers (dependencies of tasks, and the
+shards of P2P shuffles), not to results that clients gather.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from distributed.shuffle._core import ShuffleRun
 class Link:
     """Both directions of a worker's network card.
 
-    A message of n bytes leaves n / rate seconds after it was sent, or after what was sent before
-    it.  It arrives when it leaves, unless the receiver was busy receiving others
-    meanwhile: a receiver that was idle has had the time, since both ends of a wire are
-    busy at once.
+    A message of n bytes occupies the sender for n / rate seconds, after the messages sent before
+    it.  An idle receiver receives it in the same interval, since both ends of a link are busy at
+    the same time.  A receiver that is busy with other messages receives it after them.
 
     Parameters
     ----------
@@ -38,11 +37,11 @@ class Link:
     def __init__(self, rate: float | None) -> None:
         self.rate = rate
         self.sent_until = self.received_until = 0.0
-        #: Bytes that were sent.
+        #: Bytes sent.
         self.sent = 0
 
     async def send(self, nbytes: int) -> None:
-        """Return when a message has left."""
+        """Return when a message has been sent."""
         self.sent += nbytes
         if self.rate and nbytes:
             now = time.monotonic()
@@ -57,7 +56,7 @@ class Link:
             await self._until(self.received_until, now)
 
     async def _until(self, then: float, now: float) -> None:
-        # asyncio wakes up late rather than early; a sleep that short costs more than it tells
+        # a sleep takes longer than requested; below 0.1 ms the error would exceed the delay
         if then - now > 1e-4:
             await asyncio.sleep(then - now)
 
@@ -68,9 +67,9 @@ def intercept(
     active: Callable[[], bool],
     shuffled: Callable[[str, int], None],
 ) -> None:
-    """Let what a worker sends and receives pass a link.
+    """Route the messages that a worker sends and receives through a link.
 
-    It changes functions of the process, which must be that worker's own.
+    This replaces functions of the process, which must have no other worker.
 
     Parameters
     ----------
@@ -79,32 +78,32 @@ def intercept(
     link
         Its link.
     active
-        Says whether the link limits anything just now.
+        Function that returns whether the link limits messages now.
     shuffled
-        Called with the sender's address and the bytes of every P2P message received,
-        those that a worker sends to itself too.
+        Called with the sender's address and the bytes of every P2P message received, including
+        messages of the worker to itself.
     """
     get_data = worker.handlers["get_data"]
     gather = distributed.worker.get_data_from_worker
     shuffle_send = ShuffleRun._send
 
     async def slow_get_data(comm: Any, keys: Any, who: Any = None, **options: Any) -> Any:
-        # clients do not say who they are
+        # `who` is the address of a worker, and None for a client
         if who is not None and active():
-            await link.send(_known(worker, keys))
+            await link.send(_bytes_in_memory(worker, keys))
         return await get_data(comm, keys=keys, who=who, **options)
 
     async def slow_gather(rpc: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
         response = await gather(rpc, keys, *arguments, **options)
         if options.get("who") == worker.address and active() and response["status"] == "OK":
-            await link.receive(_known(worker, response["data"]))
+            await link.receive(_bytes_in_memory(worker, response["data"]))
         return response
 
     async def slow_send(self: Any, address: str, shards: Any) -> Any:
         if active() and address != self.local_address:
             await link.send(nbytes(shards))
         self.raise_if_closed()
-        # as the original does, and says who sends
+        # the body of the original, with the sender's address added
         return await self.rpc(address).shuffle_receive(
             data=distributed.protocol.to_serialize(shards),
             shuffle_id=self.id,
@@ -117,25 +116,25 @@ def intercept(
         shuffled(sender, size)
         if active() and sender != worker.address:
             await link.receive(size)
-        # looked up late: the shuffle extension may be newer than this plugin
+        # looked up at every call: the shuffle extension may be created after this plugin
         return await worker.extensions["shuffle"].shuffle_receive(data=data, **options)
 
     expected = ["self", "address", "shards"]
     if list(inspect.signature(shuffle_send).parameters) != expected:
-        raise RuntimeError("this version of distributed sends shards in another way")
+        raise RuntimeError("ShuffleRun._send has other parameters in this version of distributed")
     worker.handlers["get_data"] = slow_get_data
     worker.handlers["shuffle_receive"] = slow_receive
     distributed.worker.get_data_from_worker = slow_gather
     ShuffleRun._send = slow_send  # type: ignore[method-assign]
 
 
-def _known(worker: Worker, keys: Any) -> int:
+def _bytes_in_memory(worker: Worker, keys: Any) -> int:
     tasks = worker.state.tasks
     return sum(tasks[key].nbytes or 0 for key in keys if key in tasks)
 
 
 def nbytes(data: Any) -> int:
-    """Bytes of a P2P message: a pickle, or nested lists and tuples of arrays."""
+    """Bytes of a P2P message, which is a pickle or nested lists and tuples of arrays."""
     if isinstance(data, np.ndarray):
         return data.nbytes
     if isinstance(data, (bytes, bytearray, memoryview)):
@@ -146,10 +145,10 @@ def nbytes(data: Any) -> int:
 
 
 def check(rate: float, size: int = 100_000_000) -> tuple[float, float]:
-    """Seconds that `size` bytes take from one worker to another, unlimited and at `rate`."""
+    """Seconds to transfer `size` bytes between two workers, unlimited and at `rate`."""
     from benchmarks.meters import Cluster
 
-    found = []
+    medians = []
     for limit in (None, rate):
         with Cluster(2, limit) as cluster:
             client = cluster.client
@@ -165,8 +164,8 @@ def check(rate: float, size: int = 100_000_000) -> tuple[float, float]:
                 client.submit(partial(len), data, workers=[second], pure=False).result()
                 times.append(time.perf_counter() - started)
                 cluster.stop()
-            found.append(sorted(times)[1])
-    return found[0], found[1]
+            medians.append(sorted(times)[1])
+    return medians[0], medians[1]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The package dask-array, run on the same expressions by its own interpreter.
+"""The same expressions run with the package dask-array, in an interpreter of its own.
 
-dask-array (https://github.com/mrocklin/dask-array) is dask.array with an optimiser of
-expressions in it.  ``python -m benchmarks.placement --peer PATH_TO_PYTHON`` starts this module
-with that interpreter, which needs dask-array, distributed, zarr and psutil, and talks to it:
-one JSON object per line in, one out.  With ``--module dask.array`` it runs Dask itself.
+dask-array (https://github.com/mrocklin/dask-array) is dask.array with an expression optimiser.
+``python -m benchmarks.placement --peer PATH_TO_PYTHON`` starts this module with that
+interpreter, which needs dask-array, distributed, zarr and psutil.  The protocol is one JSON object
+per line for each request, and one for each answer.  ``--module dask.array`` runs Dask itself.
 
     python -m venv peer && peer/bin/pip install dask-array distributed psutil zarr
 """
@@ -22,7 +22,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-#: What answers start with; workers may print too.
+#: Prefix of the lines with answers: workers print to the same stream.
 _MARK = "@peer "
 
 
@@ -72,7 +72,7 @@ class Peer:
             print(json.dumps(request), file=self.process.stdin, flush=True)
             return self._answer()
         except (OSError, RuntimeError) as error:
-            # the others go on without it
+            # the other engines continue
             return {"error": f"{type(error).__name__}: {error}"[:300]}
 
     def _answer(self) -> dict[str, Any]:
@@ -84,12 +84,12 @@ class Peer:
         raise RuntimeError(f"{' '.join(self.command)} ended with {self.process.wait()}")
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _print_answer(answer: dict[str, Any]) -> None:
     print(_MARK + json.dumps(answer), flush=True)
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests from the standard input until it is closed."""
     from benchmarks.meters import Cluster, run_cell
     from benchmarks.sized import sized
 
@@ -104,7 +104,7 @@ def main() -> None:
     every = sized(options.size)
     with Cluster(options.workers, options.rate) as cluster:
         package = options.module.split(".")[0].replace("_", "-")
-        _say({"package": package, "version": importlib.metadata.version(package)})
+        _print_answer({"package": package, "version": importlib.metadata.version(package)})
         for line in sys.stdin:
             request = json.loads(line)
             try:
@@ -119,7 +119,7 @@ def main() -> None:
             except Exception as error:
                 traceback.print_exc()
                 answer = {"error": f"{type(error).__name__}: {error}"[:300]}
-            _say(answer)
+            _print_answer(answer)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,20 @@
-"""What is moved, and how long it takes, on a cluster: Dask, dasktile and a peer.
+"""Bytes moved and seconds on a cluster: Dask, dasktile and another package.
 
     python -m benchmarks.placement [--workers 4 8] [--workloads NAME ...]
         [--modes free persisted crossed placed] [--network 250MB] [--rounds 3] [--size 0.5]
         [--peer PATH_TO_PYTHON] [--out benchmarks/results/placement.json]
 
-Every engine has a cluster of real processes of its own, and the engines take turns, so that
-whatever else the machine does hurts all of them.  Medians of the rounds are reported.
+Every engine has a cluster of processes of its own.  The engines run in turns, so that other load
+of the machine affects all of them.  Medians of the rounds are reported.
 
-Engines: ``stock`` is Dask as it is.  ``dasktile`` plans with `dasktile.optimize`, within the time
-measured, on a cluster where `dasktile.enable` was called.  ``peer`` is another package, see
-`benchmarks.peer`.
+Engines: ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within
+the time measured, on a cluster where `dasktile.enable` was called.  ``peer`` is another package,
+see `benchmarks.peer`.
 
 Modes: ``free``, inputs are read from Zarr files; ``persisted``, they are in memory in the chunks
-of the files, wherever Dask's scheduler put them; ``crossed``, the same in chunks along the other
-axes; ``placed``, dasktile was shown the whole expression when the inputs were persisted (for the
-other engines the same as ``persisted``).
+of the files, placed by Dask's scheduler; ``crossed``, the same in chunks along the other axes;
+``placed``, the inputs were persisted in the tiles that dasktile planned for the whole expression
+(for the other engines the same as ``persisted``).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from benchmarks.peer import Peer
 from benchmarks.sized import sized, write
 from dasktile.report.explanation import format_bytes
 
-#: What Dask alone does not finish: it makes 267,144 tasks of this one.
+#: Workload and mode that Dask alone does not finish: its graph has 267,144 tasks.
 BEYOND_DASK = {("skewed_chain", "crossed")}
 
-#: Fewer bytes than these are taken for as many in ratios.
+#: Bytes: smaller values count as this in ratios.
 FLOOR = 1e6
 
-#: By how much dasktile must be worse for a workload to be listed.
+#: Ratio dasktile / other above which a workload is listed as worse.
 WORSE = 1.05
 
-#: What is compared: its name in the results, and whether it is in bytes.
+#: The measurements that are compared: the name in the results, and whether it is in bytes.
 COMPARED = {
     "moved": True,
     "moved_largest": True,
@@ -93,7 +93,7 @@ class Local:
     def __enter__(self) -> Local:
         self.cluster = Cluster(*self.size)
         self.cluster.__enter__()
-        # older versions of dasktile decide tiles only
+        # older versions of dasktile have no plugins
         if self.planned and hasattr(dasktile, "enable"):
             dasktile.enable(self.cluster.client)
             self.enabled = True
@@ -120,7 +120,7 @@ class Local:
             )
         except Exception as error:
             traceback.print_exc()
-            # workers may be gone, or busy: the next cell is to have new ones
+            # workers may be lost or busy: the next cell runs on new ones
             self.__exit__()
             self.__enter__()
             return {"error": f"{type(error).__name__}: {error}"[:300]}
@@ -130,11 +130,11 @@ class Local:
         return (planned,) if len(arrays) == 1 else planned
 
     def _predict(self, arrays: Sequence[Any]) -> dict[str, Any]:
-        found = dasktile.explain(*arrays, workers=self.cluster.client)
+        explanation = dasktile.explain(*arrays, workers=self.cluster.client)
         return {
-            "predicted": found.bytes_after,
-            "lower_bound": found.lower_bound,
-            "predicted_before": found.bytes_before,
+            "predicted": explanation.bytes_after,
+            "lower_bound": explanation.lower_bound,
+            "predicted_before": explanation.bytes_before,
         }
 
 
@@ -160,26 +160,26 @@ def run(
     workers
         Processes per cluster.
     names, modes
-        Which workloads, in which modes.
+        The workloads and their modes.
     rate
-        Bytes per second that a worker can send, and receive; None for no limit.
+        Bytes per second of each worker's link in each direction; None for no limit.
     rounds
-        How often every cell is run.
+        Number of runs of every cell.
     size
         As in `benchmarks.sized.sized`.
     peer
-        The interpreter that has the peer.
+        Path of the interpreter with the other package installed; None to leave it out.
     console
-        Where progress is said.
+        Where progress is printed.
     done
-        Called with all cells so far whenever there are more.
+        Called after every cell with all cells so far.
 
     Returns
     -------
     One dict per workload, mode and engine.
     """
     console = console or Console(stderr=True)
-    every = sized(size)
+    all_workloads = sized(size)
     cells = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dasktile-inputs-")))
@@ -189,55 +189,55 @@ def run(
         if peer:
             engines.append(stack.enter_context(Peer(peer, workers, rate, size)))
         for name in names:
-            place = folder / name
-            write(every[name], place)
+            inputs = folder / name
+            write(all_workloads[name], inputs)
             for mode in modes:
                 if (name, mode) in BEYOND_DASK:
                     continue
                 started = time.perf_counter()
-                found = _cell(engines, name, mode, place, rounds)
-                spent = time.perf_counter() - started
-                console.print(f"{workers} workers, {mode}, {name}: {spent:.1f} s", style="dim")
+                by_engine = _cell(engines, name, mode, inputs, rounds)
+                elapsed = time.perf_counter() - started
+                console.print(f"{workers} workers, {mode}, {name}: {elapsed:.1f} s", style="dim")
                 cells += [
-                    {"workers": workers, "mode": mode, "workload": name, "engine": engine, **what}
-                    for engine, what in found.items()
+                    {"workers": workers, "mode": mode, "workload": name, "engine": engine, **cell}
+                    for engine, cell in by_engine.items()
                 ]
                 done(cells)
-            # all inputs together may be more than a small disk, or memory, has
-            shutil.rmtree(place)
+            # all inputs together may exceed a small disk or temporary file system
+            shutil.rmtree(inputs)
     return cells
 
 
 def _cell(
     engines: Sequence[Engine], name: str, mode: str, folder: Path, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Run one workload in one mode by all engines, in turns."""
-    found: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
+    """Run one workload in one mode with all engines, in turns."""
+    results: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
     values: dict[str, Any] = {}
     about: dict[str, dict[str, Any]] = {
         engine.name: dict(engine.about) if isinstance(engine, Peer) else {} for engine in engines
     }
     for number in range(rounds):
-        # the first of a round finds other caches than the last
+        # the order rotates: caches differ for the first and the last engine of a round
         turn = number % len(engines)
         for engine in [*engines[turn:], *engines[:turn]]:
-            if any("error" in one for one in found[engine.name]):
+            if any("error" in result for result in results[engine.name]):
                 continue
-            one = engine.cell(name, mode, folder, values=number == 0)
-            if "values" in one:
-                values[engine.name] = one.pop("values")
-            found[engine.name].append(one)
+            result = engine.cell(name, mode, folder, values=number == 0)
+            if "values" in result:
+                values[engine.name] = result.pop("values")
+            results[engine.name].append(result)
     cells = {}
-    for engine_name, several in found.items():
-        failed = next((one for one in several if "error" in one), None)
+    for engine_name, by_round in results.items():
+        failed = next((result for result in by_round if "error" in result), None)
         if failed is not None:
             cells[engine_name] = failed
             continue
         cells[engine_name] = {
-            **{key: statistics.median(one[key] for one in several) for key in several[0]},
+            **{key: statistics.median(result[key] for result in by_round) for key in by_round[0]},
             **about[engine_name],
             "same": "stock" in values and same(values["stock"], values[engine_name]),
-            "rounds": several,
+            "rounds": by_round,
         }
     return cells
 
@@ -246,17 +246,17 @@ def _cell(
 
 
 def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[str, Any]:
-    """Geometric means of ratios other / dasktile, and where dasktile is worse.
+    """Geometric means of ratios other / dasktile, and the workloads where dasktile is worse.
 
-    A figure that is 0 for both is left out.  Bytes below 1 MB, of either, are taken as 1 MB:
-    that nothing, or a barrier's kilobyte, is moved must not make a mean of thousands.
+    A measurement that is 0 for both is left out.  Fewer bytes than 1 MB, of either, count as
+    1 MB: otherwise a workload that moves a few kilobytes would dominate the mean.
 
     Parameters
     ----------
     cells
         As :func:`run` returns them.
     other
-        The engine that dasktile is compared with.
+        Name of the engine that dasktile is compared with.
     """
     by = {(c["workers"], c["mode"], c["workload"], c["engine"]): c for c in cells}
     pairs = [
@@ -272,7 +272,7 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
         ratios, raw, floored = {}, {}, {}
         for name, in_bytes in COMPARED.items():
             both = [(where[2], theirs[name], ours[name]) for where, theirs, ours in chosen]
-            both = [one for one in both if one[1] or one[2]]
+            both = [triple for triple in both if triple[1] or triple[2]]
             floor = FLOOR if in_bytes else 1e-9
             ratios[name] = _mean([max(b, floor) / max(a, floor) for _, b, a in both])
             raw[name] = _mean([b / a for _, b, a in both if a])
@@ -282,7 +282,7 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
             "ratios": ratios,
             "ratios_without_floor": raw,
             "floored": {name: where for name, where in floored.items() if where},
-            # few bytes mean little where one worker does everything
+            # bytes moved are comparable only where the work is balanced, too
             "balance": {
                 other: _mean([theirs["balance"] for _, theirs, _ in chosen]),
                 "dasktile": _mean([ours["balance"] for _, _, ours in chosen]),
@@ -313,25 +313,29 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
 
 
 def _to_predicted(cell: Mapping[str, Any]) -> float:
-    """Moved over predicted, median of the rounds; counts beside sums are not predicted."""
-    few = FLOOR / 10
+    """Bytes moved over bytes predicted, median of the rounds.
+
+    A tenth of `FLOOR` is added to both: the counts that a mean keeps beside its sums are not
+    predicted.
+    """
+    margin = FLOOR / 10
     ratios = [
-        (one["moved"] + few) / (one["predicted"] + few)
-        for one in cell.get("rounds", ())
-        if "predicted" in one
+        (result["moved"] + margin) / (result["predicted"] + margin)
+        for result in cell.get("rounds", ())
+        if "predicted" in result
     ]
     return statistics.median(ratios) if ratios else 1.0
 
 
 def _mean(ratios: Sequence[float]) -> float | None:
-    """Geometric; a time too short for its clock is 0 and must not make it so."""
-    return statistics.geometric_mean(max(one, 1e-9) for one in ratios) if ratios else None
+    """Geometric mean; a ratio of 0, of a time below the clock's resolution, counts as 1e-9."""
+    return statistics.geometric_mean(max(ratio, 1e-9) for ratio in ratios) if ratios else None
 
 
 def _worse(
     pairs: Sequence[tuple[Any, Mapping[str, Any], Mapping[str, Any]]], name: str
 ) -> dict[str, float]:
-    """Workloads where dasktile is worse, with how many times."""
+    """Workloads where dasktile is worse by more than `WORSE`, with the ratio."""
     floor = FLOOR if COMPARED[name] else 1e-9
     times = {
         where[2]: max(ours[name], floor) / max(theirs[name], floor) for where, theirs, ours in pairs
@@ -342,7 +346,7 @@ def _worse(
 def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print a table for every number of workers and mode.
 
-    ``received`` and ``sent`` are those of the worker with most.
+    ``received`` and ``sent`` are the most of one worker.
     """
     for workers, mode in dict.fromkeys((cell["workers"], cell["mode"]) for cell in cells):
         table = Table(title=f"{workers} workers, {mode}", title_justify="left")
@@ -384,7 +388,7 @@ def _row(cell: Mapping[str, Any]) -> list[str]:
 
 
 def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> None:
-    """Print what :func:`summary` found."""
+    """Print the result of :func:`summary`."""
     table = Table(title=f"{other} / dasktile, geometric means", title_justify="left")
     table.add_column("")
     for name in COMPARED:
@@ -395,22 +399,24 @@ def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> N
     console.print(table)
     for title, group in groups.items():
         if group["moved_to_predicted"] is not None:
-            balance = ", ".join(f"{one} {value:.2f}" for one, value in group["balance"].items())
+            balance = ", ".join(
+                f"{engine} {value:.2f}" for engine, value in group["balance"].items()
+            )
             console.print(
                 f"{title}: balance {balance}; dasktile moved"
                 f" {group['moved_to_predicted']:.2f} times what was predicted (1 MB added to both)"
             )
         if group["not_as_predicted"]:
-            many = ", ".join(f"{where} x{by}" for where, by in group["not_as_predicted"].items())
-            console.print(f"{title}: moved beyond 10 % of the prediction: {many}")
-        for name, said in (
+            listing = ", ".join(f"{where} x{by}" for where, by in group["not_as_predicted"].items())
+            console.print(f"{title}: moved beyond 10 % of the prediction: {listing}")
+        for name, label in (
             ("slower", "slower"),
             ("more_memory", "more memory"),
             ("more_moved", "more moved"),
         ):
             if group[name]:
-                many = ", ".join(f"{where} x{times:.2f}" for where, times in group[name].items())
-                console.print(f"{title}: dasktile {said} than {other}: {many}")
+                listing = ", ".join(f"{where} x{times:.2f}" for where, times in group[name].items())
+                console.print(f"{title}: dasktile {label} than {other}: {listing}")
         if group["different"]:
             console.print(f"{title}: DIFFERENT values: {', '.join(group['different'])}")
         if group["failed"]:
@@ -422,7 +428,7 @@ def report_summary(groups: Mapping[str, Any], other: str, console: Console) -> N
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if values differ or could not be computed."""
+    """Run the benchmark; returns 1 if results differ or could not be computed."""
     names = list(sized(0.1))
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.placement",
@@ -461,7 +467,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cells: list[dict[str, Any]] = []
 
     def save(more: list[dict[str, Any]]) -> None:
-        # what is done is kept, should the rest fail
+        # the cells so far are written, in case a later one fails
         result["cells"] = [*cells, *more]
         result["summary"] = {other: summary(result["cells"], other) for other in others}
         result["settings"]["seconds"] = round(time.perf_counter() - started)
@@ -482,13 +488,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(cells, console)
     for other in others:
         report_summary(result["summary"][other], other, console)
-    # that a peer cannot run something is a finding, not a failure
-    bad = [
+    # a workload that the other package cannot run is a result, not a failure
+    failures = [
         cell
         for cell in cells
         if ("error" in cell and cell["engine"] != "peer") or not cell.get("same", True)
     ]
-    return 1 if bad else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

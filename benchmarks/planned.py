@@ -1,12 +1,13 @@
-"""What the order of tasks is worth where memory is too small, on a worker that really spills.
+"""The effect of the order of tasks on a worker that has too little memory and spills.
 
     python -m benchmarks.planned [--workloads NAME ...] [--pressure heavy] [--disk 400MB]
         [--rounds 3] [--scale 1] [--out benchmarks/results/planned.json]
 
-One worker of one thread, with a process and a disk of its own; the budget is of results.  Three
-engines take turns: ``stock``, Dask's order and Dask's spilling; ``dasktile``, Dask's order and the
-store that spills what is needed last; ``planned``, that store and the order of
-:func:`dasktile.plan`, planning included in the seconds.
+There is one worker with one thread, in a process of its own, with a limited disk rate.  The memory
+budget counts results.  Three engines run in turns: ``stock`` has Dask's order and Dask's spilling;
+``dasktile`` has Dask's order and the store that evicts the tile with the latest next use;
+``planned`` has that store and the order of :func:`dasktile.plan`, with planning included in the
+seconds.
 """
 
 from __future__ import annotations
@@ -34,69 +35,68 @@ ENGINES = ("stock", "dasktile", "planned")
 
 
 def stencil(run: Run, tiles: int = 16, steps: int = 6) -> Sequence[Any]:
-    """Heat that spreads: every step reads a tile and its neighbours."""
+    """Heat diffusion: every step reads a tile and its neighbours."""
     side = round(256 * run.scale**0.5)
     x = run.source("x", (tiles * side, 4 * side), (side, 4 * side))
     for _ in range(steps):
-        padded = x.map_overlap(_spread, depth={0: 1}, boundary="reflect", dtype=x.dtype)
-        x = padded
+        x = x.map_overlap(_diffuse, depth={0: 1}, boundary="reflect", dtype=x.dtype)
     return run.keep(x)
 
 
-def _spread(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    found = block.copy()
-    found[1:-1] = (block[:-2] + 2 * block[1:-1] + block[2:]) / 4
-    return found
+def _diffuse(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    result = block.copy()
+    result[1:-1] = (block[:-2] + 2 * block[1:-1] + block[2:]) / 4
+    return result
 
 
 def several() -> dict[str, Spilled]:
-    """What is run, by name."""
-    found = {name: one for name, one in workloads().items() if "lazy" in one.peak}
-    found["stencil"] = Spilled("stencil", stencil, 1, "lazy", 2.0, {"lazy": 60})
-    return {name: one for name, one in found.items() if one.workers == 1}
+    """The workloads on one worker, by name."""
+    by_name = {name: workload for name, workload in workloads().items() if "lazy" in workload.peak}
+    by_name["stencil"] = Spilled("stencil", stencil, 1, "lazy", 2.0, {"lazy": 60})
+    return {name: workload for name, workload in by_name.items() if workload.workers == 1}
 
 
 def run(
     names: Sequence[str], pressure: str, rate: float | None, rounds: int, scale: float
 ) -> list[dict[str, Any]]:
-    """Medians of what every engine reads, writes and takes, for every workload."""
+    """Medians of bytes read and written and of seconds, for every workload and engine."""
     cells = []
-    # loops are compiled once, and kept on disk from then on
+    # compiles the planner's loops, or loads them, before anything is measured
     dasktile.plan(da.ones(4, chunks=2).sum(), memory_limit=10**6, workers=1)
     for name in names:
         workload = several()[name]
         budget = workload.budget("lazy", pressure, scale)
         setting = Setting(budget, processes=True, rate=rate, threads=1)
-        found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in ENGINES}
+        runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in ENGINES}
         values: dict[str, Any] = {}
         for number in range(rounds):
             for engine in ENGINES if number % 2 else ENGINES[::-1]:
-                one, results, _ = run_once(engine, workload, "lazy", setting, scale)
-                found[engine].append(one)
+                measurements, results, _ = run_once(engine, workload, "lazy", setting, scale)
+                runs[engine].append(measurements)
                 values.setdefault(engine, results)
         same = all(
-            np.allclose(one, other)
+            np.allclose(expected, value)
             for engine in ENGINES[1:]
-            for one, other in zip(values["stock"], values[engine], strict=True)
+            for expected, value in zip(values["stock"], values[engine], strict=True)
         )
-        for engine, ran in found.items():
-            middle = {key: statistics.median(one[key] for one in ran) for key in ran[0]}
-            cells.append({"workload": name, "engine": engine, "budget": budget, **middle,
-                          "moved": middle["read"] + middle["written"], "same": same})  # fmt: skip
+        for engine, by_round in runs.items():
+            median = {key: statistics.median(run[key] for run in by_round) for key in by_round[0]}
+            cells.append({"workload": name, "engine": engine, "budget": budget, **median,
+                          "moved": median["read"] + median["written"], "same": same})  # fmt: skip
     return cells
 
 
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Geometric means of stock's bytes and seconds over those of the others."""
-    found = {}
+    """Geometric means of the ratios stock / engine, of bytes moved and of seconds."""
+    means = {}
     for engine in ENGINES[1:]:
         for what, floor in (("moved", 1e6), ("seconds", 1e-3)):
             ratios = [
                 max(stock[what], floor) / max(cell[what], floor)
                 for stock, cell in _pairs(cells, engine)
             ]
-            found[f"{what}, stock / {engine}"] = statistics.geometric_mean(ratios)
-    return found
+            means[f"{what}, stock / {engine}"] = statistics.geometric_mean(ratios)
+    return means
 
 
 def _pairs(
@@ -107,7 +107,7 @@ def _pairs(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if values differ."""
+    """Run the benchmark; returns 1 if results differ."""
     names = list(several())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planned",

@@ -1,11 +1,11 @@
-"""What the scheduler plugin costs the scheduler.
+"""The time that the scheduler plugin adds to the scheduler.
 
     python -m benchmarks.plugin_cost [--tasks 20000 200000] [--repeat 5] [--json FILE]
 
-The same graph is sent to one cluster with and without the plugin, in turns: a plain one, that
-the plugin only has to leave alone, and one of a plan, every task of which gets a home.  Reported
-are, as medians: seconds of ``Scheduler.update_graph``, those of them inside the plugin, and the
-longest time for which the scheduler's event loop answered nobody.
+The same graphs are sent to one cluster with and without the plugin, in turns: a plain graph, which
+the plugin leaves unchanged, and the graph of a plan, every task of which gets a home worker.  The
+report has medians of: the seconds of ``Scheduler.update_graph``, the part of them inside the
+plugin, and the longest time for which the scheduler's event loop was blocked.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from rich.table import Table
 
 import dasktile
 
-#: Seconds between two looks at the event loop.
+#: Seconds between two ticks that measure the delay of the event loop.
 _TICK = 0.002
 
-#: Seconds for the start of a graph to settle.
+#: Seconds to wait after a graph has been received, so that its first tasks are counted.
 _SETTLE = 1.5
 
 
 def collection(tasks: int) -> da.Array:
-    """An array of about as many tasks: a field, its transposition, anomalies, a sum.
+    """An array with about `tasks` tasks: a random field, its transpose, anomalies, a sum.
 
     Parameters
     ----------
     tasks
-        Wanted; what comes is within a third of it.
+        The number of tasks, which the result has within a third.
     """
     blocks = max(2, round((tasks / 3.6) ** 0.5))
     x = da.random.default_rng(0).random((10 * blocks, 10 * blocks), chunks=10)
@@ -52,47 +52,47 @@ def collection(tasks: int) -> da.Array:
 
 
 def planned(array: da.Array, client: Client) -> da.Array:
-    """The same with a plan, in tiles as small as the chunks.
+    """The same array with a plan, whose tiles are as small as the chunks.
 
     Parameters
     ----------
     array
-        From `collection`.
+        A result of `collection`.
     client
-        Of the cluster to plan for.
+        A client of the cluster to plan for.
     """
     small = {"max-task": "16 kiB", "usual-task": "4 kiB", "min-tile": "1 kiB"}
     settings = {f"dasktile.tiling.{name}": size for name, size in small.items()}
     with dask.config.set({**settings, "dasktile.cost.task-bytes": 1}):
-        found: da.Array = dasktile.optimize(array, workers=client)
-    return found
+        result: da.Array = dasktile.optimize(array, workers=client)
+    return result
 
 
 def _nothing() -> None: ...
 
 
 class Meter:
-    """Times what happens on the event loop of one scheduler.
+    """A timer of one scheduler's event loop.
 
     Attributes
     ----------
     graph, state, plugin
-        Seconds of ``Scheduler.update_graph``; of the part of it in which nothing else can run;
-        and inside the plugin, without what the clock itself takes.
+        Seconds of ``Scheduler.update_graph``; of the part of it that blocks the event loop; and
+        inside the plugin, less the overhead of this timer.
     longest
-        Seconds for which the event loop answered nobody.
+        The longest time in seconds for which the event loop was blocked.
     tasks
-        Of the graph.
+        Number of tasks of the graph.
     """
 
     def __init__(self, scheduler: Scheduler, inside: bool) -> None:
         self.scheduler: Any = scheduler
         self.hooks = ("update_graph", "transition") if inside else ()
         self.plugin = self.state = self.longest = 0.0
-        self._clock = 0.0
+        self._overhead = 0.0
         for _ in range(1000):
             self._inside(_nothing)()
-        self._clock, self.plugin = self.plugin / 1000, 0.0
+        self._overhead, self.plugin = self.plugin / 1000, 0.0
         self.tasks = 0
         self._before: float = scheduler.digests_total["update-graph-duration"]
 
@@ -101,7 +101,7 @@ class Meter:
         return self.scheduler.digests_total["update-graph-duration"] - self._before
 
     async def start(self) -> None:
-        """Begin; on the scheduler's event loop."""
+        """Start timing; to be called on the scheduler's event loop."""
         for name in self.hooks:
             plugin = self.scheduler.plugins["dasktile"]
             setattr(plugin, name, self._inside(getattr(plugin, name)))
@@ -109,16 +109,16 @@ class Meter:
 
         def timed(**arguments: Any) -> Any:
             start = time.perf_counter()
-            found = create(**arguments)
+            result = create(**arguments)
             self.state = time.perf_counter() - start
             self.tasks = len(arguments["dsk"])
-            return found
+            return result
 
         self.scheduler._create_taskstate_from_graph = timed
         self.ticking = asyncio.ensure_future(self._tick())
 
     async def stop(self) -> None:
-        """End, and leave no trace."""
+        """Stop timing and restore the replaced methods."""
         self.ticking.cancel()
         del self.scheduler._create_taskstate_from_graph
         for name in self.hooks:
@@ -129,7 +129,7 @@ class Meter:
             start = time.perf_counter()
             function(*arguments, **named)
             if not self.state:
-                self.plugin += time.perf_counter() - start - self._clock
+                self.plugin += time.perf_counter() - start - self._overhead
 
         return timed
 
@@ -145,18 +145,18 @@ class Meter:
 def measure(
     cluster: LocalCluster, client: Client, array: da.Array, inside: bool
 ) -> dict[str, float]:
-    """Send one graph, wait until the scheduler has it, and take it back.
+    """Send one graph, wait until the scheduler has received it, and cancel it.
 
     Parameters
     ----------
     cluster
-        With its scheduler in this process.
+        A cluster whose scheduler runs in this process.
     client
-        Of it.
+        A client of the cluster.
     array
-        Is computed in part.
+        The array whose graph is sent; it is computed in part.
     inside
-        Time the plugin too, which takes time itself.
+        Whether to time the plugin, too, which takes time itself.
     """
     scheduler = cluster.scheduler
     meter = Meter(scheduler, inside)
@@ -180,18 +180,18 @@ def measure(
 
 
 def run(tasks: int, repeat: int, workers: int = 4) -> list[dict[str, Any]]:
-    """Measure a plain graph and one of a plan, with and without the plugin in turns.
+    """Measure a plain graph and the graph of a plan, with and without the plugin in turns.
 
     Parameters
     ----------
     tasks
-        Wanted in a graph.
+        Approximate number of tasks of a graph.
     repeat
-        Times that each is sent.
+        Number of times that each graph is sent.
     workers
-        Processes of the cluster.
+        Number of worker processes.
     """
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
+    runs: dict[tuple[str, str], list[dict[str, float]]] = {}
     with (
         dask.config.set({"distributed.scheduler.worker-ttl": None}),
         LocalCluster(
@@ -201,7 +201,7 @@ def run(tasks: int, repeat: int, workers: int = 4) -> list[dict[str, Any]]:
     ):
         array = collection(tasks)
         dasktile.enable(client)
-        # fused here once, so that every turn sends the same
+        # fused here once, so that every turn sends the same graph
         graphs = {"plain": dask.optimize(array)[0], "planned": planned(array, client)}
         graphs["planned"] = dask.optimize(graphs["planned"])[0]
         turns = ["without", "with", "inside"]
@@ -209,12 +209,12 @@ def run(tasks: int, repeat: int, workers: int = 4) -> list[dict[str, Any]]:
             for turn in turns if number % 2 else reversed(turns):
                 (dasktile.disable if turn == "without" else dasktile.enable)(client)
                 for name, graph in graphs.items():
-                    one = measure(cluster, client, graph, turn == "inside")
-                    found.setdefault((name, turn), []).append(one)
+                    measurements = measure(cluster, client, graph, turn == "inside")
+                    runs.setdefault((name, turn), []).append(measurements)
         dasktile.disable(client)
 
     def median(name: str, turn: str, what: str) -> float:
-        return statistics.median(one[what] for one in found[name, turn])
+        return statistics.median(measurements[what] for measurements in runs[name, turn])
 
     return [
         {
@@ -238,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Parameters
     ----------
     arguments
-        Of the command line.
+        Command-line arguments; None for those of the process.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tasks", type=int, nargs="+", default=[20_000, 200_000])
@@ -249,8 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     table = Table("seconds, with / without", *(f"{row['graph']} {row['tasks']:,}" for row in rows))
     for title, what in (
         ("Scheduler.update_graph", "graph"),
-        ("of it, in one piece", "state"),
-        ("longest without an answer", "longest"),
+        ("of it, blocking the event loop", "state"),
+        ("longest time blocked", "longest"),
     ):
         table.add_row(
             title, *(f"{row[f'{what}_with']:.3f} / {row[f'{what}_without']:.3f}" for row in rows)

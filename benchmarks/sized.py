@@ -1,4 +1,4 @@
-"""The expressions of `benchmarks.workloads` on inputs of any size, and those inputs as files."""
+"""The expressions of `benchmarks.workloads` on inputs of any size, which are stored in files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks import workloads as expressions
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A stored array: its shape and the chunks that it is stored in."""
+    """The shape of a stored array, and the chunks of the file."""
 
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
@@ -29,16 +29,16 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """An expression and the inputs that it is run on.
+    """An expression and its inputs.
 
     Parameters
     ----------
     name
-        That of the function in `benchmarks.workloads`.
+        Name of the function in `benchmarks.workloads`.
     inputs
-        What it reads, by name.
+        The inputs, by name.
     function
-        Makes the results.
+        Builds the results.
     """
 
     name: str
@@ -61,7 +61,7 @@ def sized(size: float = 0.5) -> dict[str, Sized]:
     Parameters
     ----------
     size
-        Scales the bytes of tall matrices and the sides of the others.
+        Scales the number of rows of tall matrices, and both sides of the others.
     """
 
     def n(length: int, multiple: int = 16) -> int:
@@ -115,9 +115,9 @@ def sized(size: float = 0.5) -> dict[str, Sized]:
 
 
 def crossed(shape: tuple[int, ...], chunks: tuple[int, ...]) -> tuple[int, ...]:
-    """Chunks along the other axes: as many blocks, the counts per axis in reverse order.
+    """Chunks along the other axes: the numbers of blocks per axis in reverse order.
 
-    Where that changes nothing, as for squares, all blocks lie along the last axis.
+    Where these are the same, as for square matrices, the last axis is cut into all blocks.
     """
     counts = [-(-length // chunk) for length, chunk in zip(shape, chunks, strict=True)]
     turned = counts[::-1]
@@ -127,17 +127,17 @@ def crossed(shape: tuple[int, ...], chunks: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def write(workload: Sized, folder: Path) -> None:
-    """Write the inputs, random and the same every time, as Zarr arrays named as they are."""
+    """Write the inputs, random numbers of fixed seeds, as Zarr arrays with the inputs' names."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, (name, one) in enumerate(workload.inputs.items()):
-        values = np.random.default_rng(seed).random(one.shape)
+    for seed, (name, array) in enumerate(workload.inputs.items()):
+        values = np.random.default_rng(seed).random(array.shape)
         values -= 0.5
         file = zarr.create_array(
-            str(folder / name), shape=one.shape, chunks=one.chunks, dtype="f8", compressors=None
+            str(folder / name), shape=array.shape, chunks=array.chunks, dtype="f8", compressors=None
         )
         file[...] = values
 
 
 def opened(workload: Sized, folder: Path, xp: Any) -> dict[str, Any]:
-    """The inputs that :func:`write` wrote, as lazy arrays of the module `xp`."""
+    """The files of :func:`write`, as lazy arrays of the module `xp`."""
     return {name: xp.from_zarr(str(folder / name)) for name in workload.inputs}

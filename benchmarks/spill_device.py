@@ -1,4 +1,4 @@
-"""A device that is emulated and counts: made anew for every run of the benchmark of spilling."""
+"""An emulated device that counts copies; every run of the spilling benchmark has a new one."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from dasktile.testing.emulated import (
     use,
 )
 
-#: Bytes of the device: for both budgets, all that tasks make meanwhile, and what waits to leave.
+#: Bytes of the device: more than the budget, the results of running tasks and pending copies.
 CAPACITY = 1 << 34
 
-#: Bytes a second in each direction, and seconds that every copy takes besides: a bus's.
+#: Bytes per second in each direction, and seconds of latency of every copy, as of a PCIe bus.
 BANDWIDTH, LATENCY = 12e9, 5e-6
 
 
 class Counted(EmulatedDevice):
-    """A device that says how long it has copied.
+    """An emulated device that measures the time of its copies.
 
     Attributes
     ----------
     copying
-        Seconds, of both directions.
+        Seconds of copies in both directions.
     """
 
     def __init__(self) -> None:
@@ -57,12 +57,12 @@ class Counted(EmulatedDevice):
 
 
 def has_dask_cuda() -> bool:
-    """Whether there is something to compare with."""
+    """Whether dask-cuda, which the benchmark compares with, is installed."""
     return find_spec("dask_cuda") is not None
 
 
 def new_device() -> Counted:
-    """Make a new device that of this process, and known to dask-cuda."""
+    """Create a device, make it the current one of this process and register it with dask-cuda."""
     register_with_dask_cuda()
     device = Counted()
     use(device)
@@ -70,18 +70,18 @@ def new_device() -> Counted:
 
 
 def data_of(engine: str, budget: int | None, memory_limit: int | None, host: int | None) -> Any:
-    """What workers keep their results in.
+    """The ``data`` argument of workers: the mapping of their results.
 
     Parameters
     ----------
     engine
         ``dask-cuda`` or ``dasktile``.
     budget
-        Bytes of results on the device, None for any.
+        Bytes of results on the device; None for unlimited memory.
     memory_limit
-        Bytes of a worker, of which results may take a part; None for any.
+        The worker's memory limit in bytes; None for unlimited memory.
     host
-        That part in bytes.
+        Bytes of results in the host's memory; None for unlimited memory.
     """
     on_device = CAPACITY if budget is None else budget
     if engine == "dasktile":
@@ -91,7 +91,7 @@ def data_of(engine: str, budget: int | None, memory_limit: int | None, host: int
 
 
 def input_on_device(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.Array:
-    """An input that is not made yet, and never lies on the host."""
+    """A lazy input whose chunks are created on the device."""
     all_chunks = normalize_chunks(chunks, shape, dtype=float)
     label = f"{name}-{sum(map(ord, name))}-{'x'.join(map(str, shape))}"
     tiles = {
@@ -107,5 +107,5 @@ def input_on_device(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) 
 
 
 def _uniform(seed: list[int], size: tuple[int, ...]) -> EmulatedArray:
-    made: EmulatedArray = current().wrap(np.random.default_rng(seed).random(size), (), True)
-    return made
+    array: EmulatedArray = current().wrap(np.random.default_rng(seed).random(size), (), True)
+    return array

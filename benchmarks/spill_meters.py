@@ -1,4 +1,4 @@
-"""Workers that have too little memory, count what they spill, and can have a slow disk."""
+"""Clusters with a memory budget and a disk rate, whose workers count the bytes they spill."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from distributed.utils import nbytes
 import dasktile
 from benchmarks import spill_device
 from benchmarks.spill_workloads import Run, Spilled, input_of
-from benchmarks.traces import graph_comes, recorded, start_recording
+from benchmarks.traces import record_graph, recorded, start_recording
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker.store import TileStore
 from dasktile.testing.emulated import EmulatedArray
 
-#: Part of a worker's memory that its results may take.
+#: Fraction of a worker's memory that its results may take.
 TARGET = 0.6
 
-#: Seconds between two ticks of a worker's event loop, and how late one may be.
+#: Seconds between two ticks of a worker's event loop, and the delay that is not counted.
 _TICK, _LATE = 0.005, 0.02
 
-#: Seconds after which a computation is given up.
+#: Seconds after which a computation is cancelled.
 TIMEOUT = 300
 
-#: What an event loop waits for: methods of the mapping, those that only one has included.
+#: Methods of the mappings of results that block the event loop.  Not all mappings have all.
 _METHODS = (
     "__getitem__", "__setitem__", "__delitem__", "evict",
     "request", "release", "urge", "expect", "look", "settle",
@@ -49,24 +49,24 @@ _METHODS = (
 
 @dataclass(slots=True)
 class Reading:
-    """What one worker did.
+    """Counters of one worker.
 
     Parameters
     ----------
     read, written
         Bytes read back from disk, and written to it.
     reads, writes
-        How many values that were.
+        Number of values read back and written.
     late
-        Seconds by which ticks of the event loop came later than 20 ms after their time.
+        Seconds by which ticks of the event loop were more than 20 ms late, in total.
     in_data
         Seconds that the event loop spent in the mapping of the worker's results.
     held
-        Bytes of results in memory, at most.
+        Peak of the bytes of results in memory.
     live
-        Bytes of results in memory and on disk, at most.
+        Peak of the bytes of results in memory and on disk.
     on_disk
-        Bytes read from disk and written to it, where that is not `read` and `written`.
+        Bytes read from disk and written to it; with a device these are not `read` and `written`.
     """
 
     read: int = 0
@@ -81,14 +81,14 @@ class Reading:
 
 
 class Meter(WorkerPlugin):
-    """Counts what a worker spills, and how long its event loop waits for that.
+    """A worker plugin that counts spilled bytes and the time that spilling blocks the event loop.
 
     Parameters
     ----------
     rate
-        Bytes per second of the worker's disk; None for that of the machine.
+        Bytes per second of the worker's disk; None for the rate of the machine.
     trace
-        Whether to record what the store is asked for.
+        Whether to record the requests to the store.
     """
 
     name = "dasktile-benchmark-spill-meter"
@@ -141,15 +141,16 @@ class Meter(WorkerPlugin):
 
 @dataclass(slots=True)
 class _Disk:
-    """What a worker does on its disk."""
+    """Rate and traffic of a worker's disk."""
 
     rate: float | None
     bytes: int = 0
-    #: A disk does one thing at a time.
+    #: Held during a transfer: a disk has one transfer at a time.
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-# Methods of classes are replaced once in a process; these say of which objects they are counted.
+# Methods of classes are replaced once in a process.  They look up the meter or disk here, by the
+# id of the object that they are called on.
 _METERS: dict[int, Meter] = {}
 _DISKS: dict[int, _Disk] = {}
 
@@ -158,7 +159,7 @@ def _disk_of(data: Any) -> Any:
     if isinstance(data, SpillBuffer):
         return data._slow_uncached.d
     if hasattr(data, "disk_func"):
-        # of dask-cuda
+        # the mapping of dask-cuda
         return data.disk_func.d
     return next((tier for tier in getattr(data, "_tiers", ()) if isinstance(tier, Disk)), None)
 
@@ -200,28 +201,28 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
 def _slow(method: Callable[..., Any], size: Callable[..., int]) -> Callable[..., Any]:
     @functools.wraps(method)
     def slow(self: Any, *arguments: Any) -> Any:
-        found = method(self, *arguments)
+        result = method(self, *arguments)
         disk = _DISKS.get(id(self))
         if disk is not None:
             with disk.lock:
-                disk.bytes += size(found, *arguments)
+                disk.bytes += size(result, *arguments)
                 if disk.rate is not None:
-                    time.sleep(size(found, *arguments) / disk.rate)
-        return found
+                    time.sleep(size(result, *arguments) / disk.rate)
+        return result
 
     return slow
 
 
-def _bytes_written(found: Any, *arguments: Any) -> int:
-    if found is not None:
-        return int(found.size)
+def _bytes_written(result: Any, *arguments: Any) -> int:
+    if result is not None:
+        return int(result.size)
     value = arguments[-1]
     return sum(map(nbytes, value)) if isinstance(value, (list, tuple)) else nbytes(value)
 
 
-def _bytes_read(found: Any, what: Any) -> int:
-    # a key's bytes, or what a tier says of a value
-    return int(getattr(what, "size", 0)) or nbytes(found)
+def _bytes_read(result: Any, argument: Any) -> int:
+    # the argument is a key, or a tier's record of a value, which has its size
+    return int(getattr(argument, "size", 0)) or nbytes(result)
 
 
 def _meter(worker: Worker) -> Meter:
@@ -238,13 +239,13 @@ def _trace(dask_worker: Worker) -> Any:
     return recorded(dask_worker.data) if isinstance(dask_worker.data, TileStore) else None
 
 
-def _comes(dask_worker: Worker) -> None:
+def _record_graph(dask_worker: Worker) -> None:
     if isinstance(dask_worker.data, TileStore):
-        graph_comes(dask_worker.data)
+        record_graph(dask_worker.data)
 
 
 def install(client: Client, setting: Setting) -> None:
-    """Have workers keep their results as dasktile does."""
+    """Make workers keep their results in dasktile's store."""
     if setting.device:
         dasktile.enable(client, device="emulated")
     else:
@@ -253,24 +254,26 @@ def install(client: Client, setting: Setting) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What workers are like.
+    """The configuration of workers.
 
     Parameters
     ----------
     budget
-        Bytes of results that each may have in memory; None for any.
+        Bytes of results in memory of each worker; None for unlimited memory.
     processes
-        Whether they have processes of their own.
+        Whether each worker has a process of its own.
     rate
-        Bytes per second of their disks; None for that of the machine.
+        Bytes per second of each worker's disk; None for the rate of the machine.
     limit
-        Bytes of each, with all thresholds of distributed; None to have results count alone.
+        Memory limit of each worker in bytes, with all thresholds of distributed; None if only
+        results count.
     device
-        Whether the budget is that of a device, which is emulated.
+        Whether the budget is that of an emulated device.
     host
-        Bytes of results that each may have in the host's memory below a device; None for any.
+        Bytes of results in the host's memory of each worker with a device; None for unlimited
+        memory.
     threads
-        Of each.
+        Threads of each worker.
     """
 
     budget: int | None
@@ -291,14 +294,14 @@ def cluster(
     Parameters
     ----------
     engine
-        ``stock``, ``dasktile`` or ``planned``, which is the same with an order of
+        ``stock``, ``dasktile`` or ``planned``, which is ``dasktile`` with an order of
         :func:`dasktile.plan`; with a device, ``dask-cuda`` or ``dasktile``.
     workers
-        How many.
+        Number of workers.
     setting
-        What they are like.
+        Their configuration.
     trace
-        Whether to record what they read.
+        Whether to record the requests to the workers' stores.
     """
     memory: dict[str, Any] = {"spill-compression": False}
     limit = setting.limit
@@ -346,12 +349,12 @@ def run_once(
     engine, setting, trace
         As for :func:`cluster`.
     workload, mode, scale
-        What to run.
+        The workload, its mode and its scale.
 
     Returns
     -------
-    Numbers of all workers together, of which bytes held and seconds are those of the worker that
-    has most; the results; and a trace of each worker.
+    The measurements; the results; and a trace of each worker.  The measurements are sums over
+    workers, except for bytes held and seconds, which are maxima over workers.
     """
     gc.collect()
     kept: list[Any] = []
@@ -359,60 +362,62 @@ def run_once(
     make, put = (spill_device.input_on_device, device.asarray) if device else (input_of, np.asarray)
     with cluster(engine, workload.workers, setting, trace) as client:
 
-        def comes() -> None:
+        def before_graph() -> None:
             if trace:
-                client.run(_comes)
+                client.run(_record_graph)
 
         def planned(*arrays: Any) -> Any:
             if engine != "planned":
                 return arrays
             budget = workload.workers * (setting.budget or 0)
-            found = dasktile.plan(*arrays, memory_limit=budget, workers=1).apply()
-            return found if len(arrays) > 1 else (found,)
+            applied = dasktile.plan(*arrays, memory_limit=budget, workers=1).apply()
+            return applied if len(arrays) > 1 else (applied,)
 
         def keep(*arrays: Any) -> list[Any]:
-            comes()
-            found = client.persist(list(planned(*arrays)))
-            wait(found, timeout=TIMEOUT)
-            kept.extend(found)
-            return found
+            before_graph()
+            persisted = client.persist(list(planned(*arrays)))
+            wait(persisted, timeout=TIMEOUT)
+            kept.extend(persisted)
+            return persisted
 
         def source(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> Any:
-            made = make(name, shape, chunks)
-            return keep(made)[0] if mode == "persisted" else made
+            array = make(name, shape, chunks)
+            return keep(array)[0] if mode == "persisted" else array
 
         def compute(array: Any) -> Any:
-            comes()
+            before_graph()
             return client.compute(*planned(array)).result(TIMEOUT)
 
         started = time.perf_counter()
         results = workload.run(Run(source, keep, compute, scale, put))
         seconds = time.perf_counter() - started
-        readings = [Reading(**found) for found in client.run(_stop).values()]
-        traces = [one for one in client.run(_trace).values() if one] if trace else []
-        found = {**total(readings), "seconds": seconds}
+        readings = [Reading(**counters) for counters in client.run(_stop).values()]
+        traces = (
+            [recording for recording in client.run(_trace).values() if recording] if trace else []
+        )
+        measurements = {**total(readings), "seconds": seconds}
         if device is not None:
-            # those of all workers; values for comparison are copied afterwards
-            found |= {**device.counts(), "held": device.peak}
-            found["moved"] = found["read"] + found["written"]
-        values = [_value(one) for one in results]
-        # nothing is spilled any more while workers close
+            # the counts of all workers, before the results are copied for comparison
+            measurements |= {**device.counts(), "held": device.peak}
+            measurements["moved"] = measurements["read"] + measurements["written"]
+        values = [_value(result) for result in results]
+        # released here, so that nothing is spilled while workers close
         kept.clear()
-    return found, values, traces
+    return measurements, values, traces
 
 
 def _value(result: Any) -> np.ndarray[Any, Any]:
-    """A small array to compare results by, on the host."""
+    """A small array on the host, by which results are compared."""
     if isinstance(result, da.Array):
         result = result.sum(axis=0).compute()
     return np.asarray(result.get() if isinstance(result, EmulatedArray) else result)
 
 
 def total(readings: Sequence[Reading]) -> dict[str, Any]:
-    """Sums of bytes moved over workers, and the most that one held or waited."""
-    largest = ("held", "live", "late", "in_data")
-    found = {
-        name: (max if name in largest else sum)(getattr(one, name) for one in readings)
+    """Sums over workers; for bytes held and for seconds, maxima over workers."""
+    maxima = ("held", "live", "late", "in_data")
+    totals = {
+        name: (max if name in maxima else sum)(getattr(reading, name) for reading in readings)
         for name in Reading.__slots__
     }
-    return {**found, "moved": found["read"] + found["written"]}
+    return {**totals, "moved": totals["read"] + totals["written"]}

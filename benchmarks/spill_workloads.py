@@ -1,7 +1,7 @@
 """Computations that need more memory than a worker has, as plain Dask users write them.
 
-Tiles have 1 to 2 MB at scale 1.  Inputs are random numbers of fixed seeds: Dask reads each of
-them from memory, and does not make it again for every reader.
+Chunks have 1 to 2 MB at scale 1.  Inputs are random numbers of fixed seeds: Dask does not fuse
+their tasks into every reader, so that they are computed once and kept in memory.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 import dask.array as da
 import numpy as np
 
-#: What workers have before the rest begins: inputs that are persisted first, or nothing.
+#: Whether inputs are persisted before the computation, or computed within its graph.
 MODES = ("persisted", "lazy")
 
-#: Working set over budget, where not the workload's own is asked for.
+#: Working set over memory budget, by the name of the pressure.
 PRESSURE = {"light": 1.2, "heavy": 2.25}
 
-#: Makes an input of a name, shape and chunks.
+#: Function that creates an input from a name, a shape and chunks.
 Source = Callable[[str, tuple[int, ...], tuple[int, ...]], da.Array]
 
-#: Has a constant of the client's where tasks compute.
+#: Function that copies a constant of the client to where tasks compute: the host or the device.
 Put = Callable[[np.ndarray[Any, Any]], Any]
 
-#: Computes arrays in one graph into workers' memory, or one to the client.
+#: Functions that compute arrays in one graph: into workers' memory, or one to the client.
 Keep = Callable[..., list[da.Array]]
 Compute = Callable[[da.Array], Any]
 
@@ -37,14 +37,14 @@ def _same(value: np.ndarray[Any, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a workload is given.
+    """The functions and the scale that a workload runs with.
 
     Parameters
     ----------
     source, keep, compute, put
-        See there.
+        See `Source`, `Keep`, `Compute` and `Put`.
     scale
-        Bytes of a tile, over those of this module.
+        Factor of the bytes of every chunk.
     """
 
     source: Source
@@ -54,29 +54,30 @@ class Run:
     put: Put = _same
 
     def rows(self, number: int) -> int:
-        """Rows of a tile, of as many at scale 1."""
+        """Rows of a chunk that has `number` rows at scale 1."""
         return round(number * self.scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """A workload that does not fit.
+    """A workload whose working set exceeds the memory budget.
 
     Parameters
     ----------
     name
-        As it is called in tables.
+        Name in tables.
     run
-        Does it, and returns what is compared between engines, in Dask or NumPy.
+        Function that runs it and returns Dask or NumPy arrays, which are compared between
+        engines.
     workers
-        Of two threads each.
+        Number of workers, of two threads each.
     mode
-        Its natural one of `MODES`.
+        Its default mode, one of `MODES`.
     pressure
-        Its natural working set over the budget of a worker.
+        Its default ratio of working set and budget of a worker.
     peak
-        For each mode that it can be run in, the working set at scale 1: megabytes that the
-        worker that has most holds at once where it may hold all of them, inputs included.
+        For each mode that it supports, the working set at scale 1: peak megabytes of results of
+        the worker with most, inputs included, with unlimited memory.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Spilled:
 
 
 def input_of(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.Array:
-    """An input that is not made yet: uniform numbers, others for every name."""
+    """A lazy input of uniform random numbers, seeded by the name."""
     return da.random.default_rng(sum(map(ord, name))).random(shape, chunks=chunks)
 
 
@@ -139,7 +140,7 @@ def k_means_graph(run: Run, tiles: int = 64, rounds: int = 4) -> Sequence[Any]:
 
 
 def k_means_loop(run: Run, tiles: int = 64, rounds: int = 6) -> Sequence[Any]:
-    """k-means, the client waits for every iteration."""
+    """k-means, with one graph per iteration."""
     x = _points(run, tiles)
     centres = _first_centres(run)
     for _ in range(rounds):
@@ -148,7 +149,7 @@ def k_means_loop(run: Run, tiles: int = 64, rounds: int = 6) -> Sequence[Any]:
 
 
 def k_means_two(run: Run) -> Sequence[Any]:
-    """The same with the points on two workers."""
+    """`k_means_loop` with the points on two workers."""
     return k_means_loop(run, tiles=96, rounds=4)
 
 
@@ -162,16 +163,16 @@ def _gram(run: Run, tiles: int = 64) -> tuple[da.Array, Any]:
 
 
 def gram_graph(run: Run, rounds: int = 4) -> Sequence[Any]:
-    """`x.T @ (x @ w)` again and again, in one graph."""
+    """Repeated `x.T @ (x @ w)`, in one graph."""
     x, w = _gram(run)
-    found: Any = w
+    product: Any = w
     for _ in range(rounds):
-        found = x.T @ (x @ found) / x.shape[0]
-    return [run.compute(found)]
+        product = x.T @ (x @ product) / x.shape[0]
+    return [run.compute(product)]
 
 
 def gram_loop(run: Run, rounds: int = 6) -> Sequence[Any]:
-    """The same, the client waits for every round."""
+    """Repeated `x.T @ (x @ w)`, with one graph per round."""
     x, w = _gram(run)
     for _ in range(rounds):
         w = run.compute(x.T @ (x @ w) / x.shape[0])
@@ -182,7 +183,7 @@ def gram_loop(run: Run, rounds: int = 6) -> Sequence[Any]:
 
 
 def matmul(run: Run, blocks: int = 6) -> Sequence[Any]:
-    """A product of two matrices, kept in memory."""
+    """A product of two matrices, persisted."""
     side = round(384 * run.scale**0.5)
     shape, chunks = (blocks * side, blocks * side), (side, side)
     a, b = (run.source(name, shape, chunks) for name in "ab")
@@ -190,24 +191,24 @@ def matmul(run: Run, blocks: int = 6) -> Sequence[Any]:
 
 
 def matmul_two(run: Run) -> Sequence[Any]:
-    """The same on two workers."""
+    """`matmul` on two workers."""
     return matmul(run, blocks=8)
 
 
 def tree_add(run: Run, arrays: int = 16, tiles: int = 4) -> Sequence[Any]:
-    """Arrays are added in pairs, and the sums of these, until one is left."""
+    """A sum of arrays, as a binary tree of additions."""
     rows = run.rows(384)
     level = [run.source(f"x{number}", (tiles * rows, 512), (rows, 512)) for number in range(arrays)]
     while len(level) > 1:
-        level = [reduce(da.add, level[at : at + 2]) for at in range(0, len(level), 2)]
+        level = [reduce(da.add, level[start : start + 2]) for start in range(0, len(level), 2)]
     return run.keep(level[0])
 
 
 def mlp(run: Run, tiles: int = 32, steps: int = 2) -> Sequence[Any]:
-    """Steps of gradient descent of two layers, with hidden units centred over all rows."""
+    """Gradient descent of a network of two layers, with hidden units centred over all rows."""
     rows = run.rows(768)
     x = run.source("x", (tiles * rows, 256), (rows, 256))
-    wanted = run.source("y", (tiles * rows, 16), (rows, 16))
+    target = run.source("y", (tiles * rows, 16), (rows, 16))
     rng = np.random.default_rng(0)
     first: Any = run.put(rng.normal(size=(256, 256)) / 16)
     second: Any = run.put(rng.normal(size=(256, 16)) / 16)
@@ -215,22 +216,22 @@ def mlp(run: Run, tiles: int = 32, steps: int = 2) -> Sequence[Any]:
         before = x @ first
         centred = before - before.mean(axis=0)
         hidden = da.maximum(centred, 0)
-        error = (hidden @ second - wanted) / x.shape[0]
+        error = (hidden @ second - target) / x.shape[0]
         back = (error @ second.T) * (centred > 0)
         first, second = first - 0.1 * (x.T @ back), second - 0.1 * (hidden.T @ error)
     return run.keep(first, second)
 
 
 def anomalies(run: Run, tiles: int = 64) -> Sequence[Any]:
-    """How far rows are from their mean."""
+    """The standard deviation of the differences from the mean row."""
     rows = run.rows(384)
     x = run.source("x", (tiles * rows, 512), (rows, 512))
     return [run.compute((x - x.mean(axis=0)).std(axis=0))]
 
 
 def workloads() -> dict[str, Spilled]:
-    """All of them, by name."""
-    found = (
+    """All workloads, by name."""
+    all_workloads = (
         Spilled("k_means_graph", k_means_graph, 1, "lazy", 1.6, {"lazy": 110, "persisted": 110}),
         Spilled("k_means_loop", k_means_loop, 1, "persisted", 2.0, {"persisted": 110}),
         Spilled("gram_graph", gram_graph, 1, "lazy", 2.2, {"lazy": 205, "persisted": 205}),
@@ -242,4 +243,4 @@ def workloads() -> dict[str, Spilled]:
         Spilled("matmul_two", matmul_two, 2, "persisted", 1.8, {"lazy": 136, "persisted": 196}),
         Spilled("k_means_two", k_means_two, 2, "persisted", 1.6, {"persisted": 95}),
     )
-    return {one.name: one for one in found}
+    return {workload.name: workload for workload in all_workloads}

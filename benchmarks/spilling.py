@@ -1,36 +1,35 @@
-"""What is read back and written where memory is too small: Dask's spilling and dasktile's.
+"""Bytes read back and written where memory is too small: Dask's spilling and dasktile's.
 
     python -m benchmarks.spilling [--workloads NAME ...] [--modes natural persisted lazy]
         [--pressure natural light heavy] [--processes] [--thresholds] [--disk 400MB]
         [--device] [--host-memory 8MB] [--rounds 3] [--scale 1]
         [--out benchmarks/results/spilling.json]
 
-Every run has a cluster of its own, and the engines take turns, so that whatever else the machine
-does hurts both.  Medians of the rounds are reported, and all that happens from the first
-input on is counted.
+Every run has a cluster of its own.  The engines run in turns, so that other load of the machine
+affects both.  Medians of the rounds are reported.  Counting starts with the first input.
 
-Modes: ``persisted``, inputs are computed into memory first; ``lazy``, they are made within the
-graph; ``natural``, what the workload's name says.  Pressure is the working set over the budget
-of results on each worker: ``light`` 1.2, ``heavy`` 2.25, ``natural`` as the workload has it.
+Modes: ``persisted``, inputs are computed into memory first; ``lazy``, they are computed within
+the graph; ``natural``, the workload's default.  Pressure is the working set over the memory budget
+of each worker: ``light`` 1.2, ``heavy`` 2.25, ``natural`` the workload's default.
 
-Only results count against the budget, so that bytes hardly depend on the machine; with
-``--thresholds`` workers are processes that have all of distributed's thresholds, by what they
-take as a whole.  Seconds mean most with ``--processes``: otherwise one event loop serves
-all workers, the scheduler and the client.  BLAS should have one thread for each of Dask's:
-set ``OMP_NUM_THREADS=1`` without ``--processes``.
+Only results count against the budget, so that bytes hardly depend on the machine.  With
+``--thresholds`` workers are processes with all of distributed's thresholds, which apply to the
+memory of the whole process.  Seconds are most meaningful with ``--processes``: otherwise one event
+loop serves all workers, the scheduler and the client.  BLAS should have one thread for each of
+Dask's: set ``OMP_NUM_THREADS=1`` without ``--processes``.
 
-With ``--device`` the budget is that of a device, which is emulated, and dasktile is compared with
-what dask-cuda has workers keep their results in, its ``DeviceHostFile``.  ``read`` are bytes
-copied to the device and ``written`` those copied from it, both as the device counts them;
-``held`` are the bytes that are in use there at most, with those of running tasks; ``copying``
-are seconds.  ``--host-memory`` limits the host's memory at scale 1, for three levels; ``disk`` are
-bytes that are read and written there.
+With ``--device`` the budget is that of an emulated device, and dasktile is compared with
+``DeviceHostFile``, the mapping of dask-cuda's workers.  ``read`` are bytes copied to the device and
+``written`` bytes copied from it, both as counted by the device; ``held`` is the peak of the bytes
+in use there, including those of running tasks; ``copying`` are the seconds of these copies.
+``--host-memory`` limits the host's memory at scale 1, for three tiers; ``disk`` are bytes read from
+disk and written to it.
 
-``late`` are seconds by which ticks of the worker's event loop were more than 20 ms late, ``in
-data`` those that it spent in the mapping of results.  ``least`` are the bytes that any store has
-to read that is asked for the same in the same order, one task at a time, and that knows all
-of it in advance; ``known`` those that a simple rule reads that knows the order of tasks, but
-no graph before it comes.
+``late`` are the seconds by which ticks of the worker's event loop were more than 20 ms late, ``in
+data`` the seconds that it spent in the mapping of results.  ``least`` is a lower bound: the bytes
+that a store with full knowledge of the future has to read for the same requests in the same order,
+one task at a time.  ``known`` are the bytes that a simple rule reads with knowledge of the order of
+the tasks of all graphs sent so far.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ from benchmarks.spill_workloads import MODES, PRESSURE, Spilled, workloads
 from benchmarks.traces import known_read, least_read
 from dasktile.report.explanation import format_bytes
 
-#: Other and ours, by whether there is a device.
+#: The other engine and dasktile, by whether there is a device.
 ENGINES = {False: ("stock", "dasktile"), True: ("dask-cuda", "dasktile")}
 
-#: Fewer bytes, or seconds, than these are taken for as many in ratios.
+#: Bytes or seconds: smaller values count as this in ratios.
 FLOOR = {"moved": 1e6, "read": 1e6, "written": 1e6, "late": 0.01, "in_data": 0.01, "seconds": 1e-3}
 
-#: With thresholds: bytes that a worker takes without results, and the part of its memory at
-#: which distributed spills by what it takes as a whole.
+#: With thresholds: bytes of a worker's process without results, and the fraction of its memory
+#: limit at which distributed spills by the memory of the process.
 UNMANAGED, SPILL = 200e6, 0.7
 
 
@@ -92,53 +91,54 @@ def run(
     Parameters
     ----------
     names, modes, pressures
-        What to run; modes that a workload has not are passed over.
+        The workloads, their modes and pressures; modes that a workload does not support are
+        skipped.
     rounds
-        How often.
+        Number of runs of every cell.
     scale
-        Bytes of a tile, over those of `benchmarks.spill_workloads`.
+        Factor of the bytes of every chunk.
     processes
-        Whether workers have processes of their own.
+        Whether each worker has a process of its own.
     thresholds
-        Whether all that a worker's process takes counts, and not its results alone.
+        Whether the memory of a worker's whole process counts, instead of its results only.
     rate
-        Bytes per second of each worker's disk; None for that of the machine.
+        Bytes per second of each worker's disk; None for the rate of the machine.
     device
-        Whether results lie on a device.
+        Whether results are on an emulated device.
     host
-        Bytes of results that a worker may have in the host's memory then, at scale 1; None for
-        any.
+        Bytes of results in the host's memory of each worker with a device, at scale 1; None for
+        unlimited memory.
     console
-        Where progress is said.
+        Where progress is printed.
     done
-        Called with all cells so far whenever there are more.
+        Called after every cell with all cells so far.
 
     Returns
     -------
     One dict per workload, mode, pressure and engine.
     """
     console = console or Console(stderr=True)
-    every = workloads()
+    all_workloads = workloads()
     cells: list[dict[str, Any]] = []
     for name in names:
-        workload = every[name]
+        workload = all_workloads[name]
         chosen = dict.fromkeys(workload.mode if mode == "natural" else mode for mode in modes)
         for mode in (mode for mode in chosen if mode in workload.peak):
             for pressure in pressures:
                 started = time.perf_counter()
                 budget = workload.budget(mode, pressure, scale)
                 limit = round((budget + UNMANAGED) / SPILL) if thresholds else None
-                below = None if host is None else round(host * scale)
-                setting = Setting(budget, processes or thresholds, rate, limit, device, below)
-                found = run_cell(workload, mode, setting, scale, rounds)
+                host_budget = None if host is None else round(host * scale)
+                setting = Setting(budget, processes or thresholds, rate, limit, device, host_budget)
+                by_engine = run_cell(workload, mode, setting, scale, rounds)
                 where = {"workload": name, "mode": mode, "pressure": pressure}
                 about = {"workers": workload.workers, "peak": workload.peak[mode] * 1e6 * scale}
                 cells += [
-                    {**where, "engine": engine, **about, **asdict(setting), **what}
-                    for engine, what in found.items()
+                    {**where, "engine": engine, **about, **asdict(setting), **measurements}
+                    for engine, measurements in by_engine.items()
                 ]
-                spent = time.perf_counter() - started
-                console.print(f"{name}, {mode}, {pressure}: {spent:.1f} s", style="dim")
+                elapsed = time.perf_counter() - started
+                console.print(f"{name}, {mode}, {pressure}: {elapsed:.1f} s", style="dim")
                 done(cells)
     return cells
 
@@ -146,42 +146,45 @@ def run(
 def run_cell(
     workload: Spilled, mode: str, setting: Setting, scale: float = 1.0, rounds: int = 3
 ) -> dict[str, dict[str, Any]]:
-    """Run one cell by both engines, in turns.
+    """Run one cell with both engines, in turns.
 
     Parameters
     ----------
     workload, mode, setting, scale
         As for `benchmarks.spill_meters.run_once`.
     rounds
-        How often.
+        Number of runs with each engine.
 
     Returns
     -------
-    For each engine, the median of every number, and the numbers of all rounds.  Those of
-    dasktile include the least bytes that could have been read.
+    For each engine, the median of every measurement, and the measurements of all rounds.  Those of
+    dasktile include the lower bound of the bytes read.
     """
     engines = ENGINES[setting.device]
-    found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+    runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
     values: dict[str, list[Any]] = {}
     for number in range(rounds):
-        # the first of a round finds other caches than the last
+        # the order alternates: caches differ for the first and the last engine of a round
         for engine in engines if number % 2 else engines[::-1]:
-            one, results, traces = run_once(
+            measurements, results, traces = run_once(
                 engine, workload, mode, setting, scale, trace=engine == "dasktile"
             )
             values.setdefault(engine, results)
             if traces:
-                one["least"] = sum(map(least_read, traces))
-                one["known"] = sum(map(known_read, traces))
-            found[engine].append(one)
+                measurements["least"] = sum(map(least_read, traces))
+                measurements["known"] = sum(map(known_read, traces))
+            runs[engine].append(measurements)
     same = all(np.allclose(*pair) for pair in zip(*values.values(), strict=True))
     return {
         engine: {
-            **{key: statistics.median(one[key] for one in several) for key in several[0]},
+            **{
+                key: statistics.median(measurements[key] for measurements in by_round)
+                for key in by_round[0]
+            },
             "same": same,
-            "rounds": several,
+            "rounds": by_round,
         }
-        for engine, several in found.items()
+        for engine, by_round in runs.items()
     }
 
 
@@ -191,7 +194,7 @@ def run_cell(
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Ratios other / dasktile, by pressure and mode.
 
-    Numbers below `FLOOR`, of either, are taken for that.
+    Values below `FLOOR`, of either, count as `FLOOR`.
 
     Parameters
     ----------
@@ -218,7 +221,7 @@ def _summary(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> di
         "ratios": {
             name: statistics.geometric_mean(ratio(name, *pair) for pair in pairs) for name in FLOOR
         },
-        # "never above" is by medians; one tile may be read more or less by chance
+        # medians: one tile may be read more or less by chance
         "more": {
             name: {
                 named(ours): 1 / ratio(name, stock, ours)
@@ -233,15 +236,16 @@ def _summary(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> di
 
 
 def to_least(cell: Mapping[str, Any]) -> float:
-    """Bytes read over the least, median of the rounds."""
+    """Bytes read over the lower bound, median of the rounds."""
     return statistics.median(
-        max(one["read"], FLOOR["read"]) / max(one["least"], FLOOR["read"]) for one in cell["rounds"]
+        max(measurements["read"], FLOOR["read"]) / max(measurements["least"], FLOOR["read"])
+        for measurements in cell["rounds"]
     )
 
 
 def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print a table of all cells."""
-    device = any("copying" in one for one in cells)
+    device = any("copying" in cell for cell in cells)
     table = Table(title="spilling", title_justify="left")
     table.add_column("workload", no_wrap=True)
     for title in (
@@ -277,7 +281,7 @@ def _times(cell: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def report_summary(groups: Mapping[str, Any], console: Console) -> None:
-    """Print what :func:`summary` found."""
+    """Print the result of :func:`summary`."""
     table = Table(title="other / dasktile, geometric means", title_justify="left")
     table.add_column("")
     for name in FLOOR:
@@ -290,18 +294,18 @@ def report_summary(groups: Mapping[str, Any], console: Console) -> None:
             continue
         for name, cells in group["more"].items():
             if cells:
-                many = ", ".join(f"{where} x{times:.2f}" for where, times in cells.items())
-                console.print(f"dasktile above the other, {name}: {many}")
-        far = {where: one for where, one in group["to_least"].items() if one > 1.1}
+                listing = ", ".join(f"{where} x{times:.2f}" for where, times in cells.items())
+                console.print(f"dasktile above the other, {name}: {listing}")
+        far = {where: ratio for where, ratio in group["to_least"].items() if ratio > 1.1}
         if far:
-            many = ", ".join(f"{where} x{one:.2f}" for where, one in far.items())
-            console.print(f"reads above 1.1 times the least: {many}")
+            listing = ", ".join(f"{where} x{ratio:.2f}" for where, ratio in far.items())
+            console.print(f"reads above 1.1 times the least: {listing}")
         if group["different"]:
             console.print(f"DIFFERENT values: {', '.join(group['different'])}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the benchmark; returns 1 if values differ."""
+    """Run the benchmark; returns 1 if results differ."""
     names = list(workloads())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.spilling",
@@ -325,9 +329,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device and not has_dask_cuda():
         parser.error("--device compares with dask-cuda, which is not installed")
     if options.device and (options.processes or options.thresholds):
-        parser.error("--device has all workers in this process: no --processes or --thresholds")
+        parser.error("--device runs all workers in this process: no --processes or --thresholds")
     if options.host_memory is not None and not options.device:
-        parser.error("--host-memory is that below a device: --device is missing")
+        parser.error(
+            "--host-memory limits the host memory of workers with a device: it needs --device"
+        )
 
     warnings.simplefilter("ignore", da.PerformanceWarning)
     console = Console()
@@ -348,7 +354,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
 
     def save(cells: list[dict[str, Any]]) -> None:
-        # what is done is kept, should the rest fail
+        # the cells so far are written, in case a later one fails
         about["seconds"] = round(time.perf_counter() - started)
         result = {"settings": about, "cells": cells, "summary": summary(cells)}
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""What a store is asked for, in order, and the least bytes that any store must read for that."""
+"""Traces of the requests to a store, and lower bounds of the bytes read for a trace."""
 
 from __future__ import annotations
 
@@ -14,59 +14,61 @@ from dasktile.runtime.tiers import Device
 from dasktile.runtime.worker.store import TileStore, memory_of
 from dasktile.schedule.bounds import Step, transfer_bound
 
-#: ("made", key, bytes, key of which it is a view or None), ("starts", number of the request,
-#: keys), ("ends", number), ("gone", key) and ("graph", None) where the client sends one.
+#: A result was stored: ("made", key, bytes, key of the array that it is a view of, or None).  A
+#: task started to read: ("starts", number of the request, keys), and ended: ("ends", number).  A
+#: key was deleted: ("gone", key).  The client sends a graph: ("graph", None).
 Event = tuple[Any, ...]
 
-#: Beyond all steps.
+#: The number of a step after all others.
 _NEVER = 1 << 62
 
 
 @dataclass(slots=True)
 class Trace:
-    """What one store was asked for.
+    """The requests to one store.
 
     Parameters
     ----------
     capacity
         Bytes of its memory.
     events
-        In order.
+        The requests, in order.
     device
-        That it is the memory of, None for the host.
+        The device whose memory it is; None for the host.
     """
 
     capacity: int
     events: list[Event] = field(default_factory=list)
     device: Device | None = None
-    #: The first key of arrays that have been views of the same memory, by the number of it.
+    #: The first key of the arrays that are views of the same memory, by the number or id of this
+    #: memory, with a reference to the array that owns it.
     _memory: dict[Hashable, tuple[weakref.ref[Any] | None, Any]] = field(default_factory=dict)
 
     def made(self, key: Any, value: Any, size: int) -> None:
-        """A task has made a value."""
-        base, whole = self._seen(key, value)
-        self.events.append(("made", key, max(size, whole), None if base == key else base))
+        """Record that the result of a task was stored."""
+        base, memory_size = self._first_key(key, value)
+        self.events.append(("made", key, max(size, memory_size), None if base == key else base))
 
     def starts(self, number: int, values: Mapping[Any, Any]) -> None:
-        """A task reads values."""
+        """Record that a task starts to read values."""
         for key, value in values.items():
-            # views of what was read back are views of that
-            self._seen(key, value)
+            # a value that was read back has other memory than before
+            self._first_key(key, value)
         self.events.append(("starts", number, list(values)))
 
-    def _seen(self, key: Any, value: Any) -> tuple[Any, int]:
-        """The first key that had the memory of a value, and the bytes of it."""
-        found = None if self.device is None else self.device.memory_of(value)
-        if found is not None:
-            # its number is never another's
-            return self._memory.setdefault(found, (None, key))[1], found[1]
+    def _first_key(self, key: Any, value: Any) -> tuple[Any, int]:
+        """The first key whose value is in the same memory, and the bytes of this memory."""
+        allocation = None if self.device is None else self.device.memory_of(value)
+        if allocation is not None:
+            # numbers of allocations are unique
+            return self._memory.setdefault(allocation, (None, key))[1], allocation[1]
         array = memory_of(value)
         if array is None:
             return key, 0
-        known = self._memory.get(id(array))
-        if known is None or known[0] is None or known[0]() is not array:
-            known = self._memory[id(array)] = (weakref.ref(array), key)
-        return known[1], array.nbytes
+        entry = self._memory.get(id(array))
+        if entry is None or entry[0] is None or entry[0]() is not array:
+            entry = self._memory[id(array)] = (weakref.ref(array), key)
+        return entry[1], array.nbytes
 
     def __reduce__(self) -> Any:
         return Trace, (self.capacity, self.events)
@@ -76,20 +78,20 @@ _TRACES: dict[int, Trace] = {}
 
 
 def start_recording(store: TileStore) -> None:
-    """Record what a store is asked for from now on."""
+    """Start recording the requests to a store."""
     _instrument()
     _TRACES[id(store)] = Trace(int(store.capacity(0)), device=store._device)
 
 
-def graph_comes(store: TileStore) -> None:
-    """The client is about to send a graph."""
+def record_graph(store: TileStore) -> None:
+    """Record that the client is about to send a graph."""
     trace = _TRACES.get(id(store))
     if trace is not None:
         trace.events.append(("graph", None))
 
 
 def recorded(store: TileStore) -> Trace:
-    """What a store was asked for; recording ends."""
+    """Stop recording; returns the trace of a store."""
     return _TRACES.pop(id(store))
 
 
@@ -115,11 +117,11 @@ def _instrument() -> None:
             return request(self, keys, then, *rest, **options)
         keys, number = list(keys), next(numbers)
 
-        def tell() -> object:
+        def record_start() -> object:
             trace.starts(number, {key: self._values.get(key) for key in keys})
             return then()
 
-        name = request(self, keys, tell, *rest, **options)
+        name = request(self, keys, record_start, *rest, **options)
         names[id(self), name] = number
         return name
 
@@ -142,69 +144,70 @@ def _instrument() -> None:
 
 
 def least_read(trace: Trace, together: bool = False) -> float:
-    """Bytes that any store must read that is asked for the same in the same order.
+    """Lower bound of the bytes that a store reads for the same requests in the same order.
 
-    Tasks that run at the same time are taken one after the other, as they start.  The store has
-    to hold what several read at once, and what they make, so that it may need more.
+    Tasks that run at the same time are taken one after the other, in the order of their starts.  A
+    store has to hold the inputs and results of all of them at once, so that it may read more.
 
     Parameters
     ----------
     trace
-        What was asked for.
+        The requests.
     together
-        Whether what a task reads is held until the task has ended, beside what others read.
+        Whether the inputs of a task are held until the task has ended, beside those of others.
     """
-    found = steps_of(trace.events, together)
-    return transfer_bound(found.steps, found.sizes, trace.capacity, write_cost=0).read
+    steps = steps_of(trace.events, together)
+    return transfer_bound(steps.steps, steps.sizes, trace.capacity, write_cost=0).read
 
 
 def least_moved(trace: Trace) -> float:
-    """Bytes that any store must read and write, as for :func:`least_read`."""
-    found = steps_of(trace.events)
-    bound = transfer_bound(found.steps, found.sizes, trace.capacity)
+    """Lower bound of the bytes read and written; see :func:`least_read`."""
+    steps = steps_of(trace.events)
+    bound = transfer_bound(steps.steps, steps.sizes, trace.capacity)
     return bound.read + bound.written
 
 
 def known_read(trace: Trace) -> int:
-    """Bytes read by the best of simple rules that know no graph before it comes.
+    """Bytes read by the better of two simple rules, which use only the graphs sent so far.
 
-    What leaves memory is what tasks of graphs that have come need last; of what none of them
-    needs, first what is deleted before the next graph comes, then what was used longest ago, or
-    last.  No bound: what a rule comes to that is told in which order tasks run and peers ask.
+    The rules evict the tile with the latest next use in these graphs.  Tiles without a next use
+    come first: those that are deleted before the next graph is sent, then the least recently used
+    ones, or, by the other rule, the most recently used ones.  This is no lower bound, but the
+    result of a rule with knowledge of the order in which tasks run and other workers fetch.
     """
     steps = steps_of(trace.events, together=True)
     return min(_simulated(steps, trace.capacity, oldest) for oldest in (True, False))
 
 
-def _simulated(found: Steps, capacity: int, oldest: bool) -> int:
+def _simulated(trace: Steps, capacity: int, oldest: bool) -> int:
     uses: dict[Hashable, deque[int]] = defaultdict(deque)
-    for time, step in enumerate(found.steps):
+    for time, step in enumerate(trace.steps):
         for tile in step.reads:
             uses[tile].append(time)
     memory: dict[Hashable, int] = {}
     read = 0
-    for time, step in enumerate(found.steps):
+    for time, step in enumerate(trace.steps):
         busy = (*step.reads, *step.makes)
         for tile in busy:
             while uses[tile] and uses[tile][0] <= time:
                 uses[tile].popleft()
             if tile not in memory and tile in step.reads:
-                read += found.sizes[tile]
+                read += trace.sizes[tile]
             memory[tile] = time
-        after = next((one for one in found.came if one > time), _NEVER)
+        after = next((start for start in trace.came if start > time), _NEVER)
 
         def rank(tile: Hashable, time: int = time, after: int = after) -> tuple[int, int]:
-            """The lower the sooner it leaves."""
-            if uses[tile] and found.known[uses[tile][0]] <= time:
+            """Rank of a tile: tiles of lower rank are evicted first."""
+            if uses[tile] and trace.known[uses[tile][0]] <= time:
                 return 2, -uses[tile][0]
-            if found.gone.get(tile, _NEVER) < after:
+            if trace.gone.get(tile, _NEVER) < after:
                 return 0, 0
             return 1, memory[tile] if oldest else -memory[tile]
 
-        held = sum(found.sizes[tile] for tile in memory)
+        held = sum(trace.sizes[tile] for tile in memory)
         if held > capacity:
             for tile in sorted(memory.keys() - set(busy), key=rank):
-                held -= found.sizes[tile]
+                held -= trace.sizes[tile]
                 del memory[tile]
                 if held <= capacity:
                     break
@@ -218,15 +221,15 @@ class Steps:
     Parameters
     ----------
     steps
-        Of :func:`dasktile.schedule.bounds.transfer_bound`; values are numbered.
+        The steps, as for :func:`dasktile.schedule.bounds.transfer_bound`; values are numbered.
     sizes
         Bytes of every value.
     known
-        For each step, that at which its graph came.
+        For each step, the step at which its graph was sent.
     came
-        Steps at which graphs came.
+        The steps at which graphs were sent.
     gone
-        The step at which a value was deleted, where it was.
+        The step at which a value was deleted, for the deleted ones.
     """
 
     steps: list[Step]
@@ -239,37 +242,37 @@ class Steps:
 def steps_of(events: Iterable[Event], together: bool = False) -> Steps:
     """A trace as a list of steps; see :func:`least_read`."""
     numbers = itertools.count()
-    tiles: dict[Hashable, int] = {}
+    values: dict[Hashable, int] = {}
     alive: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
     pins: dict[int, list[Hashable]] = {}
-    found = Steps([], {}, [], [0], {})
-    for kind, what, *rest in events:
+    result = Steps([], {}, [], [0], {})
+    for kind, subject, *rest in events:
         if kind == "ends":
-            pins.pop(what, None)
+            pins.pop(subject, None)
             continue
         if kind == "graph":
-            found.came.append(len(found.steps))
+            result.came.append(len(result.steps))
             continue
         if kind == "gone":
-            if what in tiles:
-                alive[tiles[what]].discard(what)
-                if not alive[tiles[what]]:
-                    found.gone[tiles[what]] = len(found.steps)
+            if subject in values:
+                alive[values[subject]].discard(subject)
+                if not alive[values[subject]]:
+                    result.gone[values[subject]] = len(result.steps)
             continue
         if kind == "made":
             size, base = rest
-            # a view takes no room of its own
-            tiles[what] = tiles[base] if base in tiles else next(numbers)
-            alive[tiles[what]].add(what)
-            found.sizes.setdefault(tiles[what], size)
-            made: tuple[Hashable, ...] = (tiles[what],)
+            # a view has no memory of its own
+            values[subject] = values[base] if base in values else next(numbers)
+            alive[values[subject]].add(subject)
+            result.sizes.setdefault(values[subject], size)
+            makes: tuple[Hashable, ...] = (values[subject],)
             reads: list[Hashable] = []
         else:
-            reads, made = [tiles[key] for key in rest[0] if key in tiles], ()
-            pins[what] = reads
+            reads, makes = [values[key] for key in rest[0] if key in values], ()
+            pins[subject] = reads
         if together:
             reads = [key for pinned in pins.values() for key in pinned]
-        if reads or made:
-            found.steps.append(Step(tuple(reads), made))
-            found.known.append(found.came[-1])
-    return found
+        if reads or makes:
+            result.steps.append(Step(tuple(reads), makes))
+            result.known.append(result.came[-1])
+    return result

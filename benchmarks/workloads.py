@@ -1,8 +1,8 @@
-"""The expressions that benchmarks and tests share: what Dask users run, chunked as they do.
+"""The expressions of benchmarks and tests: common array computations in typical chunks.
 
-Every function takes ``source(name, shape, chunks)``, which makes an input array, so that
-the same expression runs on arrays generated, read from files or already in memory.  Those
-that call functions of dask.array take the module as ``xp``, for packages that imitate it.
+Every function takes ``source(name, shape, chunks)``, which creates an input array, so that the
+same expression runs on arrays generated, read from files or in memory.  Functions that call
+dask.array take the module as ``xp``, so that packages with the same functions can replace it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Workload = Callable[[Source], Sequence[da.Array]]
 
 
 def generated(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.Array:
-    """An input that can be made in any tiles."""
+    """A generated input, which can be generated in any tiles."""
     return da.ones(shape, chunks=chunks, name=f"{name}-{shape}-{chunks}")
 
 
 def persisted(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.Array:
-    """An input that is in memory already; its blocks are views that take none."""
+    """An input in memory; its blocks are broadcast views of a single number."""
     like = da.zeros(shape, chunks=chunks)
     key = f"persisted-{name}-{shape}-{chunks}"
     blocks = {
@@ -36,7 +36,7 @@ def persisted(name: str, shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.
 
 
 def _extent(array: da.Array, block: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sizes[at] for sizes, at in zip(array.chunks, block, strict=True))
+    return tuple(sizes[position] for sizes, position in zip(array.chunks, block, strict=True))
 
 
 def matmul(source: Source) -> Sequence[da.Array]:
@@ -51,7 +51,7 @@ def chain(source: Source) -> Sequence[da.Array]:
 
 
 def skewed_chain(source: Source) -> Sequence[da.Array]:
-    """(A B) + (C (D E)) with sizes that differ a hundredfold."""
+    """(A B) + (C (D E)), with side lengths that differ by a factor of 100."""
     s, t = 4000, 400
     shapes = {"a": (s, t), "b": (t, s), "c": (s, t), "d": (t, 10 * s), "e": (10 * s, s)}
     a, b, c, d, e = (source(name, shape, (t, t)) for name, shape in shapes.items())
@@ -109,7 +109,7 @@ def logistic_regression(
 
 
 def logistic_regression_columns(source: Source) -> Sequence[da.Array]:
-    """The same on a matrix chunked along its features."""
+    """`logistic_regression` on a matrix chunked along its features."""
     return logistic_regression(source, (400_000, 32), 128)
 
 
@@ -149,7 +149,7 @@ def anomalies(source: Source) -> Sequence[da.Array]:
 
 
 def regrid(source: Source) -> Sequence[da.Array]:
-    """Every map of a time-chunked field times a dense regridding matrix."""
+    """Every map of a field chunked along time, times a dense regridding matrix."""
     field = source("field", (200, 90, 180), (10, 90, 180))
     matrix = source("matrix", (1000, 90, 180), (250, 45, 90))
     return (da.einsum("tyx,kyx->tk", field, matrix),)

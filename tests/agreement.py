@@ -1,4 +1,4 @@
-"""A few arrays, and whether what is made of them comes to what it should in other tiles."""
+"""Arrays for tests, and checks that expressions of them have the right values in other tiles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dasktile.capture.highlevel import capture, describable
 from dasktile.lower.writer import lower
 from tests.support import check_graph, output_graphs, random_tiling
 
-#: Settings under which rewriting pays even for the smallest arrays.
+#: Settings with which a rewrite is cheaper even for the smallest arrays.
 EAGER = {
     "dasktile.cost.task-bytes": 1,
     "dasktile.tiling.min-tile": 1,
@@ -40,42 +40,42 @@ def v() -> da.Array:
     return da.from_array(V, chunks=((5, 9, 2, 7),))
 
 
-def equal(found: Any, wanted: Any) -> None:
-    assert type(found) is type(wanted) or np.ndim(wanted) == 0, (type(found), type(wanted))
-    found, wanted = np.asanyarray(found), np.asanyarray(wanted)
-    assert found.dtype == wanted.dtype
-    assert found.shape == wanted.shape
-    if isinstance(wanted, np.ma.MaskedArray):
-        np.testing.assert_array_equal(np.ma.getmaskarray(found), np.ma.getmaskarray(wanted))
-        found, wanted = found.filled(0), wanted.filled(0)
-    if wanted.dtype.kind in "fc":
-        tolerance = 1e-4 if wanted.dtype.itemsize < 8 else 1e-9
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
+def equal(actual: Any, expected: Any) -> None:
+    assert type(actual) is type(expected) or np.ndim(expected) == 0, (type(actual), type(expected))
+    actual, expected = np.asanyarray(actual), np.asanyarray(expected)
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if isinstance(expected, np.ma.MaskedArray):
+        np.testing.assert_array_equal(np.ma.getmaskarray(actual), np.ma.getmaskarray(expected))
+        actual, expected = actual.filled(0), expected.filled(0)
+    if expected.dtype.kind in "fc":
+        tolerance = 1e-4 if expected.dtype.itemsize < 8 else 1e-9
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
     else:
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(actual, expected)
 
 
-def same(lazy: da.Array | Sequence[da.Array], wanted: Any) -> None:
+def same(lazy: da.Array | Sequence[da.Array], expected: Any) -> None:
     """Compute arrays in random tiles, in chosen ones, and with the hook."""
     arrays = [lazy] if isinstance(lazy, da.Array) else list(lazy)
-    values = [wanted] if isinstance(lazy, da.Array) else list(wanted)
-    ways: list[tuple[str, Callable[[], Any]]] = []
+    values = [expected] if isinstance(lazy, da.Array) else list(expected)
+    variants: list[tuple[str, Callable[[], Any]]] = []
     if all(map(describable, arrays)):
-        ways += [
+        variants += [
             (f"random {seed}", lambda seed=seed: in_random_tiles(arrays, seed)) for seed in range(4)
         ]
-    ways += [
+    variants += [
         ("chosen", lambda: dask.compute(*_chosen(arrays, False), scheduler="sync")),
         ("chunks kept", lambda: dask.compute(*_chosen(arrays, True), scheduler="sync")),
         ("threads", lambda: dask.compute(*_chosen(arrays, False), scheduler="threads")),
         ("hook", lambda: _hooked(arrays)),
     ]
-    for way, compute in ways:
-        for found, value in zip(compute(), values, strict=True):
+    for variant, compute in variants:
+        for result, value in zip(compute(), values, strict=True):
             try:
-                equal(found, value)
+                equal(result, value)
             except AssertionError as error:
-                raise AssertionError(f"{way}: {error}") from error
+                raise AssertionError(f"{variant}: {error}") from error
 
 
 def in_random_tiles(arrays: Sequence[da.Array], seed: int) -> Sequence[Any]:
@@ -93,12 +93,12 @@ def in_random_tiles(arrays: Sequence[da.Array], seed: int) -> Sequence[Any]:
 
 def _chosen(arrays: Sequence[da.Array], keep_chunks: bool) -> Sequence[da.Array]:
     with dask.config.set(EAGER):
-        found = dasktile.optimize(list(arrays), keep_chunks=keep_chunks)
-    for old, new in zip(arrays, found, strict=True):
+        optimized = dasktile.optimize(list(arrays), keep_chunks=keep_chunks)
+    for old, new in zip(arrays, optimized, strict=True):
         assert new.dtype == old.dtype
         assert new.ndim == old.ndim
         assert type(new._meta) is type(old._meta)
-    return found
+    return optimized
 
 
 def _hooked(arrays: Sequence[da.Array]) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Options and settings that all tests share."""
+"""Options, settings and fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def raise_errors() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def workers_may_be_away() -> Iterator[None]:
-    """Clusters do not close a nanny because its worker is not there at some moment.
+def keep_nannies_of_lost_workers() -> Iterator[None]:
+    """Clusters do not close the nanny of a worker that restarts.
 
-    Distributed looks for a worker once, some time after it left, and does not ask whether it
-    came back and left again: a nanny that starts it for the second time is closed for good.
-    See docs/upstream/lost-worker-check.md.
+    Distributed checks for a lost worker once, some time after it left.  If the worker came back and
+    left again in between, its nanny is closed although it is restarting the worker.  See
+    docs/upstream/lost-worker-check.md.
     """
     with dask.config.set({"distributed.deploy.lost-worker-timeout": "365 days"}):
         yield
 
 
 @pytest.fixture(autouse=True)
-def no_recogniser_fails() -> Iterator[None]:
-    """What is not recognised is unchanged, but to raise an exception is a defect."""
+def fail_on_recogniser_errors() -> Iterator[None]:
+    """A recogniser that raises an exception is a defect, although its layer stays unchanged."""
     failures.clear()
     yield
     assert failures == {}
 
 
 @pytest.fixture(autouse=True)
-def log_again() -> None:
-    """What was logged in one test is no reason not to log it in the next."""
+def reset_log_rate_limit() -> None:
+    """Reset the rate limit of log messages, so that every test can log all of them."""
     RateLimiterFilter.reset_timer("dasktile.runtime.worker.store")

@@ -1,10 +1,9 @@
-"""Random dask expressions, each with the value that NumPy gives it.
+"""Random dask expressions with the values that NumPy computes for them.
 
-An :class:`Expression` grows by one operation at a time, from a pool of arrays made so
-far.  Every array is carried as a :class:`Value`: lazily, as NumPy computes it, and with
-how far the two may differ.  Most numbers are small integers, in floating point too, so
-that sums come out the same in any order and can be compared exactly; where they cannot,
-only operations that do not blow rounding errors up are applied on top.
+An :class:`Expression` grows by one operation at a time, from a pool of arrays.  Every array is a
+:class:`Value`: the dask array, the NumPy array and a bound of their difference.  Most numbers are
+small integers, also in floating point, so that sums are the same in any order and can be compared
+exactly.  Values with rounding errors are inputs only of operations that do not amplify these.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ class Value:
     lazy
         The dask array.
     value
-        What it should come to.
+        Its value by NumPy.
     eps
-        Rounding unit of the least exact step on the way here; 0 where every step is exact.
+        Rounding unit of the least exact of all steps; 0 if all steps are exact.
     scale
-        Largest magnitude on the way here.
+        Largest magnitude in all steps.
     """
 
     lazy: da.Array
@@ -64,22 +63,22 @@ class Value:
     def ndim(self) -> int:
         return self.value.ndim
 
-    def check(self, found: Any) -> None:
-        """Raise AssertionError unless `found` is this array's value."""
-        found = np.asanyarray(found)
-        assert type(found) is np.ndarray, type(found)
-        assert found.dtype == self.value.dtype, (found.dtype, self.value.dtype)
-        assert found.shape == self.value.shape, (found.shape, self.value.shape)
-        if self.exact or found.dtype.kind not in "fc":
-            np.testing.assert_array_equal(found, self.value)
+    def check(self, actual: Any) -> None:
+        """Raise AssertionError unless `actual` is this array's value."""
+        actual = np.asanyarray(actual)
+        assert type(actual) is np.ndarray, type(actual)
+        assert actual.dtype == self.value.dtype, (actual.dtype, self.value.dtype)
+        assert actual.shape == self.value.shape, (actual.shape, self.value.shape)
+        if self.exact or actual.dtype.kind not in "fc":
+            np.testing.assert_array_equal(actual, self.value)
             return
-        np.testing.assert_array_equal(np.isnan(found), np.isnan(self.value))
+        np.testing.assert_array_equal(np.isnan(actual), np.isnan(self.value))
         atol = 1000 * self.eps * max(self.scale, 1.0)
-        np.testing.assert_allclose(found, self.value, rtol=0, atol=atol, equal_nan=True)
+        np.testing.assert_allclose(actual, self.value, rtol=0, atol=atol, equal_nan=True)
 
 
 class Lazy:
-    """An array that is not NumPy's, and is read when it is sliced."""
+    """An array-like that is not a NumPy array, and is read when it is sliced."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
@@ -94,24 +93,24 @@ class Lazy:
 
 @dataclass
 class Expression:
-    """A growing pool of arrays, and a record of how they were made.
+    """A pool of arrays, and a record of the steps that computed them.
 
     Parameters
     ----------
     rng
-        Takes every decision.
+        Generator of all random choices.
     """
 
     rng: random.Random
     values: list[Value] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
-    #: Operations that dask or NumPy does not do for these arguments, for whoever tunes this.
+    #: Operations that dask or NumPy rejected for the chosen arguments, for tuning of the choices.
     refused: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return "\n".join(self.steps)
 
-    # decisions
+    # random choices
 
     def chance(self, percent: int) -> bool:
         return self.rng.randrange(100) >= 100 - percent
@@ -120,31 +119,31 @@ class Expression:
         return options[self.rng.randrange(len(options))]
 
     def some(self, options: Iterable[Any], least: int = 0) -> list[Any]:
-        """A subset, at random, in order."""
+        """A random subset, in order."""
         options = list(options)
-        found = [option for option in options if self.chance(50)]
-        while len(found) < least:
-            found = sorted({*found, self.pick(options)})
-        return found
+        subset = [option for option in options if self.chance(50)]
+        while len(subset) < least:
+            subset = sorted({*subset, self.pick(options)})
+        return subset
 
     def shuffled(self, options: Iterable[Any]) -> list[Any]:
-        left, found = list(options), []
-        while left:
-            found.append(left.pop(self.rng.randrange(len(left))))
-        return found
+        remaining, result = list(options), []
+        while remaining:
+            result.append(remaining.pop(self.rng.randrange(len(remaining))))
+        return result
 
     def cuts(self, size: int, most: int = 4) -> tuple[int, ...]:
-        """Chunks of an axis."""
+        """Random chunks of an axis."""
         if size < 2:
             return (size,)
         parts = 1 + self.rng.randrange(min(most, size))
-        left = list(range(1, size))
-        inner = sorted(left.pop(self.rng.randrange(len(left))) for _ in range(parts - 1))
+        positions = list(range(1, size))
+        inner = sorted(positions.pop(self.rng.randrange(len(positions))) for _ in range(parts - 1))
         edges = [0, *inner, size]
-        found = [hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True)]
+        sizes = [hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True)]
         if self.chance(1):
-            found.insert(self.rng.randrange(len(found) + 1), 0)
-        return tuple(found)
+            sizes.insert(self.rng.randrange(len(sizes) + 1), 0)
+        return tuple(sizes)
 
     def chunks(self, shape: Sequence[int]) -> tuple[tuple[int, ...], ...]:
         return tuple(self.cuts(size, 3 if len(shape) > 2 else 4) for size in shape)
@@ -156,7 +155,7 @@ class Expression:
     # arrays
 
     def numbers(self, shape: Sequence[int], dtype: str) -> np.ndarray:
-        """Small integers, now and then not so; some of them missing."""
+        """Mostly small integers, at times normally distributed; at times some are NaN."""
         seed = self.rng.randrange(1000)
         draw = np.random.default_rng(seed)
         if dtype == "bool":
@@ -175,7 +174,7 @@ class Expression:
         return np.asarray(value)
 
     def source(self, shape: Sequence[int] | None = None, dtype: str | None = None) -> Value:
-        """A new array."""
+        """Add a source array."""
         shape = self.new_shape() if shape is None else tuple(shape)
         dtype = dtype or self.pick(DTYPES)
         chunks = self.chunks(shape)
@@ -184,22 +183,22 @@ class Expression:
         return self.keep(f"{text}  # chunks {lazy.chunks}", lazy, value, 0.0, _largest(value))
 
     def keep(self, text: str, lazy: da.Array, value: np.ndarray, eps: float, scale: float) -> Value:
-        made = Value(lazy, np.asarray(value), eps, scale)
-        self.values.append(made)
+        result = Value(lazy, np.asarray(value), eps, scale)
+        self.values.append(result)
         self.steps.append(f"v{len(self.values) - 1} = {text}")
-        return made
+        return result
 
     def name(self, value: Value) -> str:
         return f"v{next(n for n, other in enumerate(self.values) if other is value)}"
 
     def operand(self) -> Value:
-        """One of the arrays made so far, later ones more often."""
+        """One of the arrays so far, later ones more often."""
         if not self.values or self.chance(8):
             return self.source()
         return self.pick(self.values[-3:] if self.chance(70) else self.values)
 
     def like(self, shape: Sequence[int], dtype: str | None = None) -> Value:
-        """An array of a shape: one there is, or a new one."""
+        """An array of a shape: an existing or a new one."""
         fitting = [
             value
             for value in self.values
@@ -220,26 +219,26 @@ class Expression:
         squares: bool = False,
         bound: float | None = None,
     ) -> Value | None:
-        """Apply an operation to both sides; None where one of them refuses.
+        """Apply an operation in dask and in NumPy; None if one of them raises an error.
 
         Parameters
         ----------
         text
             The operation, with ``@`` for every operand, or ``@0`` for the first.
         on_dask, on_numpy
-            What does it; `on_numpy` None takes the value of the dask array as it is
-            now, for operations whose value depends on the chunks.
+            The operation.  If `on_numpy` is None, the expected value is that of the dask array
+            before tiling, for operations whose value depends on the chunks.
         rounds
-            The order of the additions matters.
+            Whether the value depends on the order of additions.
         product, squares
-            Magnitudes of the operands multiply, or with themselves.
+            Whether magnitudes of the operands multiply with each other, or with themselves.
         bound
-            Where all operands are integers and no number on the way exceeds this, the
-            order of additions does not matter after all.
+            Bound of all intermediate numbers: for integers below it additions are exact in any
+            order.
         """
         names = [self.name(x) for x in operands]
         count = itertools.count()
-        line = re.sub(r"@(\d?)", lambda at: names[int(at[1] or next(count))], text)
+        line = re.sub(r"@(\d?)", lambda match: names[int(match[1] or next(count))], text)
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             try:
@@ -298,7 +297,7 @@ def _largest(value: np.ndarray) -> float:
 
 
 def _whole(operands: Iterable[Value], bound: float | None, rough: list[np.dtype]) -> bool:
-    """True if all are exact integers, and all sums of them are."""
+    """Whether all operands are exact integers, and all their sums are exact."""
     if bound is None or any(bound >= 2 ** np.finfo(dtype).nmant for dtype in rough):
         return False
     for x in operands:
@@ -313,7 +312,7 @@ def _whole(operands: Iterable[Value], bound: float | None, rough: list[np.dtype]
 
 # Sources: (text, dask array, NumPy array)
 
-_Made = tuple[str, da.Array, np.ndarray]
+_Source = tuple[str, da.Array, np.ndarray]
 _Chunks = tuple[tuple[int, ...], ...]
 
 
@@ -321,7 +320,7 @@ def _text(kind: str, value: np.ndarray, extra: str = "") -> str:
     return f"{kind}({value.shape}, {value.dtype}{extra})"
 
 
-def from_numpy(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def from_numpy(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     value = e.numbers(shape, dtype)
     if e.chance(15) and value.ndim:
         value = np.asfortranarray(value)
@@ -330,14 +329,14 @@ def from_numpy(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks)
     return _text("from_array", value), da.from_array(value, chunks=chunks), value
 
 
-def from_lazy(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def from_lazy(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     value = e.numbers(shape, dtype)
     inline, lock = e.chance(50), e.chance(20)
     lazy = da.from_array(Lazy(value), chunks=chunks, inline_array=inline, lock=lock)
     return _text("from_lazy", value, f", inline={inline}, lock={lock}"), lazy, value
 
 
-def from_zarr(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def from_zarr(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     import zarr
 
     value = e.numbers(shape, dtype)
@@ -351,7 +350,7 @@ def from_zarr(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) 
     return _text("from_zarr", value), lazy, value
 
 
-def filled(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def filled(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     name, number = e.pick((("ones", 1), ("zeros", 0), ("full", 3)))
     if name == "full":
         lazy = da.full(shape, number, dtype=dtype, chunks=chunks)
@@ -361,7 +360,7 @@ def filled(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> 
     return _text(name, value), lazy, value
 
 
-def counted(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def counted(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     size = int(np.prod(shape, dtype=int))
     if dtype in ("bool", "c16") or not size or len(shape) > 2:
         return from_numpy(e, shape, dtype, chunks)
@@ -375,13 +374,13 @@ def counted(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) ->
     return _text("arange.reshape", value, f", {start}, {step}"), lazy, value
 
 
-def persisted(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def persisted(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     value = e.numbers(shape, dtype)
     lazy = (da.from_array(value, chunks=chunks) * np.array(1, dtype)).persist(scheduler="sync")
     return _text("persisted", value), lazy, value
 
 
-def drawn(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Made:
+def drawn(e: Expression, shape: Sequence[int], dtype: str, chunks: _Chunks) -> _Source:
     draw = da.random.default_rng(e.rng.randrange(100))
     if np.dtype(dtype).kind in "iu":
         lazy = draw.integers(-4, 5, size=shape, chunks=chunks)
@@ -411,16 +410,16 @@ def grown(rng: random.Random, most: int = 8) -> Expression:
     """An expression of one to `most` operations."""
     from tests.operations import OPERATIONS
 
-    found = Expression(rng)
-    found.source()
+    expression = Expression(rng)
+    expression.source()
     for _ in range(1 + rng.randrange(most)):
         for _ in range(4):
-            if found.pick(OPERATIONS)(found, found.operand()) is not None:
+            if expression.pick(OPERATIONS)(expression, expression.operand()) is not None:
                 break
-    return found
+    return expression
 
 
 def outputs(e: Expression) -> list[Value]:
-    """Arrays of an expression to compute together: the last one, and perhaps others."""
+    """Arrays of an expression to compute together: the last one, and sometimes others."""
     others = [value for value in e.values[:-1] if e.chance(15)]
     return [*others[-2:], e.values[-1]]

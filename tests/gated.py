@@ -1,4 +1,4 @@
-"""Computations that go on until somebody opens a gate, and what must be true when they end."""
+"""Computations whose tasks block until a gate file exists, and checks of their end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from dasktile.runtime.install import NAME
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.scheduler.roots import HELD
 
-#: Seconds after which something hangs.  To start a process may take a minute where others wait
-#: for the same processors.
+#: Seconds after which a wait fails.  Starting a process may take a minute on a loaded machine.
 LIMIT = 300
 
-#: So that each of three workers reads eight tiles, and can be given two at once.
+#: Settings with which each of three workers reads eight tiles, and gets two tasks at once.
 SMALL_TILES = {"dasktile.tiling.usual-task": "4 kB", "dasktile.raise-errors": True}
 
 VALUES = np.random.default_rng(0).random((480, 24))
@@ -34,12 +33,12 @@ three_workers = gen_cluster(
     nthreads=[("127.0.0.1", 1)] * 3,
     timeout=LIMIT,
     config=SMALL_TILES,
-    worker_kwargs={"memory_limit": 0},  # or those that are paused resume by themselves
+    worker_kwargs={"memory_limit": 0},  # with a limit, paused workers resume by themselves
 )
 
 
 class Gated:
-    """An array that nobody can read before there is a file of some name."""
+    """An array whose reads block until the gate file exists."""
 
     def __init__(self, gate: Path) -> None:
         self.gate = gate
@@ -48,7 +47,7 @@ class Gated:
     def __getitem__(self, index: Any) -> np.ndarray:
         deadline = time.monotonic() + LIMIT
         while not self.gate.exists():
-            assert time.monotonic() < deadline, "nobody opened the gate"
+            assert time.monotonic() < deadline, "the gate file was not created"
             time.sleep(0.01)
         return VALUES[index]
 
@@ -79,7 +78,7 @@ def plugin_of(s: Scheduler) -> TileSchedulerPlugin:
 
 
 async def under_way(c: Client, s: Scheduler, gate: Path) -> Any:
-    """The result to come; every worker reads, and roots are held for each."""
+    """Start a computation; returns its future when every worker reads and has held root tasks."""
     future = c.compute(planned(gate))
     await until_held(s)
     return future
@@ -116,7 +115,7 @@ async def check(future: Any, expected: np.ndarray = EXPECTED) -> None:
 
 
 async def nothing_stuck(s: Scheduler, errors: bool = False) -> None:
-    """Nothing waits for anything any more, and nothing is held."""
+    """Wait until no task is waiting, and check that no root task is held."""
     await until(lambda: all(ts.state in ("memory", "released") for ts in s.tasks.values()))
     assert not s.unrunnable
     assert not restricted_to(s, HELD)

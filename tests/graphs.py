@@ -11,7 +11,7 @@ from dasktile.schedule.taskgraph import Builder, TaskGraph
 def figure_41() -> TaskGraph:
     """Figure 4.1 (a) of SwapAdvisor's thesis, its operators in the order left branch first.
 
-    Activations are wanted later, by the backward part that is not shown.
+    Activations are kept for the backward pass, which is not shown.
     """
     build = Builder()
     for name, size in (("A0", 1), ("A1", 1), ("A2", 2), ("A3", 1), ("A4", 1), ("A5", 2)):
@@ -28,7 +28,7 @@ def figure_41() -> TaskGraph:
 
 
 def figure_43() -> TaskGraph:
-    """Figure 4.3 (a): the text leaves open what each operator reads; a chain is assumed."""
+    """Figure 4.3 (a), as a chain: the text does not specify the inputs of the operators."""
     build = Builder()
     for number in (1, 2, 3):
         build.parameter(f"W{number}", 1)
@@ -39,7 +39,7 @@ def figure_43() -> TaskGraph:
 
 
 def matmul(blocks: int, size: int = 10, seconds: float = 1.0) -> TaskGraph:
-    """Blocks of a product, every sum one after the other."""
+    """A blocked matrix product, with the sums of blocks as chains."""
     build = Builder()
     for i in range(blocks):
         for k in range(blocks):
@@ -56,9 +56,9 @@ def matmul(blocks: int, size: int = 10, seconds: float = 1.0) -> TaskGraph:
 
 
 def recurrent(layers: int, steps: int) -> TaskGraph:
-    """A training step of layers whose large weights are shared by all time steps.
+    """One training step of layers whose large weights are shared by all time steps.
 
-    Operations are given one time step after the other, forward and then backward.
+    Operations are in the order of time steps, forward and then backward.
     """
     build = Builder()
     for layer in range(layers):
@@ -92,7 +92,7 @@ def recurrent(layers: int, steps: int) -> TaskGraph:
 
 @st.composite
 def graphs(draw: st.DrawFn) -> TaskGraph:
-    """Any small graph: data that are there, made, changed in place, kept or not."""
+    """Small random graphs, with data that are inputs, results, updated in place, kept or not."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     build = Builder()
     known: list[str] = []

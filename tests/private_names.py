@@ -1,8 +1,8 @@
-"""Hides private names of dask from dasktile, and checks what remains.
+"""Hides private names of dask from dasktile, and checks that all values stay right.
 
-A program, run by ``test_compat.py``: ``python -m tests.private_names PART PARTS SIZE`` hides
-``SIZE`` names at a time, of every ``PARTS``-th group.  Each group is hidden in a forked process,
-and from dasktile only: dask itself uses most of the names.
+This program is run by ``test_compat.py``: ``python -m tests.private_names PART PARTS SIZE`` hides
+groups of ``SIZE`` names, and checks every ``PARTS``-th group.  Each group is hidden in a forked
+process, and from dasktile only: dask itself uses most of the names.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def v() -> da.Array:
 
 
 def hide(hidden: Collection[str]) -> None:
-    """Make dasktile look names up as if dask had none such, and forget what it has found."""
+    """Unload dasktile, and make its look-ups of these names in dask fail."""
     for module in [name for name in sys.modules if name.split(".")[0] == "dasktile"]:
         del sys.modules[module]
     find = importlib.import_module
@@ -139,7 +139,7 @@ def hide(hidden: Collection[str]) -> None:
 
 
 def check(hidden: Sequence[str]) -> None:
-    """Without these names all values are right, and each is warned of once."""
+    """Without these names all values are right, and there is one warning for each."""
     hide(hidden)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -154,7 +154,7 @@ def check(hidden: Sequence[str]) -> None:
         changed = [name for name in EXPRESSIONS if rewritten(dasktile, name, tile)]
     missing = [name for name in compat.NAMES if not name.exists]
     assert {name.path for name in missing} == set(hidden)
-    own = [str(one.message) for one in warned if one.category.__module__ == "dasktile.errors"]
+    own = [str(entry.message) for entry in warned if entry.category.__module__ == "dasktile.errors"]
     assert len(own) == len(hidden), own
     assert all(any(f" {path}:" in message for message in own) for path in hidden), own
     if off:
@@ -165,7 +165,7 @@ def check(hidden: Sequence[str]) -> None:
 
 
 def rewritten(dasktile: Any, name: str, tile: Callable[[da.Array], Any]) -> bool:
-    """Whether an expression is; its value is right in any case, also in tiles of any size."""
+    """Whether an expression is rewritten.  Checks its value, also in random tiles."""
     array, value = EXPRESSIONS[name]()
     if isinstance(array, Hooked):
         tiled = array = array.array
@@ -190,26 +190,26 @@ SETTINGS = {
 
 
 def groups(size: int) -> list[list[str]]:
-    """All names, some at a time: those without which nothing is read are in groups of their own.
+    """All names in groups; names without which capture is off are in separate groups.
 
-    Neighbours in the table, which are about the same operations, are in different groups.
+    Neighbours in the table, which belong to the same operations, are in different groups.
     """
     compat = importlib.import_module("dasktile._compat.dask")
-    found = []
+    result = []
     for needed in (False, True):
         paths = [name.path for name in compat.NAMES if (compat.CAPTURE in name.features) is needed]
         count = -(-len(paths) // size)
-        found += [paths[start::count] for start in range(count)]
-    return found
+        result += [paths[start::count] for start in range(count)]
+    return result
 
 
 def main(part: int, parts: int, size: int) -> int:
-    """Check some groups, each in a process of its own; how many failed."""
+    """Check some groups, each in a process of its own; returns the number of failures."""
     importlib.import_module("dasktile.tiling.planner")
     failed = 0
-    some = groups(size)[part::parts]
+    chosen = groups(size)[part::parts]
     with dask.config.set(SETTINGS):
-        for hidden in some:
+        for hidden in chosen:
             child = os.fork()
             if not child:
                 status = 1
@@ -222,7 +222,7 @@ def main(part: int, parts: int, size: int) -> int:
                 sys.stdout.flush()
                 os._exit(status)
             failed += os.waitpid(child, 0)[1] != 0
-    print(f"{sum(map(len, some))} names, {failed} failures")
+    print(f"{sum(map(len, chosen))} names, {failed} failures")
     return failed
 
 

@@ -26,13 +26,13 @@ A, B = RNG.random((240, 180)), RNG.random((180, 210))
 
 
 def product() -> da.Array:
-    """A product stored in a way that moves everything."""
+    """A product of arrays in chunks with which all bytes are moved."""
     return da.from_array(A, chunks=(20, 180)) @ da.from_array(B, chunks=(20, 210))
 
 
 @pytest.fixture(autouse=True)
 def tasks_cost_much() -> Iterator[None]:
-    # Arrays as small as these are worth re-tiling only for their tasks.
+    # For arrays as small as these, re-tiling saves mainly tasks.
     with dask.config.set({"dasktile.cost.task-bytes": "10 MB"}):
         yield
 
@@ -41,10 +41,10 @@ def compute(x: Any) -> Any:
     return x.compute(scheduler="sync")
 
 
-# What goes in comes out --------------------------------------------------------------
+# Inputs and outputs ------------------------------------------------------------------
 
 
-def test_one_in_one_out() -> None:
+def test_one_array_returns_one_array() -> None:
     x = product()
     y = dasktile.optimize(x, workers=4)
     assert isinstance(y, da.Array)
@@ -62,30 +62,30 @@ def test_the_input_is_not_changed() -> None:
     np.testing.assert_allclose(compute(x), A @ B)
 
 
-def test_several_in_a_tuple_out() -> None:
+def test_several_arrays_return_a_tuple() -> None:
     x = product()
-    found = dasktile.optimize(x, x.sum(axis=0), workers=4)
-    assert isinstance(found, tuple) and len(found) == 2
-    np.testing.assert_allclose(compute(found[0]), A @ B)
-    np.testing.assert_allclose(compute(found[1]), (A @ B).sum(axis=0))
+    result = dasktile.optimize(x, x.sum(axis=0), workers=4)
+    assert isinstance(result, tuple) and len(result) == 2
+    np.testing.assert_allclose(compute(result[0]), A @ B)
+    np.testing.assert_allclose(compute(result[1]), (A @ B).sum(axis=0))
 
 
 def test_shared_work_stays_shared() -> None:
     x = product()
-    one, other = dasktile.optimize(x + 1, x * 2, workers=4)
-    alone = len(dict(one.dask)) + len(dict(other.dask))
-    assert len({**one.dask, **other.dask}) < alone
-    assert set(one.dask.layers) != set(other.dask.layers)
+    first, second = dasktile.optimize(x + 1, x * 2, workers=4)
+    alone = len(dict(first.dask)) + len(dict(second.dask))
+    assert len({**first.dask, **second.dask}) < alone
+    assert set(first.dask.layers) != set(second.dask.layers)
 
 
-def test_none_in_none_out() -> None:
+def test_no_arrays_return_an_empty_tuple() -> None:
     assert dasktile.optimize() == ()
 
 
-def test_the_same_array_twice() -> None:
+def test_repeated_arrays() -> None:
     x = product()
-    one, other = dasktile.optimize(x, x, workers=4)
-    assert one.name == other.name
+    first, second = dasktile.optimize(x, x, workers=4)
+    assert first.name == second.name
 
 
 def test_names_are_deterministic() -> None:
@@ -102,14 +102,14 @@ def test_keep_chunks() -> None:
     np.testing.assert_allclose(compute(y), A @ B)
 
 
-def test_nothing_to_gain_gives_the_same_object() -> None:
+def test_unchanged_arrays_are_the_same_object() -> None:
     x = da.ones((10, 10), chunks=10) + 1
     assert dasktile.optimize(x, workers=4) is x
     assert dasktile.optimize(product(), method="none", workers=4).name == product().name
 
 
 @pytest.mark.parametrize("value", [1, "text", None, A, {"a": 1}, [1, 2], object()])
-def test_what_holds_no_arrays_passes_through(value: Any) -> None:
+def test_values_without_arrays_are_returned_unchanged(value: Any) -> None:
     assert dasktile.optimize(value, workers=4) is value
 
 
@@ -119,11 +119,11 @@ def test_containers() -> None:
         right: Any
 
     x = product()
-    found = dasktile.optimize({"a": [x, 3], "b": Pair(x.T, None), "c": (x,)}, workers=4)
-    assert list(found) == ["a", "b", "c"] and found["a"][1] == 3
-    assert type(found["b"]) is Pair and type(found["c"]) is tuple
-    np.testing.assert_allclose(compute(found["b"].left), (A @ B).T)
-    assert found["a"][0].name == found["c"][0].name != x.name
+    result = dasktile.optimize({"a": [x, 3], "b": Pair(x.T, None), "c": (x,)}, workers=4)
+    assert list(result) == ["a", "b", "c"] and result["a"][1] == 3
+    assert type(result["b"]) is Pair and type(result["c"]) is tuple
+    np.testing.assert_allclose(compute(result["b"].left), (A @ B).T)
+    assert result["a"][0].name == result["c"][0].name != x.name
 
 
 def test_untouched_containers_are_the_same_objects() -> None:
@@ -151,16 +151,16 @@ class Quantity:
 
 def test_collections_around_arrays() -> None:
     x = product()
-    found = dasktile.optimize(Quantity(x, "m"), workers=4)
-    assert isinstance(found, Quantity) and found.unit == "m"
-    assert (found.magnitude.name, found.magnitude.chunks) == (x.name, x.chunks)
-    assert len(dict(found.magnitude.dask)) < len(dict(x.dask))
-    np.testing.assert_allclose(compute(found.magnitude), A @ B)
+    result = dasktile.optimize(Quantity(x, "m"), workers=4)
+    assert isinstance(result, Quantity) and result.unit == "m"
+    assert (result.magnitude.name, result.magnitude.chunks) == (x.name, x.chunks)
+    assert len(dict(result.magnitude.dask)) < len(dict(x.dask))
+    np.testing.assert_allclose(compute(result.magnitude), A @ B)
 
 
 def test_delayed_objects_over_arrays() -> None:
     d = dask.delayed(np.trace)(product() @ product().T)
-    # dask has written their tasks already.
+    # dask has already built their tasks
     assert dasktile.optimize(d, workers=4) is d
     assert isinstance(d, Delayed)
 
@@ -184,7 +184,7 @@ def test_empty_arrays(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(compute(y), np.ones(shape) + 1)
 
 
-def test_unknown_chunks_keep_what_is_below_them() -> None:
+def test_inputs_of_unknown_chunks_are_kept() -> None:
     x = product()
     y = x[x > 45]
     z = dasktile.optimize(y, workers=4)
@@ -194,7 +194,7 @@ def test_unknown_chunks_keep_what_is_below_them() -> None:
     assert "unknown" in rows[-1].reason
 
 
-def test_chunks_made_known_by_computing_them() -> None:
+def test_computed_chunk_sizes() -> None:
     x = product()
     y = x[x[:, 0] > 45]
     y.compute_chunk_sizes()
@@ -206,7 +206,7 @@ def test_chunks_made_known_by_computing_them() -> None:
 # xarray -------------------------------------------------------------------------------
 
 
-def test_data_arrays_keep_what_they_are() -> None:
+def test_data_arrays_keep_names_and_attributes() -> None:
     xarray = pytest.importorskip("xarray")
     x = product()
     value = xarray.DataArray(
@@ -216,16 +216,18 @@ def test_data_arrays_keep_what_they_are() -> None:
         name="z",
         attrs={"a": 1},
     )
-    found = dasktile.optimize(value, workers=4)
-    assert isinstance(found, xarray.DataArray)
-    assert (found.name, found.dims, found.attrs) == ("z", ("i", "j"), {"a": 1})
-    assert found.coords["norm"].attrs == {"units": "m"}
-    assert found.data.name != x.name
-    xarray.testing.assert_allclose(found.compute(scheduler="sync"), value.compute(scheduler="sync"))
+    result = dasktile.optimize(value, workers=4)
+    assert isinstance(result, xarray.DataArray)
+    assert (result.name, result.dims, result.attrs) == ("z", ("i", "j"), {"a": 1})
+    assert result.coords["norm"].attrs == {"units": "m"}
+    assert result.data.name != x.name
+    xarray.testing.assert_allclose(
+        result.compute(scheduler="sync"), value.compute(scheduler="sync")
+    )
     assert value.data.name == x.name
 
 
-def test_datasets_keep_what_they_are() -> None:
+def test_datasets_keep_names_and_attributes() -> None:
     xarray = pytest.importorskip("xarray")
     x = product()
     value = xarray.Dataset(
@@ -233,12 +235,14 @@ def test_datasets_keep_what_they_are() -> None:
         coords={"j": np.arange(210), "norm": ("i", x.sum(axis=1))},
         attrs={"title": "t"},
     )
-    found = dasktile.optimize(value, workers=4)
-    assert isinstance(found, xarray.Dataset)
-    assert found.attrs == {"title": "t"} and found.z.attrs == {"units": "K"}
-    assert set(found.coords) == {"j", "norm"} and list(found) == ["z", "plain"]
-    assert found.z.data.name != x.name
-    xarray.testing.assert_allclose(found.compute(scheduler="sync"), value.compute(scheduler="sync"))
+    result = dasktile.optimize(value, workers=4)
+    assert isinstance(result, xarray.Dataset)
+    assert result.attrs == {"title": "t"} and result.z.attrs == {"units": "K"}
+    assert set(result.coords) == {"j", "norm"} and list(result) == ["z", "plain"]
+    assert result.z.data.name != x.name
+    xarray.testing.assert_allclose(
+        result.compute(scheduler="sync"), value.compute(scheduler="sync")
+    )
 
 
 @pytest.mark.parametrize("keep_chunks", [False, True])
@@ -254,18 +258,18 @@ def test_xarray_variables_agree_on_chunks(tmp_path: Any, keep_chunks: bool) -> N
         coords={"land": (("y", "x"), rng.random((20, 30)) > 0.5)},
     ).chunk(time=50, y=10)
     for number, expression in enumerate((value * 2, value - value.mean("time"), value.heat + 1)):
-        found = dasktile.optimize(expression, workers=4, keep_chunks=keep_chunks)
-        assert set(found.chunksizes) == {"time", "y", "x"}  # raises where they do not agree
+        result = dasktile.optimize(expression, workers=4, keep_chunks=keep_chunks)
+        assert set(result.chunksizes) == {"time", "y", "x"}  # raises where they do not agree
         if keep_chunks:
-            assert found.chunksizes == expression.chunksizes
-        xarray.testing.assert_allclose(found.compute(), expression.compute(), rtol=1e-3, atol=1e-4)
+            assert result.chunksizes == expression.chunksizes
+        xarray.testing.assert_allclose(result.compute(), expression.compute(), rtol=1e-3, atol=1e-4)
         if number < 2:
-            found.to_zarr(tmp_path / f"{number}.zarr", zarr_format=2)
+            result.to_zarr(tmp_path / f"{number}.zarr", zarr_format=2)
 
 
 @pytest.fixture
 def stored(tmp_path: Any) -> Any:
-    """What people have in a store: a variable in chunks, and a coordinate in one."""
+    """A dataset in a Zarr store: a variable in chunks, and a coordinate in one chunk."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("zarr")
     value = xarray.Dataset(
@@ -303,13 +307,13 @@ def test_xarray_objects_can_be_stored(
     order = tuple("abcd"[:workers])
     monkeypatch.setattr(api, "machine", lambda *_: Machine(workers, 1, order=order))
     with dask.config.set(config.defaults), dask.config.set({"dasktile.tiling.min-tile": 1}):
-        found = dasktile.optimize(value)
-    assert set(found.chunksizes) == set(value.chunksizes)
-    found.to_zarr(tmp_path / "found.zarr", consolidated=False)
-    again = xarray.open_zarr(tmp_path / "found.zarr", consolidated=False)
+        result = dasktile.optimize(value)
+    assert set(result.chunksizes) == set(value.chunksizes)
+    result.to_zarr(tmp_path / "found.zarr", consolidated=False)
+    stored_result = xarray.open_zarr(tmp_path / "found.zarr", consolidated=False)
     expected = value if isinstance(value, xarray.Dataset) else value.to_dataset(name=value.name)
     xarray.testing.assert_allclose(
-        again.compute(scheduler="sync"), expected.compute(scheduler="sync")
+        stored_result.compute(scheduler="sync"), expected.compute(scheduler="sync")
     )
 
 
@@ -317,18 +321,18 @@ def xr_dot(left: Any, right: Any) -> Any:
     return pytest.importorskip("xarray").dot(left, right, dim=("y", "x")).rename("dot")
 
 
-def test_tiles_of_xarray_objects_are_cut_where_nothing_moves(
+def test_tiles_of_xarray_objects_are_cut_evenly_without_moving_bytes(
     stored: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = stored - stored.mean("time")
     monkeypatch.setattr(api, "machine", lambda *_: Machine(2, 1, order=("a", "b")))
     with dask.config.set(config.defaults):
-        found = dasktile.optimize(value)
+        result = dasktile.optimize(value)
         uneven = dasktile.optimize(value.t.data).chunks[0]
         shown = dasktile.explain(value)
-    assert len(set(uneven[:-1])) > 1, "this tests nothing"
-    assert found.chunksizes["time"] == (73,) * 10
-    assert shown.nodes[-1].chunks_after == found.t.chunks
+    assert len(set(uneven[:-1])) > 1, "the tiles must be uneven for this test"
+    assert result.chunksizes["time"] == (73,) * 10
+    assert shown.nodes[-1].chunks_after == result.t.chunks
 
 
 @pytest.mark.parametrize(
@@ -339,16 +343,16 @@ def test_tiles_of_xarray_objects_are_cut_where_nothing_moves(
         ((365, 365), (73,) * 10, (), (365, 365)),
         ((365, 365), (73,) * 10, (73,), (365, 365)),
         ((25, 25), (50,), (50,), (50,)),
-        # what the input's own chunks do not fit either
+        # the input's own chunks do not match the stored ones either
         ((25, 25), (20, 30), (50,), (25, 25)),
-        # nearly even already
+        # nearly even tiles
         ((182, 183, 182, 183), (730,), (), (183, 183, 183, 181)),
         ((182, 183, 182, 183), (10,) * 73, (10,), (10,) * 73),
         ((300, 430), (365, 365), (), (300, 300, 130)),
         ((50, 300, 380), (365, 365), (), (365, 365)),
         ((2, 1), (3,), (), (2, 1)),
         ((1, 2), (1, 1, 1), (), (1, 1, 1)),
-        # what nobody could store before
+        # the input's own chunks cannot be stored either
         ((31, 28, 31), (31, 59), (), (31, 28, 31)),
         ((0,), (0,), (), (0,)),
         ((5,), (1,) * 5, (2,), (5,)),
@@ -392,14 +396,14 @@ def test_xarray_objects_without_dask_pass_through() -> None:
     ],
 )
 @pytest.mark.parametrize("call", [dasktile.optimize, dasktile.explain])
-def test_wrong_arguments_are_named(
+def test_errors_name_the_invalid_argument(
     call: Any, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
         call(product(), **arguments)
 
 
-def test_wrong_settings_are_named() -> None:
+def test_errors_name_the_invalid_setting() -> None:
     with (
         dask.config.set({"dasktile.workers": 0}),
         pytest.raises(ValueError, match=r"dasktile\.workers"),
@@ -417,12 +421,12 @@ def test_wrong_settings_are_named() -> None:
         dasktile.optimize(product())
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     dasktile.optimize(product(), workers=np.int64(4), memory_limit=np.float64(1e9))
 
 
 class Largest(Callback):
-    """Bytes of the largest result of a task, those that only finish a computation apart."""
+    """Bytes of the largest block that a task returns."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -437,9 +441,9 @@ class Largest(Callback):
 def test_no_tile_is_larger_than_the_memory_limit(limit: int, workers: int) -> None:
     x = da.random.default_rng(0).random((2000, 1500), chunks=(200, 300))
     for expression in (x.T @ x, da.where(x > 0.5, x, x.mean())):
-        one = dasktile.optimize(expression, workers=workers, memory_limit=f"{limit} MB")
+        tiled = dasktile.optimize(expression, workers=workers, memory_limit=f"{limit} MB")
         with Largest() as largest:
-            one.sum().compute(scheduler="sync", optimize_graph=False)
+            tiled.sum().compute(scheduler="sync", optimize_graph=False)
         assert 0 < largest.nbytes <= limit * 1e6
 
 
@@ -448,14 +452,14 @@ def test_memory_limit_below_one_element() -> None:
         dasktile.optimize(product(), workers=4, memory_limit=1)
 
 
-def test_settings_stand_in_for_arguments() -> None:
+def test_settings_are_defaults_of_arguments() -> None:
     with dask.config.set({"dasktile.workers": 6}):
         assert dasktile.explain(product()).workers == 6
         assert dasktile.explain(product(), workers=3).workers == 3
     assert dasktile.explain(product()).workers == 1
 
 
-def test_internal_errors_leave_the_input_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_keep_the_input_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("oops")
 
@@ -492,7 +496,7 @@ def test_array_expressions_are_returned_with_one_warning() -> None:
     assert "query-planning" in str(caught[0].message)
 
 
-def test_a_method_that_gives_up_says_so() -> None:
+def test_a_method_that_fails_raises_an_error() -> None:
     settings = {"dasktile.raise-errors": False, "dasktile.method": "exhaustive"}
     arrays = [product() + number for number in range(9)]
     with dask.config.set(settings):
@@ -507,13 +511,13 @@ def test_a_method_that_gives_up_says_so() -> None:
 
 def test_explain_agrees_with_optimize() -> None:
     x = product()
-    found = dasktile.explain(x, workers=4)
-    assert found.changed and found.workers == 4
-    assert found.nodes[-1].chunks_before == x.chunks
-    assert found.nodes[-1].chunks_after == dasktile.optimize(x, workers=4).chunks
+    explanation = dasktile.explain(x, workers=4)
+    assert explanation.changed and explanation.workers == 4
+    assert explanation.nodes[-1].chunks_before == x.chunks
+    assert explanation.nodes[-1].chunks_after == dasktile.optimize(x, workers=4).chunks
     kept = dasktile.explain(x, workers=4, keep_chunks=True)
     assert kept.nodes[-1].chunks_after == x.chunks
-    assert "matmul" in str(found)
+    assert "matmul" in str(explanation)
 
 
 def test_explain_nothing() -> None:
@@ -532,17 +536,17 @@ def hook() -> Iterator[None]:
 
 @pytest.fixture
 def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For every graph that the hook sees, whether it was written again."""
-    seen: list[bool] = []
+    """For every graph that the hook gets, whether it was rewritten."""
+    outcomes: list[bool] = []
     inner = api._rewrite_graph
 
     def watched(*arguments: Any) -> Any:
-        found = inner(*arguments)
-        seen.append(found is not None)
-        return found
+        result = inner(*arguments)
+        outcomes.append(result is not None)
+        return result
 
     monkeypatch.setattr(api, "_rewrite_graph", watched)
-    return seen
+    return outcomes
 
 
 @pytest.mark.usefixtures("hook")
@@ -550,9 +554,9 @@ def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_hook_computes(scheduler: str, rewritten: list[bool]) -> None:
     x = product()
     np.testing.assert_allclose(x.compute(scheduler=scheduler), A @ B)
-    one, other = dask.compute(x.sum(axis=0), x.T + 1, scheduler=scheduler)
-    np.testing.assert_allclose(one, (A @ B).sum(axis=0))
-    np.testing.assert_allclose(other, (A @ B).T + 1)
+    sums, transposed = dask.compute(x.sum(axis=0), x.T + 1, scheduler=scheduler)
+    np.testing.assert_allclose(sums, (A @ B).sum(axis=0))
+    np.testing.assert_allclose(transposed, (A @ B).T + 1)
     assert rewritten == [True, True]
 
 
@@ -574,9 +578,9 @@ def test_hook_with_xarray(rewritten: list[bool]) -> None:
     xarray = pytest.importorskip("xarray")
     x = product()
     value = xarray.Dataset({"a": (("i", "j"), x), "b": ("i", x.sum(axis=1))})
-    found = value.compute(scheduler="sync")
-    np.testing.assert_allclose(found.a.values, A @ B)
-    np.testing.assert_allclose(found.b.values, (A @ B).sum(axis=1))
+    result = value.compute(scheduler="sync")
+    np.testing.assert_allclose(result.a.values, A @ B)
+    np.testing.assert_allclose(result.b.values, (A @ B).sum(axis=1))
     assert rewritten == [True]
 
 
@@ -600,10 +604,10 @@ def test_hook_where_dask_describes_arrays_wrongly(expression: Any) -> None:
 
 
 @pytest.mark.usefixtures("hook")
-def test_hook_takes_graphs_that_are_plain_dicts() -> None:
+def test_hook_accepts_plain_dicts() -> None:
     dsk = {("x", 0): (sum, [1, 2])}
-    found = dasktile.array_optimize(dsk, [("x", 0)])
-    assert dask.get(dict(found), ("x", 0)) == 3
+    result = dasktile.array_optimize(dsk, [("x", 0)])
+    assert dask.get(dict(result), ("x", 0)) == 3
 
 
 def test_hook_ignores_a_memory_limit_that_cannot_be_kept(hook: None) -> None:
@@ -632,15 +636,15 @@ def test_query_planning_in_a_fresh_process() -> None:
 
 def test_workers_are_counted_by_process() -> None:
     facts = {"nthreads": 2, "memory_limit": 4_000_000_000}
-    found = _cluster({"workers": {"tcp://a:1": facts, "tcp://a:2": facts}})
-    assert found is not None
-    assert (found.workers, found.threads, found.memory_limit) == (2, 2, 1_200_000_000)
-    found = _cluster({"workers": {"inproc://h/7/1": facts, "inproc://h/7/2": facts}})
-    assert found is not None
-    assert (found.workers, found.threads) == (1, 4)
+    target = _cluster({"workers": {"tcp://a:1": facts, "tcp://a:2": facts}})
+    assert target is not None
+    assert (target.workers, target.threads, target.memory_limit) == (2, 2, 1_200_000_000)
+    target = _cluster({"workers": {"inproc://h/7/1": facts, "inproc://h/7/2": facts}})
+    assert target is not None
+    assert (target.workers, target.threads) == (1, 4)
     assert _cluster({"workers": {}}) is None
-    found = _cluster({"workers": {}, "n_workers": 3, "total_threads": 12})
-    assert found is not None and (found.workers, found.threads) == (3, 4)
+    target = _cluster({"workers": {}, "n_workers": 3, "total_threads": 12})
+    assert target is not None and (target.workers, target.threads) == (3, 4)
 
 
 def test_without_a_client_there_is_one_process() -> None:

@@ -1,4 +1,4 @@
-"""Without any of dask's private names dasktile warns once, and all values are right."""
+"""If a private name of dask is missing, dasktile warns once and all values are right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dasktile._compat.dask import CHECKED, NAMES
 
 def without_names(part: int, parts: int, size: int) -> None:
     """Hide `size` names at a time."""
-    done = subprocess.run(
+    run = subprocess.run(
         [sys.executable, "-m", "tests.private_names", *map(str, (part, parts, size))],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -21,7 +21,7 @@ def without_names(part: int, parts: int, size: int) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert run.returncode == 0, run.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks processes")

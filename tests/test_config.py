@@ -17,9 +17,9 @@ FOLDER = Path(dasktile.__file__).parent
 
 
 def load(name: str) -> dict[str, Any]:
-    found = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+    content = yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+    assert isinstance(content, dict)
+    return content
 
 
 def leaves(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -36,7 +36,7 @@ def test_defaults_fit_the_schema() -> None:
     jsonschema.validate(load("dasktile.yaml"), schema)
 
 
-def test_schema_refuses_what_is_not_a_setting() -> None:
+def test_schema_rejects_unknown_settings() -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"dasktile": {"worker": 4}}, load("dasktile-schema.yaml"))
 
@@ -74,7 +74,7 @@ def test_defaults_are_those_of_the_pure_settings() -> None:
         ("tiling.tiles-per-worker", "3", "tiles_per_worker", 3),
     ],
 )
-def test_settings_are_read_as_people_write_them(
+def test_settings_accept_strings_with_units(
     name: str, value: object, field: str, expected: object
 ) -> None:
     with dask.config.set({f"dasktile.{name}": value}):
@@ -93,7 +93,7 @@ def test_settings_are_read_as_people_write_them(
         ("tiling.width-budget", True),
     ],
 )
-def test_bad_settings_are_named(name: str, value: object) -> None:
+def test_errors_name_the_invalid_setting(name: str, value: object) -> None:
     with (
         dask.config.set({f"dasktile.{name}": value}),
         pytest.raises(ValueError, match=rf"dasktile\.{name} must be"),

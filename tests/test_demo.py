@@ -25,7 +25,9 @@ def test_report_says_when_values_differ(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("arguments", [["--workers", "0"], ["--size", "0"], ["--size", "nan"]])
-def test_bad_options_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_rejected(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["demo", *arguments])
     assert stopped.value.code == 2

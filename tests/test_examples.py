@@ -1,4 +1,4 @@
-"""The examples run, and find what they look for."""
+"""The examples run and print the expected results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "said"),
+    ("script", "arguments", "expected"),
     [
         ("regrid_from_zarr.py", ["--months", "48"], "same values: True"),
         ("logistic_regression.py", ["--rows", "20000"], "true weights: 0.9"),
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
         ("attention_einsum.py", ["--length", "64"], "as NumPy: True"),
     ],
 )
-def test_example(script, arguments, said):
+def test_example(script, arguments, expected):
     run = subprocess.run(
         [sys.executable, "-W", "ignore", str(EXAMPLES / script), *arguments],
         capture_output=True,
@@ -29,4 +29,4 @@ def test_example(script, arguments, said):
         check=False,
     )
     assert run.returncode == 0, run.stderr
-    assert said in run.stdout
+    assert expected in run.stdout

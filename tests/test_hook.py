@@ -1,4 +1,4 @@
-"""``array_optimize`` in dask's configuration: keys, chunks and values of what is computed."""
+"""``array_optimize`` in dask's configuration: keys, chunks and values of computations."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def scheduler(request: pytest.FixtureRequest) -> Iterator[Client | None]:
 def rewrites(
     monkeypatch: pytest.MonkeyPatch, scheduler: Client | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """The hook, rewriting whatever it costs; the layers of every graph that it has made."""
-    made: list[dict[str, Any]] = []
+    """Enable the hook, with rewrites at any price; returns the layers of every rewritten graph."""
+    graphs: list[dict[str, Any]] = []
     rewrite = dasktile.api._rewrite
 
-    def noted(*arguments: Any) -> Any:
-        found = rewrite(*arguments)
-        made.append(dict(found.graph.layers))
-        return found
+    def recorded(*arguments: Any) -> Any:
+        result = rewrite(*arguments)
+        graphs.append(dict(result.graph.layers))
+        return result
 
     # the scheduler, which optimises, is in this process
-    monkeypatch.setattr(dasktile.api, "_rewrite", noted)
+    monkeypatch.setattr(dasktile.api, "_rewrite", recorded)
     monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
     with dask.config.set(
         {
@@ -63,11 +63,11 @@ def rewrites(
             "dasktile.tiling.min-tile": 1,
         }
     ):
-        yield made
+        yield graphs
 
 
-def retiled(made: list[dict[str, Any]]) -> bool:
-    return any("-dasktile-" in name for layers in made for name in layers)
+def retiled(graphs: list[dict[str, Any]]) -> bool:
+    return any("-dasktile-" in name for layers in graphs for name in layers)
 
 
 def test_compute(rewrites: list[dict[str, Any]]) -> None:
@@ -81,7 +81,7 @@ def test_compute_several(rewrites: list[dict[str, Any]]) -> None:
     np.testing.assert_allclose(y, (A @ B).sum(axis=0))
     np.testing.assert_allclose(z["z"], (A @ B).T[::2])
     assert rest == 3
-    # together, not one after the other
+    # one rewrite for all of them
     assert len(rewrites) == 1 and retiled(rewrites)
 
 
@@ -108,9 +108,9 @@ def test_persist_several(rewrites: list[dict[str, Any]]) -> None:
 
 
 def test_one_block(rewrites: list[dict[str, Any]]) -> None:
-    found = product().blocks[1, 2].compute()
-    np.testing.assert_allclose(found, (A @ B)[12:24, 16:24])
-    np.testing.assert_allclose(product().to_delayed()[1, 2].compute(), found)
+    block = product().blocks[1, 2].compute()
+    np.testing.assert_allclose(block, (A @ B)[12:24, 16:24])
+    np.testing.assert_allclose(product().to_delayed()[1, 2].compute(), block)
 
 
 def test_store(rewrites: list[dict[str, Any]], scheduler: Client | None, tmp_path: Any) -> None:

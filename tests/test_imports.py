@@ -17,8 +17,8 @@ from dasktile._compat.dask import NAMES
 ROOT = Path(dasktile.__file__).parent
 NUMERIC = {"numpy", "scipy"}
 
-#: For every part of the package: what it may import of the package, and from elsewhere.
-#: The standard library is everybody's.  A longer name outranks a shorter one.
+#: For every part of the package: the modules that it may import, of the package and of others.  All
+#: may import the standard library.  An entry with a longer name overrides one with a shorter name.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat": (set(), set()),
     "_compat.dask": ({"errors"}, {"dask", "numpy"}),
@@ -279,7 +279,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
 }
 
-#: Parts that may import when a function runs what they do not import at once.
+#: Parts that may import further modules within functions.
 LATE = {
     "__main__",
     "_compat.distributed",
@@ -332,8 +332,8 @@ def imports(module: str) -> tuple[frozenset[str], frozenset[str], bool]:
 
 
 def part_of(module: str) -> str:
-    found = [part for part in TABLE if part and (module + ".").startswith(part + ".")]
-    return max(found, key=len, default="")
+    parts = [part for part in TABLE if part and (module + ".").startswith(part + ".")]
+    return max(parts, key=len, default="")
 
 
 def allowed(module: str, parts: set[str]) -> bool:

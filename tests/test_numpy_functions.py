@@ -1,6 +1,6 @@
-"""NumPy's functions, as dask has them, give the right values whatever the tiles.
+"""NumPy's functions in dask give the right values in all tiles.
 
-Whether dasktile re-tiles a case or leaves it alone is not what is asked here.
+These tests do not check whether dasktile re-tiles a case or keeps its chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-#: Functions of a module, NumPy or dask.array, and of three arrays.
+#: Functions of a module (NumPy or dask.array) and of three arrays.
 BOTH: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
     "cov": lambda m, x, y, v: m.cov(x),
     "corrcoef": lambda m, x, y, v: m.corrcoef(x.T),
@@ -147,12 +147,12 @@ def _sorted() -> da.Array:
 def test_functions_of_numpy(case: str) -> None:
     function = BOTH[case]
     with np.errstate(all="ignore"):
-        wanted = np.asanyarray(function(np, X, Y, V))
+        expected = np.asanyarray(function(np, X, Y, V))
         if case == "apply_along_axis reduced":
-            wanted = np.asarray([row[0] - row[-1] for row in X])
+            expected = np.asarray([row[0] - row[-1] for row in X])
         lazy = function(da, x(), y(), v())
         stock = lazy.compute(scheduler="sync")
-        if wanted.dtype != lazy.dtype:
-            wanted = np.asanyarray(stock)
-        equal(stock, wanted)
-        same(lazy, wanted)
+        if expected.dtype != lazy.dtype:
+            expected = np.asanyarray(stock)
+        equal(stock, expected)
+        same(lazy, expected)

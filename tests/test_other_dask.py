@@ -1,7 +1,7 @@
-"""What dask can do beyond NumPy's functions still gives the right values.
+"""Features of dask beyond NumPy's functions give the right values in all tiles.
 
-Each case makes a dask array and its value.  Whether dasktile re-tiles it or leaves it
-alone is not what is asked here.
+Each case returns a dask array and its value.  These tests do not check whether dasktile re-tiles a
+case or keeps its chunks.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def delayed_argument() -> Any:
     return x().map_blocks(operator.mul, number, dtype="f8").sum(axis=0), (X * 5).sum(axis=0)
 
 
-def unknown_sizes_known() -> Any:
-    found = v()[v() > 3].compute_chunk_sizes()
-    return da.outer(found, found)[::2], np.outer(V[V > 3], V[V > 3])[::2]
+def computed_chunk_sizes() -> Any:
+    large = v()[v() > 3].compute_chunk_sizes()
+    return da.outer(large, large)[::2], np.outer(V[V > 3], V[V > 3])[::2]
 
 
 def unknown_then_reduced() -> Any:
@@ -518,8 +518,8 @@ def histogram_of_many() -> Any:
     sample = np.stack([V, V * 2, V % 3], axis=1)
     lazy = da.histogramdd(da.from_array(sample, chunks=(6, 3)), bins=(3, 2, 3),
                           range=((0, 9), (0, 18), (0, 3)))[0]  # fmt: skip
-    wanted = np.histogramdd(sample, bins=(3, 2, 3), range=((0, 9), (0, 18), (0, 3)))[0]
-    return lazy, wanted
+    expected = np.histogramdd(sample, bins=(3, 2, 3), range=((0, 9), (0, 18), (0, 3)))[0]
+    return lazy, expected
 
 
 def histogram_of_computed_range() -> Any:
@@ -573,7 +573,7 @@ def ravelled_products() -> Any:
 
 
 DASK: tuple[Callable[[], Any], ...] = (
-    *(with_annotations, delayed_blocks, delayed_argument, unknown_sizes_known),
+    *(with_annotations, delayed_blocks, delayed_argument, computed_chunk_sizes),
     *(unknown_then_reduced, assigned, in_place, reduced_by_users, scanned_by_users, weighted),
     *(several_outputs, vectorized, by_python, concatenated_blocks, listed_blocks, new_axes),
     *(adjusted, dropped, wide_windows, overlap_untrimmed, overlap_several, overlap_uneven),
@@ -604,22 +604,22 @@ DASK: tuple[Callable[[], Any], ...] = (
 
 @pytest.mark.parametrize("case", DASK, ids=lambda case: case.__name__)
 def test_features_of_dask(case: Callable[[], Any]) -> None:
-    lazy, wanted = case()
-    equal(lazy.compute(scheduler="sync"), wanted)
-    same(lazy, wanted)
+    lazy, expected = case()
+    equal(lazy.compute(scheduler="sync"), expected)
+    same(lazy, expected)
 
 
-def test_arrays_of_unequal_standing_together() -> None:
-    """Left alone, unknown, re-tiled: all in one call, sharing what they read."""
+def test_kept_unknown_and_retiled_arrays_together() -> None:
+    """Arrays with kept, unknown and new chunks are tiled in one call, with shared inputs."""
     a = x() + 1
     lazy = [a.T @ a, a.map_blocks(located, dtype=int), a.sum(axis=0), v() * 2, a[:3]]
-    wanted = [value.compute(scheduler="sync") for value in lazy]
-    same(lazy, wanted)
-    same([*lazy, v()[v() > 3]], [*wanted, V[V > 3]])
+    expected = [value.compute(scheduler="sync") for value in lazy]
+    same(lazy, expected)
+    same([*lazy, v()[v() > 3]], [*expected, V[V > 3]])
 
 
 @pytest.mark.parametrize("name", ["nanargmin", "nanargmax"])
-def test_what_fails_still_fails(name: str) -> None:
+def test_errors_of_dask_are_still_raised(name: str) -> None:
     value = X.copy()
     value[:, 3] = np.nan
     lazy = getattr(da, name)(da.from_array(value, chunks=(5, 4)), axis=0)
@@ -632,8 +632,8 @@ def test_what_fails_still_fails(name: str) -> None:
             in_random_tiles([lazy], seed)
 
 
-def test_zeros_times_missing_numbers_are_missing() -> None:
-    """NumPy's dot says 0 where one of its arguments is a single 0; matmul and einsum do not."""
+def test_zero_times_nan_is_nan() -> None:
+    """NumPy's dot returns 0 if an argument is a single 0; matmul and einsum return NaN."""
     column, zero = np.array([[0.0], [1.0], [np.nan]]), np.zeros(1)
     a, b = da.from_array(column, chunks=(2, 1)), da.from_array(zero, chunks=1)
     same([a @ b, da.einsum("ij,j->i", a, b)], [column @ zero, np.einsum("ij,j->i", column, zero)])
@@ -642,7 +642,7 @@ def test_zeros_times_missing_numbers_are_missing() -> None:
 
 @pytest.mark.parametrize("subscripts", ["i,j->ij", "ia,ja->ij", "i,j,k->ijk", "i,i->i"])
 def test_products_have_no_negative_zeros(subscripts: str) -> None:
-    """They have none in NumPy, because its sums start from zero."""
+    """NumPy's products have none, because its sums start from zero."""
     terms = subscripts.partition("->")[0].split(",")
     values = [np.full((3, 1)[: len(term)], -2.0 * place) for place, term in enumerate(terms)]
     lazy = da.einsum(subscripts, *(da.from_array(value, chunks=2) for value in values))
@@ -668,7 +668,7 @@ def test_stores_of_tiled_arrays() -> None:
     np.testing.assert_array_equal(target, X.T @ X)
 
 
-def test_stores_that_are_returned() -> None:
+def test_store_with_return_stored() -> None:
     target = np.zeros((10, 10))
     stored = da.store(x().T @ x(), target, compute=False, return_stored=True)
     same(stored.T if isinstance(stored, da.Array) else stored[0].T, (X.T @ X).T)
@@ -711,25 +711,25 @@ def test_delayed_consumers() -> None:
     assert dask.delayed(np.sum)(new).compute(scheduler="sync") == (X.T @ X).sum()
 
 
-def test_going_on_after_tiling() -> None:
-    """A tiled array is an ordinary one: it can be used on and be tiled again."""
+def test_tiled_arrays_can_be_extended_and_tiled_again() -> None:
+    """A tiled array is an ordinary dask array."""
     with dask.config.set(EAGER):
         new = dasktile.optimize(x().T @ x())
         lazy = (new + x()[:10] - new.mean(axis=0)).rechunk(3)
         again = dasktile.optimize(lazy)
     gram = X.T @ X
-    wanted = gram + X[:10] - gram.mean(axis=0)
-    equal(lazy.compute(scheduler="sync"), wanted)
-    equal(again.compute(scheduler="sync"), wanted)
-    same(again, wanted)
+    expected = gram + X[:10] - gram.mean(axis=0)
+    equal(lazy.compute(scheduler="sync"), expected)
+    equal(again.compute(scheduler="sync"), expected)
+    same(again, expected)
     assert dask.compute(new, again, scheduler="sync")[0].sum() == gram.sum()
     assert isinstance(pickle.loads(pickle.dumps(again)), da.Array)
 
 
-def test_masked_blocks_stay_known_in_what_was_tiled() -> None:
+def test_masked_blocks_are_recognised_in_tiled_arrays() -> None:
     lazy = da.ma.masked_greater(x() @ y(), 8)
     with dask.config.set(EAGER):
-        # the second keeps what the first reads from being made one task with it
+        # the second output prevents the fusion of the tasks that the first one reads
         new, _ = dasktile.optimize(da.ma.filled((lazy + 1).T, -1) @ (x() @ y()), lazy + 1)
         nodes = dasktile.explain(new).nodes
     assert "retile" in {node.op for node in nodes}
@@ -737,8 +737,8 @@ def test_masked_blocks_stay_known_in_what_was_tiled() -> None:
     assert "MaskedArray" in added.reason
 
 
-def test_blocks_of_other_sizes_than_dask_says() -> None:
-    """What a mask leaves, and reductions that keep more than one element of an axis."""
+def test_blocks_of_other_sizes_than_declared() -> None:
+    """Arrays of a boolean mask, and reductions that keep several elements of an axis."""
 
     def largest_two(blocks: Any, axis: Any, keepdims: bool) -> np.ndarray:
         return np.sort(blocks, axis=axis[0])[-2:]
@@ -748,30 +748,30 @@ def test_blocks_of_other_sizes_than_dask_says() -> None:
         x(), largest_two, largest_two, axis=0, keepdims=True, dtype="f8", output_size=2
     )
     lazy = [some.std(axis=0), most.max(axis=0), two + x()[:2]]
-    wanted = [
+    expected = [
         X[X[:, 0] > 3].std(axis=0),
         X[X[:, 0] > X[:, 0].min()].max(axis=0),
         np.sort(X, axis=0)[-2:] + X[:2],
     ]
-    same(lazy, wanted)
+    same(lazy, expected)
     for seed in range(6, 30):
-        for found, value in zip(in_random_tiles(lazy, seed), wanted, strict=True):
-            equal(found, value)
+        for result, value in zip(in_random_tiles(lazy, seed), expected, strict=True):
+            equal(result, value)
 
 
-def test_one_graph_for_old_and_new() -> None:
-    """Names of what is written are not those of the input."""
+def test_names_of_tiled_layers_differ_from_the_input() -> None:
+    """Old and new arrays can be computed in one graph."""
     lazy = (x() + 1).T @ (x() + 1)
     with dask.config.set(EAGER):
         new = dasktile.optimize(lazy)
-    found = da.stack([lazy.rechunk(new.chunks), new]).compute(scheduler="sync")
-    np.testing.assert_array_equal(found[0], found[1])
+    both = da.stack([lazy.rechunk(new.chunks), new]).compute(scheduler="sync")
+    np.testing.assert_array_equal(both[0], both[1])
     joined = dask.compute(lazy, new, lazy + new.rechunk(lazy.chunks), scheduler="sync")
     np.testing.assert_array_equal(joined[0] * 2, joined[2])
 
 
-def test_steps_whose_keys_are_no_tiles() -> None:
-    """Dask's scan by hand has keys of its own below the name of its layer."""
+def test_scans_with_keys_that_are_not_tiles() -> None:
+    """Dask's scan has keys that are not block numbers under the name of its layer."""
     X, W = np.random.default_rng(0).random((2, 40, 40))
     x, w = da.from_array(X, chunks=(5, 40)), da.from_array(W, chunks=5)
     largest = da.reductions.cumreduction(

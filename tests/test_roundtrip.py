@@ -1,4 +1,4 @@
-"""Dask expressions captured, tiled at random and lowered compute what they computed."""
+"""Dask expressions have the same values after capture, random tiling and lowering."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lazy(*shape: int, **kwargs: Any) -> da.Array:
 
 
 def lowest_zero(block: np.ndarray) -> np.ndarray:
-    """Depends on how the array is cut."""
+    """A function whose value depends on the chunks."""
     return block - block.min()
 
 
@@ -157,7 +157,7 @@ def random_expression(rng: random.Random) -> list[da.Array]:
 
 
 def retiled(arrays: Sequence[da.Array], rng: random.Random, how: str) -> list[da.Array]:
-    """The same arrays tiled at random: anyhow, in their own chunks, under their own names."""
+    """The same arrays in random tiles: with any chunks, the same chunks, or also the same names."""
     captured = capture(arrays)
     kwargs: dict[str, Any] = {}
     if how != "anyhow":
@@ -166,26 +166,26 @@ def retiled(arrays: Sequence[da.Array], rng: random.Random, how: str) -> list[da
         kwargs["output_names"] = [array.name for array in arrays]
     lowered = lower(captured, random_tiling(captured.program, rng), **kwargs)
     check_graph(lowered.graph)
-    found = [
+    result = [
         as_array(graph, name, chunks, array.dtype)
         for graph, name, chunks, array in zip(
             output_graphs(lowered), lowered.names, lowered.chunks, arrays, strict=True
         )
     ]
-    for before, after in zip(arrays, found, strict=True):
+    for before, after in zip(arrays, result, strict=True):
         assert how == "anyhow" or after.chunks == before.chunks
         assert how != "names" or after.name == before.name
-    return found
+    return result
 
 
 def check(arrays: Sequence[da.Array], expected: Sequence[Any]) -> None:
-    for found in every_way(arrays):
-        for value, wanted in zip(found, expected, strict=True):
-            assert value.dtype == wanted.dtype
-            if wanted.dtype.kind in "fc":
-                np.testing.assert_allclose(value, wanted, rtol=1e-10, atol=1e-10)
+    for results in every_way(arrays):
+        for value, correct in zip(results, expected, strict=True):
+            assert value.dtype == correct.dtype
+            if correct.dtype.kind in "fc":
+                np.testing.assert_allclose(value, correct, rtol=1e-10, atol=1e-10)
             else:
-                np.testing.assert_array_equal(value, wanted)
+                np.testing.assert_array_equal(value, correct)
 
 
 @pytest.mark.parametrize("how", ["anyhow", "chunks", "names"])

@@ -1,4 +1,4 @@
-"""Whatever is written anew gives the same answers, types and names as before."""
+"""Rewritten graphs have the same values, types and names as the originals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dasktile.lower.writer import Lowered, lower
 from tests.expressions import Expression, Value, expressions, grown, outputs
 from tests.support import as_array, check_graph, is_exact, output_graphs, random_tiling
 
-#: Settings under which rewriting pays even for the smallest arrays.
+#: Settings with which a rewrite is cheaper even for the smallest arrays.
 EAGER = {
     "dasktile.cost.task-bytes": 1,
     "dasktile.tiling.min-tile": 1,
@@ -33,7 +33,7 @@ EAGER = {
     "dasktile.raise-errors": True,
 }
 
-#: All but the one that is for the smallest of expressions.
+#: All methods but the exhaustive one, which is for very small expressions.
 METHODS = tuple(name for name in tiling.methods() if name != "exhaustive")
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
@@ -42,7 +42,7 @@ FUSION = (None, False, True)
 
 
 def examples(count: int, **options: Any) -> Any:
-    """Run a test on `count` random expressions, always the same ones."""
+    """Run a test on `count` random expressions, the same in every run."""
     return settings(
         max_examples=count,
         deadline=None,
@@ -52,35 +52,37 @@ def examples(count: int, **options: Any) -> Any:
 
 
 def many(count: int) -> Any:
-    """Run a test on `count` random expressions, others every time."""
+    """Run a test on `count` random expressions, different in every run."""
     return examples(count, derandomize=False, print_blob=True)
 
 
-def check(e: Expression, wanted: Sequence[Value], found: Callable[[], Sequence[Any]]) -> None:
-    """Compare what is computed with what NumPy gives.
+def check(
+    e: Expression, expected: Sequence[Value], computation: Callable[[], Sequence[Any]]
+) -> None:
+    """Compare computed values with those of NumPy.
 
     Raises
     ------
-    AssertionError, or whatever the computation raises
-        Unless the same happens to the arrays as dask computes them by itself.
+    AssertionError, or the exception of the computation
+        Unless dask without dasktile fails, too.
     """
     note(str(e))
     try:
-        for value, array in zip(wanted, found(), strict=True):
+        for value, array in zip(expected, computation(), strict=True):
             value.check(array)
     except Exception:
-        if not dask_is_right(wanted):
+        if not dask_is_right(expected):
             reject()
         raise
 
 
-def dask_is_right(wanted: Sequence[Value]) -> bool:
-    """False where dask by itself fails, as it does here and there for empty chunks."""
-    arrays = [value.lazy for value in wanted]
+def dask_is_right(expected: Sequence[Value]) -> bool:
+    """Whether dask without dasktile is right; it fails for some empty chunks."""
+    arrays = [value.lazy for value in expected]
     try:
         for optimized in (True, False):
-            found = dask.compute(*arrays, scheduler="sync", optimize_graph=optimized)
-            for value, array in zip(wanted, found, strict=True):
+            results = dask.compute(*arrays, scheduler="sync", optimize_graph=optimized)
+            for value, array in zip(expected, results, strict=True):
                 value.check(array)
     except Exception:
         return False
@@ -88,13 +90,13 @@ def dask_is_right(wanted: Sequence[Value]) -> bool:
 
 
 def compute(e: Expression, arrays: Sequence[da.Array]) -> Sequence[np.ndarray]:
-    """Compute arrays together, fused in one of dask's ways or not at all."""
+    """Compute arrays together, with one of dask's settings of fusion or without optimisation."""
     with dask.config.set({"optimization.fuse.active": e.pick(FUSION)}):
         return dask.compute(*arrays, scheduler="sync", optimize_graph=e.chance(70))
 
 
 def retiled(e: Expression, arrays: Sequence[da.Array]) -> list[da.Array]:
-    """The same arrays in tiles that nobody would choose."""
+    """The same arrays in random tiles."""
     captured = capture(arrays)
     validate(captured.program)
     tiled = random_tiling(captured.program, e.rng)
@@ -104,12 +106,12 @@ def retiled(e: Expression, arrays: Sequence[da.Array]) -> list[da.Array]:
         for array, kept in zip(arrays, chunks, strict=True)
     ]
     lowered = lower(captured, tiled, chunks, names)
-    again = lower(capture(arrays), tiled, chunks, names)
-    assert again.names == lowered.names
-    assert list(again.graph.layers) == list(lowered.graph.layers)
-    for array, made, kept, name in zip(arrays, lowered.chunks, chunks, names, strict=True):
-        assert tuple(map(sum, made)) == array.shape
-        assert kept is None or kept == made
+    second = lower(capture(arrays), tiled, chunks, names)
+    assert second.names == lowered.names
+    assert list(second.graph.layers) == list(lowered.graph.layers)
+    for array, tiles, kept, name in zip(arrays, lowered.chunks, chunks, names, strict=True):
+        assert tuple(map(sum, tiles)) == array.shape
+        assert kept is None or kept == tiles
         assert name is None or name in lowered.names
     check_graph(lowered.graph)
     return rebuilt(lowered, arrays)
@@ -125,35 +127,35 @@ def rebuilt(lowered: Lowered, arrays: Sequence[da.Array]) -> list[da.Array]:
 
 
 def in_any_tiles(e: Expression) -> None:
-    wanted = outputs(e)
-    arrays: Sequence[da.Array] = [value.lazy for value in wanted]
+    expected = outputs(e)
+    arrays: Sequence[da.Array] = [value.lazy for value in expected]
     if e.chance(10):
-        # what dask has fused already
+        # graphs that dask has fused
         arrays = dask.optimize(*arrays)
 
-    def found() -> Sequence[np.ndarray]:
+    def results() -> Sequence[np.ndarray]:
         new = retiled(e, arrays)
         if e.chance(20):
             new = retiled(e, new)
         return compute(e, new)
 
-    check(e, wanted, found)
+    check(e, expected, results)
 
 
 def in_chosen_tiles(e: Expression) -> None:
-    wanted = outputs(e)
+    expected = outputs(e)
     if e.chance(10):
-        wanted = [*wanted, e.pick(wanted)]
-    arrays = [value.lazy for value in wanted]
+        expected = [*expected, e.pick(expected)]
+    arrays = [value.lazy for value in expected]
     options = {"method": e.pick(METHODS), "keep_chunks": e.chance(30)}
 
-    def found() -> Sequence[np.ndarray]:
+    def results() -> Sequence[np.ndarray]:
         with dask.config.set(EAGER):
             new = _tuple(dasktile.optimize(*arrays, **options))
-            again = _tuple(dasktile.optimize(*arrays, **options))
+            second = _tuple(dasktile.optimize(*arrays, **options))
             if e.chance(20):
                 new = _tuple(dasktile.optimize(*new))
-        for old, array, other in zip(arrays, new, again, strict=True):
+        for old, array, repeated in zip(arrays, new, second, strict=True):
             if is_exact(old.dask):
                 check_graph(array.dask)
             assert array.dtype == old.dtype
@@ -161,30 +163,30 @@ def in_chosen_tiles(e: Expression) -> None:
             assert type(array._meta) is type(old._meta)
             assert array._meta.dtype == old._meta.dtype
             assert array._meta.ndim == old._meta.ndim
-            assert not options["keep_chunks"] or other.chunks == old.chunks
+            assert not options["keep_chunks"] or repeated.chunks == old.chunks
         return compute(e, new)
 
-    check(e, wanted, found)
+    check(e, expected, results)
 
 
-def _tuple(found: Any) -> tuple[da.Array, ...]:
-    return found if isinstance(found, tuple) else (found,)
+def _tuple(result: Any) -> tuple[da.Array, ...]:
+    return result if isinstance(result, tuple) else (result,)
 
 
 def when_computed(e: Expression) -> None:
-    wanted = outputs(e)
+    expected = outputs(e)
 
-    def found() -> Sequence[np.ndarray]:
+    def results() -> Sequence[np.ndarray]:
         with dask.config.set({**EAGER, "array_optimize": dasktile.array_optimize}):
             if e.chance(50):
-                return dask.compute(*(value.lazy for value in wanted), scheduler="sync")
-            persisted = dask.persist(*(value.lazy for value in wanted), scheduler="sync")
-            for array, value in zip(persisted, wanted, strict=True):
+                return dask.compute(*(value.lazy for value in expected), scheduler="sync")
+            persisted = dask.persist(*(value.lazy for value in expected), scheduler="sync")
+            for array, value in zip(persisted, expected, strict=True):
                 assert array.chunks == value.lazy.chunks
                 assert array.name == value.lazy.name
         return dask.compute(*persisted, scheduler="sync")
 
-    check(e, wanted, found)
+    check(e, expected, results)
 
 
 def no_harm(e: Expression) -> None:
@@ -204,8 +206,7 @@ def no_harm(e: Expression) -> None:
     def cost(price: tiling.plan.Price) -> float:
         return price.bytes + sum(price.read) + sum(price.tasks) * eager.task_bytes
 
-    # the time lost on an uneven spread, and on einsum blocks that do not run as BLAS, is
-    # weighed against this
+    # the planner also weighs the time lost by imbalance, and by einsum blocks that do not use BLAS
     slow = any("einsum" in node.op for node in program.nodes)
     even = plan.after.balance >= plan.before.balance
     assert slow or not even or cost(plan.after) < cost(plan.before)
@@ -264,8 +265,8 @@ def test_many_plans_do_no_harm(e: Expression) -> None:
 
 
 def test_names_do_not_depend_on_the_process() -> None:
-    """Nor on the order in which sets are walked there; where dask's own names do not."""
-    found = []
+    """Names do not depend on hash seeds either, if dask's own names do not."""
+    outputs_of_runs = []
     for seed in ("1", "2"):
         run = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", "tests.test_same_answers"],
@@ -275,22 +276,26 @@ def test_names_do_not_depend_on_the_process() -> None:
             text=True,
             check=True,
         )
-        found.append(json.loads(run.stdout))
-    same = [(one, two) for one, two in zip(*found, strict=True) if one["input"] == two["input"]]
-    assert len(same) > 20
-    for one, two in same:
-        assert one == two
+        outputs_of_runs.append(json.loads(run.stdout))
+    comparable = [
+        (first, second)
+        for first, second in zip(*outputs_of_runs, strict=True)
+        if first["input"] == second["input"]
+    ]
+    assert len(comparable) > 20
+    for first, second in comparable:
+        assert first == second
 
 
 def _names(seed: int) -> dict[str, Any]:
     e = grown(random.Random(seed))
     arrays = [value.lazy for value in outputs(e)]
-    made = retiled(e, arrays)
+    random_tiles = retiled(e, arrays)
     with dask.config.set(EAGER):
         chosen = _tuple(dasktile.optimize(*arrays))
     return {
         "input": [sorted(array.dask.layers) for array in arrays],
-        "any tiles": [sorted(array.dask.layers) for array in made],
+        "any tiles": [sorted(array.dask.layers) for array in random_tiles],
         "chosen tiles": [[array.name, array.chunks] for array in chosen],
     }
 

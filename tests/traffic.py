@@ -1,6 +1,6 @@
-"""What workers would receive from one another, counted without a cluster.
+"""Bytes that workers receive from each other, counted without a cluster.
 
-Every task runs at the home that the scheduler plugin would give it; a tile travels once to
+Every task runs on the home worker that the scheduler plugin assigns to it.  A tile is sent once to
 each worker that needs it.
 """
 
@@ -33,16 +33,16 @@ class _Sizes(Callback):
 def traffic(
     arrays: Sequence[da.Array], workers: int, resident: Mapping[Any, str] | None = None
 ) -> tuple[Counter[str], list[Any]]:
-    """Bytes received by workers, by the layer that needed them; and tasks without a home.
+    """Bytes received by workers, by the layer that reads them; and tasks without a home worker.
 
     Parameters
     ----------
     arrays
-        What is computed.
+        The arrays to compute.
     workers
-        How many workers there are.
+        Number of workers.
     resident
-        Where blocks are that are in memory already.
+        The workers of blocks that are in memory.
     """
     expr = collections_to_expr(arrays).optimize()
     graph = dict(expr.__dask_graph__())
@@ -50,20 +50,25 @@ def traffic(
     with sizes:
         dask.get(graph, list(dask.core.flatten(expr.__dask_keys__())))
     homes = _homes(graph, workers, dict(resident or {}))
-    found: Counter[str] = Counter()
+    received: Counter[str] = Counter()
     lost = [key for key, home in homes.items() if home is None]
     for key, task in graph.items():
         if isinstance(task, DataNode):
             sizes.sizes[key] = sizeof(task.value)
-    arrived = set()
+    sent = set()
     for key, task in graph.items():
         for read in task.dependencies:
-            here, there = homes.get(key), homes.get(read)
-            if here == there or here is None or there is None or (read, here) in arrived:
+            reader_home, home_of_input = homes.get(key), homes.get(read)
+            if (
+                reader_home == home_of_input
+                or reader_home is None
+                or home_of_input is None
+                or (read, reader_home) in sent
+            ):
                 continue
-            arrived.add((read, here))
-            found[key[0] if isinstance(key, tuple) else key] += sizes.sizes[read]
-    return found, lost
+            sent.add((read, reader_home))
+            received[key[0] if isinstance(key, tuple) else key] += sizes.sizes[read]
+    return received, lost
 
 
 def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dict[Any, str | None]:

@@ -1,9 +1,9 @@
-"""What the papers say, and what came out here, in one table.
+"""The figures of the papers and those of dasktile, in one table.
 
     python -m benchmarks.papers [NAME ...] [--quick] [--out benchmarks/results/papers.md]
 
-Every experiment is a module beside this one and can be run alone, some with more detail.  Bytes
-are those of models and hardly depend on the machine; seconds do.
+Every experiment is a module of this package and can be run alone, some with more detail.  Bytes are
+those of models and hardly depend on the machine; seconds do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ NAMES = ("soybean", "spartan", "applications", "als", "eindecomp", "matmul_bound
 COLUMNS = ("experiment", "what", "paper", "ours", "note")
 
 
-def collected(names: Sequence[str], quick: bool, said: Callable[[str], None]) -> list[list[str]]:
+def collect(names: Sequence[str], quick: bool, log: Callable[[str], None]) -> list[list[str]]:
     """The rows of all experiments."""
-    found = []
+    table = []
     for name in names:
         start = time.perf_counter()
         rows = import_module(f"benchmarks.papers.{name}").rows
         takes_quick = "quick" in rows.__code__.co_varnames[: rows.__code__.co_argcount]
-        found += [_row(one) for one in (rows(quick=quick) if takes_quick else rows())]
-        said(f"{name}: {time.perf_counter() - start:.1f} s")
-    return found
+        table += [_row(row) for row in (rows(quick=quick) if takes_quick else rows())]
+        log(f"{name}: {time.perf_counter() - start:.1f} s")
+    return table
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -44,10 +44,10 @@ def _row(row: dict[str, Any]) -> list[str]:
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table that every viewer of Markdown shows."""
+    """The rows as a table in Markdown."""
     lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
     return "\n".join(
-        "| " + " | ".join(one.replace("|", "/") for one in row) + " |" for row in lines
+        "| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in lines
     )
 
 
@@ -59,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", choices=[[], *NAMES], default=[], metavar="NAME")
-    parser.add_argument("--quick", action="store_true", help="leave out what takes long")
+    parser.add_argument("--quick", action="store_true", help="skip the slow parts")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
     errors = Console(stderr=True)
-    rows = collected(
+    rows = collect(
         options.names or NAMES, options.quick, lambda text: errors.print(text, style="dim")
     )
     text = markdown(rows)

@@ -1,14 +1,15 @@
-"""Whether the best tiling is found for Spartan's twelve applications, at such sizes.
+"""Whether the chosen tiling is the best one, for Spartan's twelve applications at their sizes.
 
     python -m benchmarks.papers.applications [--workers 4 16] [--repeat 3]
 
-Nothing is computed.  The programs are those of ``examples/applications``, on inputs of which
-only shapes and chunks exist.  *Planning* is reading the graph and deciding, without writing
-the new one.  Spartan's greedy tiling is priced by the same model, whether or not the input's
-own chunks are better.
+Nothing is computed.  The programs are those of ``examples/applications``, on lazy inputs of the
+same shapes and chunks.  *Planning* is the time to capture the graph and to choose tiles, without
+writing the new graph.  Spartan's greedy tiling is priced by the same model, even if the input's own
+chunks are better.
 
-*After* is what the default method chooses, which weighs tasks against bytes, *fewest* the tiling
-that moves fewest bytes.  *Proven* says which of them is proven to: both, *fewest* only, or none.
+*After* are the bytes of the default method, which weighs tasks against bytes, *fewest* those of
+the tiling that moves fewest bytes.  *Proven* is ``yes`` if both are proven to be the fewest,
+``fewest`` if only the second is, and ``no`` otherwise.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from dasktile.capture.highlevel import capture
 from dasktile.report.explanation import format_bytes
 from dasktile.tiling import methods, tile
 
-#: Samples, options, paths, or rows of a square matrix.
+#: Number of samples, options, paths, or rows of a square matrix.
 SIZES = {
     "ridge_regression": 4_000_000,
     "logistic_regression": 4_000_000,
@@ -42,36 +43,36 @@ SIZES = {
     "barrier_option": 10_000_000,
 }
 
-#: Applications whose data are lazy, so that any size can be had.
+#: Applications whose data are lazy at any size.
 LAZY = ("barrier_option",)
 
-#: A size at which data are made, to see what grows with it.
+#: A size at which data are created, to find the axes that grow with the size.
 SMALL = 400
 
-#: In seconds; Spartan's figure for an ALS of 14 operators.
+#: Seconds: Spartan's planning time for an ALS of 14 operators.
 PUBLISHED_ALS = 0.06
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was decided for one application.
+    """The plan of one application.
 
     Parameters
     ----------
     name, workers, nodes
-        The application, how many workers share it, and its array operations.
+        Name of the application, number of workers, and number of array operations.
     before, after, bound
-        Bytes moved between workers with the input's chunks and with the tiles chosen, and
-        what no tiling moves less than.
+        Bytes moved between workers with the input's chunks and with the chosen tiles, and their
+        lower bound over all tilings.
     proven
-        Whether `after` was proven to be the least.
+        Whether `after` is proven to be the fewest.
     fewest, fewest_proven
-        Bytes of the tiling that moves fewest, whatever its tasks cost, and whether it was
-        proven to.
+        Bytes of the tiling that moves fewest, ignoring the price of tasks, and whether they are
+        proven to be the fewest.
     seconds
-        Planning, the median of several times.
+        Median of the seconds of planning.
     spartan
-        Bytes of Spartan's greedy tiling; None where there is no such method.
+        Bytes of Spartan's greedy tiling; None if the method is not registered.
     """
 
     name: str
@@ -88,37 +89,37 @@ class Planned:
 
 
 def application(name: str) -> ModuleType:
-    """One of the examples."""
+    """The module of one of the examples."""
     return importlib.import_module(f"examples.applications.{name}")
 
 
 def inputs(name: str, size: int) -> tuple[da.Array, ...]:
-    """Arrays with the shapes and chunks that an application's data have at some size.
+    """Arrays of ones with the shapes and chunks of an application's data at some size.
 
-    What doubles with the size grows with it; they hold ones.
+    Axes that double with the size are scaled.
     """
     data = application(name).data
     if name in LAZY:
-        found: tuple[da.Array, ...] = data(size)
-        return found
+        arrays: tuple[da.Array, ...] = data(size)
+        return arrays
     pairs = zip(data(SMALL), data(2 * SMALL), strict=True)
     return tuple(
-        _grown(f"{name}-{place}-{size}", small, large, size // SMALL)
-        for place, (small, large) in enumerate(pairs)
+        _scaled(f"{name}-{number}-{size}", small, large, size // SMALL)
+        for number, (small, large) in enumerate(pairs)
     )
 
 
-def _grown(name: str, small: da.Array, large: da.Array, factor: int) -> da.Array:
-    times = [
+def _scaled(name: str, small: da.Array, large: da.Array, factor: int) -> da.Array:
+    factors = [
         factor if after == 2 * before else 1
         for before, after in zip(small.shape, large.shape, strict=True)
     ]
     chunks = tuple(
-        tuple(axis * size for size in sizes)
-        for axis, sizes in zip(times, small.chunks, strict=True)
+        tuple(axis_factor * size for size in sizes)
+        for axis_factor, sizes in zip(factors, small.chunks, strict=True)
     )
     shape = tuple(map(sum, chunks))
-    # a name of its own: arrays of ones are the same array otherwise
+    # a unique name: otherwise arrays of ones of equal shape are the same array
     return da.ones(shape, chunks=chunks, dtype=small.dtype, name=name)
 
 
@@ -132,13 +133,13 @@ def planned(
     name
         One of :data:`SIZES`.
     workers
-        Processes that send bytes to each other.
+        Number of workers.
     repeat
-        How often to plan it, for the time it takes.
+        Number of times to plan it, for the median of the seconds.
     size
-        Of the data; that of :data:`SIZES` if none is given.
+        Size of the data; that of :data:`SIZES` if not given.
     **options
-        For the function that builds it, as ``steps=1``.
+        Options of the function that builds it, such as ``steps=1``.
     """
     built = application(name).build(*inputs(name, size or SIZES[name]), **options)
     outputs = built if isinstance(built, tuple) else (built,)
@@ -169,18 +170,18 @@ def planned(
 
 
 def rows(workers: tuple[int, ...] = (4, 16), repeat: int = 3) -> list[dict[str, str]]:
-    """What is said in the paper, and what came out.
+    """The figures of the paper and those of dasktile.
 
     Returns
     -------
-    A dict for every line, with ``experiment``, ``what``, ``paper``, ``ours`` and ``note``.
+    A dict for every row, with ``experiment``, ``what``, ``paper``, ``ours`` and ``note``.
     """
-    found = [planned(name, count, repeat) for name in SIZES for count in workers]
-    return said(found) + [alternating(count, repeat) for count in workers]
+    plans = [planned(name, count, repeat) for name in SIZES for count in workers]
+    return summary_rows(plans) + [alternating(count, repeat) for count in workers]
 
 
-def said(found: list[Planned]) -> list[dict[str, str]]:
-    """:func:`rows` of what was planned."""
+def summary_rows(plans: list[Planned]) -> list[dict[str, str]]:
+    """The rows of :func:`rows` that summarise plans."""
     lines = []
 
     def line(what: str, paper: str, ours: str, note: str) -> None:
@@ -188,62 +189,62 @@ def said(found: list[Planned]) -> list[dict[str, str]]:
         names = ("experiment", "what", "paper", "ours", "note")
         lines.append(dict(zip(names, values, strict=True)))
 
-    for count in dict.fromkeys(one.workers for one in found):
-        these = [one for one in found if one.workers == count]
-        left = ", ".join(one.name for one in these if not one.fewest_proven)
+    for count in dict.fromkeys(plan.workers for plan in plans):
+        group = [plan for plan in plans if plan.workers == count]
+        unproven = ", ".join(plan.name for plan in group if not plan.fewest_proven)
         line(
             f"fewest bytes found, {count} workers",
             "12 of 12",
-            f"{sum(one.fewest_proven for one in these)} of {len(these)} proven",
-            f"not proven: {left}" if left else "",
+            f"{sum(plan.fewest_proven for plan in group)} of {len(group)} proven",
+            f"not proven: {unproven}" if unproven else "",
         )
-        more = ", ".join(one.name for one in these if not one.proven)
+        not_fewest = ", ".join(plan.name for plan in group if not plan.proven)
         line(
             f"fewest bytes chosen by default, {count} workers",
             "",
-            f"{sum(one.proven for one in these)} of {len(these)} proven",
-            f"tasks cost too, or no proof: {more}" if more else "",
+            f"{sum(plan.proven for plan in group)} of {len(group)} proven",
+            f"tasks cost too, or no proof: {not_fewest}" if not_fewest else "",
         )
-        greedy = [one for one in these if one.fewest_proven and one.spartan is not None]
+        greedy = [plan for plan in group if plan.fewest_proven and plan.spartan is not None]
         if greedy:
             line(
                 f"Spartan's greedy tiling moves fewest, {count} workers",
                 "12 of 12",
-                f"{sum(one.spartan == one.fewest for one in greedy)} of {len(greedy)}",
+                f"{sum(plan.spartan == plan.fewest for plan in greedy)} of {len(greedy)}",
                 "its choices, priced by the exact bytes that they move",
             )
     return lines
 
 
 def alternating(workers: int, repeat: int = 3) -> dict[str, str]:
-    """The line of :func:`rows` about a step of ALS, which is as long as the paper's."""
-    one = planned("als", workers, repeat, steps=1)
+    """The row of :func:`rows` about one step of ALS, with about as many operators as the paper."""
+    plan = planned("als", workers, repeat, steps=1)
     return {
         "experiment": "Spartan, twelve applications",
         "what": f"planning one step of ALS, {workers} workers",
         "paper": f"{PUBLISHED_ALS} s, 14 operators",
-        "ours": f"{one.seconds:.2f} s, {one.nodes} operators",
-        "note": "proven to move fewest bytes" if one.fewest_proven else "not proven",
+        "ours": f"{plan.seconds:.2f} s, {plan.nodes} operators",
+        "note": "proven to move fewest bytes" if plan.fewest_proven else "not proven",
     }
 
 
-def table(found: list[Planned]) -> str:
-    """A line for every plan."""
-    greedy = any(one.spartan is not None for one in found)
+def table(plans: list[Planned]) -> str:
+    """A table as text, with a line for every plan."""
+    greedy = any(plan.spartan is not None for plan in plans)
     lines = [
         f"{'application':20} {'workers':>7} {'nodes':>5} {'before':>9} {'after':>9} {'fewest':>9}"
         f" {'bound':>9} {'proven':>6} {'planning':>9}" + (f" {'greedy':>9}" if greedy else "")
     ]
-    for one in found:
-        sizes = (one.before, one.after, one.fewest, one.bound)
+    for plan in plans:
+        sizes = (plan.before, plan.after, plan.fewest, plan.bound)
         moved = " ".join(f"{format_bytes(size):>9}" for size in sizes)
-        proven = "yes" if one.proven else "fewest" if one.fewest_proven else "no"
+        proven = "yes" if plan.proven else "fewest" if plan.fewest_proven else "no"
         line = (
-            f"{one.name:20} {one.workers:7} {one.nodes:5} {moved} {proven:>6}"
-            f" {1e3 * one.seconds:6.0f} ms"
+            f"{plan.name:20} {plan.workers:7} {plan.nodes:5} {moved} {proven:>6}"
+            f" {1e3 * plan.seconds:6.0f} ms"
         )
-        if one.spartan is not None:
-            line += f" {format_bytes(one.spartan):>9}"
+        if plan.spartan is not None:
+            line += f" {format_bytes(plan.spartan):>9}"
         lines.append(line)
     return "\n".join(lines)
 
@@ -253,11 +254,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
-    found = [
+    plans = [
         planned(name, workers, arguments.repeat) for name in SIZES for workers in arguments.workers
     ]
-    print(table(found))
-    lines = said(found) + [alternating(count, arguments.repeat) for count in arguments.workers]
+    print(table(plans))
+    lines = summary_rows(plans) + [
+        alternating(count, arguments.repeat) for count in arguments.workers
+    ]
     for line in lines:
         paper = f" (paper: {line['paper']})" if line["paper"] else ""
         note = f"; {line['note']}" if line["note"] else ""

@@ -1,12 +1,12 @@
-"""The experiments of EinDecomp: what its method and others move, by the model and on a cluster.
+"""The experiments of EinDecomp: bytes moved by its method and others, in the model and measured.
 
     python -m benchmarks.papers.eindecomp [--measure] [--size 0.5] [--workers 4] [--rounds 1]
 
-Without ``--measure`` only the model is asked, which takes seconds.  With it, experiment 1 runs
-on a cluster of processes too: inputs are read from Zarr files, engines take turns, and medians
+Without ``--measure`` only the model is evaluated, which takes seconds.  With it, experiment 1 also
+runs on a cluster of processes: inputs are read from Zarr files, engines run in turns, and medians
 of the rounds are printed.
 
-The paper's figures are drawn, not printed: what it says of them in words stands beside.
+The paper has its results in plots without numbers: the table quotes its statements about them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from dasktile.tiling.methods.papers.partitions import (
     repartition_cost,
 )
 
-#: The methods compared everywhere.
+#: The methods that are compared in all experiments.
 METHODS: dict[str, Method | str] = {
     "default": "auto",
     "eindecomp": "eindecomp",
@@ -51,8 +51,8 @@ METHODS: dict[str, Method | str] = {
 #: Tensor parallelism by hand: heads, then the feed-forward part (Megatron).
 MEGATRON = along(("q", 2), ("gate", 2))
 
-#: What the paper says in words.
-SAID = {
+#: Statements of the paper.
+STATEMENTS = {
     "square": "SQRT as good as EinDecomp",
     "skewed": "SQRT worse than EinDecomp",
     "classifier": "EinDecomp far better than data parallel",
@@ -62,17 +62,17 @@ SAID = {
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program for some workers, and the tilings by hand that it is compared with."""
+    """A program, a number of workers, and the tilings by hand that are compared."""
 
     experiment: str
     what: str
-    said: str
+    statement: str
     program: Program
     workers: int
     by_hand: Mapping[str, Method]
 
     def moved(self) -> dict[str, int]:
-        """Bytes between workers for every method, by the model."""
+        """Bytes moved between workers with every method, in the model."""
         methods = {**METHODS, **self.by_hand}
         return {
             name: tile(self.program, workers=self.workers, method=method, force=True).after.bytes
@@ -81,7 +81,7 @@ class Case:
 
 
 def arithmetic() -> list[dict[str, Any]]:
-    """The examples that the paper works out."""
+    """The worked examples of the paper."""
     examples = (
         ("repartition 64 elements, tiles of 8 to tiles of 16", 320, repartition_cost(64, 8, 16, 4)),
         ("8 x 8 x 8 product, d = [4, 1, 1, 4]: join", 512, join_cost(16, 16, 16)),
@@ -97,26 +97,26 @@ def arithmetic() -> list[dict[str, Any]]:
 
 
 def vector_count(parts: int, labels: int) -> int:
-    """How many partition vectors there are: N balls in D buckets."""
+    """The number of partition vectors: ways to put N balls into D buckets."""
     power = parts.bit_length() - 1
     return math.comb(power + labels - 1, labels - 1)
 
 
 def cases() -> Iterator[Case]:
-    """The experiments, as far as their sizes are printed."""
+    """The experiments whose sizes are published."""
     for workers in (4, 16):
         for skewed in (False, True):
             program = transformers.chain(skewed, 4000)
             name = "skewed" if skewed else "square"
             yield Case(
-                "1: (A B) + (C (D E))", f"{name}, s = 4000, {workers} workers", SAID[name],
+                "1: (A B) + (C (D E))", f"{name}, s = 4000, {workers} workers", STATEMENTS[name],
                 program, workers, {"SQRT": sqrt_slicing(program)},
             )  # fmt: skip
     for features in (8192, 597_540):
         for batch in (128, 512):
             yield Case(
                 "2: training a classifier", f"{features} features, batch {batch}, 4 workers",
-                SAID["classifier"], transformers.classifier(batch, features), 4,
+                STATEMENTS["classifier"], transformers.classifier(batch, features), 4,
                 {"data parallel": along(("x", 0))},
             )  # fmt: skip
     for batch, tokens, workers in ((1, 4096, 8), (4, 4096, 8), (8, 1024, 8), (4, 4096, 4)):
@@ -132,20 +132,22 @@ def cases() -> Iterator[Case]:
             yield Case(
                 "3: a block of LLaMA-7B, first token",
                 f"batch {batch}, {tokens} tokens, {workers} workers, weights {where}",
-                SAID["llama"], transformers.llama_block(batch, tokens, placed=placed), workers,
+                STATEMENTS["llama"],
+                transformers.llama_block(batch, tokens, placed=placed),
+                workers,
                 by_hand,
-            )  # fmt: skip
+            )
 
 
 def rows() -> list[dict[str, Any]]:
-    """Everything that the model says, beside what the paper does."""
-    found = arithmetic()
+    """The results of the model, beside the figures and statements of the paper."""
+    table = arithmetic()
     for case in cases():
         moved = case.moved()
         ours = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in moved.items())
         note = _note(moved)
-        found.append(_row(case.experiment, case.what, case.said, ours, note))
-    return found
+        table.append(_row(case.experiment, case.what, case.statement, ours, note))
+    return table
 
 
 def _row(experiment: str, what: str, paper: str, ours: str, note: str) -> dict[str, Any]:
@@ -156,24 +158,24 @@ def _note(moved: Mapping[str, int]) -> str:
     """How EinDecomp compares with the best tiling by hand."""
     name, least = min(
         ((name, nbytes) for name, nbytes in moved.items() if name not in METHODS),
-        key=lambda found: found[1],
+        key=lambda item: item[1],
     )
     return f"best by hand ({name}) / eindecomp: {_times(least, moved['eindecomp'])}"
 
 
-def _times(one: float, other: float) -> str:
-    if not other:
-        return "1.00" if not one else "infinite"
-    return f"{one / other:.2f}"
+def _times(numerator: float, denominator: float) -> str:
+    if not denominator:
+        return "1.00" if not numerator else "infinite"
+    return f"{numerator / denominator:.2f}"
 
 
-def report(found: Sequence[Mapping[str, Any]], console: Console) -> None:
+def report(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     """Print rows."""
-    for experiment in dict.fromkeys(row["experiment"] for row in found):
+    for experiment in dict.fromkeys(row["experiment"] for row in rows):
         table = Table(title=experiment, title_justify="left", show_lines=True)
         for name in ("what", "paper", "ours", "note"):
             table.add_column(name)
-        for row in found:
+        for row in rows:
             if row["experiment"] == experiment:
                 table.add_row(*(row[name] for name in ("what", "paper", "ours", "note")))
         console.print(table)
@@ -189,13 +191,13 @@ class Engine:
     Parameters
     ----------
     name
-        In the table.
+        Name in the table.
     inputs
-        Opens the inputs.
+        Function that opens the inputs.
     plan
-        Changes collections before they are computed; None for Dask as it is.
+        Function applied to collections before they are computed; None for Dask without dasktile.
     enabled
-        Whether dasktile places the tiles.
+        Whether dasktile's plugins are installed, which place the tiles on workers.
     """
 
     name: str
@@ -209,14 +211,14 @@ def _as_stored(workload: Sized, folder: Path) -> dict[str, Any]:
 
 
 def _sliced(workload: Sized, folder: Path, workers: int) -> dict[str, Any]:
-    """Every matrix in as many rows of blocks as blocks in a row, as nearly as can be."""
+    """The inputs in chunks of a grid that is as square as possible, one chunk per worker."""
     rows, columns = (*square(workers), 1)[:2]
     return {
         name: da.from_zarr(
             str(folder / name),
-            chunks=(math.ceil(one.shape[0] / rows), math.ceil(one.shape[1] / columns)),
+            chunks=(math.ceil(source.shape[0] / rows), math.ceil(source.shape[1] / columns)),
         )
-        for name, one in workload.inputs.items()
+        for name, source in workload.inputs.items()
     }
 
 
@@ -226,15 +228,15 @@ def _planned(method: str, arrays: Sequence[Any], client: Any) -> Sequence[Any]:
 
 
 def engines(workers: int) -> list[Engine]:
-    """Those that are compared."""
-    found = [
+    """The engines that are compared."""
+    compared = [
         Engine("Dask", _as_stored),
         Engine("Dask, SQRT by hand", partial(_sliced, workers=workers)),
     ]
     for method in ("auto", "eindecomp"):
         name = "dasktile" if method == "auto" else f"dasktile, {method}"
         for enabled in (False, True):
-            found.append(
+            compared.append(
                 Engine(
                     name + (", placed" if enabled else ""),
                     _as_stored,
@@ -242,7 +244,7 @@ def engines(workers: int) -> list[Engine]:
                     enabled,
                 )
             )
-    return found
+    return compared
 
 
 def measure(workers: int, size: float, rounds: int, console: Console) -> list[dict[str, Any]]:
@@ -251,11 +253,11 @@ def measure(workers: int, size: float, rounds: int, console: Console) -> list[di
     Parameters
     ----------
     workers
-        Processes, of one thread each.
+        Number of worker processes, of one thread each.
     size
         As in `benchmarks.sized.sized`: 1 is 4000 x 4000.
     rounds
-        How often.
+        Number of runs of every expression with every engine.
     console
         Where a table is printed.
 
@@ -263,30 +265,33 @@ def measure(workers: int, size: float, rounds: int, console: Console) -> list[di
     -------
     A dict for every expression and engine.
     """
-    found = []
-    with tempfile.TemporaryDirectory(prefix="dasktile-inputs-") as folder, Cluster(workers) as one:
+    cells = []
+    with (
+        tempfile.TemporaryDirectory(prefix="dasktile-inputs-") as folder,
+        Cluster(workers) as cluster,
+    ):
         for name in ("chain", "skewed_chain"):
-            workload, place = sized(size)[name], Path(folder) / name
-            write(workload, place)
-            taken: dict[str, list[Measured]] = {}
+            workload, inputs = sized(size)[name], Path(folder) / name
+            write(workload, inputs)
+            by_engine: dict[str, list[Measured]] = {}
             values: dict[str, Any] = {}
-            # one round that does not count: what is imported and loaded once is not repeated
+            # the first round is not counted: it includes imports and loading
             for number in range(rounds + 1):
                 for engine in engines(workers):
-                    measured, kept = _run(one, engine, workload, place)
+                    measured, kept = _run(cluster, engine, workload, inputs)
                     if number:
-                        taken.setdefault(engine.name, []).append(measured)
+                        by_engine.setdefault(engine.name, []).append(measured)
                     else:
-                        values[engine.name] = one.values(kept)
+                        values[engine.name] = cluster.values(kept)
                     del kept
-            for engine_name, results in taken.items():
-                found.append(
+            for engine_name, results in by_engine.items():
+                cells.append(
                     {
                         "workload": name,
                         "engine": engine_name,
-                        "moved": statistics.median(each.moved for each in results),
-                        "seconds": statistics.median(each.seconds for each in results),
-                        "tasks": statistics.median(each.tasks for each in results),
+                        "moved": statistics.median(result.moved for result in results),
+                        "seconds": statistics.median(result.seconds for result in results),
+                        "tasks": statistics.median(result.tasks for result in results),
                         "same": same(values["Dask"], values[engine_name]),
                     }
                 )
@@ -294,7 +299,7 @@ def measure(workers: int, size: float, rounds: int, console: Console) -> list[di
     for column in ("expression", "engine", "moved", "seconds", "tasks", "values"):
         left = column in ("expression", "engine", "values")
         table.add_column(column, justify="left" if left else "right")
-    for cell in found:
+    for cell in cells:
         table.add_row(
             cell["workload"],
             cell["engine"],
@@ -304,13 +309,13 @@ def measure(workers: int, size: float, rounds: int, console: Console) -> list[di
             "equal" if cell["same"] else "DIFFERENT",
         )
     console.print(table)
-    return found
+    return cells
 
 
 def _run(
     cluster: Cluster, engine: Engine, workload: Sized, folder: Path
 ) -> tuple[Measured, list[Any]]:
-    """One computation, within the time of which planning is."""
+    """One computation, with planning included in the seconds."""
     plan = engine.plan
     if engine.enabled:
         dasktile.enable(cluster.client)
@@ -318,7 +323,7 @@ def _run(
         with cluster.client.as_current():
             arrays = workload.build(engine.inputs(workload, folder), da)
             return cluster.measure(
-                arrays, None if plan is None else lambda found: plan(found, cluster.client)
+                arrays, None if plan is None else lambda lazy: plan(lazy, cluster.client)
             )
     finally:
         if engine.enabled:
@@ -326,7 +331,7 @@ def _run(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; returns 1 if values measured differ."""
+    """Print the tables; returns 1 if results of a cluster differ."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.papers.eindecomp",
         description=__doc__,

@@ -1,11 +1,11 @@
-"""Bytes that products of two matrices move, against what no algorithm can move less than.
+"""Bytes moved by products of two matrices, compared with the lower bound of all algorithms.
 
     python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ...] [--axes 4] [--plot FILE]
 
 The bound counts words that processors receive beyond what they hold (Al Daas, Ballard, Grigori,
-Kumar and Rouse, SPAA 2022).  It is met where the sizes divide into a grid of processors of the
-right shape; beside it stands the best that any grid reaches, of which there are few for 3.
-Inputs may be anywhere at first, and the result may stay anywhere.
+Kumar and Rouse, SPAA 2022).  It is tight if the sizes divide into a processor grid of the right
+shape.  The table also has the best result of any grid: for few processors, such as 3, there are few
+grids.  Inputs may have any placement at the start, and the result may have any at the end.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from dasktile.tiling.methods import Method, get
 #: Workers of the sweep.
 WORKERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
-#: Sizes of the sweep, times :data:`UNIT`: every triple of them is a product.
+#: Sizes of the sweep in units of :data:`UNIT`: every triple of them is one product.
 RATIOS = (1, 2, 4, 16, 64)
 
-#: Divisible by all of :data:`WORKERS` as often as a label may be cut.
+#: Length, divisible by all numbers of cuts of a label for :data:`WORKERS`.
 UNIT = 960
 
-#: How near to the bound is near.
+#: Ratio to the bound up to which a case counts as near.
 NEAR = 1.25
 
-#: Candidates with which a mesh of four axes has all that a product can be cut into.
+#: Number of candidates that includes all tilings of a product on a mesh of four axes.
 FOUR_AXES_STATES = 640
 
 
 def lower_bound(m: int, k: int, n: int, processors: int) -> float:
-    """Words that processors receive beyond what they hold, all of them together.
+    """Lower bound of the words that all processors together receive beyond what they hold.
 
     Parameters
     ----------
     m, k, n
-        The product is m x k times k x n.
+        Sizes: the product of an m x k and a k x n matrix.
     processors
-        How many; each does an equal share of the work and holds one of the data.
+        Number of processors; each does an equal share of the work and holds an equal share of the
+        data.
     """
     large, middle, small = sorted((m, k, n), reverse=True)
     faces = large * middle + large * small + middle * small
@@ -66,14 +67,14 @@ def lower_bound(m: int, k: int, n: int, processors: int) -> float:
 
 
 def best_grid(m: int, k: int, n: int, processors: int) -> int:
-    """The same for the best grid of processors, each an equal box of the product."""
-    found = []
+    """Words received with the best processor grid, in which all processors have equal blocks."""
+    words = []
     for rows in range(1, processors + 1):
         for columns in range(1, processors // rows + 1):
-            depth, rest = divmod(processors, rows * columns)
-            if not rest:
-                found.append(m * k * (columns - 1) + k * n * (rows - 1) + m * n * (depth - 1))
-    return min(found)
+            depth, remainder = divmod(processors, rows * columns)
+            if not remainder:
+                words.append(m * k * (columns - 1) + k * n * (rows - 1) + m * n * (depth - 1))
+    return min(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +86,9 @@ class Case:
     shape
         m, k and n.
     workers
-        How many.
+        Number of workers.
     moved, bound, grid
-        Words that dasktile moves, that are the least possible, and that the best grid moves.
+        Words moved by dasktile, their lower bound, and words moved by the best grid.
     """
 
     shape: tuple[int, int, int]
@@ -98,7 +99,7 @@ class Case:
 
     @property
     def ratio(self) -> float:
-        """Times the bound."""
+        """Words moved over the bound."""
         return self.moved / self.bound
 
 
@@ -117,7 +118,7 @@ def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") ->
 
 
 def four_axes() -> Method:
-    """The default's search on a mesh of up to four axes, all candidates kept."""
+    """The default method on a mesh of up to four axes, with all candidates kept."""
     return Method(get("exact").choose, partial(mesh_shape, max_axes=4), FOUR_AXES_STATES)
 
 
@@ -135,17 +136,17 @@ def sweep(
 
 
 def share(cases: Sequence[Case]) -> float:
-    """The part of the cases that are near to the bound."""
-    return sum(one.ratio <= NEAR for one in cases) / len(cases)
+    """The fraction of the cases that are near to the bound."""
+    return sum(product.ratio <= NEAR for product in cases) / len(cases)
 
 
 def rows() -> list[dict[str, Any]]:
-    """What was found, for a collection of such."""
-    found = []
+    """The results as rows of `benchmarks.papers`."""
+    table = []
     for what, method in (("default", "auto"), ("mesh of four axes", four_axes())):
         cases = sweep(method=method)
-        worst = max(cases, key=lambda one: one.ratio)
-        found.append(
+        worst = max(cases, key=lambda product: product.ratio)
+        table.append(
             {
                 "experiment": "matmul lower bounds",
                 "what": f"{what}: share of {len(cases)} products within {NEAR}x, worst",
@@ -154,7 +155,7 @@ def rows() -> list[dict[str, Any]]:
                 "note": f"worst: m : k : n = {_name(worst)} on {worst.workers} workers",
             }
         )
-    return found
+    return table
 
 
 def report(cases: Sequence[Case], console: Console) -> None:
@@ -162,16 +163,18 @@ def report(cases: Sequence[Case], console: Console) -> None:
     table = Table(title=f"Words moved, times the lower bound; near is {NEAR}", title_justify="left")
     for name in ("workers", "products", "near", "any grid near", "mean", "worst", "m : k : n"):
         table.add_column(name, justify="right")
-    counts = sorted({one.workers for one in cases})
-    groups = [(str(count), [one for one in cases if one.workers == count]) for count in counts]
+    counts = sorted({product.workers for product in cases})
+    groups = [
+        (str(count), [product for product in cases if product.workers == count]) for count in counts
+    ]
     for name, group in [*groups, ("all", list(cases))]:
-        worst = max(group, key=lambda one: one.ratio)
+        worst = max(group, key=lambda product: product.ratio)
         table.add_row(
             name,
             str(len(group)),
             f"{share(group):.1%}",
-            f"{sum(one.grid / one.bound <= NEAR for one in group) / len(group):.1%}",
-            f"{math.exp(sum(math.log(one.ratio) for one in group) / len(group)):.3f}",
+            f"{sum(product.grid / product.bound <= NEAR for product in group) / len(group):.1%}",
+            f"{math.exp(sum(math.log(product.ratio) for product in group) / len(group)):.3f}",
             f"{worst.ratio:.3f}",
             _name(worst),
         )
@@ -184,14 +187,14 @@ def plot(cases: Sequence[Case], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    counts = sorted({one.workers for one in cases})
+    counts = sorted({product.workers for product in cases})
     for name, value, marker in (
-        ("dasktile", lambda one: one.ratio, "o"),
-        ("best grid", lambda one: one.grid / one.bound, "_"),
+        ("dasktile", lambda product: product.ratio, "o"),
+        ("best grid", lambda product: product.grid / product.bound, "_"),
     ):
         axes.plot(
-            [counts.index(one.workers) for one in cases],
-            [value(one) for one in cases],
+            [counts.index(product.workers) for product in cases],
+            [value(product) for product in cases],
             marker, label=name, alpha=0.4,
         )  # fmt: skip
     axes.axhline(NEAR, color="grey", linestyle=":")
@@ -202,9 +205,9 @@ def plot(cases: Sequence[Case], path: Path) -> None:
     figure.savefig(path)
 
 
-def _name(one: Case) -> str:
-    common = math.gcd(*one.shape)
-    return " : ".join(str(size // common) for size in one.shape)
+def _name(product: Case) -> str:
+    common = math.gcd(*product.shape)
+    return " : ".join(str(size // common) for size in product.shape)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """Training steps of SoyBean's networks: forward, backward, and the update of the weights.
 
-Element-wise activations are left out, as the paper does: they are cut as what they read is,
-and move nothing.  A convolution is one product that is summed over the channels and the
-window; the window itself is never cut.
+Elementwise activations are left out, as in the paper: they have the tiling of their input and move
+no bytes.  A convolution is one contraction over the channels and the window; the window itself is
+never cut.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What backpropagation must know of one layer."""
+    """A layer, as needed for backpropagation."""
 
     kind: str
     read: int
@@ -27,14 +27,14 @@ class _Layer:
 
 @dataclass
 class Training(Network):
-    """Layers one after another; :meth:`step` adds the way back.
+    """A sequence of layers; :meth:`step` adds the backward pass.
 
     Parameters
     ----------
     itemsize, chunks
-        As for a network.
+        As for `Network`.
     layers
-        What was added.
+        The layers so far.
     """
 
     layers: list[_Layer] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Training(Network):
         return made
 
     def convolution(self, read: int, filters: int, kernel: int, stride: int = 1) -> int:
-        """Windows of (batch, height, width, channels), padded; results are `stride` apart."""
+        """A padded convolution of an array (batch, height, width, channels)."""
         name = f"{len(self.layers)}"
         batch, height, width, channels = self.nodes[read].shape
         weight = self.source(f"w{name}", kernel, kernel, channels, filters)
@@ -65,7 +65,7 @@ class Training(Network):
         return made
 
     def pool(self, read: int) -> int:
-        """The largest of every two by two."""
+        """The maximum of every two by two pixels."""
         batch, height, width, channels = self.nodes[read].shape
         made = self.loops(
             f"x{len(self.layers)}", "pool", (batch, height // 2, width // 2, channels),
@@ -75,12 +75,12 @@ class Training(Network):
         return made
 
     def step(self, input_gradient: bool = False) -> Program:
-        """The program: gradients from the last layer to the first, and the new weights.
+        """The program of a training step: forward, gradients, and new weights.
 
         Parameters
         ----------
         input_gradient
-            Whether the gradient of the network's input is computed too.
+            Whether the gradient of the network's input is computed, too.
         """
         outputs: list[int] = []
         made = self.layers[-1].made
@@ -89,10 +89,12 @@ class Training(Network):
         for position in reversed(range(len(self.layers))):
             layer = self.layers[position]
             if layer.weight is not None:
-                change = self._weight_gradient(position, layer, gradient)
+                weight_gradient = self._weight_gradient(position, layer, gradient)
                 axes = "yxio"[: len(self.nodes[layer.weight].shape)]
                 outputs.append(
-                    self.einsum(f"new w{position}", f"{axes},{axes}->{axes}", layer.weight, change)
+                    self.einsum(
+                        f"new w{position}", f"{axes},{axes}->{axes}", layer.weight, weight_gradient
+                    )
                 )
             if position or input_gradient:
                 gradient = self._input_gradient(position, layer, gradient)
@@ -126,7 +128,7 @@ class Training(Network):
                 Edge(gradient, _axes(0, 1, 2, 3)), Edge(layer.read, _pairs()),
             )  # fmt: skip
         if layer.stride != 1:
-            raise ValueError(f"convolutions {layer.stride} apart are for the first layer only")
+            raise ValueError(f"a convolution with stride {layer.stride} must be the first layer")
         assert layer.weight is not None
         kernel, _, channels, filters = self.nodes[layer.weight].shape
         batch, height, width, _ = self.nodes[layer.read].shape
@@ -145,7 +147,7 @@ class Training(Network):
         out: tuple[AxisMap, ...],
         *edges: Edge,
     ) -> int:
-        """A loop nest with windows; summed over a label if it has two operands and one is."""
+        """Add a loop nest over windows, which is a contraction if a label is reduced."""
         labels = tuple(
             Label(size, role, self._cuts(size)) for size, role in zip(sizes, roles, strict=True)
         )
@@ -173,17 +175,17 @@ class Training(Network):
 def mlp(
     batch: int, width: int, layers: int, *, input_gradient: bool = False, placed: bool = False
 ) -> Program:
-    """A step of a perceptron whose layers are all equally wide.
+    """One training step of a perceptron with layers of equal width.
 
     Parameters
     ----------
     batch, width, layers
-        Samples, neurons of a layer, number of layers.
+        Number of samples, neurons of a layer, and number of layers.
     input_gradient
-        Whether the gradient of the first layer's input is computed: the paper counts three
-        products for every layer.
+        Whether the gradient of the first layer's input is computed.  The paper counts three
+        products for every layer, which includes it.
     placed
-        True where the samples are wherever they are wanted, as the paper takes them to be.
+        Whether the samples are already on all workers that read them, as the paper assumes.
     """
     net = Training()
     x = net.source("samples", batch, width, placed=placed)
@@ -193,7 +195,7 @@ def mlp(
 
 
 def cnn(batch: int = 256, image: int = 6, filters: int = 2048, layers: int = 5) -> Program:
-    """A step of equal 3 x 3 convolutions."""
+    """One training step of equal 3 x 3 convolutions."""
     net = Training()
     x = net.source("samples", batch, image, image, filters)
     for _ in range(layers):
@@ -202,9 +204,9 @@ def cnn(batch: int = 256, image: int = 6, filters: int = 2048, layers: int = 5) 
 
 
 def alexnet(batch: int = 256) -> Program:
-    """A step of AlexNet, without groups.
+    """One training step of AlexNet, without groups.
 
-    Images are 192 wide, so that halving ends at the published 6 x 6.
+    Images have 192 x 192 pixels, so that the last layer has the published 6 x 6.
     """
     net = Training()
     x = net.convolution(net.source("samples", batch, 192, 192, 3), 96, 11, stride=4)
@@ -217,7 +219,7 @@ def alexnet(batch: int = 256) -> Program:
 
 
 def vgg(batch: int = 256) -> Program:
-    """A step of VGG-16."""
+    """One training step of VGG-16."""
     net = Training()
     x = net.source("samples", batch, 224, 224, 3)
     for filters, count in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
@@ -246,5 +248,5 @@ def _image(kernel: int, stride: int, labels: tuple[int, int, int, int]) -> tuple
 
 
 def _pairs() -> tuple[AxisMap, ...]:
-    """Two rows and two columns for every one."""
+    """Windows of two by two pixels of (batch, height, width, channels)."""
     return (AxisMap(0), AxisMap(1, 0, 2, 2), AxisMap(2, 0, 2, 2), AxisMap(3))

@@ -1,14 +1,14 @@
-"""SoyBean's and Tofu's experiments: bytes that training steps move, by the papers and by the model.
+"""SoyBean's and Tofu's experiments: bytes moved by training steps, in the papers and the model.
 
     python -m benchmarks.papers.soybean [--quick] [--json FILE]
 
-The column *paper* is what is printed.  *Formula* is the same arithmetic with the devices that
-really receive, one less than there are in a group, and for SoyBean's own tiling what its
-k-cut algorithm reckons.  *Exact* is what the tiling moves, counted worker by worker.  An
-estimate is how many times as fast as one device that would be on the paper's machine if
-transfers overlapped nothing; it was not measured.  *Bound*: no tiling among those that the
-default chooses from moves less.  With ``--quick`` only the perceptrons of the papers' examples
-are tiled, which takes seconds.
+The column *paper* has the published bytes.  *Formula* is the same arithmetic with the number of
+devices that receive, one less than the devices of a group; for SoyBean's own tiling it is the cost
+in its k-cut algorithm.  *Exact* are the bytes moved by the tiling, counted worker by worker.  An
+estimate is the speed-up over one device on the paper's machine without overlap of transfers and
+computing; it was not measured.  *Bound* is the lower bound over the tilings that the default method
+chooses from.  With ``--quick`` only the perceptrons of the papers' examples are tiled, which takes
+seconds.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.methods.papers.soybean import k_cuts, soybean_mesh
 
-#: Where the samples are, in all networks.
+#: The axis of the samples in all networks.
 BATCH = ("samples", 0)
 
-#: What is compared; all choose from the same tilings.
+#: The methods that are compared; all choose from the same candidates.
 METHODS: dict[str, Method] = {
     "data": data_parallel(BATCH),
     "model": model_parallel(BATCH),
@@ -49,22 +49,22 @@ METHODS: dict[str, Method] = {
     "soybean": get("soybean"),
 }
 
-#: Operations a second of one GK210, and bytes a second over all links: the paper's machine.
+#: The paper's machine: operations per second of one GK210, and bytes per second of all links.
 DEVICE_WORK = 2.8e12
 LINK_BYTES = 20e9
 
 
 def exchanged(nbytes: float, devices: int, *, printed: bool = False) -> float:
-    """Bytes that summing an array over devices and copying it back to all of them takes.
+    """Bytes to sum an array over devices and to copy the sum back to all of them.
 
     Parameters
     ----------
     nbytes
-        Of the array: weights in data parallelism, activations in model parallelism.
+        Bytes of the array: weights in data parallelism, activations in model parallelism.
     devices
-        How many hold a part.
+        Number of devices that hold a partial sum.
     printed
-        True for the papers' arithmetic, in which each device sends to itself too.
+        Whether to follow the papers' arithmetic, in which each device also sends to itself.
     """
     return 2.0 * nbytes * (devices if printed else devices - 1)
 
@@ -72,12 +72,12 @@ def exchanged(nbytes: float, devices: int, *, printed: bool = False) -> float:
 def hybrid(
     among: float, inside: float, groups: int, devices: int, *, printed: bool = False
 ) -> float:
-    """The same for groups of devices: `among` between them, of `inside` a share in each.
+    """Bytes of the same exchange among groups of devices, and inside each group.
 
     Parameters
     ----------
     among, inside
-        Bytes of what is exchanged between groups, and of what is inside all of them.
+        Bytes of the arrays exchanged among groups, and of those exchanged inside groups.
     groups, devices
         Number of groups, and of devices in each.
     printed
@@ -110,22 +110,22 @@ def slides(printed: bool = False) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One network on so many devices.
+    """One network on a number of devices.
 
     Parameters
     ----------
     experiment
-        Where the paper has it.
+        Name of the experiment in the paper.
     build
-        Makes the program.
+        Function that builds the program.
     devices
-        How many.
+        Number of devices.
     paper, formula
-        Bytes printed, and by the formula, of the methods of which there are.
+        Published bytes, and bytes by the formula, for the methods that have them.
     trained
-        True where the paper measured seconds instead of bytes.
-    said
-        What it says of them in words.
+        Whether the paper measured seconds instead of bytes.
+    statement
+        The paper's statement about the seconds.
     """
 
     experiment: str
@@ -134,11 +134,11 @@ class Case:
     paper: Mapping[str, float] = field(default_factory=dict)
     formula: Mapping[str, float] = field(default_factory=dict)
     trained: bool = False
-    said: str = ""
+    statement: str = ""
 
 
 def examples() -> list[Case]:
-    """The perceptrons that the papers reckon by hand."""
+    """The perceptrons of the papers' worked examples."""
     return [
         Case("SoyBean 2.2: 5 x 300, batch 400", lambda: networks.mlp(400, 300, 5), 16,
              example(True), example()),
@@ -154,7 +154,7 @@ def examples() -> list[Case]:
 
 
 def evaluation() -> list[Case]:
-    """The networks that the papers trained; their figures are drawn, not printed."""
+    """The networks that the papers trained, whose results are plots without numbers."""
     faster = "> 7x, 1.5-4x as fast as data"
     cases: list[tuple[str, Callable[[], Program], str]] = [
         ("figure 8a: 4 x 8192, batch 512", lambda: networks.mlp(512, 8192, 4), ""),
@@ -166,34 +166,36 @@ def evaluation() -> list[Case]:
         ("AlexNet, batch 256", networks.alexnet, faster),
         ("VGG-16, batch 256", networks.vgg, faster),
     ]  # fmt: skip
-    return [Case(name, build, 8, trained=True, said=said) for name, build, said in cases]
+    return [
+        Case(name, build, 8, trained=True, statement=statement) for name, build, statement in cases
+    ]
 
 
 def moved(program: Program, devices: int) -> dict[str, int]:
-    """Bytes between devices by every method, by the exact model."""
+    """Bytes moved between devices with every method, in the exact model."""
     method = METHODS["soybean"]
     mesh = Mesh(method.mesh(devices))
     settings = Settings()
     axes = free_axes(program, devices, settings.candidates)
     states = method.max_states or settings.max_states
     costs = Costs(Space(program, mesh, axes, replace(settings, max_states=states)))
-    found = {
+    by_method = {
         name: sum(costs.moved(method.choose(costs, settings, TIE).states))
         for name, method in METHODS.items()
     }
     plan = tile(program, workers=devices, force=True)
-    return {**found, "default": plan.after.bytes, "bound": plan.lower_bound}
+    return {**by_method, "default": plan.after.bytes, "bound": plan.lower_bound}
 
 
 def speed_up(program: Program, devices: int, nbytes: float) -> float:
-    """How many times as fast as one device, if transfers do not overlap computing."""
+    """Speed-up over one device, if transfers do not overlap computing."""
     work = sum(node.iterations * node.work for node in program.nodes) / DEVICE_WORK
     return work / (work / devices + nbytes / LINK_BYTES)
 
 
 def rows(quick: bool = False) -> list[dict[str, Any]]:
-    """One for every case and method; bytes in MB, None where there is no figure."""
-    found: list[dict[str, Any]] = []
+    """A row for every case and method; bytes in MB, None without a figure."""
+    table: list[dict[str, Any]] = []
     for case in [*examples(), *([] if quick else evaluation())]:
         program = case.build()
         formula = dict(case.formula)
@@ -203,11 +205,11 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
         for name, nbytes in exact.items():
             notes = [f"bound {bound / 1e6:,.2f}"] if name == "default" else []
             if case.trained:
-                times = speed_up(program, case.devices, nbytes)
-                notes.append(f"data / this {exact['data'] / nbytes:.1f}, estimate {times:.1f}x")
-            if case.said and name == "soybean":
-                notes.append(f"paper: {case.said}")
-            found.append(
+                factor = speed_up(program, case.devices, nbytes)
+                notes.append(f"data / this {exact['data'] / nbytes:.1f}, estimate {factor:.1f}x")
+            if case.statement and name == "soybean":
+                notes.append(f"paper: {case.statement}")
+            table.append(
                 {
                     "experiment": f"{case.experiment}, {case.devices} devices",
                     "what": name,
@@ -217,41 +219,41 @@ def rows(quick: bool = False) -> list[dict[str, Any]]:
                     "note": "; ".join(notes),
                 }
             )
-    return found
+    return table
 
 
 def _megabytes(nbytes: float | None) -> float | None:
     return None if nbytes is None else round(nbytes / 1e6, 3)
 
 
-def table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows, experiment by experiment."""
-    made = Table("experiment", "MB moved by", "paper", "formula", "exact", "")
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows as a table, grouped by experiment."""
+    result = Table("experiment", "MB moved by", "paper", "formula", "exact", "")
     last = ""
-    for row in found:
+    for row in rows:
         if last and row["experiment"] != last:
-            made.add_section()
+            result.add_section()
         name = "" if row["experiment"] == last else row["experiment"]
         last = row["experiment"]
         figures = [
             "" if row[key] is None else f"{row[key]:,.2f}" for key in ("paper", "formula", "exact")
         ]
-        made.add_row(name, row["what"], *figures, row["note"])
-    for column in made.columns[2:5]:
+        result.add_row(name, row["what"], *figures, row["note"])
+    for column in result.columns[2:5]:
         column.justify = "right"
-    return made
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="the papers' examples only")
-    parser.add_argument("--json", type=Path, help="write the rows there too")
+    parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args(arguments)
-    found = rows(options.quick)
-    Console(width=130).print(table(found))
+    results = rows(options.quick)
+    Console(width=130).print(table(results))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

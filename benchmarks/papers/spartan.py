@@ -1,12 +1,11 @@
-"""Spartan's greedy tiling against the best one: what the thesis reports, and what comes out here.
+"""Spartan's greedy tiling compared with the best one: figures of the thesis and of dasktile.
 
     python -m benchmarks.papers.spartan [--programs 100] [--workers 4] [--seed 0] [--json FILE]
 
-Three comparisons.  In the thesis' own costs, of rows, columns and blocks without
-duplicates, its greedy search against the exact minimum of the same costs.  In the exact
-model, the bytes of both tilings.  And instances of NAE-3SAT, whose least cost is known.
-Nothing is computed but plans; the random programs follow the thesis in what it says of
-them, and it does not say how often each operator occurs.
+There are three comparisons: the greedy search and the exact minimum, in the thesis' own costs of
+rows, columns and blocks without duplication; the bytes of both tilings in the exact model; and
+instances of NAE-3SAT, whose least cost is known.  Only plans are computed.  The random programs
+follow the description in the thesis, which omits the frequencies of the operators.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from dasktile.tiling import Settings, tile
 from dasktile.tiling.methods.papers.tiling_graph import TilingGraph, greedy, tiling_graph
 from dasktile.tiling.solve.eliminate import solve
 
-#: The thesis' tilings where duplication is not the question.
+#: The thesis' tilings without duplication.
 PLAIN = ("row", "column", "block")
 
-#: Clauses and variables of the NAE-3SAT instances; two clauses a variable are hard ones.
+#: Numbers of clauses and variables of the NAE-3SAT instances; two clauses per variable are hard.
 INSTANCES = ((10, 8), (20, 10), (40, 20), (40, 40))
 
-#: Times that planning is repeated; the shortest counts, as other programs run too.
+#: Number of times that planning is repeated; the shortest counts, to exclude other load.
 REPEAT = 3
 
 
@@ -50,7 +49,7 @@ def conflict(size: int = 4000) -> Program:
 
 
 def in_its_own_costs(graph: TilingGraph) -> tuple[float, float]:
-    """Bytes by the thesis' profiles: of the greedy tiling, and of the best."""
+    """Bytes of the greedy tiling and of the best one, by the cost profiles of the thesis."""
     problem = graph.problem()
     best = solve(problem, Settings().width_budget)
     if not best.exact:
@@ -60,7 +59,7 @@ def in_its_own_costs(graph: TilingGraph) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Compared:
-    """One random program, planned in all ways; bytes and seconds."""
+    """The plans of one random program with all methods: bytes and seconds."""
 
     greedy: float
     best: float
@@ -72,13 +71,13 @@ class Compared:
     exact_seconds: float
 
     @property
-    def found(self) -> bool:
+    def greedy_is_best(self) -> bool:
         """Whether the greedy tiling is as good as the best by the thesis' own costs."""
         return self.greedy <= self.best + 0.5
 
 
 def compared(program: Program, workers: int, repeat: int) -> Compared:
-    """Plan a program in all ways."""
+    """Plan a program with all methods."""
     graph = tiling_graph(program, tilings=PLAIN)
     cost, best = in_its_own_costs(graph)
     plans, seconds = {}, {}
@@ -101,19 +100,19 @@ def compared(program: Program, workers: int, repeat: int) -> Compared:
 
 
 def shortest(run: Callable[[], Any], repeat: int) -> tuple[float, Any]:
-    """Seconds of the fastest of a few runs, and what it gave."""
+    """Seconds of the fastest of a few runs, and the result."""
     times = []
     for _ in range(repeat):
         start = time.perf_counter()
-        found = run()
+        result = run()
         times.append(time.perf_counter() - start)
-    return min(times), found
+    return min(times), result
 
 
 def rows(
     count: int = 100, workers: int = 4, seed: int = 0, repeat: int = REPEAT
 ) -> list[dict[str, Any]]:
-    """Everything that the thesis gives a figure for, with ours beside it."""
+    """The figures of the thesis, and those of dasktile."""
     return [
         *_conflict_rows(workers),
         *_random_rows(count, workers, seed, repeat),
@@ -142,32 +141,38 @@ def _conflict_rows(workers: int) -> list[dict[str, Any]]:
 
 def _random_rows(count: int, workers: int, seed: int, repeat: int) -> list[dict[str, Any]]:
     experiment = f"Spartan, {count} random programs"
-    all_of = [compared(program, workers, repeat) for program in programs(count, seed)]
-    over = [one.spartan / one.exact for one in all_of if one.exact]
-    missed = [one.greedy / one.best for one in all_of if not one.found and one.best]
-    searching = max(one.search_seconds for one in all_of)
-    best = sum(one.spartan <= one.exact for one in all_of)
+    comparisons = [compared(program, workers, repeat) for program in programs(count, seed)]
+    ratios = [
+        comparison.spartan / comparison.exact for comparison in comparisons if comparison.exact
+    ]
+    missed_ratios = [
+        comparison.greedy / comparison.best
+        for comparison in comparisons
+        if not comparison.greedy_is_best and comparison.best
+    ]
+    searching = max(comparison.search_seconds for comparison in comparisons)
+    best = sum(comparison.spartan <= comparison.exact for comparison in comparisons)
     return [
         _row(experiment, "greedy finds the best, its own costs", "95 of 100",
-             f"{sum(one.found for one in all_of)} of {count}",
+             f"{sum(comparison.greedy_is_best for comparison in comparisons)} of {count}",
              "how often each operator occurs is not published; where it misses, "
-             f"{statistics.median(missed or [1]):.2f} times the best (median)"),
+             f"{statistics.median(missed_ratios or [1]):.2f} times the best (median)"),
         _row(experiment, f"default proven optimal, exact model, {workers} workers", "-",
-             f"{sum(one.proven for one in all_of)} of {count}"),
+             f"{sum(comparison.proven for comparison in comparisons)} of {count}"),
         _row(experiment, "spartan's tiling is the optimum, exact model", "-",
              f"{best} of {count}",
-             f"bytes over the optimum: median {statistics.median(over or [1]):.2f}"),
+             f"bytes over the optimum: median {statistics.median(ratios or [1]):.2f}"),
         _row(experiment, "slowest greedy search, s", "< 0.1", f"{searching:.4f}",
              f"the fastest of {repeat} runs; graph and search"),
         _row(experiment, "slowest plan, s: spartan, default", "brute force 1900",
-             f"{max(one.spartan_seconds for one in all_of):.3f}, "
-             f"{max(one.exact_seconds for one in all_of):.3f}",
+             f"{max(comparison.spartan_seconds for comparison in comparisons):.3f}, "
+             f"{max(comparison.exact_seconds for comparison in comparisons):.3f}",
              "the whole of tile(), cuts for memory included"),
     ]  # fmt: skip
 
 
 def _sat_rows(seed: int, repeat: int) -> list[dict[str, Any]]:
-    found = []
+    table = []
     for clauses, variables in INSTANCES:
         rng = np.random.default_rng(seed)
         program = sat_program(satisfiable(rng, variables, clauses))
@@ -180,22 +185,22 @@ def _sat_rows(seed: int, repeat: int) -> list[dict[str, Any]]:
             ),
             repeat,
         )
-        found.append(
+        table.append(
             _row("Spartan, NAE-3SAT (appendix A)",
                  f"{clauses} clauses, {variables} variables, satisfiable: least cost",
                  f"{2 * clauses}", f"{best / array:g}",
                  f"greedy {cost / array:g}; exact model {plan.after.bytes / UNIT:g}, "
                  f"{'proven' if plan.proven_optimal else 'not proven'}, {seconds:.2f} s")
         )  # fmt: skip
-    return found
+    return table
 
 
-def table(found: list[dict[str, Any]]) -> str:
-    """Rows as text."""
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as text."""
     keys = ("experiment", "what", "paper", "ours")
-    widths = {key: max(len(key), *(len(str(row[key])) for row in found)) for key in keys}
+    widths = {key: max(len(key), *(len(str(row[key])) for row in rows)) for key in keys}
     lines = ["  ".join(key.ljust(widths[key]) for key in keys).rstrip()]
-    for row in found:
+    for row in rows:
         lines.append("  ".join(str(row[key]).ljust(widths[key]) for key in keys).rstrip())
         if row["note"]:
             lines.append(f"{' ' * (widths['experiment'] + 2)}({row['note']})")
@@ -210,10 +215,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = rows(options.programs, options.workers, options.seed)
-    print(table(found))
+    results = rows(options.programs, options.workers, options.seed)
+    print(table(results))
     if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

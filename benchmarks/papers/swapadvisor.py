@@ -1,30 +1,30 @@
-"""SwapAdvisor's experiments, simulated: training with too little memory, inference with less.
+"""SwapAdvisor's experiments in simulation: training and inference with too little memory.
 
     python -m benchmarks.papers.swapadvisor [--quick] [--models NAME ...]
 
-Training, of table 5.1's networks with 16 GB (figure 5.1): percent of the throughput with
-infinite memory by
+Training of table 5.1's networks with 16 GB (figure 5.1): throughput in percent of that with
+unlimited memory, for
 
-- on-demand: operations in the order given; what is asked for is fetched, what was used
-  longest ago leaves;
-- literal: SwapAdvisor's genetic algorithm with its planner, as printed;
-- tuned: the same with selection pressure, good orders to start from, and swaps planned as by
-  default;
-- default: :func:`dasktile.schedule.search.plan`, memory accounted by bytes;
-- addresses: the same in less memory, so much less that addresses can be found for all that is
-  in memory at any time.
+- on-demand: operations in the given order; data are swapped in at their use, and the least
+  recently used are evicted;
+- literal: SwapAdvisor's genetic algorithm with its planner, as published;
+- tuned: the same with selection pressure, good initial orders, and swaps planned as by the default;
+- default: :func:`dasktile.schedule.search.plan`, with memory accounted in bytes;
+- addresses: the default with a smaller memory limit, such that addresses for all lifetimes can be
+  found within 16 GB.
 
-Beside: the makespan over times that no plan for that order can beat, or for any order, and
-bytes over the least for that order.
+The table also has the makespan over its lower bounds, for this order and for any order, and the
+bytes moved over their lower bound for this order.
 
 Inference of ResNet-152 in 64 to 1024 MB (table 5.2), and with several models on one GPU
-(figure 5.3): batches of 32 images arrive at random, each for one of the models; either memory
-is shared in time, and a model's parameters are copied in when it was another's turn before,
-or each model has its part of it for itself.
+(figure 5.3): batches of 32 images arrive at random, each for one of the models.  Either all memory
+is given to the running model, whose parameters are copied in if another model ran before, or each
+model has an equal part of the memory.
 
-Nothing is measured: operations take what a roofline says (14 TFLOP/s, 900 GB/s), links have
-12 GB/s each way and 20 GB/s both ways.  For inference the roofline is fitted to the thesis's
-four times with enough memory: 17 TFLOP/s, and 40 microseconds more for every operation.
+Nothing is measured: times of operations follow the roofline model (14 TFLOP/s, 900 GB/s), links
+have 12 GB/s in each direction and 20 GB/s in total.  For inference the roofline is fitted to the
+thesis's four times with enough memory: 17 TFLOP/s, and an overhead of 40 microseconds for every
+operation.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from dasktile.schedule.taskgraph import TaskGraph
 LINK = HostLink(12e9, 12e9, 20e9)
 GPU = 16 * 10**9
 
-#: Rules for orders that the tuned search starts from, and swaps within it.
+#: Rules for the initial orders of the tuned search, and its policy of swaps.
 SEEDS = ("parameters", "darts", "locality", "depth-first", "program")
 AHEAD = Policy(lead=48)
 
-#: Table 5.2: seconds by megabytes and images, None where it cannot run.
+#: Table 5.2: seconds by megabytes and number of images, None if inference cannot run.
 TABLE_5_2: dict[int, tuple[float | None, ...]] = {
     64: (0.024, None, None, None),
     128: (0.022, 0.077, None, None),
@@ -71,24 +71,24 @@ TABLE_5_2: dict[int, tuple[float | None, ...]] = {
     1024: (0.017, 0.040, 0.067, 0.121),
 }
 BATCHES = (1, 16, 32, 64)
-#: Images of a request where models share a GPU: not in the thesis.  With so many, requests are
-#: served up to about the rate that it says.
+#: Number of images of a request where models share a GPU.  It is not in the thesis; with this
+#: number the largest rate that can be served is about that of the thesis.
 IMAGES = 32
 INFERENCE = Device(flops=17e12, launch=40e-6)
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What came of one network; percent of the ideal throughput.
+    """Results of one network, in percent of the ideal throughput.
 
     Attributes
     ----------
     over_bound, over_any
-        Makespan over the time that no plan for its order can beat, and over that of any order.
+        Makespan over its lower bound for this order, and over that for any order.
     over_least_in, over_least
-        Bytes copied in, and in both directions, over the least for the order.
+        Bytes swapped in, and in both directions, over their lower bounds for this order.
     fragments
-        Percent of the bytes in use that addresses cost beside.
+        Memory lost to fragmentation, in percent of the peak of the bytes in use.
     """
 
     model: Model
@@ -115,7 +115,7 @@ def graph_of(name: str) -> TaskGraph:
 
 
 def evolved(graph: TaskGraph, tries: int, literal: bool) -> Evolved:
-    """Search with the genetic algorithm, over a number of individuals."""
+    """Search with the genetic algorithm, with `tries` evaluations."""
     rng = np.random.default_rng(0)
     population = min(144, max(16, tries // 4))
     if literal:
@@ -136,32 +136,34 @@ def evolved(graph: TaskGraph, tries: int, literal: bool) -> Evolved:
 
 
 def with_addresses(graph: TaskGraph, best: SearchResult, limit: int) -> tuple[float, float]:
-    """Seconds with addresses within a limit, and what they cost in memory.
+    """Seconds with addresses within a memory limit, and the fragmentation.
 
-    Plans for less and less memory, with the order of a plan that is given, until all lifetimes
-    can be laid within the limit.
+    The order of the given plan is planned for smaller and smaller limits, until all lifetimes can
+    be packed within the original limit.
     """
-    room = limit
-    while room > limit // 2:
-        fits = plan(graph, room, LINK, given={"given": best.order}, rules=(), bounds=False)
-        run = simulate(graph, fits.swaps, Memory.bytes(graph, room), LINK)
-        lives = lifetimes(graph, fits.swaps, run)
+    bytes_limit = limit
+    while bytes_limit > limit // 2:
+        smaller = plan(
+            graph, bytes_limit, LINK, given={"given": best.order}, rules=(), bounds=False
+        )
+        run = simulate(graph, smaller.swaps, Memory.bytes(graph, bytes_limit), LINK)
+        lives = lifetimes(graph, smaller.swaps, run)
         rounds = max(2, min(64, 10**8 // max(1, len(lives.size)) ** 2))
         packing = pack(lives.start, lives.end, lives.size, rounds=rounds, capacity=limit)
         if packing.height <= limit:
             return run.makespan, packing.fragmentation
-        room -= max(limit // 50, (packing.height - limit) // 2)
+        bytes_limit -= max(limit // 50, (packing.height - limit) // 2)
     return math.inf, math.inf
 
 
 def training(model: Model, quick: bool = False) -> Training:
-    """Run one network in all ways."""
+    """Simulate one network with all methods."""
     graph = graph_of(model.name)
     ideal = float(graph.time.sum())
     by_bytes = Memory.bytes(graph, GPU)
     program = orders.get_rule("program")(graph, GPU)
     lazy = simulate(graph, plan_swaps(graph, program, by_bytes, ON_DEMAND), by_bytes, LINK)
-    # As many simulations as take about as long.
+    # a number of simulations that takes about the same time for all networks
     tries = max(48, int((1e5 if quick else 5e6) / len(graph)))
     literal, tuned = (evolved(graph, tries, literal).best.seconds for literal in (True, False))
     best = plan(graph, GPU, LINK)
@@ -171,7 +173,10 @@ def training(model: Model, quick: bool = False) -> Training:
     return Training(
         model,
         graph,
-        *(100 * ideal / one for one in (lazy.makespan, literal, tuned, best.makespan, seconds)),
+        *(
+            100 * ideal / makespan
+            for makespan in (lazy.makespan, literal, tuned, best.makespan, seconds)
+        ),
         best.makespan / best.time_bound,
         best.makespan / least,
         best.swap_in_bytes / max(best.read_bound, 1.0),
@@ -199,39 +204,39 @@ def _service(batch: int, limit: int) -> float:
 def latency(
     models: int, rate: float, shared: bool, *, batch: int = IMAGES, requests: int = 20_000
 ) -> float:
-    """Seconds below which 99 of 100 requests are answered; first come, first served.
+    """The 99th percentile of the latency of requests in seconds, served in order of arrival.
 
     Parameters
     ----------
     models
-        How many are on the GPU.
+        Number of models on the GPU.
     rate
-        Images a second that arrive.
+        Rate of arrival in images per second.
     shared
-        All of the memory is for the model that runs, and its parameters must be copied in if
-        another ran before; else each model has as large a part, which is planned for.
+        Whether the running model has all of the memory, so that its parameters are copied in if
+        another model ran before.  Otherwise each model has an equal part of the memory.
     batch
-        Images of a request.
+        Number of images of a request.
 
     Returns
     -------
     float
-        ``inf`` where more arrive than can be answered.
+        ``inf`` if requests arrive faster than they can be served.
     """
     rng = np.random.default_rng(0)
     arrivals = np.cumsum(rng.exponential(batch / rate, requests))
-    which = rng.integers(0, models, requests)
+    model_of = rng.integers(0, models, requests)
     graph = resnet152(batch, training=False, device=INFERENCE)
     service = np.full(requests, _service(batch, GPU if shared else GPU // models))
     if shared:
         parameters = float(graph.size[graph.present & graph.kept].sum())
-        service[1:] += (which[1:] != which[:-1]) * parameters / LINK.inward
+        service[1:] += (model_of[1:] != model_of[:-1]) * parameters / LINK.inward
     if float(service.mean()) * rate >= batch:
         return math.inf
-    done, waits = 0.0, np.empty(requests)
+    finished, waits = 0.0, np.empty(requests)
     for number in range(requests):
-        done = max(done, arrivals[number]) + service[number]
-        waits[number] = done - arrivals[number]
+        finished = max(finished, arrivals[number]) + service[number]
+        waits[number] = finished - arrivals[number]
     return float(np.percentile(waits, 99))
 
 
@@ -268,24 +273,24 @@ def throughput(ran: Training) -> Iterator[dict[str, Any]]:
     model = ran.model
     what = f"{model.name}, % of ideal at 16 GB: "
 
-    def row(how: str, paper: str, ours: float, note: str = "") -> dict[str, Any]:
-        return _row("figure 5.1", what + how, paper, round(ours, 1), note)
+    def row(method: str, paper: str, ours: float, note: str = "") -> dict[str, Any]:
+        return _row("figure 5.1", what + method, paper, round(ours, 1), note)
 
-    yield row("on-demand LRU", model.on_demand, ran.on_demand, "theirs fetches ahead")
-    tried = f"{ran.tries} individuals"
-    yield row("genetic algorithm, as printed", model.of_ideal, ran.literal, tried)
-    yield row("genetic algorithm, tuned", "", ran.tuned, tried)
-    most = min(100.0, ran.default * ran.over_any)
-    yield row("default", "", ran.default, f"{ran.method}; no order is above {most:.1f} %")
+    yield row("on-demand LRU", model.on_demand, ran.on_demand, "SwapAdvisor's baseline prefetches")
+    evaluations = f"{ran.tries} individuals"
+    yield row("genetic algorithm, as printed", model.of_ideal, ran.literal, evaluations)
+    yield row("genetic algorithm, tuned", "", ran.tuned, evaluations)
+    best_possible = min(100.0, ran.default * ran.over_any)
+    yield row("default", "", ran.default, f"{ran.method}; no order is above {best_possible:.1f} %")
     yield row("default with addresses", "", ran.addresses, f"{ran.fragments:.1f} % in holes")
     what = f"{model.name}, default: "
-    for which, ours in (
+    for measure, ours in (
         ("makespan over bound for its order", ran.over_bound),
         ("makespan over bound for any order", ran.over_any),
         ("bytes in over least", ran.over_least_in),
         ("bytes in and out over least", ran.over_least),
     ):
-        yield _row("figure 5.1", what + which, "", round(ours, 3))
+        yield _row("figure 5.1", what + measure, "", round(ours, 3))
 
 
 def inference(quick: bool = False) -> Iterator[dict[str, Any]]:
@@ -321,7 +326,7 @@ def sharing(quick: bool = False) -> Iterator[dict[str, Any]]:
                     f"{models} models, {rate} images/s, memory "
                     f"{'shared in time' if shared else 'divided'}: p99 latency over alone",
                     paper,
-                    round(ours, 2) if math.isfinite(ours) else "more than it can",
+                    round(ours, 2) if math.isfinite(ours) else "overloaded",
                     f"alone {1e3 * alone:.0f} ms",
                 )
 
@@ -332,9 +337,9 @@ def rows(quick: bool = False, names: Sequence[str] = ()) -> list[dict[str, Any]]
     Parameters
     ----------
     quick
-        Search a tenth as long, and leave out some of the memories of table 5.2.
+        Whether to search a tenth as long, and to skip some memory limits of table 5.2.
     names
-        Of networks; all if there is none.
+        Names of networks; all if empty.
 
     Returns
     -------
@@ -342,17 +347,17 @@ def rows(quick: bool = False, names: Sequence[str] = ()) -> list[dict[str, Any]]
         With the keys experiment, what, paper, ours, note.
     """
     models = [model for model in MODELS if not names or model.name in names]
-    found = list(statics(models))
+    table = list(statics(models))
     for model in models:
-        found.extend(throughput(training(model, quick)))
-    return [*found, *inference(quick), *sharing(quick)]
+        table.extend(throughput(training(model, quick)))
+    return [*table, *inference(quick), *sharing(quick)]
 
 
 def main() -> None:
-    """Print what is in the thesis and what comes out here."""
+    """Print the figures of the thesis and those of the simulation."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="search a tenth as long")
-    parser.add_argument("--models", nargs="*", default=[], choices=[one.name for one in MODELS])
+    parser.add_argument("--models", nargs="*", default=[], choices=[model.name for model in MODELS])
     arguments = parser.parse_args()
     table = Table("experiment", "what", "paper", "ours", "note")
     for row in rows(arguments.quick, arguments.models):

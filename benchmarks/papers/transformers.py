@@ -1,7 +1,7 @@
-"""Programs of the papers' networks, in Einstein notation: attention, a LLaMA block, a classifier.
+"""Programs of the papers' networks in Einstein notation: attention, a LLaMA block, a classifier.
 
 Sizes are those of LLaMA-7B unless given: width 4096, 32 heads, 11008 in the feed-forward part.
-Rotary embedding is left out: it cuts nothing and moves nothing.
+Rotary embedding is left out: it is elementwise and moves no bytes.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, validat
 
 @dataclass
 class Network:
-    """Adds one operation after another, each a string like ``"bsa,ahd->bshd"``.
+    """A builder of programs, whose operations are strings such as ``"bsa,ahd->bshd"``.
 
     Parameters
     ----------
     itemsize
         Bytes of a number.
     chunks
-        Into how many chunks the input's own graph cuts every axis, at the most: 1 unless a
-        comparison with that graph is wanted.
+        Largest number of chunks along every axis of the original graph; 1 if no comparison with
+        this graph is needed.
     """
 
     itemsize: int = 4
@@ -31,23 +31,23 @@ class Network:
     nodes: list[Node] = field(default_factory=list)
 
     def program(self, *outputs: int) -> Program:
-        """What was added; the last node is wanted if none is named."""
+        """The program so far; its output is the last node unless `outputs` are given."""
         program = Program(tuple(self.nodes), outputs or (len(self.nodes) - 1,))
         validate(program)
         return program
 
     def source(self, name: str, *shape: int, placed: bool = False) -> int:
-        """An input, free to be anywhere.
+        """Add an input with any placement.
 
         Parameters
         ----------
         name
-            Of the array.
+            Name of the array.
         *shape
-            Of the array.
+            Shape of the array.
         placed
-            True where every worker has what it needs of it before the work begins, so that
-            to read it moves nothing.
+            Whether every worker has the tiles that it reads at the start, so that reads move no
+            bytes.
         """
         labels = tuple(Label(size, Role.FREE, self._cuts(size)) for size in shape)
         return self._add(
@@ -56,15 +56,15 @@ class Network:
         )  # fmt: skip
 
     def einsum(self, name: str, spec: str, *inputs: int) -> int:
-        """Join the inputs elementwise and sum over the letters that the result has not.
+        """Add an operation: multiply the inputs and sum over the letters that the result lacks.
 
         Parameters
         ----------
         name
-            Of the result.
+            Name of the result.
         spec
-            A letter for every axis of every input and of the result.  The loops run in the
-            order of the result's letters, then the others.
+            A letter for every axis of every input and of the result.  Labels are in the order of
+            the result's letters, then of the others.
         *inputs
             Indices of the arrays.
         """
@@ -140,12 +140,12 @@ def _attend(net: Network, q: int, k: int, v: int) -> int:
 def attention(
     batch: int = 4, tokens: int = 4096, heads: int = 32, width: int = 128, itemsize: int = 4
 ) -> Program:
-    """Attention alone; queries, keys and values are given.
+    """Attention alone, with queries, keys and values as inputs.
 
     Parameters
     ----------
     batch, tokens, heads, width
-        Sequences, the length of each, heads, and the width of one.
+        Number of sequences, their length, number of heads, and width of a head.
     itemsize
         Bytes of a number.
     """
@@ -165,17 +165,17 @@ def llama_block(
     placed: bool = False,
     itemsize: int = 4,
 ) -> Program:
-    """One block of LLaMA-7B on a whole prompt, as the first token needs it.
+    """One block of LLaMA-7B on a whole prompt, as for the first token.
 
     Parameters
     ----------
     batch, tokens
-        Sequences and their length.
+        Number of sequences and their length.
     hidden, heads, ffn
         Widths of the network.
     placed
-        True where every worker has the weights that it needs before the work begins, as
-        the paper assumes of all inputs; False where each is in one place at first.
+        Whether every worker has the weights that it reads at the start, as the paper assumes of
+        all inputs; otherwise each weight has one owner at the start.
     itemsize
         Bytes of a number.
     """
@@ -217,7 +217,7 @@ def classifier(
     Parameters
     ----------
     batch, features, hidden, classes
-        Samples, and sizes of the layers; the paper's data have up to 597,540 features.
+        Number of samples, and sizes of the layers; the paper's data have up to 597,540 features.
     """
     net = Network()
     x, y = net.source("x", batch, features), net.source("y", batch, classes)
@@ -238,10 +238,10 @@ def chain(skewed: bool, size: int) -> Program:
     Parameters
     ----------
     skewed
-        False for square matrices; True for A s x s/10, B s/10 x s, C s x s/10, D s/10 x 10s
-        and E 10s x s.
+        Whether the shapes are A s x s/10, B s/10 x s, C s x s/10, D s/10 x 10s and E 10s x s;
+        otherwise all matrices are s x s.
     size
-        The side s.
+        The length s.
     """
     net = Network(itemsize=8, chunks=4)
     tenth = size // 10

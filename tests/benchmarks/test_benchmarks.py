@@ -1,4 +1,4 @@
-"""The benchmark on clusters runs, counts what it says, and its network is as slow as asked."""
+"""The benchmark on clusters runs, its counters are right, and its network has the given rate."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def test_every_workload_computes(name: str, tmp_path: Path) -> None:
     workload = sized(0.02)[name]
     write(workload, tmp_path)
     arrays = opened(workload, tmp_path, da)
-    for input_name, one in workload.inputs.items():
-        assert arrays[input_name].chunksize == one.chunks
+    for input_name, source in workload.inputs.items():
+        assert arrays[input_name].chunksize == source.chunks
     for result in workload.build(arrays, da):
         assert np.isfinite(result.compute(scheduler="sync")).all()
 
@@ -38,7 +38,8 @@ def test_every_workload_computes(name: str, tmp_path: Path) -> None:
 def test_sizes_grow_in_proportion() -> None:
     for name, workload in sized(0.5).items():
         small, large = (
-            sum(one.nbytes for one in found.inputs.values()) for found in (workload, sized(1)[name])
+            sum(source.nbytes for source in sized_workload.inputs.values())
+            for sized_workload in (workload, sized(1)[name])
         )
         assert 1.5 <= large / small <= 4.5, name
         assert small < 1.2e9, name
@@ -51,7 +52,7 @@ def test_crossed_chunks() -> None:
     assert crossed((100,), (10,)) == (10,)
 
 
-def test_link_sends_and_receives_one_after_the_other() -> None:
+def test_link_transfers_messages_in_sequence() -> None:
     async def two_senders() -> float:
         receiver = Link(1e6)
 
@@ -82,7 +83,7 @@ def test_link_sends_and_receives_one_after_the_other() -> None:
         return time.perf_counter() - started
 
     for scenario in (two_senders, one_sender, one_transfer):
-        # late only by what else the machine does
+        # other load of the machine may add a delay
         assert 0.099 <= asyncio.run(scenario()) < 0.6, scenario.__name__
 
 
@@ -95,13 +96,13 @@ def test_bytes_of_shuffle_messages() -> None:
 def test_fingerprints() -> None:
     rng = np.random.default_rng(0)
     x = rng.random((200, 300)) + 1j * rng.random((200, 300))
-    one = json.loads(json.dumps([fingerprint(x)]))
-    assert same(one, [fingerprint(x * (1 + 1e-12))])
+    expected = json.loads(json.dumps([fingerprint(x)]))
+    assert same(expected, [fingerprint(x * (1 + 1e-12))])
     wrong = x.copy()
     wrong[7] = 0
-    assert not same(one, [fingerprint(wrong)])
-    assert not same(one, [fingerprint(x.T)])
-    assert not same(one, [])
+    assert not same(expected, [fingerprint(wrong)])
+    assert not same(expected, [fingerprint(x.T)])
+    assert not same(expected, [])
 
 
 def _cell(engine: str, workload: str, moved: int, seconds: float) -> dict[str, object]:
@@ -111,7 +112,7 @@ def _cell(engine: str, workload: str, moved: int, seconds: float) -> dict[str, o
     return {**where, **measured, "same": True}
 
 
-def test_summary_of_nothing_moved() -> None:
+def test_summary_when_no_bytes_are_moved() -> None:
     cells = [
         _cell("stock", "none", 0, 1.0),
         _cell("dasktile", "none", 0, 2.0),
@@ -134,9 +135,9 @@ def test_summary_of_spilling() -> None:
     def cell(engine: str, workload: str, read: float, written: float) -> dict[str, object]:
         numbers = {"read": read, "written": written, "moved": read + written}
         times = {"late": 0.0, "in_data": 0.1, "seconds": 1.0}
-        one = {**numbers, **times, "least": 8e6}
+        measurements = {**numbers, **times, "least": 8e6}
         where = {"workload": workload, "mode": "lazy", "pressure": "heavy", "engine": engine}
-        return {**where, **one, "same": True, "rounds": [one]}
+        return {**where, **measurements, "same": True, "rounds": [measurements]}
 
     cells = [
         cell("stock", "saved", 40e6, 40e6),
@@ -159,12 +160,12 @@ def test_spilling_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     options = ["--rounds", "1", "--scale", "0.2", "--disk", "400MB", "--out", str(out)]
     where = ["--workloads", "anomalies", "--modes", "persisted", "lazy", "--pressure", "heavy"]
     assert spilling.main([*where, "--processes", *options]) == 0, capsys.readouterr().out
-    found = json.loads(out.read_text())
-    assert len(found["cells"]) == 4
-    for one in found["cells"]:
-        assert one["same"] and one["read"] > 0 and one["in_data"] > 0
-        assert one["held"] <= 1.2 * one["budget"]
-        assert ("least" in one) == (one["engine"] == "dasktile")
+    results = json.loads(out.read_text())
+    assert len(results["cells"]) == 4
+    for cell in results["cells"]:
+        assert cell["same"] and cell["read"] > 0 and cell["in_data"] > 0
+        assert cell["held"] <= 1.2 * cell["budget"]
+        assert ("least" in cell) == (cell["engine"] == "dasktile")
 
 
 def test_spilling_benchmark_runs_on_a_device(
@@ -177,10 +178,10 @@ def test_spilling_benchmark_runs_on_a_device(
     assert spilling.main([*where, *options]) == 0, capsys.readouterr().out
     theirs, ours = json.loads(out.read_text())["cells"]
     assert (theirs["engine"], ours["engine"]) == ("dask-cuda", "dasktile")
-    for one in (theirs, ours):
-        assert one["same"] and one["written"] > 0 and one["on_disk"] > 0
-        # and what two tasks make
-        assert one["held"] <= 1.3 * one["budget"]
+    for cell in (theirs, ours):
+        assert cell["same"] and cell["written"] > 0 and cell["on_disk"] > 0
+        # the budget, and the results of two running tasks
+        assert cell["held"] <= 1.3 * cell["budget"]
     assert ours["least"] <= ours["read"] * 1.001
     assert ours["moved"] <= theirs["moved"]
 
@@ -192,11 +193,11 @@ def test_spilling_benchmark_runs_on_a_device(
         ["--host-memory", "1MB"],
         pytest.param(
             ["--device"],
-            marks=pytest.mark.skipif(has_dask_cuda(), reason="there is something to compare with"),
+            marks=pytest.mark.skipif(has_dask_cuda(), reason="dask-cuda is installed"),
         ),
     ],
 )
-def test_spilling_benchmark_refuses(
+def test_spilling_benchmark_rejects_options(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -205,13 +206,13 @@ def test_spilling_benchmark_refuses(
 
 
 @pytest.mark.slow
-def test_transfers_take_as_long_as_asked() -> None:
+def test_transfers_have_the_given_rate() -> None:
     unlimited, limited = network.check(50e6, size=20_000_000)
     assert 0.4 <= limited < 0.4 + max(0.5, 3 * unlimited)
 
 
 @pytest.mark.slow
-def test_meters_count_what_is_moved() -> None:
+def test_meters_count_bytes_moved() -> None:
     with Cluster(2) as cluster:
         first, second = cluster.addresses
         with cluster.client.as_current():
@@ -220,11 +221,11 @@ def test_meters_count_what_is_moved() -> None:
             cluster.start()
             assert y.result() == 1000
             readings = cluster.stop()
-            # its bytes may have been moved before the clock ran
-            assert [one.moved for one in readings] in ([0, 8000], [0, 0])
+            # the bytes may have been moved before counting started
+            assert [reading.moved for reading in readings] in ([0, 8000], [0, 0])
             a = cluster.persist([da.ones((1200, 1200), chunks=(300, 1200)) + 0])
             measured, kept = cluster.measure([a[0].rechunk((1200, 300), method="p2p")])
-            # half of the shards change workers; distributed may first join blocks, elsewhere
+            # half of the shards change workers; distributed may also move blocks to join them
             assert 1200 * 1200 * 8 // 2 <= measured.moved <= 1200 * 1200 * 8 * 2
             assert measured.tasks >= 7
             assert cluster.values(kept)[0]["largest"] == 1
@@ -238,27 +239,27 @@ def test_benchmark_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ["--workers", "2", "--workloads", "gram_rows", "fft2", "--modes", *MODES, *options]
     )
     assert status == 0, capsys.readouterr().out
-    found = json.loads(out.read_text())
-    assert found["settings"]["network"] == 500_000_000
-    assert len(found["cells"]) == 2 * len(MODES) * 2
-    for cell in found["cells"]:
+    results = json.loads(out.read_text())
+    assert results["settings"]["network"] == 500_000_000
+    assert len(results["cells"]) == 2 * len(MODES) * 2
+    for cell in results["cells"]:
         assert "error" not in cell and cell["same"], cell
         assert cell["tasks"] > 0 and cell["seconds"] > 0
         assert (cell["read"] > 0) == (cell["mode"] == "free")
         assert ("predicted" in cell) == (cell["engine"] == "dasktile")
-    groups = found["summary"]["stock"]
+    groups = results["summary"]["stock"]
     assert list(groups) == [f"2 workers, {mode}" for mode in MODES]
 
 
 @pytest.mark.slow
 def test_peer_answers(tmp_path: Path) -> None:
-    # Dask stands for the peer, which is not installed here
+    # Dask replaces the peer, which is not installed here
     workload = sized(0.02)["attention"]
     write(workload, tmp_path)
     with Peer(sys.executable, 2, None, 0.02, module="dask.array") as peer:
         assert peer.about["package"] == "dask"
-        found = peer.cell("attention", "persisted", tmp_path, values=True)
-        assert found["tasks"] > 0 and found["values"]
+        cell = peer.cell("attention", "persisted", tmp_path, values=True)
+        assert cell["tasks"] > 0 and cell["values"]
         failed = peer.cell("attention", "free", tmp_path / "nowhere", values=False)
         assert "error" in failed
         assert peer.cell("attention", "free", tmp_path, values=False)["read"] > 0

@@ -1,4 +1,4 @@
-"""The networks of table 5.1: as many operations and sizes as published, and sound graphs."""
+"""The networks of table 5.1 have the published numbers of operations, and consistent graphs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_every_parameter_is_updated_once_and_every_result_used(name: str) -> Non
     parameters = np.flatnonzero(graph.present & graph.kept)
     assert sorted(int(graph.updates[op][0]) for op in updated) == parameters.tolist()
     touched = np.bincount(graph.touched.index, minlength=graph.data_count)
-    # made and used, or given and used; the first gradient of what is given is not made
+    # every datum but an input is touched at least twice: when computed and when used
     loose = np.flatnonzero((touched < 2) & ~graph.present)
     assert [graph.data_name(int(datum)) for datum in loose] == []
 
@@ -80,7 +80,7 @@ def test_parameters_of_resnet152_are_as_many_as_in_the_paper() -> None:
 
 
 def test_arithmetic_of_resnet152_is_that_of_the_paper() -> None:
-    # 11.3 billion multiplications with additions for an image: no time but that of arithmetic
+    # 11.3 billion multiply-adds per image, with the time of arithmetic only
     graph = resnet152(1, training=False, device=Device(1.0, np.inf))
     assert graph.time.sum() / 2 == pytest.approx(11.4e9, rel=0.02)
 
@@ -96,7 +96,7 @@ def test_backward_takes_twice_as_long_as_forward_does() -> None:
     arithmetic = Device(1.0, np.inf)
     forward = rnn(4, 2, 64, steps=3, training=False, device=arithmetic).time.sum()
     training = rnn(4, 2, 64, steps=3, device=arithmetic).time.sum()
-    # less the gradients of the inputs and states that are given
+    # inputs and initial states have no gradients
     assert 2.5 * forward < training < 3 * forward
 
 
@@ -107,7 +107,7 @@ def test_inference_keeps_its_results_only() -> None:
     assert [graph.size[datum] for datum in kept] == [2 * 1000 * 4]
 
 
-def test_time_is_that_of_the_roofline() -> None:
+def test_time_follows_the_roofline_model() -> None:
     net = Network(Device(flops=100.0, bandwidth=10.0, launch=1.0))
     x = net.data((2, 3))
     net.dense(x, net.parameter((3, 5), "w"))
@@ -116,7 +116,7 @@ def test_time_is_that_of_the_roofline() -> None:
     assert net.graph().time.tolist() == pytest.approx([1.0 + max(60 / 100, 4 * 31 / 10)])
 
 
-def test_gradients_of_what_is_used_twice_are_summed_in_place() -> None:
+def test_gradients_of_shared_tensors_are_summed_in_place() -> None:
     net = Network()
     x = net.norm(net.data((1, 4, 2, 2)), name="x")
     net.loss(net.add(net.conv(x, 4), net.conv(x, 4), relu=True))
@@ -127,13 +127,13 @@ def test_gradients_of_what_is_used_twice_are_summed_in_place() -> None:
     assert (made, changed) == ([2, 1], [0, 1])
 
 
-def test_both_ways_are_read_by_both_ways() -> None:
+def test_bidirectional_layers_concatenate_both_directions() -> None:
     graph = brnn(2, 2, 16, steps=3)
     assert sum(name == "concat" for name in names(graph)) == 6
     assert sum(name == "words" for name in names(graph)) == 3
 
 
-def test_gradients_may_be_summed_by_an_operation_of_their_own() -> None:
+def test_gradients_may_be_summed_by_a_separate_operation() -> None:
     net = Network(sums=True)
     x = net.norm(net.data((1, 4, 2, 2)), name="x")
     net.loss(net.add(net.conv(x, 4), net.conv(x, 4), relu=True))
@@ -141,11 +141,11 @@ def test_gradients_may_be_summed_by_an_operation_of_their_own() -> None:
     by_name = {name: op for op, name in enumerate(names(graph))}
     assert len(graph.updates[by_name["sum"]]) == len(graph.reads[by_name["sum"]]) == 1
     back = [op for op, name in enumerate(names(graph)) if name == "conv.back"]
-    # so that either may run first
+    # none depends on the other
     assert not set(back) & {one for op in back for one in graph.before[op].tolist()}
 
 
-def test_layers_of_a_recurrent_network_may_run_one_after_the_other() -> None:
+def test_layers_of_a_recurrent_network_can_run_in_sequence() -> None:
     graph = rnn(2, 2, 16, steps=3)
     kinds = names(graph)
     touched = [set(graph.touched[op].tolist()) for op in range(len(graph))]
@@ -156,7 +156,7 @@ def test_layers_of_a_recurrent_network_may_run_one_after_the_other() -> None:
         if str(name).startswith("layer 0") and "gradient" not in str(name)
     }
     parameters = set(np.flatnonzero(graph.present & graph.kept).tolist())
-    # all of the backward pass that can run without the lower layer's parameters
+    # run all of the backward pass that does not touch the lower layer's parameters
     ran: set[int] = set()
     for op in range(len(graph)):
         needs = set(graph.before[op].tolist())
@@ -178,30 +178,30 @@ def test_layers_of_a_recurrent_network_may_run_one_after_the_other() -> None:
         ("BRNN-4-8K", 0.99),
     ],
 )
-def test_training_in_16_gigabytes_is_near_what_can_be(name: str, of_ideal: float) -> None:
+def test_training_in_16_gigabytes_is_near_the_bounds(name: str, of_ideal: float) -> None:
     graph = graph_of(name)
-    found = plan(graph, swapadvisor.GPU, swapadvisor.LINK)
-    assert found.ideal / found.makespan >= of_ideal
-    assert found.makespan <= 1.06 * found.time_bound
-    # of all orders; copies of NasNet's alone take four times as long as computing
-    assert found.makespan <= 1.06 * crossing_bound(graph, swapadvisor.GPU, 12e9, 12e9)
-    assert found.swap_in_bytes <= 1.05 * found.read_bound
-    assert found.swap_bound is not None
-    total = found.swap_in_bytes + found.swap_out_bytes
-    assert total <= 1.15 * (found.swap_bound.read + found.swap_bound.written)
+    result = plan(graph, swapadvisor.GPU, swapadvisor.LINK)
+    assert result.ideal / result.makespan >= of_ideal
+    assert result.makespan <= 1.06 * result.time_bound
+    # the bound of all orders; for NasNet copies take four times as long as computing
+    assert result.makespan <= 1.06 * crossing_bound(graph, swapadvisor.GPU, 12e9, 12e9)
+    assert result.swap_in_bytes <= 1.05 * result.read_bound
+    assert result.swap_bound is not None
+    total = result.swap_in_bytes + result.swap_out_bytes
+    assert total <= 1.15 * (result.swap_bound.read + result.swap_bound.written)
 
 
 @pytest.mark.skipif(not COMPILED, reason="minutes without numba")
 def test_addresses_cost_little() -> None:
     graph = graph_of("Inception-4")
-    found = plan(graph, swapadvisor.GPU, swapadvisor.LINK, bounds=False)
-    seconds, fragments = swapadvisor.with_addresses(graph, found, swapadvisor.GPU)
-    assert found.makespan <= seconds <= found.ideal / 0.82
+    result = plan(graph, swapadvisor.GPU, swapadvisor.LINK, bounds=False)
+    seconds, fragments = swapadvisor.with_addresses(graph, result, swapadvisor.GPU)
+    assert result.makespan <= seconds <= result.ideal / 0.82
     assert 0 <= fragments < 0.35
 
 
 @pytest.mark.skipif(not COMPILED, reason="minutes without numba")
-def test_inference_can_run_where_it_could() -> None:
+def test_inference_runs_in_the_published_memory() -> None:
     for limit, seconds in swapadvisor.TABLE_5_2.items():
         for batch, published in zip(swapadvisor.BATCHES, seconds, strict=True):
             ours = swapadvisor.inference_seconds(batch, limit * 10**6)

@@ -1,4 +1,4 @@
-"""Less is read back and written than by Dask's own spilling, with the same results."""
+"""Fewer bytes are read back and written than by Dask's spilling, with the same results."""
 
 from __future__ import annotations
 
@@ -15,38 +15,37 @@ from benchmarks.spill_workloads import gram_loop, k_means_loop, workloads
 from benchmarks.spilling import run_cell
 from benchmarks.traces import Trace, known_read, least_moved, least_read
 
-#: Tiles are as many as in the benchmark, but smaller.
+#: Factor of the bytes of tiles; their number is that of the benchmark.
 SCALE = 0.2
 
-#: Bytes read over the least that any store reads that knows all in advance, at most.  They
-#: differ from run to run, with the order in which tasks run: these are a tenth above the most
-#: that was seen.
+#: Limits of the bytes read over the lower bound.  The ratios vary with the order in which tasks
+#: run: the limits are a tenth above the largest ratios observed.
 WITHIN = {
-    # the order of priorities is that in which tasks run
+    # tasks run in the order of their priorities
     "k_means_graph": 1.2,
     "gram_graph": 1.3,
-    # nobody knows which tiles the next graph reads first, and what is read is all of them
+    # the order in which the next graph reads the tiles is unknown, and it reads all of them
     "k_means_loop": 1.4,
     "gram_loop": 1.4,
     "anomalies": 1.35,
-    # each task reads 16 tiles, two tasks at once: a rule that knows the graph comes to 1.55
+    # each task reads 16 tiles, with two tasks at once: a rule with the graph known reaches 1.55
     "tree_add": 1.85,
-    # a worker with a thread to spare runs what is ready, not what its priorities say is next
+    # a worker with an idle thread runs a ready task even if it is not next by priority
     "matmul": 1.85,
     "mlp": 1.7,
-    # nobody knows when a peer will ask
+    # the times of requests from other workers are unknown
     "matmul_two": 1.5,
     "k_means_two": 1.65,
 }
 
-#: Fewer rounds of those that take longest.
+#: The slowest workloads, with fewer rounds.
 SHORTER = {
     "k_means_loop": partial(k_means_loop, rounds=3),
     "gram_loop": partial(gram_loop, rounds=4),
     "k_means_two": partial(k_means_loop, tiles=96, rounds=3),
 }
 
-#: Workloads that resemble one of the others; they take most of the time.
+#: Slow workloads that resemble one of the others.
 SLOW = ("k_means_loop", "gram_graph", "mlp", "k_means_two")
 
 NAMES = [
@@ -77,36 +76,38 @@ def test_results_are_the_same(cells: Cells, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_more_is_moved(cells: Cells, name: str) -> None:
+def test_no_more_bytes_are_moved(cells: Cells, name: str) -> None:
     assert cells[name]["dasktile"]["moved"] <= cells[name]["stock"]["moved"]
 
 
-def test_half_is_moved_on_average(cells: Cells) -> None:
-    ratios = [one["stock"]["moved"] / one["dasktile"]["moved"] for one in cells.values()]
+def test_half_of_the_bytes_are_moved_on_average(cells: Cells) -> None:
+    ratios = [cell["stock"]["moved"] / cell["dasktile"]["moved"] for cell in cells.values()]
     assert statistics.geometric_mean(ratios) >= 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_reads_are_near_the_least(cells: Cells, name: str) -> None:
+def test_bytes_read_are_near_the_lower_bound(cells: Cells, name: str) -> None:
     ours = cells[name]["dasktile"]
     assert ours["least"] <= ours["read"] * 1.001
     assert ours["read"] <= WITHIN[name] * ours["least"]
 
 
-def test_reads_are_near_what_can_be_known(cells: Cells) -> None:
-    ratios = [one["dasktile"]["read"] / one["dasktile"]["known"] for one in cells.values()]
+def test_bytes_read_are_near_those_of_a_rule_with_known_graphs(cells: Cells) -> None:
+    ratios = [cell["dasktile"]["read"] / cell["dasktile"]["known"] for cell in cells.values()]
     assert statistics.geometric_mean(ratios) <= 1.2
 
 
 @pytest.mark.parametrize("name", ("gram_graph", "tree_add"))
-def test_working_set_is_what_is_said(name: str) -> None:
+def test_working_set_is_the_declared_one(name: str) -> None:
     workload = workloads()[name]
-    found, _, _ = run_once("stock", workload, workload.mode, Setting(None), SCALE)
-    assert found["read"] == found["written"] == 0
-    assert found["live"] == pytest.approx(workload.peak[workload.mode] * 1e6 * SCALE, rel=0.15)
+    measurements, _, _ = run_once("stock", workload, workload.mode, Setting(None), SCALE)
+    assert measurements["read"] == measurements["written"] == 0
+    assert measurements["live"] == pytest.approx(
+        workload.peak[workload.mode] * 1e6 * SCALE, rel=0.15
+    )
 
 
-def test_least_of_a_trace() -> None:
+def test_lower_bound_of_a_trace() -> None:
     tiles = {name: np.zeros(1000) for name in "abc"}
     trace = Trace(16_000)
     for name, tile in tiles.items():
@@ -115,32 +116,32 @@ def test_least_of_a_trace() -> None:
     trace.starts(1, {"a": tiles["a"]})
     trace.starts(2, {"b": tiles["b"]})
     assert least_read(trace) == 8000
-    # both are read at once, and the view is of what is there
+    # both are read at the same time, and the view is in the memory of one of them
     trace.starts(3, {"view": tiles["a"][:10]})
     trace.events += [("ends", 1), ("ends", 2), ("ends", 3)]
     trace.starts(4, {"c": tiles["c"]})
     assert least_read(trace) == least_read(trace, together=True) == 16_000
 
 
-def test_what_can_be_known_of_a_trace() -> None:
+def test_rule_with_known_graphs_on_a_trace() -> None:
     tiles = {name: np.zeros(1000) for name in "abc"}
     trace = Trace(16_000)
     for name, tile in tiles.items():
         trace.made(name, tile, tile.nbytes)
     known = Trace(16_000, [("graph", None), *trace.events])
     unknown = Trace(16_000, [*trace.events, ("graph", None)])
-    for one in (known, unknown):
+    for trace_of_order in (known, unknown):
         for number, name in enumerate("bca"):
-            one.starts(number, {name: tiles[name]})
-            one.events.append(("ends", number))
-    # one of three is read in any case; who knows nothing may keep what is read last
+            trace_of_order.starts(number, {name: tiles[name]})
+            trace_of_order.events.append(("ends", number))
+    # one of three is read in any case; without the graph a rule may keep the tile read last
     assert least_read(known) == known_read(known) == 8000
     assert known_read(unknown) == 8000
-    # what is deleted is no reason to let others go
+    # the deleted tile is evicted instead of the others
     deleted = Trace(16_000, [*trace.events[:2], ("gone", "a"), *trace.events[2:], ("graph", None)])
     for number, name in enumerate("bc"):
         deleted.starts(number, {name: tiles[name]})
         deleted.events.append(("ends", number))
     assert known_read(deleted) == 0
-    # the one that is read again was written
+    # the tile that is read back was written before
     assert least_moved(known) == 16_000

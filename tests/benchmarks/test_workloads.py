@@ -1,4 +1,4 @@
-"""What the benchmark's expressions are predicted to move, and that they stay right."""
+"""Predicted bytes moved by the benchmark's expressions, and their values."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def _plan(name, source, **options):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_is_near_its_bound_balanced_and_no_worse(name, source):
     plan = _plan(name, source)
-    left = [
+    opaque = [
         node.op for node in plan.program.nodes if node.kind is Kind.OPAQUE and not node.resident
     ]
-    assert not left, f"not understood: {left}"
+    assert not opaque, f"not recognised: {opaque}"
     assert plan.proven_optimal or plan.after.bytes <= 1.05 * plan.lower_bound
     assert plan.after.bytes <= plan.before.bytes
     assert plan.tiled is None or plan.after.balance <= 1.1
@@ -45,7 +45,7 @@ def test_predicted_bytes():
     assert moved["chain"] == 768_000_000
     assert moved["skewed_chain"] == 89_600_000
     assert moved["transposed_sum"] == 64_000_000
-    # a gradient is summed and the new weights go out, five times: 64 numbers to 3 workers
+    # five times a gradient is summed and new weights are sent: 64 numbers to 3 workers
     assert moved["logistic_regression"] <= 5 * 2 * 3 * 64 * F8
     assert moved["attention"] == 0
     assert moved["zscores"] == 0
@@ -54,7 +54,7 @@ def test_predicted_bytes():
 
 
 def _rechunked(chunks):
-    """Inputs in memory, re-chunked by hand as a user would first think of."""
+    """Inputs in memory, re-chunked by hand in the obvious way."""
 
     def source(name, shape, own):
         array = persisted(name, shape, own)
@@ -65,7 +65,7 @@ def _rechunked(chunks):
 
 @pytest.mark.filterwarnings("ignore::dask.array.PerformanceWarning")
 @pytest.mark.parametrize(
-    ("name", "chunks", "loses"),
+    ("name", "chunks", "loss"),
     [
         # five steps on a column-chunked X: its rows instead
         ("logistic_regression_columns", lambda shape: (100_000, 128), 3.0),
@@ -77,13 +77,13 @@ def _rechunked(chunks):
         ("transposed_add", lambda shape: (2000, 2000), 1.6),
     ],
 )
-def test_data_in_memory_is_not_rechunked_where_that_loses(name, chunks, loses):
-    obvious = tile(
+def test_data_in_memory_is_not_rechunked_where_that_moves_more(name, chunks, loss):
+    by_hand = tile(
         capture(list(WORKLOADS[name](_rechunked(chunks)))).program, workers=WORKERS, method="none"
     )
     plan = _plan(name, persisted)
     assert plan.after.bytes <= plan.before.bytes
-    assert plan.after.bytes * loses <= obvious.before.bytes
+    assert plan.after.bytes * loss <= by_hand.before.bytes
 
 
 def _smaller(size: int) -> int:
@@ -110,7 +110,7 @@ def test_values_are_those_of_the_input(name, monkeypatch):
         da.Array(lowered.graph, key, chunks, meta=array._meta)
         for key, chunks, array in zip(lowered.names, lowered.chunks, arrays, strict=True)
     ]
-    wanted = dask.compute(*arrays, scheduler="sync")
-    for found, right in zip(dask.compute(*tiled, scheduler="sync"), wanted, strict=True):
-        assert found.dtype == right.dtype
-        np.testing.assert_allclose(found, right, rtol=1e-9, atol=1e-9)
+    expected = dask.compute(*arrays, scheduler="sync")
+    for actual, correct in zip(dask.compute(*tiled, scheduler="sync"), expected, strict=True):
+        assert actual.dtype == correct.dtype
+        np.testing.assert_allclose(actual, correct, rtol=1e-9, atol=1e-9)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-#: By file and test, without parameters or with some of them and a star.  Whoever adds a
-#: test here has made sure that it is the test, not the answer, that is about the graph.
+#: Reasons by file and test, without parameters or with a prefix of them and a star.  A test may be
+#: added only if it checks the graph and the value is right.
 EXCEPTIONS: dict[str, str] = {
     "test_array_core::test_blockwise_fusion": "asserts the number of tasks",
     "test_array_core::test_from_array_with_lock": (

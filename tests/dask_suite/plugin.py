@@ -1,8 +1,7 @@
-"""Runs dask's own tests with every computation going through ``dasktile.array_optimize``.
+"""Runs dask's own tests with ``dasktile.array_optimize`` in every computation.
 
-A test that fails is run again without the hook; one that fails just the same says nothing
-about dasktile.  Tests that assert how a graph looks or how many tasks it has are named in
-``exceptions.py``.
+A test that fails is run again without the hook; if it fails again, it is skipped.  Tests that check
+the structure of a graph or its number of tasks are listed in ``exceptions.py``.
 """
 
 from __future__ import annotations
@@ -24,37 +23,37 @@ from dasktile.ir import Program
 from tests.dask_suite.exceptions import EXCEPTIONS
 from tests.support import random_tiling
 
-#: How much is rewritten.  "plain" is what users get: a rewrite where it pays.  "eager"
-#: rewrites always, for four workers, as if tasks cost nothing, however small the arrays.
-#: "random" cuts everything anywhere, as no plan would.
+#: Modes of rewriting.  "plain" is the default of users: graphs are rewritten if that is cheaper.
+#: "eager" always rewrites, for four workers, at almost no price of tasks and for all sizes of
+#: arrays.  "random" uses random tiles.
 MODES = ("off", "plain", "eager", "random")
 
 _COUNTS = "dasktile_counts"
 
 
 class Suite:
-    """The hook, and what it met.
+    """A pytest plugin with the hook and its counters.
 
     Parameters
     ----------
     mode
         One of :data:`MODES`.
     share
-        The share of operations, in percent, that must not be left alone.
+        The percentage of operations that must be recognised.
     """
 
     def __init__(self, mode: str, share: float) -> None:
         self.mode = mode
         self.share = share
         self.counts: Counter[str] = Counter()
-        #: For every reason to leave something alone, a test in which that happened.
+        #: For every reason to keep the chunks of an operation, an example of a test.
         self.examples: dict[str, str] = {}
         self.running = ""
         self.problem = ""
 
     @contextmanager
     def hook(self) -> Iterator[None]:
-        """Computations go through dasktile."""
+        """Enable dasktile's hook for computations."""
         settings: dict[str, Any] = {
             "array_optimize": dasktile.api.array_optimize,
             "dasktile.raise-errors": True,
@@ -72,10 +71,10 @@ class Suite:
 
     def _noting(self, boundary: Any) -> Any:
         def noted(*arguments: Any) -> Any:
-            found = boundary(*arguments)
+            result = boundary(*arguments)
             self.counts["graphs"] += 1
-            self.counts["unread"] += found is None
-            return found
+            self.counts["unread"] += result is None
+            return result
 
         return noted
 
@@ -83,13 +82,13 @@ class Suite:
         def counted(*arguments: Any) -> Any:
             planned = plan(*arguments)
             captured, decided = planned.captured, planned.plan
-            if self.mode == "random" and not _immense(captured.program):
-                # the same every time, so that equal graphs are rewritten equally
+            if self.mode == "random" and not _too_large(captured.program):
+                # seeded by the test, so that equal graphs are rewritten equally
                 tiled = random_tiling(captured.program, random.Random(self.running))
                 decided = dataclasses.replace(decided, tiled=tiled)
             self.counts["rewritten"] += decided.tiled is not None
             for node in captured.program.nodes:
-                # What an earlier computation left in memory is no operation.
+                # results of earlier computations are not operations
                 if node.resident:
                     continue
                 self.counts["nodes"] += 1
@@ -102,21 +101,21 @@ class Suite:
         return counted
 
     def close(self) -> None:
-        """Judge the counts."""
+        """Check the share of recognised operations."""
         nodes = self.counts["nodes"]
-        if nodes and self.understood < self.share:
+        if nodes and self.recognised < self.share:
             self.problem = (
-                f"dasktile left too much alone: {self.understood:.1f} % of {nodes} operations"
-                f" are not pinned, {self.share:g} % are wanted"
+                f"too few operations are recognised: {self.recognised:.1f} % of {nodes} operations"
+                f" are not pinned, {self.share:g} % are required"
             )
 
     @property
-    def understood(self) -> float:
-        """Percent of the operations met that are not left alone."""
+    def recognised(self) -> float:
+        """Percentage of the operations that are not pinned."""
         alone = sum(count for name, count in self.counts.items() if name.startswith("alone: "))
         return 100 * (1 - alone / max(1, self.counts["nodes"]))
 
-    # What pytest calls ------------------------------------------------------------------
+    # Hooks of pytest --------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
@@ -126,7 +125,7 @@ class Suite:
             reports = runtestprotocol(item, log=False, nextitem=nextitem)
         else:
             with self.hook():
-                # Only the test itself is torn down: it may have to run again.
+                # only the test itself is torn down, since it may run again
                 reports = runtestprotocol(item, log=False, nextitem=item.parent)
             if any(report.failed for report in reports):
                 reports = self._without(item, nextitem, reports)
@@ -140,11 +139,11 @@ class Suite:
     def _without(
         self, item: Any, nextitem: pytest.Item | None, failed: list[pytest.TestReport]
     ) -> list[pytest.TestReport]:
-        """Reports of a test that failed with the hook: skipped where it fails without, too."""
+        """Reports of a test that failed with the hook, as skipped if it also fails without it."""
         item._initrequest()
-        again = runtestprotocol(item, log=False, nextitem=nextitem)
-        if any(report.failed for report in again):
-            _as_skipped(failed, item, "fails without dasktile, too")
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if any(report.failed for report in reports):
+            _as_skipped(failed, item, "also fails without dasktile")
         elif reason := _exception(item):
             _as_skipped(failed, item, reason)
         return failed
@@ -173,7 +172,7 @@ class Suite:
         terminalreporter.line(
             f"{counts['graphs']} graphs, {counts['rewritten']} rewritten,"
             f" {counts['unread']} not read at all; {counts['nodes']} operations,"
-            f" {self.understood:.1f} % not pinned"
+            f" {self.recognised:.1f} % not pinned"
         )
         for name, count in counts.most_common():
             if name.startswith("alone: ") and count:
@@ -183,7 +182,7 @@ class Suite:
             terminalreporter.line(self.problem, red=True)
 
 
-def _immense(program: Program) -> bool:
+def _too_large(program: Program) -> bool:
     """Whether blocks cut at random would be too many or too large."""
     return any(len(node.labels) > 8 or node.nbytes > 2**28 for node in program.nodes)
 
@@ -198,7 +197,7 @@ def _as_skipped(reports: Iterable[pytest.TestReport], item: pytest.Item, reason:
 
 
 def _exception(item: pytest.Item) -> str:
-    """Why a test may fail, empty if it must not."""
+    """The reason why a test may fail; empty if it may not."""
     test = f"{item.path.stem}::{item.name}"
     for name, reason in EXCEPTIONS.items():
         if name in (test, test.partition("[")[0]) or (
@@ -211,7 +210,10 @@ def _exception(item: pytest.Item) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--dasktile", choices=MODES, default="eager", help="how to rewrite")
     parser.addoption(
-        "--dasktile-share", type=float, default=0.0, help="percent that must not be left alone"
+        "--dasktile-share",
+        type=float,
+        default=0.0,
+        help="percentage of operations that must be recognised",
     )
 
 

@@ -1,7 +1,7 @@
-"""The operations that random expressions are made of.
+"""The operations of random expressions.
 
-Each takes an expression and one of its arrays and adds what it makes of it; where the
-operation does not fit the array, nothing.  Those that are named twice are tried more often.
+Each takes an expression and one of its arrays and adds the result to the expression, or returns
+None if it does not apply to the array.  Operations that are listed several times are more frequent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Operations that need whole axes, neighbours, or blocks as they are."""
+"""Operations on whole axes, on neighbours, and on blocks."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def shifted(e: Expression, x: Value) -> Value | None:
 
 
 def neighbours(block: np.ndarray, axis: int) -> np.ndarray:
-    """Every element and its two neighbours added up; nothing beyond the ends."""
-    found = block.copy()
+    """Sums of every element and its neighbours; elements beyond the ends count as 0."""
+    result = block.copy()
     before = tuple(slice(None, -1) if n == axis else slice(None) for n in range(block.ndim))
     after = tuple(slice(1, None) if n == axis else slice(None) for n in range(block.ndim))
-    found[after] += block[before]
-    found[before] += block[after]
-    return found
+    result[after] += block[before]
+    result[before] += block[after]
+    return result
 
 
 PADS = {"reflect": "symmetric", "periodic": "wrap", "nearest": "edge"}
@@ -61,7 +61,7 @@ def overlap(e: Expression, x: Value) -> Value | None:
         return None
     axis, depth = e.rng.randrange(x.ndim), e.pick((1, 2))
     if x.ndim > 1 and e.chance(30):
-        # nothing is read along the other axis, but its edges are passed on
+        # the function does not read along the other axis, which has a halo, too
         other = (axis + 1) % x.ndim
         return e.call(
             f"map_overlap(neighbours, @, axis {axis}, depth {{{axis}: {depth}, {other}: 1}})",
@@ -109,7 +109,7 @@ def gufunc(e: Expression, x: Value) -> Value | None:
             np.sort, x,
         )  # fmt: skip
     if e.chance(40) and x.ndim > 1:
-        # loops that broadcast, and a core dimension of which every block needs all
+        # broadcast loop dimensions, and a core dimension in one block
         y = e.like((*(1 if e.chance(30) else size for size in x.shape[1:-1]), x.shape[-1]), "i8")
         return e.call(
             "apply_gufunc(tops, '(i),(i)->()', @, @)",
@@ -149,14 +149,14 @@ def doubled(block: np.ndarray) -> np.ndarray:
 
 
 def located(block: np.ndarray, block_info: Any = None) -> np.ndarray:
-    """Adds the number of the first row; depends on the chunks."""
+    """Add the number of the first row, which depends on the chunks."""
     if not block_info:
         return block
     return block + block_info[0]["array-location"][0][0] if block.ndim else block
 
 
 def from_first(block: np.ndarray) -> np.ndarray:
-    """Depends on the chunks."""
+    """Subtract the first element of the block, which depends on the chunks."""
     return block - block.ravel()[0] if block.size else block
 
 
@@ -176,7 +176,7 @@ def blocks(e: Expression, x: Value) -> Value | None:
 
 
 def computed_mask(e: Expression, x: Value) -> Value | None:
-    """Chunk sizes that are only known because they were computed."""
+    """A boolean mask with computed chunk sizes."""
     if x.ndim != 1 or not x.exact or x.kind == "c" or not x.value.size:
         return None
     return e.call("@0[@0 > 0].compute_chunk_sizes()",
@@ -184,7 +184,7 @@ def computed_mask(e: Expression, x: Value) -> Value | None:
 
 
 def centred(e: Expression, x: Value) -> Value | None:
-    """One array, used twice."""
+    """An expression that reads an array twice."""
     if not x.ndim or x.kind not in "f" or not x.value.size:
         return None
     axis = one_axis(e, x)

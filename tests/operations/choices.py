@@ -1,4 +1,4 @@
-"""Choices that many operations make."""
+"""Random choices that many operations share."""
 
 from __future__ import annotations
 

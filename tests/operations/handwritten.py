@@ -81,7 +81,7 @@ def keyword_task(key: Key, read: Key) -> Any:
 
 
 def data_task(key: Key, read: Key) -> Any:
-    """Holds a key as data: no reference, whatever it looks like."""
+    """A task with a key as data, which is not a reference."""
     return Task(key, held, TaskRef(read), DataNode(None, read))
 
 
@@ -92,7 +92,7 @@ FORMS = (
 
 
 def layer(e: Expression, x: Value) -> Value | None:
-    """An array of the same blocks, by a layer written by hand."""
+    """The same array through a hand-written layer."""
     if 0 in x.shape:
         return None
     form, own, read = e.pick(FORMS), e.pick(NUMBERS), e.pick(NUMBERS)
@@ -116,7 +116,7 @@ def layer(e: Expression, x: Value) -> Value | None:
 
 
 def cloned(e: Expression, x: Value) -> Value | None:
-    """A clone, where dask makes one that computes."""
+    """A clone, if the clone of dask can be computed."""
 
     def on_dask(array: da.Array) -> da.Array:
         other = clone(array, seed=7)

@@ -1,4 +1,4 @@
-"""Elements picked and put elsewhere; a few are computed on the way."""
+"""Operations that select, move or repeat elements."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from tests.expressions import Expression, Value
 
 
 def _bound(*operands: Value, count: int) -> float:
-    """No sum of `count` products exceeds this."""
+    """A bound of sums of `count` products."""
     return count * float(np.prod([max(x.scale, 1.0) for x in operands]))
 
 
 def _finite(*operands: Value) -> bool:
-    """False where NumPy's dot may say 0 for 0 * nan: it does if an operand has one element."""
+    """Whether NumPy's dot is right: it returns 0 for 0 * nan if an operand has one element."""
     return all(np.isfinite(x.value).all() for x in operands)
 
 

@@ -40,20 +40,20 @@ def fold(e: Expression, x: Value) -> Value | None:
         bound = max(x.scale, 1.0) ** min(count, 60)
     rounds = name.removeprefix("nan") in ("sum", "prod", "mean", "var", "std")
     squared = "var" in name or "std" in name
-    found = e.call(
+    result = e.call(
         f"{name}(@, {options}, {split})",
         lambda a: getattr(da, name)(a, **options, **split),
         lambda a: getattr(np, name)(a, **options),
         x, rounds=rounds, bound=bound,
     )  # fmt: skip
-    if found is not None and (squared or name in ("prod", "nanprod")):
-        # the magnitude on the way is that of squares; a root of a zero has large errors
-        scale = max(found.scale, x.scale**2, 1.0)
-        eps = found.eps
+    if result is not None and (squared or name in ("prod", "nanprod")):
+        # intermediate values are squares; the root of a value near zero has large errors
+        scale = max(result.scale, x.scale**2, 1.0)
+        eps = result.eps
         if "std" in name:
             eps = float(np.sqrt(eps)) / 30
-        e.values[-1] = found = Value(found.lazy, found.value, eps, scale)
-    return found
+        e.values[-1] = result = Value(result.lazy, result.value, eps, scale)
+    return result
 
 
 def argument(e: Expression, x: Value) -> Value | None:
@@ -65,7 +65,7 @@ def argument(e: Expression, x: Value) -> Value | None:
     if e.chance(25):
         options["keepdims"] = True
     split = {"split_every": e.pick((2, 3))} if e.chance(40) else {}
-    # among equals in several dimensions dask's answer depends on the chunks
+    # for ties in several dimensions dask's result depends on the chunks
     ties = axis is None and x.ndim > 1
     return e.call(
         f"{name}(@, {options}, {split})",
@@ -112,7 +112,7 @@ def topk(e: Expression, x: Value) -> Value | None:
             return np.take(ordered, range(min(abs(k), a.shape[axis])), axis=axis)
 
         return e.call(f"topk(@, {k}, {axis})", lambda a: da.topk(a, k, axis=axis), on_numpy, x)
-    # which of equals depends on the chunks
+    # for ties the result depends on the chunks
     return e.call(f"take_along(argtopk(@, {k}, {axis}))",
                   lambda a: da.argtopk(a, k, axis=axis), None, x)  # fmt: skip
 

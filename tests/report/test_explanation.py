@@ -84,7 +84,7 @@ def gram(tiled: bool = True) -> TilingPlan:
     )
 
 
-def test_table_reads_well() -> None:
+def test_table() -> None:
     assert str(report.explanation(gram())) == textwrap.dedent(
         """\
         4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8 MiB: within 3 %); 15 tasks instead of 1,206
@@ -101,7 +101,7 @@ def test_table_reads_well() -> None:
     )
 
 
-def test_says_when_nothing_is_gained() -> None:
+def test_unchanged_plans_are_reported() -> None:
     first, _, why = str(report.explanation(gram(tiled=False))).splitlines()[:3]
     assert why == "the input's own chunks cost no more"
     assert first.startswith("4 workers, unchanged: moves 1.2 GiB between workers")
@@ -112,7 +112,7 @@ def test_nothing_to_tile() -> None:
     assert str(report.nothing(1, "auto")) == "no dask arrays to tile"
 
 
-def test_outputs_are_shown_in_the_chunks_they_are_handed_over_in() -> None:
+def test_outputs_are_shown_in_their_returned_chunks() -> None:
     plan = gram()
     original = plan.program.nodes[2].chunks
     assert report.explanation(plan, [original]).nodes[2].chunks_after == original
@@ -120,26 +120,26 @@ def test_outputs_are_shown_in_the_chunks_they_are_handed_over_in() -> None:
 
 
 def test_numbers_add_up() -> None:
-    found = report.explanation(gram())
-    assert found.bytes_before == sum(node.bytes_before for node in found.nodes)
-    assert found.bytes_after == sum(node.bytes_after for node in found.nodes)
-    assert found.tasks_after == sum(node.tasks_after for node in found.nodes) == 15
-    assert found.read_after == 144_000_000
+    explanation = report.explanation(gram())
+    assert explanation.bytes_before == sum(node.bytes_before for node in explanation.nodes)
+    assert explanation.bytes_after == sum(node.bytes_after for node in explanation.nodes)
+    assert explanation.tasks_after == sum(node.tasks_after for node in explanation.nodes) == 15
+    assert explanation.read_after == 144_000_000
 
 
-def test_dict_survives_json() -> None:
-    found = report.explanation(gram()).to_dict()
-    assert json.loads(json.dumps(found)) == found
-    assert found["nodes"][1]["reason"] == "user function in map_blocks"
-    assert found["nodes"][2]["chunks_after"] == [[3000], [3000]]
+def test_dict_round_trips_through_json() -> None:
+    content = report.explanation(gram()).to_dict()
+    assert json.loads(json.dumps(content)) == content
+    assert content["nodes"][1]["reason"] == "user function in map_blocks"
+    assert content["nodes"][2]["chunks_after"] == [[3000], [3000]]
 
 
-def test_explanations_are_values() -> None:
-    found = report.explanation(gram())
-    assert pickle.loads(pickle.dumps(found)) == found
-    assert "3 arrays, 4 workers, " in repr(found)
-    one = report.explanation(replace(gram(), workers=1))
-    assert "1 worker, " in repr(one)
+def test_explanations_can_be_pickled_and_compared() -> None:
+    explanation = report.explanation(gram())
+    assert pickle.loads(pickle.dumps(explanation)) == explanation
+    assert "3 arrays, 4 workers, " in repr(explanation)
+    single = report.explanation(replace(gram(), workers=1))
+    assert "1 worker, " in repr(single)
 
 
 def test_html_is_well_formed() -> None:
@@ -166,7 +166,7 @@ def test_unknown_picture_format(tmp_path: Path) -> None:
         report.explanation(gram()).visualize(tmp_path / "x.bmp")
 
 
-def test_png_without_cairosvg_says_what_to_install(
+def test_png_without_cairosvg_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
@@ -186,5 +186,5 @@ def test_png_without_cairosvg_says_what_to_install(
         (5 * 2**60, "5242880 TiB"),
     ],
 )
-def test_bytes_for_people(count: float, text: str) -> None:
+def test_format_bytes(count: float, text: str) -> None:
     assert report.format_bytes(count) == text

@@ -1,9 +1,9 @@
-"""Where in a memory things are: size classes, and addresses for lifetimes known beforehand.
+"""Memory allocation: pools of size classes, and addresses for lifetimes known in advance.
 
-A pool of size classes has a number of objects of a few fixed sizes; what takes one wastes the
-difference (SwapAdvisor, section 4.3.1).  With addresses nothing is rounded up, but what is free
-may lie in pieces.  When it is known what is in memory from when to when, addresses can be
-chosen together: rectangles of bytes and time, as low as they can lie (dynamic storage
+A pool of size classes has a number of objects of a few fixed sizes; a datum that is smaller than
+its object wastes the difference (SwapAdvisor, section 4.3.1).  With addresses no size is rounded
+up, but free memory may be fragmented.  When all lifetimes are known in advance, addresses can be
+chosen together: rectangles of bytes and time are packed below the smallest height (dynamic storage
 allocation, which is NP-hard; Robson 1974, Buchsbaum et al. 2003).
 """
 
@@ -25,16 +25,16 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Which datum takes an object of which size, and how many of them there are.
+    """The size class of every datum, and the objects of every class.
 
     Attributes
     ----------
     of
         Shape ``(data,)``: the class of every datum.
     blocks
-        Shape ``(classes,)``: bytes of an object, ascending.
+        Shape ``(classes,)``: bytes of an object of the class, ascending.
     counts
-        Shape ``(classes,)``: how many objects.
+        Shape ``(classes,)``: number of objects of the class.
     """
 
     of: Ints
@@ -43,48 +43,48 @@ class Pool:
 
     @property
     def bytes(self) -> int:
-        """Of all objects."""
+        """Bytes of all objects."""
         return int(self.blocks @ self.counts)
 
 
 def objects_needed(graph: TaskGraph, of: Ints, classes: int) -> Ints:
     """The most objects of every class that one operation touches."""
     pairs = graph.touched.owners() * classes + of[graph.touched.index]
-    which, counts = np.unique(pairs, return_counts=True)
+    keys, counts = np.unique(pairs, return_counts=True)
     most = np.zeros(classes, dtype=np.int64)
-    np.maximum.at(most, which % classes, counts)
+    np.maximum.at(most, keys % classes, counts)
     return most
 
 
 def time_in_memory(graph: TaskGraph, plan: SwapPlan) -> Floats:
-    """The part of the operations, as planned, over which each datum is in memory."""
+    """The fraction of the operations of a plan during which each datum is in memory."""
     count = len(graph)
     last = np.zeros(graph.data_count, dtype=np.int64)
-    at = np.empty(count, dtype=np.int64)
-    at[plan.order] = np.arange(count)
-    np.maximum.at(last, graph.touched.index, at[graph.touched.owners()] + 1)
+    position = np.empty(count, dtype=np.int64)
+    position[plan.order] = np.arange(count)
+    np.maximum.at(last, graph.touched.index, position[graph.touched.owners()] + 1)
     made = np.flatnonzero(graph.maker >= 0)
-    spent = np.zeros(graph.data_count, dtype=np.int64)
-    spent[made] -= at[graph.maker[made]]
-    np.subtract.at(spent, plan.in_datum, plan.in_trigger // 2)
-    np.add.at(spent, plan.out_datum, plan.out_at)
-    spent += np.where(graph.kept, np.where(plan.ended, count, 0), last)
-    part: Floats = np.clip(spent / max(count, 1), 0.0, 1.0)
-    return part
+    duration = np.zeros(graph.data_count, dtype=np.int64)
+    duration[made] -= position[graph.maker[made]]
+    np.subtract.at(duration, plan.in_datum, plan.in_trigger // 2)
+    np.add.at(duration, plan.out_datum, plan.out_at)
+    duration += np.where(graph.kept, np.where(plan.ended, count, 0), last)
+    fraction: Floats = np.clip(duration / max(count, 1), 0.0, 1.0)
+    return fraction
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lifetimes:
-    """What is in memory from when to when; a datum that leaves and comes back is there twice.
+    """The intervals during which data are in memory; a datum that is swapped in again has several.
 
     Attributes
     ----------
     datum
-        Which.
+        Number of the datum.
     start, end
-        Seconds.
+        Start and end in seconds.
     size
-        Bytes.
+        Bytes of the datum.
     """
 
     datum: Ints
@@ -94,43 +94,45 @@ class Lifetimes:
 
 
 def lifetimes(graph: TaskGraph, plan: SwapPlan, run: SimulatedRun) -> Lifetimes:
-    """What is in memory while a plan is carried out: from the start of a copy in, or of the
-    operation that makes it, to the end of a copy out, or of its last use.
+    """The lifetimes in memory of a simulated plan.
+
+    A lifetime starts with a swap-in or with the operation that computes the datum.  It ends with
+    the end of a swap-out or of the last use.
     """
     count = len(graph)
     starts, ends = run.operations
-    at = np.empty(count, dtype=np.int64)
-    at[plan.order] = np.arange(count)
-    started, made = np.flatnonzero(plan.started), np.flatnonzero(graph.maker >= 0)
-    entered = np.concatenate([started, made, plan.in_datum])
+    position = np.empty(count, dtype=np.int64)
+    position[plan.order] = np.arange(count)
+    started, computed = np.flatnonzero(plan.started), np.flatnonzero(graph.maker >= 0)
+    entered = np.concatenate([started, computed, plan.in_datum])
     since = np.concatenate(
-        [np.zeros(len(started)), starts[at[graph.maker[made]]], run.copies_in[0]]
+        [np.zeros(len(started)), starts[position[graph.maker[computed]]], run.copies_in[0]]
     )
     last = np.full(graph.data_count, -1, dtype=np.int64)
-    np.maximum.at(last, graph.touched.index, at[graph.touched.owners()])
-    dropped, stay = np.flatnonzero(~graph.kept & (last >= 0)), np.flatnonzero(plan.ended)
-    left = np.concatenate([dropped, plan.out_datum, stay])
+    np.maximum.at(last, graph.touched.index, position[graph.touched.owners()])
+    dropped, remaining = np.flatnonzero(~graph.kept & (last >= 0)), np.flatnonzero(plan.ended)
+    left = np.concatenate([dropped, plan.out_datum, remaining])
     until = np.concatenate(
-        [ends[last[dropped]], run.copies_out[1], np.full(len(stay), run.makespan)]
+        [ends[last[dropped]], run.copies_out[1], np.full(len(remaining), run.makespan)]
     )
-    # The first time that a datum comes belongs to the first time that it leaves, and so on.
-    come, go = np.lexsort((since, entered)), np.lexsort((until, left))
-    datum = entered[come]
-    return Lifetimes(datum, since[come], until[go], graph.size[datum])
+    # The n-th start of a datum belongs to its n-th end.
+    by_start, by_end = np.lexsort((since, entered)), np.lexsort((until, left))
+    datum = entered[by_start]
+    return Lifetimes(datum, since[by_start], until[by_end], graph.size[datum])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
-    """Addresses.
+    """Addresses of lifetimes.
 
     Attributes
     ----------
     offset
-        For every lifetime, where its first byte lies.
+        Address of the first byte of every lifetime.
     height
-        Bytes of the smallest memory that they fit in as they lie.
+        Bytes of the smallest memory that has all these addresses.
     peak
-        Bytes in use at most at one time: no addresses need less.
+        Peak of the bytes in use, a lower bound of `height`.
     """
 
     offset: Ints
@@ -139,17 +141,17 @@ class Packing:
 
     @property
     def fragmentation(self) -> float:
-        """What the memory must have beyond the bytes in use, as a part of these."""
+        """Bytes of memory above the peak of the bytes in use, as a fraction of this peak."""
         return self.height / self.peak - 1 if self.peak else 0.0
 
 
 def peak_bytes(start: npt.ArrayLike, end: npt.ArrayLike, size: npt.ArrayLike) -> int:
-    """Bytes in use at most, of lifetimes that have ended when others start at their end."""
+    """Peak of the bytes in use; a lifetime does not overlap one that starts at its end."""
     starts, ends, sizes = np.asarray(start), np.asarray(end), np.asarray(size, dtype=np.int64)
     lives = starts < ends
     times = np.concatenate([starts[lives], ends[lives]])
     change = np.concatenate([sizes[lives], -sizes[lives]])
-    # At one time, what ends before what starts.
+    # Of events at the same time, ends come first.
     order = np.lexsort((change, times))
     return int(np.cumsum(change[order]).max(initial=0))
 
@@ -163,36 +165,36 @@ def pack(
     rounds: int = 64,
     capacity: int | None = None,
 ) -> Packing:
-    """Choose addresses for lifetimes, so that they need little memory.
+    """Choose addresses for lifetimes such that the memory is small.
 
-    Each is laid, in some order, into the tightest gap that those laid before leave it while it
-    lives, or above them.  Orders tried are those by size, by bytes times duration, by duration
-    and by start; then, from the best of them, what ends too high is moved to the front and all
-    are laid again, and so on (squeaky wheel optimisation, Joslin and Clements 1999).
+    The lifetimes are placed one by one, each into the tightest gap between those that overlap it in
+    time, or above them.  The orders tried are by size, by bytes times duration, by duration and by
+    start.  Starting from the best of them, the lifetimes that end above the target are repeatedly
+    moved to the front and all are placed again (squeaky wheel optimisation, Joslin and Clements
+    1999).
 
     Parameters
     ----------
     start, end
-        When each lifetime begins, and when its memory is free again: numbers of any clock.
+        Start and end of each lifetime, in any unit of time.
     size
-        Bytes of each.
+        Bytes of each lifetime.
     alignment
-        Addresses are multiples of it.
+        Addresses are multiples of this number of bytes.
     rounds
-        How often all are laid again.
+        Largest number of repetitions.
     capacity
-        Bytes at which it is good enough.
+        Bytes of memory that suffice: the search ends at this height.
 
     Returns
     -------
     Packing
-        The lowest found.
+        The packing with the smallest height.
 
     Raises
     ------
     ValueError
-        If the arrays are not equally long, something ends before it starts, or a size is
-        negative.
+        If the arrays differ in length, an end is before its start, or a size is negative.
     """
     starts = np.asarray(start, dtype=np.float64)
     ends = np.asarray(end, dtype=np.float64)
@@ -203,71 +205,73 @@ def pack(
             f"{starts.shape}, {ends.shape} and {sizes.shape}"
         )
     if not (starts <= ends).all():
-        at = int((~(starts <= ends)).argmax())
-        raise ValueError(f"lifetime {at} ends at {ends[at]}, before its start at {starts[at]}")
+        position = int((~(starts <= ends)).argmax())
+        raise ValueError(
+            f"lifetime {position} ends at {ends[position]}, before its start at {starts[position]}"
+        )
     if (sizes < 0).any():
-        at = int((sizes < 0).argmax())
-        raise ValueError(f"lifetime {at} has {sizes[at]} bytes; it must be at least 0")
+        position = int((sizes < 0).argmax())
+        raise ValueError(f"lifetime {position} has {sizes[position]} bytes; it must be at least 0")
     if alignment < 1:
         raise ValueError(f"alignment must be at least 1, not {alignment!r}")
     sizes = -(-sizes // alignment) * alignment
     peak = peak_bytes(starts, ends, sizes)
     enough = peak if capacity is None else max(peak, capacity)
-    # What takes no room or no time lies anywhere.
-    real = np.flatnonzero((sizes > 0) & (starts < ends))
+    # Lifetimes without bytes or without duration get address 0.
+    nonempty = np.flatnonzero((sizes > 0) & (starts < ends))
     offset = np.zeros(len(sizes), dtype=np.int64)
-    if not len(real):
+    if not len(nonempty):
         return Packing(offset, 0, 0)
-    begin, until, room = starts[real], ends[real], sizes[real]
+    begin, until, space = starts[nonempty], ends[nonempty], sizes[nonempty]
     duration = until - begin
     best: tuple[int, Array, Array] | None = None
-    for rank in (-room, -room * duration, -duration, begin):
-        order = np.lexsort((np.arange(len(real)), begin, -duration, -room, rank))
-        laid = _lay(order, begin, until, room)
-        height = int((laid + room).max())
+    for rank in (-space, -space * duration, -duration, begin):
+        order = np.lexsort((np.arange(len(nonempty)), begin, -duration, -space, rank))
+        placed = _place(order, begin, until, space)
+        height = int((placed + space).max())
         if best is None or height < best[0]:
-            best = height, laid, order
+            best = height, placed, order
         if best[0] <= enough:
             break
     assert best is not None
-    height, laid, order = best
+    height, placed, order = best
     for _ in range(rounds):
         if best[0] <= enough:
             break
-        # What ends too high goes before all others, which stay as they are ordered.
-        high = (laid + room)[order] > enough
+        # Lifetimes that end above the target come first; the others keep their order.
+        high = (placed + space)[order] > enough
         order = np.concatenate([order[high], order[~high]])
-        laid = _lay(order, begin, until, room)
-        height = int((laid + room).max())
+        placed = _place(order, begin, until, space)
+        height = int((placed + space).max())
         if height < best[0]:
-            best = height, laid, order
-    offset[real] = best[1]
+            best = height, placed, order
+    offset[nonempty] = best[1]
     return Packing(offset, best[0], peak)
 
 
 @compiled
-def _lay(order: Array, start: Array, end: Array, size: Array) -> Array:
-    """Lay lifetimes one after the other into the tightest gap, the lowest of equal ones."""
+def _place(order: Array, start: Array, end: Array, size: Array) -> Array:
+    """Place lifetimes one by one into the tightest gap, the lowest of equally tight ones."""
     count = len(order)
     offset = np.zeros(count, np.int64)
-    # those that were laid, by where they lie
-    laid = np.empty(count, np.int64)
+    # the placed lifetimes, by address
+    placed = np.empty(count, np.int64)
     for number in range(count):
-        one = order[number]
+        current = order[number]
         below = 0
-        found = -1
+        best = -1
         slack = -1
-        for other in laid[:number]:
-            if end[other] <= start[one] or end[one] <= start[other]:
+        for other in placed[:number]:
+            if end[other] <= start[current] or end[current] <= start[other]:
                 continue
             gap = offset[other] - below
-            if gap >= size[one] and (found < 0 or gap - size[one] < slack):
-                found, slack = below, gap - size[one]
+            if gap >= size[current] and (best < 0 or gap - size[current] < slack):
+                best, slack = below, gap - size[current]
             below = max(below, offset[other] + size[other])
-        offset[one] = below if found < 0 else found
-        at = number
-        while at > 0 and offset[laid[at - 1]] > offset[one]:
-            laid[at] = laid[at - 1]
-            at -= 1
-        laid[at] = one
+        offset[current] = below if best < 0 else best
+        position = number
+        while position > 0 and offset[placed[position - 1]] > offset[current]:
+            placed[position] = placed[position - 1]
+            position -= 1
+        placed[position] = current
     return offset

@@ -1,9 +1,9 @@
-"""Orders and pools as lists, and what a genetic algorithm does to them.
+"""The chromosomes of SwapAdvisor's genetic algorithm, with crossover, mutation and repair.
 
-With TS the different sizes of tensors, ascending, ``CLS[i]`` is the class of size ``TS[i]``: it
-starts at 1 and each is as the one before or one more, so that neighbours share a class.
-``CNT[k]`` is the number of objects of class ``k + 1``, which have the size of its largest
-tensor (thesis of C.-C. Huang, sections 4.4.2 and 4.4.3).
+TS are the distinct sizes of tensors, ascending.  ``CLS[i]`` is the class of size ``TS[i]``: the
+first is 1, and every other is equal to the one before or one more.  ``CNT[k]`` is the number of
+objects of class ``k + 1``, which have the size of the largest tensor of the class (thesis of
+C.-C. Huang, sections 4.4.2 and 4.4.3).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dasktile.schedule.compiled import compiled, heap_drop, heap_put
 from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 
 
-def cross_orders(one: Ints, other: Ints, cut: int) -> tuple[Ints, Ints]:
-    """Two children: the start of one parent, then the rest in the other's order (figure 4.5)."""
+def cross_orders(first: Ints, second: Ints, cut: int) -> tuple[Ints, Ints]:
+    """Two children: the start of one parent, the rest in the order of the other (figure 4.5)."""
 
     def child(start: Ints, rest: Ints) -> Ints:
         taken = np.zeros(len(start), dtype=np.bool_)
         taken[start[:cut]] = True
         return np.concatenate([start[:cut], rest[~taken[rest]]])
 
-    return child(other, one), child(one, other)
+    return child(second, first), child(first, second)
 
 
 def mutate_order(graph: TaskGraph, order: Ints, rate: float, rng: np.random.Generator) -> Ints:
-    """The same order as a scheduler runs it that at times takes any operation that is ready."""
+    """The order of a scheduler that follows `order`, but at times runs a random ready operation."""
     rank = np.empty(len(order), dtype=np.int64)
     rank[order] = np.arange(len(order))
     dice, picks = rng.random(len(order)), rng.random(len(order))
@@ -65,7 +65,7 @@ def _scheduled(
         if dice[step] < rate:
             op = ready[int(picks[step] * waiting)]
         else:
-            # those that were taken at random are on the heap still
+            # drop operations that were run at random and are still on the heap
             while place[items[0]] < 0:
                 filled = heap_drop(keys, items, 0, filled)
             op = items[0]
@@ -92,33 +92,33 @@ def blocks_of(cls: Ints, sizes: Ints) -> Ints:
 
 
 def repair_cls(cls: Ints) -> Ints:
-    """The least larger list that never falls, and rises by steps of one."""
+    """The smallest list above `cls` that never falls and rises by at most one."""
     fixed = np.maximum.accumulate(cls)
     steps = np.arange(len(fixed))
-    # from behind: each at least one below the next
+    # from the end: no element is more than one below the next
     fixed = np.maximum.accumulate((fixed - steps)[::-1])[::-1] + steps
     return np.asarray(fixed, dtype=np.int64)
 
 
 def repair_cnt(cnt: Ints, blocks: Ints, capacity: int, least: Ints) -> Ints:
-    """Fewer objects, until they fit: each class gives up as many bytes, largest objects first.
+    """Remove objects until the pool fits: equal bytes of each class, largest objects first.
 
-    None goes below `least`, so that they may be too many still.
+    No class gets fewer than `least` objects, so that the pool may still exceed the capacity.
     """
     fixed = np.maximum(cnt, least)
     excess = int(fixed @ blocks) - capacity
     while excess > 0 and (fixed > least).any():
-        able = np.flatnonzero(fixed > least)[::-1]
-        for done, k in enumerate(able.tolist()):
-            share = excess / (len(able) - done)
-            given = min(int(fixed[k] - least[k]), math.ceil(max(share, 0.0) / int(blocks[k])))
-            fixed[k] -= given
-            excess -= given * int(blocks[k])
+        reducible = np.flatnonzero(fixed > least)[::-1]
+        for done, k in enumerate(reducible.tolist()):
+            share = excess / (len(reducible) - done)
+            removed = min(int(fixed[k] - least[k]), math.ceil(max(share, 0.0) / int(blocks[k])))
+            fixed[k] -= removed
+            excess -= removed * int(blocks[k])
     return fixed
 
 
 def fill_cnt(cnt: Ints, blocks: Ints, capacity: int, rng: np.random.Generator) -> Ints:
-    """More objects, of classes taken at random, until no other fits."""
+    """Add objects of random classes until no other fits."""
     filled = cnt.copy()
     left = capacity - int(filled @ blocks)
     for k in (*rng.permutation(len(blocks)).tolist(), *range(len(blocks) - 1, -1, -1)):
@@ -132,43 +132,43 @@ def fill_cnt(cnt: Ints, blocks: Ints, capacity: int, rng: np.random.Generator) -
 
 
 def extended(cls: Ints, cnt: Ints) -> Ints:
-    """The number of objects that each size of tensor can use."""
+    """The number of objects of the class of every size of tensor."""
     return cnt[cls - 1]
 
 
 def averaged(cls: Ints, extended_cnt: Ints) -> Ints:
-    """The number of objects of every class, from what its sizes can use on average."""
+    """The number of objects of every class: the mean over its sizes of tensors."""
     sums = np.bincount(cls - 1, weights=extended_cnt.astype(np.float64))
     return (sums / np.bincount(cls - 1)).astype(np.int64)
 
 
 def cross_pools(
-    one: tuple[Ints, Ints], other: tuple[Ints, Ints], cut: int
+    first: tuple[Ints, Ints], second: tuple[Ints, Ints], cut: int
 ) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-    """Two children of lists CLS and CNT, cut at one place; CNT is not repaired (figure 4.6)."""
+    """Two children of pairs of lists CLS and CNT; CNT is not repaired (figure 4.6)."""
 
     def child(start: tuple[Ints, Ints], rest: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
         cls = repair_cls(np.concatenate([start[0][:cut], rest[0][cut:]]))
         usable = np.concatenate([extended(*start)[:cut], extended(*rest)[cut:]])
         return cls, averaged(cls, usable)
 
-    return child(other, one), child(one, other)
+    return child(second, first), child(first, second)
 
 
 def mutate_cls(cls: Ints, rate: float, rng: np.random.Generator) -> Ints:
-    """Some steps of one become none, and some that were none become one; the rest shifts."""
+    """Flip random steps of CLS between 0 and 1; later elements shift."""
     steps = np.diff(cls)
     return np.concatenate([[1], 1 + np.cumsum(steps ^ (rng.random(len(steps)) < rate))])
 
 
 def mutate_cnt(cnt: Ints, rate: float, rng: np.random.Generator) -> Ints:
-    """Some numbers of objects become others, near what they were."""
+    """Change random numbers of objects, by a Gaussian around the old number."""
     changed = np.rint(rng.normal(cnt, np.maximum(1.0, 0.2 * cnt))).astype(np.int64)
     return np.where(rng.random(len(cnt)) < rate, np.maximum(changed, 0), cnt)
 
 
 def survival(seconds: Floats, best: float, temperature: float = 1.0) -> Floats:
-    """Probabilities to survive: softmax of (best - seconds) / best (equation 4.1)."""
+    """Probabilities of survival: softmax of (best - seconds) / best (equation 4.1)."""
     with np.errstate(invalid="ignore"):
         weight = np.exp((best - seconds) / (best * temperature))
     weight[~np.isfinite(seconds)] = 0.0

@@ -1,10 +1,10 @@
-"""A time that no order and no plan can beat: what must cross one operation on the host.
+"""A lower bound of the makespan of all orders and plans, by the bytes that cross one operation.
 
-When an operation starts, all that it needs has run, and all that needs it has not.  Data that
-the former made and the latter touch exist then, and what of them does not fit into memory is
-on the host: it was copied out before, and is copied in after.  Copies out thus cannot overlap
-those in, however many lanes there are.  It matters where all of a backward pass comes after
-all of a forward one.
+When an operation starts, all its ancestors have run, and none of its descendants.  Data that
+ancestors computed and descendants touch exist at this time, and those that do not fit into memory
+are on the host: they were swapped out before and are swapped in after.  These swap-outs therefore
+cannot overlap the swap-ins.  The bound is strong where a whole backward pass follows a whole
+forward pass.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from dasktile.schedule.taskgraph import Bools, Ints, TaskGraph, topological
 def crossing_bound(
     graph: TaskGraph, limit: int, inward: float, outward: float, tries: int = 128
 ) -> float:
-    """Seconds that running a graph in a memory takes at least, one operation at a time.
+    """Lower bound of the seconds to run a graph in limited memory, one operation at a time.
 
     Parameters
     ----------
     limit
         Bytes of the memory.
     inward, outward
-        Bytes a second that can be copied into it and out of it.
+        Bytes per second of swap-ins and of swap-outs.
     tries
-        How many operations are looked at: those that most others come before or after.
+        Number of operations considered: those with most ancestors and descendants.
 
     Returns
     -------
-    The time of all operations; or, for one of them, that of computing what is before or copying
-    out what crosses, whichever is longer, and then computing what is after or copying that in.
+    The largest of the following: the time of all operations; and for each operation considered, the
+    longer of computing its ancestors and swapping out what crosses it, plus the longer of computing
+    its descendants and swapping that in.
     """
     if not len(graph):
         return 0.0
@@ -39,41 +40,41 @@ def crossing_bound(
     ancestors = _closure(graph, order, forward=True)
     descendants = _closure(graph, order, forward=False)
     related = np.array(
-        [one.bit_count() + two.bit_count() for one, two in zip(ancestors, descendants, strict=True)]
+        [up.bit_count() + down.bit_count() for up, down in zip(ancestors, descendants, strict=True)]
     )
-    # Of all that are as much in the way as any, some from the whole length.
+    # of the operations with most relatives, a sample spread over the whole order
     wide = np.flatnonzero(related >= np.sort(related)[-min(len(graph), 4 * tries)])
     position = np.empty(len(graph), dtype=np.int64)
     position[order] = np.arange(len(graph))
     wide = wide[np.argsort(position[wide])]
-    some = wide[np.unique(np.linspace(0, len(wide) - 1, tries).astype(np.int64))]
-    made = graph.maker >= 0
+    sample = wide[np.unique(np.linspace(0, len(wide) - 1, tries).astype(np.int64))]
+    computed = graph.maker >= 0
     owners = graph.touched.owners()
     best = float(graph.time.sum())
-    for op in some.tolist():
+    for op in sample.tolist():
         before, after = _mask(ancestors[op], len(graph)), _mask(descendants[op], len(graph))
         after[op] = True
         needed = np.zeros(graph.data_count, dtype=np.bool_)
         needed[graph.touched.index[after[owners]]] = True
-        crossing = made & needed
+        crossing = computed & needed
         crossing[crossing] = before[graph.maker[crossing]]
-        over = max(0, int(graph.size[crossing].sum()) - limit)
-        first = max(float(graph.time[before].sum()), over / outward)
-        best = max(best, first + max(float(graph.time[after].sum()), over / inward))
+        excess = max(0, int(graph.size[crossing].sum()) - limit)
+        first = max(float(graph.time[before].sum()), excess / outward)
+        best = max(best, first + max(float(graph.time[after].sum()), excess / inward))
     return best
 
 
 def _closure(graph: TaskGraph, order: Ints, *, forward: bool) -> list[int]:
-    """For every operation, all before it or all after it, as bits."""
+    """For every operation, its ancestors or its descendants, as bits."""
     lists = graph.before if forward else graph.after
     pointer, index = lists.pointer.tolist(), lists.index.tolist()
-    found = [0] * len(graph)
+    closure = [0] * len(graph)
     for op in (order if forward else order[::-1]).tolist():
         bits = 0
         for other in index[pointer[op] : pointer[op + 1]]:
-            bits |= found[other] | (1 << other)
-        found[op] = bits
-    return found
+            bits |= closure[other] | (1 << other)
+        closure[op] = bits
+    return closure
 
 
 def _mask(bits: int, count: int) -> Bools:

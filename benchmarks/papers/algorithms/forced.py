@@ -1,12 +1,12 @@
-"""Tilings that a person names, to compare what is decided with what is done by hand.
+"""Tilings given by hand, to compare with automatic ones.
 
 Each is a :class:`~dasktile.tiling.methods.base.Method` that need not be registered::
 
     tile(program, workers=8, method=along(("q", 1)), force=True)
 
-cuts every operation by the heads of the queries, wherever they are a label of it.  What is
-left open (which mesh axis comes first, where inputs are and in how many copies they are
-kept) is solved exactly: what was named gets the best that it can get.
+cuts every operation along axis 1 of `q`, where this axis is one of its labels.  All else (the
+order of mesh axes, the placement of inputs and their replicas) is solved exactly, so that the
+given cuts get the cheapest tiling with them.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Ints = npt.NDArray[np.int64]
 #: An axis of an array: the index or the name of its node, and the axis.
 Axis = tuple[int | str, int]
 
-#: For every axis of the mesh, the label that it should cut; None for none.
-Wanted = Sequence[int | None]
+#: For every axis of the mesh, the label that it cuts; None for none.
+Cuts = Sequence[int | None]
 
-#: Candidates of one node that are kept, so that what is named is among them.
+#: Number of candidates kept for a node, large enough to include the given cuts.
 MAX_STATES = 1024
 
 
@@ -46,25 +46,26 @@ def forced(
     Parameters
     ----------
     cuts
-        For axes of arrays, the axes of the mesh that cut them.  A node that is named is
-        cut by no others, as far as it can be; nodes that are not are decided exactly.
+        For axes of arrays, the axes of the mesh that cut them.  A node in `cuts` is cut by no
+        other mesh axes, if possible; the other nodes are decided exactly.
     mesh
-        The mesh that a number of workers is divided into.
+        Function that returns the mesh for a number of workers.
     """
 
     def by_hand(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
         space = costs.space
-        wanted: dict[int, list[int | None]] = {}
+        by_node: dict[int, list[int | None]] = {}
         for (array, axis), axes in cuts.items():
             index = _node(space.program, array)
-            row = wanted.setdefault(index, [None] * len(space.mesh.shape))
-            for at in axes:
-                if not 0 <= at < len(row):
+            row = by_node.setdefault(index, [None] * len(space.mesh.shape))
+            for mesh_axis in axes:
+                if not 0 <= mesh_axis < len(row):
                     raise ValueError(
-                        f"cuts of {array!r} name axis {at} of the mesh, which is {space.mesh.shape}"
+                        f"cuts of {array!r} name axis {mesh_axis} of the mesh, whose shape is"
+                        f" {space.mesh.shape}"
                     )
-                row[at] = _label(space.program, index, axis)
-        return _choose(costs, settings, tile_weight, wanted)
+                row[mesh_axis] = _label(space.program, index, axis)
+        return _choose(costs, settings, tile_weight, by_node)
 
     return Method(by_hand, mesh, MAX_STATES)
 
@@ -75,11 +76,11 @@ def along(*order: Axis, mesh: Callable[[int], tuple[int, ...]] = mesh_shape) -> 
     Parameters
     ----------
     *order
-        Axes of arrays.  An operation is cut along the first of them that it loops over,
-        under whatever name: labels that edges tie one to one are one axis.  Operations
-        that loop over none of them, and inputs, are decided exactly.
+        Axes of arrays.  An operation is cut along the first of them that it loops over; labels
+        that edges map one to one are the same axis.  Operations that loop over none of them, and
+        inputs, are decided exactly.
     mesh
-        The mesh that a number of workers is divided into.
+        Function that returns the mesh for a number of workers.
     """
 
     def by_hand(costs: Costs, settings: Settings, tile_weight: float) -> Solution:
@@ -88,13 +89,13 @@ def along(*order: Axis, mesh: Callable[[int], tuple[int, ...]] = mesh_shape) -> 
         for array, axis in order:
             index = _node(space.program, array)
             classes.append(space.axes.members[index][_label(space.program, index, axis)])
-        wanted: dict[int, Wanted] = {}
+        by_node: dict[int, Cuts] = {}
         for index, node in enumerate(space.program.nodes):
             members = space.axes.members[index]
-            found = [members.index(klass) for klass in classes if klass in members]
-            if node.edges and found:
-                wanted[index] = (found[0],) * len(space.mesh.shape)
-        return _choose(costs, settings, tile_weight, wanted)
+            positions = [members.index(klass) for klass in classes if klass in members]
+            if node.edges and positions:
+                by_node[index] = (positions[0],) * len(space.mesh.shape)
+        return _choose(costs, settings, tile_weight, by_node)
 
     return Method(by_hand, mesh, MAX_STATES)
 
@@ -108,27 +109,29 @@ def square(workers: int) -> tuple[int, ...]:
 def sqrt_slicing(program: Program) -> Method:
     """Every matrix cut into sqrt p rows of sqrt p blocks: EinDecomp's baseline "SQRT".
 
-    Where p is no square, into the numbers of rows and blocks nearest to it.
+    If p is not a square number, the nearest numbers of rows and blocks are used.
     """
     cuts: dict[Axis, Sequence[int]] = {}
     for index, node in enumerate(program.nodes):
-        able = [axis for axis, size in enumerate(node.shape) if size > 1][-2:]
-        for at, axis in enumerate(able):
+        axes = [axis for axis, size in enumerate(node.shape) if size > 1][-2:]
+        for mesh_axis, axis in enumerate(axes):
             if node.out[axis].label is not None:
-                cuts[index, axis] = (at,)
+                cuts[index, axis] = (mesh_axis,)
 
     def mesh(workers: int) -> tuple[int, ...]:
-        found = square(workers)
-        return found if len(found) == 2 else (*found, 1)
+        shape = square(workers)
+        return shape if len(shape) == 2 else (*shape, 1)
 
     return forced(cuts, mesh)
 
 
 def _node(program: Program, array: int | str) -> int:
-    """Index of a node that is named, or counted."""
+    """The index of a node given by name or by index."""
     if isinstance(array, int):
         if not 0 <= array < len(program.nodes):
-            raise ValueError(f"node {array} is none of the program's {len(program.nodes)}")
+            raise ValueError(
+                f"node {array} does not exist: the program has {len(program.nodes)} nodes"
+            )
         return array
     for index, node in enumerate(program.nodes):
         if node.name == array:
@@ -138,23 +141,23 @@ def _node(program: Program, array: int | str) -> int:
 
 
 def _label(program: Program, index: int, axis: int) -> int:
-    """The label that makes an axis of a node's array."""
+    """The label of an axis of a node's array."""
     node = program.nodes[index]
     if not -len(node.shape) <= axis < len(node.shape):
         raise ValueError(f"node {node.name!r} has no axis {axis}; its shape is {node.shape}")
     label = node.out[axis].label
     if label is None:
-        raise ValueError(f"axis {axis} of node {node.name!r} is in one piece")
+        raise ValueError(f"axis {axis} of node {node.name!r} has no label and cannot be cut")
     return label
 
 
 def _choose(
-    costs: Costs, settings: Settings, tile_weight: float, wanted: Mapping[int, Wanted]
+    costs: Costs, settings: Settings, tile_weight: float, by_node: Mapping[int, Cuts]
 ) -> Solution:
-    """The best states among those nearest to what is wanted."""
+    """The best states among those nearest to the given cuts."""
     space = costs.space
     allowed: list[Ints] = [np.arange(len(variable.options)) for variable in space.variables]
-    for index, row in wanted.items():
+    for index, row in by_node.items():
         variable = space.variables[space.made[index]]
         boxes = len(variable.options) - len(variable.followed)
         if boxes:
@@ -162,16 +165,16 @@ def _choose(
     return best_of(costs, settings, tile_weight, allowed)
 
 
-def _nearest(space: Space, variable: Variable, boxes: int, row: Wanted) -> Ints:
-    """Candidates that divide the work as wanted among most workers."""
-    same = np.array(
+def _nearest(space: Space, variable: Variable, boxes: int, row: Cuts) -> Ints:
+    """The candidates that agree with the given cuts on most mesh axes, weighted by their sizes."""
+    agreement = np.array(
         [
             math.prod(
                 size
-                for size, cut, want in zip(space.mesh.shape, option.mesh, row, strict=True)
-                if cut == want
+                for size, cut, given in zip(space.mesh.shape, option.mesh, row, strict=True)
+                if cut == given
             )
             for option in variable.options[:boxes]
         ]
     )
-    return np.flatnonzero(same == same.max())
+    return np.flatnonzero(agreement == agreement.max())

@@ -1,19 +1,19 @@
-"""SwapAdvisor's genetic algorithm: which order, and which pool of size classes.
+"""SwapAdvisor's genetic algorithm, which searches for an order and a pool of size classes.
 
 An individual is an order of the operations and a pool of size classes, the lists CLS and CNT
 of :mod:`benchmarks.papers.algorithms.chromosomes` (thesis of C.-C. Huang, section 4.4; Huang,
 Jin and Li, ASPLOS 2020).
 
-What the thesis leaves open: among the first pools every share of steps in CLS is as likely;
-CNT mutates by a Gaussian of a fifth of what it is, and at least one object; a generation has
-as many children as parents; no class gets fewer objects than an operation needs together.
-A pool that cannot have them is as bad as can be.
+Choices that the thesis leaves open: the fraction of steps in CLS is uniform in the first
+generation; CNT mutates by a Gaussian, whose standard deviation is a fifth of the number and at
+least one object; a generation has as many children as parents; every class has at least as many
+objects as one operation touches.  A pool that is too small for that takes infinite time.
 
-As printed (``literal=True``) survival hardly depends on how good an individual is: one that
-takes a tenth longer is kept with 0.9 times the probability.  By default differences are
-divided by a temperature, the best survive in any case, good orders known beforehand are
-among the first, some mutations are rare enough to keep most of an order, and what a repaired
-pool leaves of the memory is given out.
+As printed (``literal=True``) survival hardly depends on fitness: an individual that takes a tenth
+longer survives with 0.9 times the probability.  By default differences are divided by a
+temperature, the best always survive, given good orders are in the first generation, some mutations
+are rare enough to keep most of an order, and the memory that a repaired pool leaves is filled with
+objects.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from dasktile.schedule.taskgraph import Floats, Ints, TaskGraph
 Evaluate = Callable[[Ints, Pool], float]
 
 
-#: SwapAdvisor's planner: what is needed last leaves when its room is needed, but not what the
-#: operation before has used; copies in start as early as there is room.
+#: SwapAdvisor's planner: the datum with the latest next use is evicted when memory is needed, but
+#: no datum that the previous operation used; swap-ins start as soon as there is memory.
 AS_WRITTEN = Policy(lead=0, back=1_000_000, fill=False, dirty_factor=1.0, threshold=1)
 
 
 def in_classes(
     graph: TaskGraph, link: HostLink, policy: Policy = AS_WRITTEN, *, repeat: bool = False
 ) -> Evaluate:
-    """Plan the swaps of an order in a pool of size classes, and see how long they take."""
+    """A function that plans the swaps of an order in a pool of size classes and simulates them."""
 
     def evaluate(order: Ints, pool: Pool) -> float:
         memory = Memory.classes(pool.of, pool.counts.tolist())
@@ -63,7 +63,7 @@ def in_classes(
             plan = plan_swaps(graph, order, memory, policy, repeat)
             return simulate(graph, plan, memory, link).makespan
         except ValueError:
-            # It does not fit, or waits for ever.
+            # the order does not fit, or the plan deadlocks
             return math.inf
 
     return evaluate
@@ -81,17 +81,17 @@ class Individual:
 
 @dataclass(frozen=True, slots=True)
 class Evolved:
-    """What a search has found.
+    """The result of a search.
 
     Attributes
     ----------
     best, pool
         The best of all individuals, and its pool.
     history
-        For every generation the seconds of its best, the mean, and its worst; of those that
-        can run.
+        For every generation the seconds of the best, their mean, and those of the worst, over
+        individuals that can run.
     evaluations
-        How many individuals were tried.
+        Number of individuals evaluated.
     """
 
     best: Individual
@@ -102,16 +102,16 @@ class Evolved:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Seed:
-    """A good order known beforehand.
+    """A good order for the first generation.
 
     Attributes
     ----------
     order
-        Operations.
+        The operations in order.
     objects
-        Shape ``(data,)``: the part of the time that each datum is in a memory accounted by
-        bytes; see :func:`benchmarks.papers.algorithms.allocate.time_in_memory`.  Pools are made
-        for it.
+        Shape ``(data,)``: the fraction of the time that each datum is in memory in a plan by
+        bytes; see :func:`benchmarks.papers.algorithms.allocate.time_in_memory`.  Initial pools are
+        sized by it.
     """
 
     order: npt.ArrayLike
@@ -120,7 +120,7 @@ class Seed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Search:
-    """What individuals are made of, and how."""
+    """The problem and the operators of the search."""
 
     graph: TaskGraph
     capacity: int
@@ -135,7 +135,7 @@ class _Search:
         return Pool(cls[self.which] - 1, blocks_of(cls, self.sizes), cnt)
 
     def individual(self, order: Ints, cls: Ints, cnt: Ints) -> Individual:
-        """Repair the pool, and see how long the order takes in it."""
+        """Repair the pool and evaluate the order in it."""
         blocks = blocks_of(cls, self.sizes)
         least = objects_needed(self.graph, cls[self.which] - 1, len(blocks))
         cnt = repair_cnt(cnt, blocks, self.capacity, least)
@@ -147,62 +147,63 @@ class _Search:
         return Individual(order, cls, cnt, seconds)
 
     def first(self, seed: Seed | None) -> Individual:
-        """One of the first generation; its pool fits, if one in a hundred does."""
+        """An individual of the first generation; at most 100 pools are tried until one fits."""
         if seed is None:
             order = mutate_order(self.graph, np.arange(len(self.graph)), 1.0, self.rng)
         else:
             order = self.graph.check_order(seed.order)
         for _ in range(100):
-            one = self._any_pool(order, None if seed is None else seed.objects)
-            if math.isfinite(one.seconds):
+            individual = self._random_pool(order, None if seed is None else seed.objects)
+            if math.isfinite(individual.seconds):
                 break
-        return one
+        return individual
 
-    def _any_pool(self, order: Ints, objects: Floats | None) -> Individual:
+    def _random_pool(self, order: Ints, objects: Floats | None) -> Individual:
         rng = self.rng
         steps = rng.random(len(self.sizes) - 1) < rng.random()
         cls = np.concatenate([[1], 1 + np.cumsum(steps)])
         blocks = blocks_of(cls, self.sizes)
         share = rng.exponential(size=len(blocks))
         if objects is not None:
-            # bytes of as many as there are on average, give or take some
+            # bytes of the mean number of objects in memory, times a random factor
             share = blocks * np.bincount(cls[self.which] - 1, weights=objects) * (1 + share / 4)
         cnt = (share / share.sum() * self.capacity / blocks).astype(np.int64)
         return self.individual(order, cls, cnt)
 
     def rate(self) -> float:
-        """Of mutations: by default, any from as given to its cube."""
+        """A rate of mutation: as given if literal, else between the given rate and its cube."""
         return self.mutation if self.literal else self.mutation ** (1 + 2 * self.rng.random())
 
-    def children(self, one: Individual, other: Individual) -> list[Individual]:
-        """Two orders and two pools, each with each, mutated."""
+    def children(self, first: Individual, second: Individual) -> list[Individual]:
+        """Four children: all pairs of two orders and two pools, mutated."""
         rng = self.rng
-        orders = cross_orders(one.order, other.order, int(rng.integers(1, len(one.order) + 1)))
+        orders = cross_orders(first.order, second.order, int(rng.integers(1, len(first.order) + 1)))
         cut = int(rng.integers(1, len(self.sizes) + 1))
-        pools = cross_pools((one.cls, one.cnt), (other.cls, other.cnt), cut)
-        made = []
+        pools = cross_pools((first.cls, first.cnt), (second.cls, second.cnt), cut)
+        individuals = []
         for order in orders:
             for cls, cnt in pools:
                 mutated = mutate_cls(cls, self.rate(), rng)
                 counts = averaged(mutated, extended(cls, cnt))
                 counts = mutate_cnt(counts, self.rate(), rng)
-                ran = mutate_order(self.graph, order, self.rate(), rng)
-                made.append(self.individual(ran, mutated, counts))
-        return made
+                mutated_order = mutate_order(self.graph, order, self.rate(), rng)
+                individuals.append(self.individual(mutated_order, mutated, counts))
+        return individuals
 
     def survivors(
-        self, all_: Sequence[Individual], best: float, count: int, elites: int, heat: float
+        self, individuals: Sequence[Individual], best: float, count: int, elites: int, heat: float
     ) -> list[Individual]:
-        seconds = np.array([one.seconds for one in all_])
+        seconds = np.array([individual.seconds for individual in individuals])
         chosen = np.argsort(seconds, kind="stable")[:elites].tolist()
-        rest = np.setdiff1d(np.arange(len(all_)), chosen)
+        rest = np.setdiff1d(np.arange(len(individuals)), chosen)
         chance = survival(seconds[rest], best, heat)
-        able = int((chance > 0).sum())
-        drawn = self.rng.choice(rest, min(count - elites, able), replace=False, p=chance)
+        possible = int((chance > 0).sum())
+        drawn = self.rng.choice(rest, min(count - elites, possible), replace=False, p=chance)
         chosen += sorted(drawn.tolist())
-        # All others are as bad as can be, or next to it.
-        others = [one for one in np.argsort(seconds, kind="stable").tolist() if one not in chosen]
-        return [all_[number] for number in (*chosen, *others[: count - len(chosen)])]
+        # The others have a probability of survival of 0, or nearly.
+        ranked = np.argsort(seconds, kind="stable").tolist()
+        others = [number for number in ranked if number not in chosen]
+        return [individuals[number] for number in (*chosen, *others[: count - len(chosen)])]
 
 
 def swapadvisor(
@@ -221,7 +222,7 @@ def swapadvisor(
     evaluations: int = 10_000,
     stop: Callable[[], bool] | None = None,
 ) -> Evolved:
-    """Search for an order and a pool in which it takes little time.
+    """Search for an order and a pool of size classes with a small makespan.
 
     Parameters
     ----------
@@ -230,23 +231,24 @@ def swapadvisor(
     evaluate
         Seconds of an order in a pool.
     rng
-        Decides everything that is random.
+        Generator of all random numbers.
     literal
-        As the thesis says; then `seeds`, `temperature` and `elites` do not count.
+        Whether to follow the thesis literally; `seeds`, `temperature` and `elites` are ignored
+        then.
     seeds
-        What to start from, in turns, for half of the first generation; the others are random.
+        Orders for half of the first generation, in turns; the others are random.
     population
-        Individuals of a generation.
+        Number of individuals of a generation.
     mutation
-        Probability with which each element of a list is changed.
+        Probability of a change of each element of a list.
     temperature
-        What differences of time, as parts of the best time, are divided by.
+        Divisor of the differences of time, which are fractions of the best time.
     elites
-        How many of the best survive in any case, if there are so many.
+        Number of best individuals that always survive.
     generations, evaluations
-        Bounds; whichever is met first.  A generation that has begun is finished.
+        Limits; the search ends at the first that is reached.  A generation is always finished.
     stop
-        Asked after every generation.
+        Function called after every generation; the search ends if it returns True.
 
     Raises
     ------
@@ -264,7 +266,7 @@ def swapadvisor(
     if not len(graph):
         raise ValueError("there is nothing to order: the graph has no operation")
     graph.check_limit(capacity)
-    # What has no bytes takes an object all the same.
+    # A datum without bytes takes an object, too.
     sizes, which = np.unique(np.maximum(graph.size, 1), return_inverse=True)
     search = _Search(
         graph, capacity, evaluate, rng, literal, mutation, sizes, which.astype(np.int64)
@@ -272,28 +274,32 @@ def swapadvisor(
     elites = min(elites, population)
     if literal:
         temperature, elites = 1.0, 0
-    known: list[Seed | None] = [None] * population
+    initial: list[Seed | None] = [None] * population
     if seeds and not literal:
         half = max(len(seeds), population // 2)
-        known[:half] = [seeds[number % len(seeds)] for number in range(half)]
-    alive = [search.first(seed) for seed in known[:population]]
-    tried = population
-    best = min(alive, key=lambda one: one.seconds)
-    history = [_summary(alive)]
-    while tried < evaluations and (generations is None or len(history) <= generations):
+        initial[:half] = [seeds[number % len(seeds)] for number in range(half)]
+    parents = [search.first(seed) for seed in initial[:population]]
+    evaluated = population
+    best = min(parents, key=lambda individual: individual.seconds)
+    history = [_summary(parents)]
+    while evaluated < evaluations and (generations is None or len(history) <= generations):
         if stop is not None and stop():
             break
-        young: list[Individual] = []
-        while len(young) < population:
-            one, other = rng.choice(population, 2, replace=False).tolist()
-            young.extend(search.children(alive[one], alive[other]))
-        tried += len(young)
-        best = min(best, *young, key=lambda one: one.seconds)
-        alive = search.survivors([*alive, *young], best.seconds, population, elites, temperature)
-        history.append(_summary(alive))
-    return Evolved(best, search.pool(best.cls, best.cnt), tuple(history), tried)
+        offspring: list[Individual] = []
+        while len(offspring) < population:
+            first, second = rng.choice(population, 2, replace=False).tolist()
+            offspring.extend(search.children(parents[first], parents[second]))
+        evaluated += len(offspring)
+        best = min(best, *offspring, key=lambda individual: individual.seconds)
+        parents = search.survivors(
+            [*parents, *offspring], best.seconds, population, elites, temperature
+        )
+        history.append(_summary(parents))
+    return Evolved(best, search.pool(best.cls, best.cnt), tuple(history), evaluated)
 
 
-def _summary(alive: Sequence[Individual]) -> tuple[float, float, float]:
-    able = [one.seconds for one in alive if math.isfinite(one.seconds)] or [math.inf]
-    return min(able), sum(able) / len(able), max(able)
+def _summary(individuals: Sequence[Individual]) -> tuple[float, float, float]:
+    finite = [
+        individual.seconds for individual in individuals if math.isfinite(individual.seconds)
+    ] or [math.inf]
+    return min(finite), sum(finite) / len(finite), max(finite)

@@ -1,7 +1,7 @@
-"""Data, model and hybrid parallelism: SoyBean's cuts, restricted with regard to the batch.
+"""Data, model and hybrid parallelism: SoyBean's cuts, restricted to the batch or to other axes.
 
-Each is a :class:`~dasktile.tiling.methods.base.Method` that need not be registered.  They are
-what the paper compares its own tiling with (section 4.1).
+Each is a :class:`~dasktile.tiling.methods.base.Method` that need not be registered.  These are the
+baselines of the paper (section 4.1).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dasktile.tiling.methods.papers.soybean import (
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.problem import Solution
 
-#: What a cut may do: anything, or with regard to the batch, "data": cut it wherever there
-#: is one, and "model": never cut it, and the same label as before where that can be.
+#: Restrictions of a cut.  "any": none.  "data": cut the batch wherever there is one.  "model":
+#: never cut the batch, and cut the same label as before where possible.
 MODES = ("any", "data", "model")
 
-#: An array, by the name or index of its node, and the axis along which the samples are.
+#: An array, by the name or index of its node, and its axis of samples.
 Batch = tuple[int | str, int]
 
 
@@ -39,8 +39,8 @@ def data_parallel(batch: Batch) -> Method:
     Parameters
     ----------
     batch
-        Where the samples are.  They are followed from there along all axes that are read
-        together with that one from end to end.
+        The axis of the samples.  Axes that are read together with it from end to end are axes of
+        the samples, too.
     """
     return _forced("data", batch, lambda cuts: cuts)
 
@@ -53,7 +53,7 @@ def model_parallel(batch: Batch) -> Method:
     Parameters
     ----------
     batch
-        Where the samples are, see :func:`data_parallel`.
+        The axis of the samples, see :func:`data_parallel`.
     """
     return _forced("model", batch, lambda cuts: 0)
 
@@ -64,9 +64,9 @@ def hybrid_parallel(batch: Batch, data_cuts: int | None = None) -> Method:
     Parameters
     ----------
     batch
-        Where the samples are, see :func:`data_parallel`.
+        The axis of the samples, see :func:`data_parallel`.
     data_cuts
-        So many cuts, the first, are of the batch; half of them if not given.
+        Number of cuts of the batch, which come first; half of the cuts if not given.
     """
     return _forced("hybrid", batch, lambda cuts: cuts // 2 if data_cuts is None else data_cuts)
 
@@ -90,19 +90,19 @@ def by_modes(
 ) -> Callable[[int, Forms], Allowed]:
     """A restriction of :func:`~dasktile.tiling.methods.papers.soybean.k_cuts`, cut by cut.
 
-    Where a mode leaves a node no label, the cut may take any.
+    If a mode allows no label of a node, the cut may use any label of it.
 
     Parameters
     ----------
     modes
         For every cut, one of :data:`MODES`.
     batch
-        Where the samples are; needed for other modes than "any".
+        The axis of the samples; needed for modes other than "any".
 
     Raises
     ------
     ValueError
-        For a mode or a batch that there is not.
+        If a mode is unknown, or the batch is missing or does not exist.
     """
     for mode in modes:
         if mode not in MODES:
@@ -116,9 +116,9 @@ def by_modes(
         def allowed(index: int, labels: list[int]) -> list[int]:
             if mode == "any":
                 return labels
-            wanted = [label for label in labels if (label in batched[index]) == (mode == "data")]
-            repeated = [label for label in wanted if label in before[index]]
-            return repeated or wanted or labels
+            preferred = [label for label in labels if (label in batched[index]) == (mode == "data")]
+            repeated = [label for label in preferred if label in before[index]]
+            return repeated or preferred or labels
 
         return allowed
 
@@ -126,13 +126,13 @@ def by_modes(
 
 
 def _batch_labels(program: Program, batch: Batch | None) -> tuple[frozenset[int], ...]:
-    """For every node, its labels that run along the samples."""
+    """For every node, the labels that are axes of the samples."""
     if batch is None:
         raise ValueError("batch is None; (node name or index, axis) is needed for these cuts")
-    which, axis = batch
-    matches = [index for index, node in enumerate(program.nodes) if which in (index, node.name)]
+    array, axis = batch
+    matches = [index for index, node in enumerate(program.nodes) if array in (index, node.name)]
     if not matches:
-        raise ValueError(f"batch names the array {which!r}, which the program has not")
+        raise ValueError(f"batch names the array {array!r}, which does not exist in the program")
     node = program.nodes[matches[0]]
     if not 0 <= axis < len(node.shape) or (label := node.out[axis].label) is None:
         raise ValueError(f"batch names axis {axis} of an array of shape {node.shape}")

@@ -1,4 +1,4 @@
-"""The five networks of table 5.1 of SwapAdvisor's thesis, made from their architectures."""
+"""The five networks of table 5.1 of SwapAdvisor's thesis, built from their architectures."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dasktile.schedule.taskgraph import TaskGraph
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network, and what was published of it.
+    """A network, and the published figures of it.
 
     Attributes
     ----------
     name
-        As in the thesis.
+        Name in the thesis.
     build
-        A training step's operations, given the batch.
+        Function that returns the operations of a training step for a batch size.
     batch
-        The largest there.
+        The largest batch size in the thesis.
     gigabytes, operations, sizes
-        Table 5.1: memory, operations, different sizes of tensors.
+        Table 5.1: memory, number of operations, number of distinct sizes of tensors.
     of_ideal
-        Percent of the throughput with infinite memory, by SwapAdvisor.
+        Throughput of SwapAdvisor in percent of that with unlimited memory.
     on_demand
-        By swapping on demand; where a range is given, by what SwapAdvisor is said to gain on
-        it, 20 to 150 %.
+        The same of swapping on demand; a range is derived from the published gain of
+        SwapAdvisor, 20 to 150 %.
     """
 
     name: str
@@ -55,10 +55,10 @@ MODELS = (
 
 
 def memory(graph: TaskGraph) -> int:
-    """Bytes in use at most when operations run as given and nothing is swapped.
+    """Peak of the bytes in use when operations run in the given order without swaps.
 
-    What stays from step to step is there all the time, other things from their first use to
-    their last.
+    Parameters of the network are in memory all the time, other data from their first use to the
+    last.
     """
     order = np.arange(len(graph), dtype=np.int64)
     trace = graph.trace(order)

@@ -1,4 +1,4 @@
-"""Inception-v4 (Szegedy et al. 2017), wide by a factor."""
+"""Inception-v4 (Szegedy et al. 2017), with the channels multiplied by a factor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The figures of the paper; convolutions are followed by batch normalisation."""
+    """The cells of the paper's figures; convolutions are followed by batch normalisation."""
 
     net: Network
     wide: int
@@ -108,18 +108,18 @@ def inception4(
     training: bool = True,
     device: Device = V100,
 ) -> TaskGraph:
-    """A step of Inception-v4.
+    """One step of Inception-v4.
 
     Parameters
     ----------
     batch
-        Images.
+        Number of images.
     wide
-        What the channels of every convolution are multiplied by.
+        Factor of the channels of every convolution.
     image
         Height and width of images.
     training
-        With gradients and updates.
+        Whether to include gradients and updates.
     """
     net = Network(device, training)
     cells = _Cells(net, wide)

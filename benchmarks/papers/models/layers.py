@@ -1,16 +1,15 @@
-"""Networks written down layer by layer; their training step is a graph of operations.
+"""Networks defined layer by layer, whose training step is a graph of operations.
 
-Every layer says once what it computes from what, what its gradient needs of that, and how
-many floating-point operations both take.  Backward operations and updates follow.
+Every layer has its inputs and outputs, the tensors that its gradient is computed from, and the
+floating-point operations of both.  Backward operations and updates are derived from the layers.
 
-What a framework like MXNet 1.2 does is done here too: one backward operation for each forward
-operation; gradients of what is used several times are summed, by an operation or in place;
-batch normalisation is one operation with the activation after it; sums of two tensors are in
-place.  Vectors of one number for each channel (of batch normalisation) are
-kilobytes, and left out.
+The graph follows frameworks such as MXNet 1.2: there is one backward operation for each forward
+operation; gradients of a tensor with several uses are summed, by an operation or in place; batch
+normalisation and the activation after it are one operation; sums of two tensors are in place.
+Vectors with one number per channel (of batch normalisation) have kilobytes and are left out.
 
-How long operations take was not published.  They take here what a roofline says: as long as
-their arithmetic, or as long as reading and writing what they touch, whichever is longer.
+Times of operations were not published.  They follow the roofline model: the longer of the
+arithmetic and of reading and writing all tensors that the operation touches.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ from dataclasses import dataclass, field
 
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 
-#: Bytes of a number.
+#: Bytes of a 32-bit number.
 FLOAT32 = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What computes: a roofline, by default that of a V100.
+    """The roofline of a device, by default of a V100.
 
     Attributes
     ----------
     flops
-        Floating-point operations a second.
+        Floating-point operations per second.
     bandwidth
-        Bytes a second between its memory and its processors.
+        Bytes per second between its memory and its processors.
     launch
-        Seconds that every operation takes beside.
+        Overhead of every operation in seconds.
     """
 
     flops: float = 14e12
@@ -49,7 +48,7 @@ V100 = Device()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A buffer of 32-bit numbers; `number` is that of the datum."""
+    """A buffer of 32-bit numbers; `number` is the number of its datum."""
 
     number: int
     shape: tuple[int, ...]
@@ -65,21 +64,21 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """What was computed forward, and what its gradient is made of.
+    """A forward operation, and the inputs of its gradient.
 
     Attributes
     ----------
     inputs
         Tensors that get a gradient, unless they are data.
     weights
-        Parameters, which get one too.
+        Parameters, which get a gradient, too.
     saves
-        Tensors that the gradient is computed from, beside that of the outputs.
+        Tensors that the gradient is computed from, in addition to the gradients of the outputs.
     flops
-        Of the gradient.
+        Floating-point operations of the gradient.
     passes
-        The gradient of the first input takes the place of that of the output: it is the
-        same, or changed in place.
+        Whether the gradient of the first input has the buffer of that of the output, unchanged
+        or updated in place.
     """
 
     name: str
@@ -93,18 +92,18 @@ class Layer:
 
 @dataclass(slots=True)
 class Network:
-    """A network that is being written down.
+    """A builder of networks.
 
     Parameters
     ----------
     device
-        What it runs on.
+        The device that it runs on.
     training
-        With gradients and updates, else only forward.
+        Whether to include gradients and updates.
     sums
-        Gradients of what is used several times are summed by an operation of their own, so
-        that those that make them may run in any order.  Else they are summed in place, in the
-        order in which they are written down; those of parameters always are.
+        Whether gradients of a tensor with several uses are summed by a separate operation, so
+        that the operations that compute them may run in any order.  Otherwise they are summed in
+        place, in the order of the layers, as those of parameters always are.
     """
 
     device: Device = V100
@@ -118,7 +117,7 @@ class Network:
     _ops: list[tuple[str, float, list[int], list[int], list[int]]] = field(default_factory=list)
     _layers: list[Layer] = field(default_factory=list)
 
-    # What there is
+    # Tensors and operations
 
     def _tensor(self, shape: Sequence[int], name: str) -> Tensor:
         tensor = Tensor(len(self._size), tuple(shape))
@@ -127,14 +126,14 @@ class Network:
         return tensor
 
     def data(self, shape: Sequence[int], name: str = "data") -> Tensor:
-        """What is given for this step only: on the host, without a gradient."""
+        """An input of this step: on the host, without a gradient."""
         tensor = self._tensor(shape, name)
         self._present.append(tensor.number)
         self._given.add(tensor.number)
         return tensor
 
     def parameter(self, shape: Sequence[int], name: str) -> Tensor:
-        """What stays from step to step."""
+        """A parameter of the network, which is kept from step to step."""
         tensor = self._tensor(shape, name)
         self._present.append(tensor.number)
         self._kept.append(tensor.number)
@@ -148,13 +147,14 @@ class Network:
         writes: Sequence[Tensor] = (),
         updates: Sequence[Tensor] = (),
     ) -> None:
-        changed = {one.number for one in updates}
-        reads = [one for one in reads if one.number not in changed]
-        touched = sum(one.bytes for one in (*reads, *writes)) + 2 * sum(o.bytes for o in updates)
+        changed = {tensor.number for tensor in updates}
+        reads = [tensor for tensor in reads if tensor.number not in changed]
+        touched = sum(tensor.bytes for tensor in (*reads, *writes))
+        touched += 2 * sum(tensor.bytes for tensor in updates)
         seconds = self.device.launch + max(
             flops / self.device.flops, touched / self.device.bandwidth
         )
-        lists = ([one.number for one in group] for group in (reads, writes, updates))
+        lists = ([tensor.number for tensor in group] for group in (reads, writes, updates))
         self._ops.append((name, seconds, *lists))
 
     def layer(
@@ -171,16 +171,16 @@ class Network:
         in_place: bool = False,
         passes: bool = False,
     ) -> tuple[Tensor, ...]:
-        """Write down a layer; see :class:`Layer`.
+        """Add a layer; see :class:`Layer`.
 
         Parameters
         ----------
         shapes
-            Of the outputs.
+            Shapes of the outputs.
         saves_output
-            The gradient needs the outputs too.
+            Whether the gradient is computed from the outputs, too.
         in_place
-            The output takes the place of the first input, which nobody else reads.
+            Whether the output has the buffer of the first input, which has no other readers.
         """
         if in_place:
             outputs: tuple[Tensor, ...] = (Tensor(inputs[0].number, inputs[0].shape),)
@@ -207,7 +207,10 @@ class Network:
         depthwise: bool = False,
         name: str = "conv",
     ) -> Tensor:
-        """Convolution, with padding that keeps the shape (but for the stride), or none."""
+        """Convolution, either without padding or with padding that keeps height and width.
+
+        The stride divides height and width.
+        """
         batch, before, height, width = x.shape
         high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
         out = [
@@ -230,7 +233,7 @@ class Network:
         return y
 
     def norm(self, x: Tensor, name: str = "norm") -> Tensor:
-        """Batch normalisation, with the activation after it where there is one."""
+        """Batch normalisation, including the activation after it, if any."""
         return self.layer(name, [x], [x.shape], saves=[x])[0]
 
     def relu(self, x: Tensor) -> Tensor:
@@ -239,7 +242,7 @@ class Network:
     def pool(
         self, x: Tensor, kernel: int, stride: int = 1, *, same: bool = True, mean: bool = False
     ) -> Tensor:
-        """The largest of every window, or the mean."""
+        """The maximum of every window, or the mean."""
         out = [
             -(-side // stride) if same else (side - kernel) // stride + 1 for side in x.shape[2:]
         ]
@@ -256,7 +259,7 @@ class Network:
         return self.layer("global mean", [x], [x.shape[:2]])[0]
 
     def concat(self, xs: Sequence[Tensor]) -> Tensor:
-        """Several after one another along axis 1."""
+        """Concatenation along axis 1."""
         if len(xs) == 1:
             return xs[0]
         channels = sum(x.shape[1] for x in xs)
@@ -265,7 +268,7 @@ class Network:
     # Layers of any shape
 
     def add(self, x: Tensor, y: Tensor, *, relu: bool = False, in_place: bool = True) -> Tensor:
-        """The sum, in the place of `x` if nobody else reads that, and the activation of it."""
+        """The sum, in the buffer of `x` if it has no other readers, and its activation."""
         return self.layer(
             "add relu" if relu else "add",
             [x, y],
@@ -279,14 +282,14 @@ class Network:
         return self.layer("multiply", [x, y], [x.shape], saves=[x, y])[0]
 
     def activation(self, x: Tensor, name: str) -> Tensor:
-        """Sigmoid or hyperbolic tangent, in the place of `x`."""
+        """Sigmoid or hyperbolic tangent, in the buffer of `x`."""
         return self.layer(name, [x], saves_output=True, in_place=True, passes=True)[0]
 
     def tanh(self, x: Tensor) -> Tensor:
         return self.layer("tanh", [x], [x.shape], saves_output=True, passes=True)[0]
 
     def split(self, x: Tensor, parts: int) -> tuple[Tensor, ...]:
-        """Equal parts of axis 1, copied."""
+        """Copies of equal parts of axis 1."""
         return self.layer("split", [x], [(x.shape[0], x.shape[1] // parts)] * parts)
 
     def dense(
@@ -306,18 +309,18 @@ class Network:
         )[0]
 
     def loss(self, x: Tensor) -> Tensor:
-        """Softmax and cross entropy: its output is what the gradient is computed from."""
+        """Softmax and cross entropy; the gradient is computed from the output."""
         return self.layer("softmax", [x], [x.shape], saves_output=True)[0]
 
     # The gradient
 
     def graph(self) -> TaskGraph:
-        """The operations of a step: forward, and for training backward with updates."""
-        results = {one.number for layer in self._layers for one in layer.outputs}
+        """The operations of one step: forward, and for training also backward and updates."""
+        results = {tensor.number for layer in self._layers for tensor in layer.outputs}
         if self.training:
             self._backward()
         else:
-            results -= {one.number for layer in self._layers for one in layer.inputs}
+            results -= {tensor.number for layer in self._layers for tensor in layer.inputs}
             self._kept.extend(sorted(results))
         names, times, reads, writes, updates = zip(*self._ops, strict=True)
         return taskgraph(
@@ -333,26 +336,26 @@ class Network:
         )
 
     def _backward(self) -> None:
-        # Gradients by the tensor as it was at that time: one in place of another is another.
+        # Keyed by tensor, not by buffer: a result in place is another tensor than its input.
         gradients: dict[Tensor, list[Tensor]] = {}
         uses: dict[Tensor, int] = {}
         for layer in self._layers:
             for weight in layer.weights:
                 uses[weight] = uses.get(weight, 0) + 1
         for layer in reversed(self._layers):
-            known = [self._summed(gradients.pop(one, [])) for one in layer.outputs]
-            given = [one for one in known if one is not None]
-            if not given and layer.name != "softmax":
+            sums = [self._summed(gradients.pop(output, [])) for output in layer.outputs]
+            inward = [gradient for gradient in sums if gradient is not None]
+            if not inward and layer.name != "softmax":
                 continue
-            reads, writes, updates = [*given, *layer.saves], [], []
-            wanted = [one for one in layer.inputs if one.number not in self._given]
-            if layer.passes and wanted and (self.sums or wanted[0] not in gradients):
-                # The same buffer, which the activation's gradient changes.
-                gradients.setdefault(wanted[0], []).append(given[0])
+            reads, writes, updates = [*inward, *layer.saves], [], []
+            targets = [tensor for tensor in layer.inputs if tensor.number not in self._given]
+            if layer.passes and targets and (self.sums or targets[0] not in gradients):
+                # The same buffer, which the gradient of an activation updates.
+                gradients.setdefault(targets[0], []).append(inward[0])
                 if layer.saves:
-                    updates.append(given[0])
-                wanted = wanted[1:]
-            for tensor in (*wanted, *layer.weights):
+                    updates.append(inward[0])
+                targets = targets[1:]
+            for tensor in (*targets, *layer.weights):
                 if tensor in gradients and (tensor in layer.weights or not self.sums):
                     updates.extend(gradients[tensor])
                 else:
@@ -367,7 +370,7 @@ class Network:
                     self._op("update", 0.0, gradients.pop(weight), updates=[weight])
 
     def _summed(self, parts: list[Tensor]) -> Tensor | None:
-        """Several gradients of one tensor, in the place of the first."""
+        """The sum of several gradients of one tensor, in the buffer of the first."""
         if len(parts) > 1:
             self._op("sum", 0.0, parts[1:], updates=parts[:1])
         return parts[0] if parts else None

@@ -1,4 +1,4 @@
-"""NasNet-A (Zoph et al. 2018), deep by a factor."""
+"""NasNet-A (Zoph et al. 2018), with a given number of repeated cells."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CLASSES = 1000
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The two cells that were found, of `filters` channels."""
+    """The normal and the reduction cell of NasNet-A."""
 
     net: Network
     separable: int
 
     def sep(self, x: Tensor, channels: int, kernel: int, stride: int = 1) -> Tensor:
-        """Depthwise and pointwise convolution, batch normalisation; as often as given."""
+        """Depthwise and pointwise convolution with batch normalisation, `separable` times."""
         net = self.net
         for _ in range(self.separable):
             x = net.conv(x, x.shape[1], kernel, stride, depthwise=True, name="depthwise")
@@ -31,7 +31,7 @@ class _Cells:
         return net.norm(net.conv(x, channels, 1, stride))
 
     def fit(self, before: Tensor, x: Tensor, channels: int) -> tuple[Tensor, Tensor]:
-        """Both inputs of a cell, of as many channels and the same height and width."""
+        """Both inputs of a cell, with the same channels, height and width."""
         stride = before.shape[2] // x.shape[2] if before.shape[2] > x.shape[2] else 1
         return self.squeeze(before, channels, stride), self.squeeze(x, channels)
 
@@ -69,21 +69,23 @@ def nasnet(
     training: bool = True,
     device: Device = V100,
 ) -> TaskGraph:
-    """A step of NasNet-A: two reduction cells, then three times normal cells, reduced between.
+    """One step of NasNet-A: two reduction cells, then three stages of normal cells.
+
+    There is a reduction cell between stages.
 
     Parameters
     ----------
     batch
-        Images.
+        Number of images.
     repeats
-        Normal cells in a row, ``R`` of the thesis.
+        Number of normal cells of a stage, ``R`` of the thesis.
     filters
-        Channels of the first normal cells; they double at every reduction.
+        Channels of the normal cells of the first stage; they double at every reduction.
     separable
-        How often a separable convolution is applied; twice in the first paper.  The number of
-        operations that the thesis states is met by one.
+        Number of times that a separable convolution is applied; 2 in the first paper.  With 1 the
+        number of operations is that of the thesis.
     training
-        With gradients and updates.
+        Whether to include gradients and updates.
     """
     net = Network(device, training)
     cells = _Cells(net, separable)

@@ -1,11 +1,11 @@
-"""ResNet-152 (He et al. 2016), wide by a factor (Zagoruyko and Komodakis 2016)."""
+"""ResNet-152 (He et al. 2016), with the channels multiplied (Zagoruyko and Komodakis 2016)."""
 
 from __future__ import annotations
 
 from benchmarks.papers.models.layers import V100, Device, Network, Tensor
 from dasktile.schedule.taskgraph import TaskGraph
 
-#: Blocks of every stage, and channels within a block.
+#: Number of blocks of every stage, and of channels within a block.
 STAGES = ((3, 64), (8, 128), (36, 256), (3, 512))
 CLASSES = 1000
 
@@ -18,18 +18,18 @@ def resnet152(
     training: bool = True,
     device: Device = V100,
 ) -> TaskGraph:
-    """A step of a residual network of 152 layers.
+    """One step of a residual network of 152 layers.
 
     Parameters
     ----------
     batch
-        Images.
+        Number of images.
     wide
-        What the channels of every convolution are multiplied by.
+        Factor of the channels of every convolution.
     image
         Height and width of images.
     training
-        With gradients and updates.
+        Whether to include gradients and updates.
     """
     net = Network(device, training)
     x = net.data((batch, 3, image, image))

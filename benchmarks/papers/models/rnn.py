@@ -1,4 +1,4 @@
-"""Recurrent networks of LSTM cells, one way and both ways (Schuster and Paliwal 1997)."""
+"""Recurrent networks of LSTM cells, unidirectional and bidirectional (Schuster, Paliwal 1997)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from benchmarks.papers.models.layers import V100, Device, Network, Tensor
 from dasktile.schedule.taskgraph import TaskGraph
 
-#: Time steps, and words to choose from at each.  Neither is in the thesis; with this many steps
-#: there are as many operations as it says.
+#: Number of time steps, and of words in the vocabulary.  Neither is in the thesis; with these
+#: steps the number of operations is that of the thesis.
 STEPS = 38
 WORDS = 10_000
 
@@ -34,7 +34,7 @@ class _Cell:
         return _Cell(net, hidden, inward, across)
 
     def start(self, batch: int) -> tuple[Tensor, Tensor]:
-        """State before the first step."""
+        """The state before the first time step."""
         return (
             self.net.data((batch, self.hidden), "start h"),
             self.net.data((batch, self.hidden), "start c"),
@@ -52,7 +52,7 @@ class _Cell:
 
 
 def _words(net: Network, outputs: list[Tensor]) -> None:
-    """Choose a word at every step."""
+    """Add the loss over the words at every time step."""
     weight = net.parameter((outputs[0].shape[1], WORDS), "words.weight")
     bias = net.parameter((WORDS,), "words.bias")
     for x in outputs:
@@ -68,9 +68,9 @@ def rnn(
     training: bool = True,
     device: Device = V100,
 ) -> TaskGraph:
-    """A step of training of layers of LSTM cells.
+    """One training step of layers of LSTM cells.
 
-    Operations are given one time step after the other, as a walk from the results gives them.
+    Operations are in the order of time steps, as a depth-first traversal from the results has them.
     """
     net = Network(device, training, sums=True)
     cells = [_Cell.of(net, hidden, hidden, f"layer {number}") for number in range(layers)]
@@ -95,26 +95,30 @@ def brnn(
     training: bool = True,
     device: Device = V100,
 ) -> TaskGraph:
-    """A step of training of layers of LSTM cells that read forward and backward.
+    """One training step of layers of bidirectional LSTM cells.
 
-    A layer's outputs are both ways' one beside the other.  Operations are given layer by layer,
-    since the last of a layer must run before the first of the next, and both ways in turns.
+    The outputs of both directions are concatenated.  Operations are in the order of layers, since
+    all of a layer must run before the next one, with alternating directions.
     """
     net = Network(device, training, sums=True)
     xs = [net.data((batch, hidden)) for _ in range(steps)]
     for number in range(layers):
         inputs = xs[0].shape[1]
         forward, backward = (
-            _Cell.of(net, inputs, hidden, f"layer {number} {way}") for way in ("on", "back")
+            _Cell.of(net, inputs, hidden, f"layer {number} {direction}")
+            for direction in ("on", "back")
         )
-        there, back = forward.start(batch), backward.start(batch)
-        on: list[Tensor] = []
-        off: list[Tensor] = []
+        forward_state, backward_state = forward.start(batch), backward.start(batch)
+        forward_outputs: list[Tensor] = []
+        backward_outputs: list[Tensor] = []
         for step in range(steps):
-            there = forward.step(xs[step], there)
-            back = backward.step(xs[steps - 1 - step], back)
-            on.append(there[0])
-            off.append(back[0])
-        xs = [net.concat([one, other]) for one, other in zip(on, reversed(off), strict=True)]
+            forward_state = forward.step(xs[step], forward_state)
+            backward_state = backward.step(xs[steps - 1 - step], backward_state)
+            forward_outputs.append(forward_state[0])
+            backward_outputs.append(backward_state[0])
+        xs = [
+            net.concat([left, right])
+            for left, right in zip(forward_outputs, reversed(backward_outputs), strict=True)
+        ]
     _words(net, xs)
     return net.graph()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.papers.algorithms.allocate import (
     Packing,
     Pool,
-    _lay,
+    _place,
     lifetimes,
     objects_needed,
     pack,
@@ -39,7 +39,7 @@ def packed(lifetimes_: Lives, **how: int) -> Packing:
 
 
 def check(lifetimes: Lives, packing: Packing, alignment: int = 1) -> None:
-    """Nothing that lives at the same time overlaps, and all is within the height."""
+    """Check that no simultaneous lifetimes overlap, and that all are within the height."""
     offsets = packing.offset.tolist()
     for (one, at), (other, there) in itertools.combinations(
         zip(lifetimes, offsets, strict=True), 2
@@ -69,20 +69,20 @@ def test_the_peak_is_the_most_at_one_time(lifetimes: Lives) -> None:
 
 @settings(deadline=None)
 @given(lives)
-def test_more_rounds_are_never_worse_and_the_same_is_the_same(lifetimes: Lives) -> None:
+def test_more_rounds_are_never_worse_and_results_are_deterministic(lifetimes: Lives) -> None:
     few, many = packed(lifetimes, rounds=0), packed(lifetimes, rounds=8)
     assert many.height <= few.height
     assert many.offset.tolist() == packed(lifetimes, rounds=8).offset.tolist()
 
 
-def test_one_after_the_other_takes_no_more_than_the_largest() -> None:
+def test_sequential_lifetimes_need_the_memory_of_the_largest() -> None:
     packing = packed([(0, 1, 10), (1, 2, 30), (2, 3, 20)])
     assert packing.height == packing.peak == 30
     assert packing.fragmentation == 0.0
 
 
-def test_what_stays_goes_below_what_comes_and_goes() -> None:
-    # By start, the last one finds no gap of 6 although 6 are free.
+def test_long_lifetimes_are_placed_below_short_ones() -> None:
+    # Placed by start, there is no gap of 6 for the last one although 6 bytes are free.
     lifetimes = [(0, 2, 3), (0, 9, 4), (1, 3, 3), (3, 9, 6)]
     packing = packed(lifetimes)
     check(lifetimes, packing)
@@ -102,18 +102,18 @@ def test_some_lifetimes_cannot_be_packed_at_their_peak() -> None:
     assert packing.peak <= packing.height <= packing.peak + 1
 
 
-def test_enough_is_enough() -> None:
+def test_search_ends_at_the_capacity() -> None:
     lifetimes = [(i, i + 5, 1 + 7 * i % 13) for i in range(40)]
     assert packed(lifetimes, capacity=10**6).height >= packed(lifetimes).height
 
 
-def test_nothing_takes_nothing() -> None:
+def test_no_lifetimes_need_no_memory() -> None:
     packing = packed([])
     assert (packing.height, packing.peak, packing.fragmentation) == (0, 0, 0.0)
     assert peak_bytes([1], [1], [5]) == 0
 
 
-def test_classes() -> None:
+def test_size_classes() -> None:
     graph = taskgraph([1.0, 1.0], [1, 2, 2, 1], [[0, 1], [1, 2]], [[2], [3]], None, [0, 1], [3])
     assert objects_needed(graph, np.array([0, 0, 0, 0]), 1).tolist() == [3]
     assert objects_needed(graph, np.array([0, 1, 1, 0]), 2).tolist() == [1, 2]
@@ -137,16 +137,16 @@ def test_wrong_arguments(arguments: tuple[list[int], ...], message: str) -> None
 
 @settings(deadline=None)
 @given(lives)
-def test_compiled_or_not_is_the_same(lifetimes: Lives) -> None:
+def test_compiled_and_plain_results_are_equal(lifetimes: Lives) -> None:
     start, end, size = np.array(lifetimes, dtype=np.float64).reshape(-1, 3).T
     order = np.arange(len(start))[::-1].copy()
-    plain = getattr(_lay, "py_func", _lay)
+    plain = getattr(_place, "py_func", _place)
     arrays = order, start, end, size.astype(np.int64)
-    assert _lay(*arrays).tolist() == plain(*arrays).tolist()
+    assert _place(*arrays).tolist() == plain(*arrays).tolist()
 
 
 def test_lifetimes_are_those_of_the_plan() -> None:
-    # a and b come in, c is made of both; a leaves for d and comes back
+    # a and b are swapped in, c is computed from both; a is evicted for d and swapped in again
     graph = taskgraph(
         [1.0, 1.0, 1.0, 1.0],
         [4, 4, 4, 4, 1, 1, 1],
@@ -165,12 +165,12 @@ def test_lifetimes_are_those_of_the_plan() -> None:
     assert lives.end.max() <= run.makespan
     assert peak_bytes(lives.start, lives.end, lives.size) <= run.peak[0] <= 12
     assert np.bincount(lives.datum, minlength=7).tolist() == [2, 1, 1, 1, 1, 1, 1]
-    # every operation finds what it touches
+    # all data of an operation are in memory
     for position, op in enumerate(order.tolist()):
         begun, done = run.operations[:, position]
         there = (lives.start <= begun) & (lives.end >= done)
         assert set(graph.touched[op].tolist()) <= set(lives.datum[there].tolist())
     part = time_in_memory(graph, plan)
     assert ((part > 0) & (part <= 1)).all()
-    # made by the first operation, and not used after
+    # computed by the first operation, without later uses
     assert part[4] == 0.25

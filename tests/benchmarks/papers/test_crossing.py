@@ -1,4 +1,4 @@
-"""What must cross an operation on the host bounds the time of every order."""
+"""Bytes that cross an operation on the host bound the makespan of every order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.taskgraph import TaskGraph, taskgraph
 
 
-def there_and_back(length: int, size: int, seconds: float) -> TaskGraph:
-    """A chain whose every result is needed again, last first."""
+def forward_and_backward(length: int, size: int, seconds: float) -> TaskGraph:
+    """A chain whose results are all read again, in reverse order."""
     reads: list[list[int]] = [[]] + [[number] for number in range(length - 1)]
     writes = [[number] for number in range(length)]
     for step in range(length):
@@ -24,19 +24,19 @@ def there_and_back(length: int, size: int, seconds: float) -> TaskGraph:
     return taskgraph([seconds] * (2 * length), sizes, reads, writes, None, (), [2 * length - 1])
 
 
-def test_what_does_not_fit_goes_out_and_comes_back() -> None:
-    graph = there_and_back(10, 8, 0.0)
-    # 80 bytes are there at the turn, of which 24 are in memory
+def test_data_above_the_limit_are_swapped_out_and_in() -> None:
+    graph = forward_and_backward(10, 8, 0.0)
+    # after the last step forward 80 bytes exist, of which 24 are in memory
     assert crossing_bound(graph, 24, 4.0, 8.0) == pytest.approx(56 / 8 + 56 / 4)
     assert crossing_bound(graph, 80, 4.0, 8.0) == 0.0
 
 
 def test_computing_hides_copies() -> None:
-    graph = there_and_back(10, 8, 100.0)
+    graph = forward_and_backward(10, 8, 100.0)
     assert crossing_bound(graph, 24, 4.0, 8.0) == pytest.approx(2000.0)
 
 
-def test_nothing_takes_no_time() -> None:
+def test_an_empty_graph_takes_no_time() -> None:
     assert crossing_bound(taskgraph([], [], [], []), 1, 1.0, 1.0) == 0.0
 
 
@@ -55,15 +55,15 @@ def graphs(draw: st.DrawFn) -> TaskGraph:
 
 @settings(deadline=None, max_examples=60)
 @given(graphs(), st.integers(0, 12))
-def test_no_plan_beats_it(graph: TaskGraph, more: int) -> None:
+def test_no_plan_is_below_the_bound(graph: TaskGraph, more: int) -> None:
     limit = int(graph.working_sets().max()) + more
-    found = plan(graph, limit, HostLink(3.0, 2.0, 4.0), bounds=False)
+    result = plan(graph, limit, HostLink(3.0, 2.0, 4.0), bounds=False)
     bound = crossing_bound(graph, limit, 3.0, 2.0)
-    assert bound <= found.makespan * (1 + 1e-9) + 1e-9
+    assert bound <= result.makespan * (1 + 1e-9) + 1e-9
     assert crossing_bound(graph, limit, 3.0, 2.0, tries=1) <= bound + 1e-9
 
 
-def test_same_graph_same_bound() -> None:
-    graph = there_and_back(6, 3, 0.5)
+def test_bound_is_deterministic() -> None:
+    graph = forward_and_backward(6, 3, 0.5)
     bounds = {crossing_bound(graph, 7, 1.0, 1.0, tries=tries) for tries in (12, 50, np.int64(99))}
     assert len(bounds) == 1

@@ -1,4 +1,4 @@
-"""SwapAdvisor's genetic algorithm: its lists, its figures, and that it finds something."""
+"""SwapAdvisor's genetic algorithm: its chromosomes, its published examples, and its results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ints(*numbers: int) -> np.ndarray:
 
 
 def chains(count: int = 3, length: int = 5) -> TaskGraph:
-    """Chains that share a parameter at every step, each given as a whole before the next."""
+    """Chains that share a parameter at every step, in the order of chains."""
     size = [4] * length + [1 + link % 2 for _ in range(count) for link in range(length)]
     reads, writes = [], []
     for chain in range(count):
@@ -49,7 +49,7 @@ def chains(count: int = 3, length: int = 5) -> TaskGraph:
 
 
 def loads(graph: TaskGraph) -> int:
-    """A stand-in for running in a pool: a change from one parameter to another costs one."""
+    """A model of the time in a pool: one second for each change of the parameter."""
     parameters = [int(graph.reads[op][0]) for op in range(len(graph))]
 
     def evaluate(order: np.ndarray, pool: Pool) -> float:
@@ -82,15 +82,15 @@ def test_pools_cross_and_are_repaired_as_in_figure_4_6() -> None:
     assert repair_cnt(cnt2, blocks_of(cls2, SIZES), 12, ints(0, 0)).tolist() == [4, 1]
 
 
-def test_classes_are_repaired_by_raising_as_little_as_can_be() -> None:
+def test_repair_of_classes_is_minimal() -> None:
     assert repair_cls(ints(1, 2, 1, 1)).tolist() == [1, 2, 2, 2]
     assert repair_cls(ints(1, 1, 3, 3)).tolist() == [1, 2, 3, 3]
     assert repair_cls(ints(1, 1, 2, 3)).tolist() == [1, 1, 2, 3]
 
 
-def test_repair_leaves_what_operations_need() -> None:
+def test_repair_keeps_the_objects_that_operations_need() -> None:
     assert repair_cnt(ints(8, 3), ints(1, 4), 12, ints(0, 3)).tolist() == [0, 3]
-    # more than fits all the same
+    # the least objects exceed the capacity
     assert repair_cnt(ints(1, 1), ints(1, 4), 12, ints(2, 3)).tolist() == [2, 3]
 
 
@@ -101,7 +101,7 @@ cls_lists = st.lists(st.booleans(), max_size=9).map(
 
 @settings(deadline=None)
 @given(cls_lists, st.floats(0, 1), st.integers(0, 99), st.data())
-def test_lists_stay_lists_of_classes(
+def test_operators_keep_valid_size_classes(
     cls: np.ndarray, rate: float, seed: int, data: st.DataObject
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def test_lists_stay_lists_of_classes(
 
 @given(st.integers(0, 99), st.floats(0, 1), st.integers(1, 15))
 @settings(max_examples=30, deadline=None)
-def test_orders_stay_orders(seed: int, rate: float, cut: int) -> None:
+def test_operators_keep_valid_orders(seed: int, rate: float, cut: int) -> None:
     graph = chains()
     rng = np.random.default_rng(seed)
     one = mutate_order(graph, np.arange(len(graph)), 1.0, rng)
@@ -139,7 +139,7 @@ def test_orders_stay_orders(seed: int, rate: float, cut: int) -> None:
 def test_survival_is_the_softmax_of_equation_4_1() -> None:
     seconds = np.array([1.0, 1.1, math.inf])
     assert survival(seconds, 1.0) == pytest.approx([1 / (1 + np.exp(-0.1)), 0.47502081, 0.0])
-    # hardly any pressure as printed, some at a low temperature
+    # selection pressure is low as printed, and higher at a low temperature
     assert survival(seconds, 1.0, 0.02)[1] < 0.01
     assert survival(np.array([math.inf, math.inf]), math.inf).tolist() == [0.5, 0.5]
 
@@ -150,7 +150,7 @@ def search(seed: int = 0, **how: object) -> Evolved:
     return swapadvisor(graph, 40, loads(graph), np.random.default_rng(seed), **arguments)
 
 
-def test_same_generator_same_result() -> None:
+def test_results_are_deterministic() -> None:
     one, other = search(), search()
     assert one.history == other.history
     assert one.best.order.tolist() == other.best.order.tolist()
@@ -158,14 +158,14 @@ def test_same_generator_same_result() -> None:
 
 
 @pytest.mark.parametrize("literal", [False, True])
-def test_what_is_found_can_run(literal: bool) -> None:
-    found = search(literal=literal)
+def test_results_can_run(literal: bool) -> None:
+    result = search(literal=literal)
     graph = chains()
-    graph.check_order(found.best.order)
-    assert found.pool.bytes <= 40
-    assert (graph.size <= found.pool.blocks[found.pool.of]).all()
-    assert found.best.seconds == loads(graph)(found.best.order, found.pool)
-    assert found.best.seconds <= min(best for best, _, _ in found.history)
+    graph.check_order(result.best.order)
+    assert result.pool.bytes <= 40
+    assert (graph.size <= result.pool.blocks[result.pool.of]).all()
+    assert result.best.seconds == loads(graph)(result.best.order, result.pool)
+    assert result.best.seconds <= min(best for best, _, _ in result.history)
 
 
 def test_elites_never_get_worse() -> None:
@@ -173,12 +173,12 @@ def test_elites_never_get_worse() -> None:
     assert best == sorted(best, reverse=True)
 
 
-def test_selection_pressure_finds_more_than_what_is_printed() -> None:
+def test_selection_pressure_improves_on_the_literal_algorithm() -> None:
     ours, literal = search(evaluations=800), search(evaluations=800, literal=True)
     assert ours.history[-1][1] < literal.history[-1][1]
 
 
-def test_good_orders_known_beforehand_are_not_lost() -> None:
+def test_seeds_survive() -> None:
     graph = chains()
     good = np.arange(len(graph)).reshape(3, 5).T.ravel()
     seconds = loads(graph)(good, Pool(ints(0), ints(1), ints(40)))
@@ -188,36 +188,36 @@ def test_good_orders_known_beforehand_are_not_lost() -> None:
     )
 
 
-def test_pools_are_run_with_swaps_planned_for_them() -> None:
+def test_swaps_are_planned_for_each_pool() -> None:
     graph = chains()
     evaluate = in_classes(graph, HostLink(8.0, 8.0, None))
     order = np.arange(len(graph))
     pools = [Pool(np.zeros(20, np.int64), ints(4), ints(count)) for count in (2, 3, 9, 20)]
     seconds = [evaluate(order, pool) for pool in pools]
-    # no operation has room, then some wait for parameters, and at last none comes twice
+    # no operation fits, then some wait for parameters, and at last each is swapped in once
     assert seconds[0] == math.inf
     assert seconds[1:] == sorted(seconds[1:], reverse=True)
     assert seconds[-1] == len(graph) + 0.5
-    found = swapadvisor(
+    result = swapadvisor(
         graph, 20, evaluate, np.random.default_rng(0), population=8, evaluations=200
     )
-    assert len(graph) < found.best.seconds < seconds[1]
+    assert len(graph) < result.best.seconds < seconds[1]
 
 
 def test_searches_are_bounded() -> None:
     assert search(generations=2).evaluations == 48
     assert search(evaluations=40).evaluations == 48
-    asked = []
-    assert search(stop=lambda: bool(asked.append(0) or len(asked) > 1)).evaluations == 32
+    calls = []
+    assert search(stop=lambda: bool(calls.append(0) or len(calls) > 1)).evaluations == 32
 
 
-def test_a_memory_that_no_pool_fits_gives_no_time() -> None:
+def test_memory_too_small_for_all_pools_gives_infinite_time() -> None:
     graph = taskgraph([1.0, 1.0], [3, 4, 5], [[0], [1]], [[1], [2]], None, [0], [2])
-    found = swapadvisor(
+    result = swapadvisor(
         graph, 9, lambda *_: 1.0, np.random.default_rng(0), population=4, evaluations=40
     )
     # 3 + 4, then 4 + 5 bytes: one class of two objects needs 10
-    assert found.best.seconds == math.inf
+    assert result.best.seconds == math.inf
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Data, model and hybrid parallelism: what SoyBean's cuts come to, restricted by the batch."""
+"""Data, model and hybrid parallelism as restrictions of SoyBean's cuts."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def test_data_and_model_parallelism_are_special_cases():
     assert free.total <= mixed.total < data.total
 
 
-def test_special_cases_move_what_the_formulas_say():
+def test_special_cases_move_the_bytes_of_the_formulas():
     program = networks.mlp(400, 300, 5)
     weights, activations = 1.8e6, 2.4e6
-    found = _moved(program, 8, data_parallel(BATCH))
-    assert found == pytest.approx(paper.exchanged(weights, 8))
-    found = _moved(program, 8, model_parallel(BATCH))
+    moved_bytes = _moved(program, 8, data_parallel(BATCH))
+    assert moved_bytes == pytest.approx(paper.exchanged(weights, 8))
+    moved_bytes = _moved(program, 8, model_parallel(BATCH))
     # one of ten exchanges is saved: layers are cut by columns and rows in turn
-    assert found == pytest.approx(0.9 * paper.exchanged(activations, 8))
+    assert moved_bytes == pytest.approx(0.9 * paper.exchanged(activations, 8))
 
 
-def test_hybrid_takes_the_first_cuts_by_batch():
+def test_hybrid_cuts_the_batch_first():
     program = networks.mlp(400, 300, 2)
-    found = [_moved(program, 4, hybrid_parallel(BATCH, cuts)) for cuts in (0, 1, 2)]
-    assert found[0] == _moved(program, 4, model_parallel(BATCH))
-    assert found[2] == _moved(program, 4, data_parallel(BATCH))
+    moved_bytes = [_moved(program, 4, hybrid_parallel(BATCH, cuts)) for cuts in (0, 1, 2)]
+    assert moved_bytes[0] == _moved(program, 4, model_parallel(BATCH))
+    assert moved_bytes[2] == _moved(program, 4, data_parallel(BATCH))
 
 
-def test_wrong_cuts_are_refused():
+def test_invalid_cuts_are_rejected():
     program = networks.mlp(8, 8, 1)
     with pytest.raises(ValueError, match=r"'some'.*'any', 'data', 'model'"):
         by_modes(program, ("some",))

@@ -16,7 +16,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 import dasktile
-from dasktile import api, config, tiling
+from dasktile import api, config, pipeline, tiling
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
@@ -538,14 +538,14 @@ def hook() -> Iterator[None]:
 def rewritten(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """For every graph that the hook gets, whether it was rewritten."""
     outcomes: list[bool] = []
-    inner = api._rewrite_graph
+    inner = pipeline.rewrite_graph
 
     def watched(*arguments: Any) -> Any:
         result = inner(*arguments)
         outcomes.append(result is not None)
         return result
 
-    monkeypatch.setattr(api, "_rewrite_graph", watched)
+    monkeypatch.setattr(pipeline, "rewrite_graph", watched)
     return outcomes
 
 

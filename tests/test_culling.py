@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, note, reject, settings
 
 import dasktile
 import dasktile.tiling.planner
+from dasktile import pipeline
 from dasktile.ir import (
     AxisMap,
     Edge,
@@ -367,13 +368,13 @@ def test_the_hook_while_a_graph_is_built() -> None:
 
 def test_a_computation_inside_a_delayed_function_is_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    rewrite = dasktile.api._rewrite
+    rewrite = pipeline.rewrite
 
     def noted(*arguments: Any) -> Any:
         made.append(rewrite(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(dasktile.api, "_rewrite", noted)
+    monkeypatch.setattr(pipeline, "rewrite", noted)
 
     def inner() -> Any:
         return (mapped() @ mapped()).sum().compute()

@@ -13,6 +13,7 @@ from distributed import Client, LocalCluster
 
 import dasktile
 import dasktile.tiling.planner
+from dasktile import pipeline
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((96, 40)), RNG.random((40, 64))
@@ -45,7 +46,7 @@ def rewrites(
 ) -> Iterator[list[dict[str, Any]]]:
     """Enable the hook, with rewrites at any price; returns the layers of every rewritten graph."""
     graphs: list[dict[str, Any]] = []
-    rewrite = dasktile.api._rewrite
+    rewrite = pipeline.rewrite
 
     def recorded(*arguments: Any) -> Any:
         result = rewrite(*arguments)
@@ -53,7 +54,7 @@ def rewrites(
         return result
 
     # the scheduler, which optimises, is in this process
-    monkeypatch.setattr(dasktile.api, "_rewrite", recorded)
+    monkeypatch.setattr(pipeline, "rewrite", recorded)
     monkeypatch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
     with dask.config.set(
         {

@@ -19,6 +19,7 @@ from _pytest.runner import runtestprotocol
 
 import dasktile.api
 import dasktile.tiling.planner
+from dasktile import pipeline
 from dasktile.ir import Program
 from tests.dask_suite.exceptions import EXCEPTIONS
 from tests.support import random_tiling
@@ -59,8 +60,8 @@ class Suite:
             "dasktile.raise-errors": True,
         }
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dasktile.api, "boundary", self._noting(dasktile.api.boundary))
-            patch.setattr(dasktile.api, "_plan", self._counting(dasktile.api._plan))
+            patch.setattr(pipeline, "boundary", self._noting(pipeline.boundary))
+            patch.setattr(pipeline, "plan_request", self._counting(pipeline.plan_request))
             if self.mode != "plain":
                 patch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
                 settings["dasktile.workers"] = 4

@@ -1,0 +1,313 @@
+"""From a request to a graph: capture, tile, and lower.
+
+Everything here takes the arrays of a :class:`Request`, whichever public function made it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile import config, tiling
+from dasktile.capture.base import ArrayInfo, Captured
+from dasktile.capture.culling import Needed, has_effects, needed_blocks
+from dasktile.capture.extend import extend
+from dasktile.capture.highlevel import capture_graph
+from dasktile.cluster.located import located
+from dasktile.cluster.target import Machine
+from dasktile.collections.boundary import boundary, splice
+from dasktile.collections.output_chunks import storable
+from dasktile.collections.unpack import Holders, Member, Rewritten
+from dasktile.ir import Chunks, TiledProgram
+from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
+from dasktile.lower.writer import Lowered, lower
+from dasktile.tiling.plan import TilingPlan
+
+#: Arrays that must have the same chunks along each shared dimension.
+Group = tuple[Member, ...]
+Groups = tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The arrays to tile, and the options.
+
+    Parameters
+    ----------
+    graph
+        The graph that computes the arrays.
+    arrays
+        The arrays.
+    kept, fixed
+        Names of the arrays that keep their chunks, and of those that keep their names too.
+    machine, method
+        The workers to plan for, and the tiling method.
+    keys
+        The wanted keys of the graph, nested in any way.
+    above
+        Names of layers that are not part of the arrays' own graph but may read them.
+    groups
+        As in :class:`~dasktile.collections.unpack.Holders`.
+    """
+
+    graph: HighLevelGraph
+    arrays: tuple[ArrayInfo, ...]
+    kept: frozenset[str]
+    fixed: frozenset[str]
+    machine: Machine
+    method: str
+    keys: Any
+    above: tuple[str, ...] = ()
+    groups: Groups = ()
+
+    @classmethod
+    def of(cls, holders: Holders, keep_chunks: bool, machine: Machine, method: str) -> Request:
+        fixed = frozenset(holders.fixed)
+        return cls(
+            HighLevelGraph.merge(*holders.graphs),
+            tuple(holders.arrays.values()),
+            frozenset(holders.arrays) if keep_chunks else fixed,
+            fixed,
+            machine,
+            config.setting("method") if method == "auto" else method,
+            holders.keys,
+            groups=tuple(holders.groups),
+        )
+
+    def final_chunks(self, plan: TilingPlan) -> list[Chunks | None]:
+        """For every array, the chunks of its result; None for those of its tiles."""
+        final = [array.chunks if array.name in self.kept else None for array in self.arrays]
+        if plan.tiled is not None:
+            for group in self.groups:
+                self._agree_on_chunks(plan.tiled, group, final)
+        return final
+
+    def _agree_on_chunks(
+        self, tiled: TiledProgram, group: Group, final: list[Chunks | None]
+    ) -> None:
+        """Give the arrays of an xarray object the same chunks along each dimension.
+
+        These are the chunks of an array that keeps its chunks, else of the largest array, changed
+        so that the object can be stored.  An object with inconsistent chunks may stay so.
+        """
+        places = {array.name: place for place, array in enumerate(self.arrays)}
+        members = [(places[member.name], member) for member in group if member.name in places]
+        # arrays that keep their chunks first, then the largest
+        members.sort(
+            key=lambda item: (
+                final[item[0]] is None,
+                -math.prod(self.arrays[item[0]].shape),
+                item[0],
+            )
+        )
+        before: dict[Hashable, tuple[int, ...]] = {}
+        after: dict[Hashable, tuple[int, ...]] = {}
+        kept: set[Hashable] = set()
+        encoded: dict[Hashable, set[int]] = {}
+        for place, member in members:
+            node = tiled.program.outputs[place]
+            chunks = final[place] or tiled.tilings[node].chunks
+            for axis, dim in enumerate(member.dims):
+                own = self.arrays[place].chunks[axis]
+                if before.setdefault(dim, own) != own:
+                    if len(group) > 1:
+                        for member in group:
+                            self._agree_on_chunks(tiled, (member,), final)
+                    return
+                after.setdefault(dim, chunks[axis])
+                if final[place]:
+                    kept.add(dim)
+                if member.encoded:
+                    encoded.setdefault(dim, set()).add(member.encoded[axis])
+        for dim in after.keys() - kept:
+            after[dim] = storable(after[dim], before[dim], encoded.get(dim, ()))
+        for place, member in members:
+            final[place] = final[place] or tuple(after[dim] for dim in member.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A plan, and the blocks that it must compute.
+
+    Parameters
+    ----------
+    captured, plan
+        The captured program and its tiles.
+    needed
+        By the name of an array, which of its blocks are needed, for arrays of which not all are.
+        Empty if all blocks are needed of every array whose tasks have effects.
+    """
+
+    captured: Captured
+    plan: TilingPlan
+    needed: Mapping[str, Needed]
+
+    def watched(self) -> list[int]:
+        """Indices of nodes whose unneeded tiles must not be computed."""
+        effects = has_effects(self.captured)
+        return [
+            index
+            for index, node in enumerate(self.captured.program.nodes)
+            if effects[index] and node.name in self.needed
+        ]
+
+
+def rewrite(request: Request) -> Rewritten | None:
+    """The arrays of a request after tiling; None if the input should not change."""
+    _, lowered = plan_and_lower(request)
+    if lowered is None:
+        return None
+    names = [array.name for array in request.arrays]
+    return Rewritten(
+        lowered.graph,
+        dict(zip(names, lowered.names, strict=True)),
+        dict(zip(names, lowered.chunks, strict=True)),
+    )
+
+
+def rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLevelGraph | None:
+    """The graph with tiled arrays under the same keys; None if it should not change."""
+    ends = boundary(graph, keys)
+    if ends is None:
+        return None
+    names = frozenset(array.name for array in ends.arrays)
+    method = config.setting("method")
+    new = rewrite(Request(graph, ends.arrays, names, names, target, method, keys, ends.above))
+    return None if new is None else splice(graph, ends, new.graph)
+
+
+def captured_program(request: Request, pinned: Mapping[str, str] | None = None) -> Captured:
+    """The captured program; with the setting `raise-errors`, errors of recognisers are raised."""
+    captured = capture_graph(request.graph, request.arrays, pinned)
+    if captured.errors and config.setting("raise-errors"):
+        raise captured.errors[0]
+    return captured
+
+
+def plan_and_lower(request: Request) -> tuple[TilingPlan, Lowered | None]:
+    """The plan, and the new graph; None for the graph if the input should not change.
+
+    A graph that would compute unneeded blocks is discarded: the arrays concerned, and their
+    direct readers, then keep their chunks.
+    """
+    pinned: dict[str, str] = {}
+    for _ in range(2):
+        planned = plan_request(request, pinned)
+        plan = planned.plan
+        if plan.tiled is None:
+            return plan, None
+        lowered = _lower(request, planned)
+        if not _computes_unneeded(planned, lowered):
+            return plan, lowered
+        nodes = plan.program.nodes
+        partial = [node.name in planned.needed for node in nodes]
+        pinned = {
+            node.name: "only some blocks of this array, or of its inputs, are needed"
+            for index, node in enumerate(nodes)
+            if partial[index] or any(partial[edge.producer] for edge in node.edges)
+        }
+    verdict = "every plan would compute blocks that are not needed"
+    return replace(plan, tiled=None, verdict=verdict), None
+
+
+def _lower(request: Request, planned: PlannedRequest) -> Lowered:
+    """Write the graph of a plan."""
+    plan = planned.plan
+    assert plan.tiled is not None
+    return lower(
+        planned.captured,
+        plan.tiled,
+        output_chunks=request.final_chunks(plan),
+        output_names=[
+            array.name if array.name in request.fixed else None for array in request.arrays
+        ],
+        predicted=plan.after.moved,
+        fuse_bytes=LOWER_DEFAULTS.fuse_factor * request.machine.settings().usual_task,
+        threads=request.machine.threads,
+        wanted=planned.needed,
+        watched=planned.watched(),
+    )
+
+
+def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:
+    """Whether a graph computes a tile with effects, of which no element is needed."""
+    tiled = planned.plan.tiled
+    assert tiled is not None
+    return any(
+        tiling.contains_unneeded(
+            computed,
+            tiled.tilings[index].chunks,
+            planned.needed[tiled.program.nodes[index].name],
+            tiled.program.nodes[index].chunks,
+        )
+        for index, computed in lowered.computed.items()
+    )
+
+
+def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
+    """Choose tiles; arrays named in `pinned` keep their chunks, for the reasons given there."""
+    target = request.machine
+    captured = located(captured_program(request, pinned), target)
+
+    try:
+        plan = tile(captured, target, request.method, target.memory_limit)
+    except tiling.MemoryLimitError:
+        if target.limit_given:
+            raise
+        # the limit is a default, so it is better exceeded than met by the smallest tiles
+        plan = tile(captured, target, request.method, None)
+    needed = {} if plan.tiled is None else _needed(request, captured)
+    if plan.origin is not None:
+        captured = extend(captured, plan.program, plan.origin)
+    if needed and plan.tiled is not None:
+        nodes = plan.program.nodes
+        effects = has_effects(captured)
+        culled = [
+            effect and node.name in needed for effect, node in zip(effects, nodes, strict=True)
+        ]
+        restricted = tiling.restricted(plan.program, culled)
+        blocks = {
+            index: needed[node.name]
+            for index, node in enumerate(nodes)
+            if restricted[index] and node.name in needed
+        }
+        plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
+    return PlannedRequest(captured, plan, needed)
+
+
+def _needed(request: Request, captured: Captured) -> dict[str, Needed]:
+    """The needed blocks of every array of which not all blocks are needed.
+
+    Empty if no task with effects (a user's function, a read) is among the unneeded ones.
+    """
+    program, effects = captured.program, has_effects(captured)
+    outputs = {array.name: array.numblocks for array in request.arrays}
+    wanted = needed_blocks(request.graph, request.keys, outputs, request.above)
+    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
+    if not any(effect and cull for effect, cull in zip(effects, culled, strict=True)):
+        return {}
+    numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
+    needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
+    partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
+    nodes = zip(program.nodes, effects, strict=True)
+    return partial if any(effect and node.name in partial for node, effect in nodes) else {}
+
+
+def tile(
+    captured: Captured, target: Machine, method: str, limit: int | None, force: bool = False
+) -> TilingPlan:
+    """Tile a captured program; with `force`, even if the input's own chunks are cheaper."""
+    return tiling.tile(
+        captured.program,
+        workers=target.workers,
+        threads=target.threads,
+        memory_limit=limit,
+        method=method,
+        settings=target.settings(),
+        placed=target.placed,
+        force=force,
+    )

@@ -154,6 +154,11 @@ def compare(
     Returns
     -------
     A :class:`~dasktile.report.comparison.Comparison`; print it.
+
+    Raises
+    ------
+    ValueError
+        If tasks of the graph read layers that the graph does not declare.
     """
     require(CAPTURE, "dasktile.compare")
     names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")
@@ -212,7 +217,13 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
-    plan, _ = plan_and_lower(request)
+    try:
+        plan, _ = plan_and_lower(request)
+    except UndeclaredReadError as error:
+        _warn_inconsistent(error)
+        return report.nothing(
+            request.machine.workers, request.method, unknown, f"unchanged: {error}"
+        )
     seconds = request.machine.seconds(plan)
     return report.explanation(plan, request.final_chunks(plan), unknown, seconds)
 
@@ -245,6 +256,15 @@ def _warn_unsupported() -> None:
     )
 
 
+def _warn_inconsistent(error: UndeclaredReadError) -> None:
+    warnings.warn(
+        f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
+        " such graphs of arrays that were rechunked",
+        InconsistentGraphWarning,
+        stacklevel=4,
+    )
+
+
 def _guarded(function: Any, *arguments: Any) -> Any:
     """Call a function; an error inside dasktile becomes a warning, and the result None."""
     try:
@@ -252,12 +272,7 @@ def _guarded(function: Any, *arguments: Any) -> Any:
     except _REFUSALS:
         raise
     except UndeclaredReadError as error:
-        warnings.warn(
-            f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
-            " such graphs of arrays that were rechunked",
-            InconsistentGraphWarning,
-            stacklevel=3,
-        )
+        _warn_inconsistent(error)
         return None
     except Exception as error:
         if config.setting("raise-errors"):

@@ -210,7 +210,7 @@ def plan_and_lower(request: Request) -> tuple[TilingPlan, Lowered | None]:
             for index, node in enumerate(nodes)
             if partial[index] or any(partial[edge.producer] for edge in node.edges)
         }
-    verdict = "every plan would compute blocks that are not needed"
+    verdict = "a re-tiled graph would compute blocks that Dask would not compute"
     return replace(plan, tiled=None, verdict=verdict), None
 
 

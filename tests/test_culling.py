@@ -14,11 +14,13 @@ import dask.array as da
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from hypothesis import HealthCheck, given, note, reject, settings
 
 import dasktile
 import dasktile.tiling.planner
 from dasktile import pipeline
+from dasktile.capture.culling import needed_blocks
 from dasktile.ir import (
     AxisMap,
     Edge,
@@ -561,3 +563,22 @@ def part_of(e: Expression, value: Value) -> tuple[slice, ...]:
         stop = start + 1 + e.rng.randrange(size - start) if size and e.chance(60) else size
         index.append(slice(start, stop, e.pick((1, 1, 2))))
     return tuple(index)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (("x", 1), [False, True, False]),
+        (("x", np.int64(1)), [False, True, False]),
+        (("x", 1.0), [False, True, False]),
+        (("x", -1), [False, False, False]),
+        (("x", 101), [False, False, False]),
+        (("x", "part"), [False, False, False]),
+    ],
+)
+def test_only_keys_of_blocks_mark_blocks(key: Any, expected: list[bool]) -> None:
+    """A layer may have other keys than those of its array's blocks, with the same head."""
+    x = da.ones(6, chunks=2)
+    graph = HighLevelGraph({"x": MaterializedLayer({("x", i): i for i in range(3)})}, {"x": set()})
+    needed = needed_blocks(graph, [key], {"x": x.numblocks})
+    assert needed["x"].tolist() == expected

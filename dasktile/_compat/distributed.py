@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dasktile")
 
 #: Releases of distributed with which the table was checked.
-CHECKED_WITH = ("2026.7.1", "2026.8.0")
+CHECKED_WITH = ("2026.1.1", "2026.7.1", "2026.8.0")
 
 # States of tasks: those of both sides, of the scheduler alone, and of workers alone.
 

@@ -1,8 +1,8 @@
-"""Which blocks of a graph's arrays are needed for the keys that are wanted.
+"""Which blocks of a graph's arrays are needed for the wanted keys.
 
-Dask runs only the tasks that the wanted keys depend on.  A tile that joins a block that is
-needed with one that is not would run tasks that Dask would not run: a user's function, or a
-read.  Such a task may have side effects, be slow, or fail.
+Dask runs only the tasks that the wanted keys depend on.  A tile that joins a needed block with an
+unneeded one would run tasks that Dask would not run: a user's function, or a read.  Such a task
+may have side effects, be slow, or fail.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured
+from dasktile.capture.references import head_of, is_block
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -27,7 +28,7 @@ from dasktile.ir import Kind, Node
 #: For every block of an array, whether it is needed.
 Needed = npt.NDArray[np.bool_]
 
-#: Packages whose functions do nothing but compute.
+#: Packages whose functions have no side effects.
 _PURE = {"numpy", "scipy"}
 
 
@@ -44,71 +45,96 @@ def needed_blocks(
     graph
         The graph.
     keys
-        Keys that are wanted, nested in any way.
+        The wanted keys, nested in any way.
     numblocks
-        The arrays: how many blocks each has along every axis, by name.
+        By the name of an array, its number of blocks along every axis.
     layers
-        Layers to look at; by default all.  Of others it is not asked what they read.
+        Layers whose reads are followed; by default all.  Reads of other layers are ignored.
     """
-    found = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
-    pending = set(flatten([keys]))
-    _mark(found, pending)
-    looked_at = graph.layers.keys() if layers is None else set(layers)
+    needed = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
+    pending = _Pending(flatten([keys]))
+    _mark(needed, pending.keys())
+    followed = graph.layers.keys() if layers is None else set(layers)
     others: set[Any] = set()
-    if any(_is_legacy(graph.layers[name]) for name in looked_at):
-        # in tasks of the old form only a key that exists is a dependency
+    if any(_is_legacy(graph.layers[name]) for name in followed):
+        # in tasks written as tuples, only an existing key is a dependency
         others = graph.get_all_external_keys()
     order = TopologicalSorter({name: graph.dependencies.get(name, ()) for name in graph.layers})
-    for name in reversed([name for name in order.static_order() if name in looked_at]):
-        reads = _reads(graph.layers[name], pending, others)
+    for name in reversed([name for name in order.static_order() if name in followed]):
+        layer = graph.layers[name]
+        reads = _reads(layer, pending.of(layer), others)
         below = {key for dependencies in reads.values() for key in dependencies}
-        _mark(found, below)
-        pending |= below
-        pending.difference_update(reads)
-    return found
+        _mark(needed, below)
+        pending.add(below)
+        pending.remove(reads)
+    return needed
+
+
+class _Pending:
+    """Keys whose tasks have not been followed yet, by their heads."""
+
+    def __init__(self, keys: Iterable[Any]) -> None:
+        self._by_head: dict[Any, set[Any]] = {}
+        self.add(keys)
+
+    def add(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            self._by_head.setdefault(head_of(key), set()).add(key)
+
+    def remove(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            self._by_head.get(head_of(key), set()).discard(key)
+
+    def keys(self) -> list[Any]:
+        return [key for keys in self._by_head.values() for key in keys]
+
+    def of(self, layer: Layer) -> list[Any]:
+        """The keys that a layer may have: those with the heads of its keys."""
+        if isinstance(layer, Blockwise):
+            return list(self._by_head.get(layer.output, ()))
+        heads = dict.fromkeys(head_of(key) for key in layer)
+        return [key for head in heads for key in self._by_head.get(head, ())]
 
 
 def _is_legacy(layer: Layer) -> bool:
-    # Blockwise layers would write out all their tasks to say so
+    # this would generate all tasks of a Blockwise layer
     return not isinstance(layer, Blockwise) and layer.has_legacy_tasks
 
 
 def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any, Set[Any]]:
-    """What every task of a layer reads that any of the keys depends on."""
+    """For every task of a layer that one of the keys depends on, the keys that it reads."""
     if isinstance(layer, Blockwise):
         own = {key for key in keys if type(key) is tuple and key[0] == layer.output}
         return layer.cull(own, others)[1] if own else {}
-    # not by Layer.cull, which keeps everything where there are as many keys as tasks
-    found: dict[Any, Set[Any]] = {}
+    # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
+    reads: dict[Any, Set[Any]] = {}
     stack = [key for key in keys if key in layer]
     while stack:
         key = stack.pop()
-        if key in found:
+        if key in reads:
             continue
         task = layer[key]
         if isinstance(task, GraphNode):
-            found[key] = task.dependencies
+            reads[key] = task.dependencies
         else:
-            found[key] = layer.get_dependencies(key, others)
-        stack.extend(other for other in found[key] if other in layer)
-    return found
+            reads[key] = layer.get_dependencies(key, others)
+        stack.extend(other for other in reads[key] if other in layer)
+    return reads
 
 
-def _mark(found: Mapping[str, Needed], keys: Iterable[Any]) -> None:
+def _mark(needed: Mapping[str, Needed], keys: Iterable[Any]) -> None:
+    """Mark the blocks that are among the keys; other keys of a layer have the same head."""
     for key in keys:
-        if type(key) is not tuple or not key or key[0] not in found:
-            continue
-        blocks, place = found[key[0]], key[1:]
-        # layers of arrays may have other keys, which start with their name too
-        if len(place) == blocks.ndim and all(isinstance(at, (int, np.integer)) for at in place):
-            blocks[place] = True
+        blocks = needed.get(key[0]) if isinstance(key, tuple) and key else None
+        if blocks is not None and is_block(key, key[0], blocks.shape):
+            blocks[tuple(int(getattr(number, "real", number)) for number in key[1:])] = True
 
 
 def has_effects(captured: Captured) -> list[bool]:
-    """For every node, whether to make a part of it that is not needed could do harm.
+    """For every node, whether computing an unneeded part of it may have side effects.
 
-    It could where a user's function runs, something is read, or tasks are opaque.  To compute
-    more elements with functions of NumPy only takes time.
+    It may if it runs a user's function, reads from storage, or has unknown tasks.  Functions of
+    NumPy only take time.
     """
     return [
         _has_effects(node, kernel)
@@ -117,11 +143,11 @@ def has_effects(captured: Captured) -> list[bool]:
 
 
 def follows_effects(captured: Captured) -> list[bool]:
-    """For every node, whether it is one of those or is computed from one."""
-    found = has_effects(captured)
+    """For every node, whether it has effects or is computed from a node that has."""
+    effects = has_effects(captured)
     for index, node in enumerate(captured.program.nodes):
-        found[index] |= any(found[edge.producer] for edge in node.edges)
-    return found
+        effects[index] |= any(effects[edge.producer] for edge in node.edges)
+    return effects
 
 
 def _has_effects(node: Node, kernel: Any) -> bool:

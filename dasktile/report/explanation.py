@@ -195,12 +195,12 @@ class Explanation:
         workers = _count(self.workers, "worker")
         if self.changed:
             moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
-            tasks = f"{self.tasks_after:,} tasks"
+            tasks = _count(self.tasks_after, "task")
             if self.tasks_after != self.tasks_before:
                 tasks += f" instead of {self.tasks_before:,}"
         else:
             moved = f"unchanged: moves {format_bytes(self.bytes_before)} between workers"
-            tasks = f"{self.tasks_before:,} tasks"
+            tasks = _count(self.tasks_before, "task")
         lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
@@ -294,7 +294,7 @@ def explanation(
         lower_bound=plan.lower_bound,
         proven_optimal=plan.proven_optimal,
         changed=plan.tiled is not None,
-        verdict=plan.verdict,
+        verdict=plan.verdict if plan.tiled is None else "",
         nodes=(*nodes, *map(_unknown_row, unknown)),
         balance_before=plan.before.balance,
         balance_after=plan.after.balance,

@@ -133,8 +133,8 @@ async def _enable(client: Client, placement: bool, spill: SpillOptions | None) -
         await client.run_on_scheduler(_send_all_hints)
         if failed:
             warnings.warn(
-                "dasktile could not take over the results of these workers, which keep them as"
-                f" before: {', '.join(sorted(failed))}. Their logs say why",
+                "dasktile could not install its store on these workers; they keep the spilling of"
+                f" distributed: {', '.join(sorted(failed))}. The cause is in their logs",
                 stacklevel=2,
             )
     unavailable = await client.run_on_scheduler(_unavailable)

@@ -228,8 +228,9 @@ class Residency:
         tile = _Tile(key, self._count, size, tier, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
+        before = self.used[tier]
         self._place(tile, tier, size if memory is None else memory, shared)
-        self._grow(tier, size)
+        self._grow(tier, self.used[tier] - before)
         return self._next_instructions()
 
     def remove(self, key: Hashable) -> list[Instruction]:
@@ -395,7 +396,7 @@ class Residency:
         tile = self._end_copy(copy)
         self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused = False
-        self._grow(copy.target, copy.size)
+        self._grow(copy.target, copy.size if size is None else size)
         out: list[Instruction] = []
         if tile.removed:
             self._free_removed(tile, out)
@@ -727,7 +728,7 @@ class Residency:
             self._mark_used(tile)
 
     def _grow(self, tier: int, size: int) -> None:
-        """Raise a shrunken capacity by the size of a tile that was allocated on the tier."""
+        """Raise a shrunken capacity by the bytes of a tile that were allocated on the tier."""
         if self.capacity[tier] < self._allowed[tier]:
             self.capacity[tier] = min(self.capacity[tier] + size, self._allowed[tier])
 

@@ -1,8 +1,8 @@
-"""Tiles that do not join what is needed of an array with what is not.
+"""Tiles that do not join needed blocks of an array with unneeded ones.
 
-Where only some blocks of an array are needed, Dask makes only those.  Tiles are chosen as if
-all were.  Here they are cut where needed blocks end, so that every tile consists of needed
-blocks only, or of none; those of none are then culled like any task that nothing depends on.
+If only some blocks of an array are needed, Dask computes only those.  Tiles are chosen as if all
+were needed.  Here they are cut at the boundaries of the needed blocks, so that each tile contains
+only needed blocks or only unneeded ones; Dask culls the latter.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_says_what_cannot_run_where_the_package_is_missing(
         found = next(left)
         return lambda: found
 
-    monkeypatch.setattr(install, "_finder", finder)
+    monkeypatch.setattr(install, "_probe", finder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dasktile.enable(client)

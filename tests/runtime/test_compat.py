@@ -99,13 +99,17 @@ TABLES = {"scheduler": SCHEDULER, "worker": WORKER}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=False,
-        dashboard_address=":0",
-        memory_limit="1 GiB",
-    ) as cluster:
+    # the memory of the test's process must neither pause the workers nor reduce their budget
+    with (
+        dask.config.set({"distributed.worker.memory.pause": False}),
+        LocalCluster(
+            n_workers=2,
+            threads_per_worker=1,
+            processes=False,
+            dashboard_address=":0",
+            memory_limit="16 GiB",
+        ) as cluster,
+    ):
         yield cluster
 
 

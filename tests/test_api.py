@@ -422,7 +422,11 @@ def test_errors_name_the_invalid_setting() -> None:
 
 
 def test_numpy_numbers_are_accepted() -> None:
-    dasktile.optimize(product(), workers=np.int64(4), memory_limit=np.float64(1e9))
+    array = product()
+    numbers = dasktile.optimize(array, workers=4, memory_limit=1e9)
+    of_numpy = dasktile.optimize(array, workers=np.int64(4), memory_limit=np.float64(1e9))
+    assert of_numpy.name == numbers.name != array.name
+    assert of_numpy.chunks == numbers.chunks
 
 
 class Largest(Callback):

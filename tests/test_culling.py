@@ -242,8 +242,7 @@ def test_it_is_still_tiled() -> None:
     with dask.config.set({"dasktile.workers": 4}):
         found = dasktile.optimize((stored() + 1)[: SIZE + 2] @ da.ones((4 * SIZE, 5), chunks=3))
     assert any("-dasktile-" in name for name in found.dask.layers)
-    chunks = {name.partition("-")[0]: layer for name, layer in found.dask.layers.items()}
-    assert "matmul" in chunks or "sum" in chunks, list(found.dask.layers)
+    assert {name.partition("-")[0] for name in found.dask.layers} >= {"matmul"}
 
 
 @pytest.mark.usefixtures("workers")

@@ -173,7 +173,7 @@ def test_spilling_benchmark_runs_on_a_device(
 ) -> None:
     pytest.importorskip("dask_cuda")
     out = tmp_path / "spilling.json"
-    where = ["--workloads", "anomalies", "--device", "--host-memory", "40MB"]
+    where = ["--workloads", "anomalies", "--device", "--host-memory", "25MB"]
     options = ["--rounds", "1", "--scale", "0.2", "--out", str(out)]
     assert spilling.main([*where, *options]) == 0, capsys.readouterr().out
     theirs, ours = json.loads(out.read_text())["cells"]

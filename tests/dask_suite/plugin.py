@@ -104,7 +104,9 @@ class Suite:
     def close(self) -> None:
         """Check the share of recognised operations."""
         nodes = self.counts["nodes"]
-        if nodes and self.recognised < self.share:
+        if self.share and not nodes:
+            self.problem = "no operation was captured, so that nothing was tested"
+        elif self.recognised < self.share:
             self.problem = (
                 f"too few operations are recognised: {self.recognised:.1f} % of {nodes} operations"
                 f" are not pinned, {self.share:g} % are required"
@@ -167,7 +169,7 @@ class Suite:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         counts = self.counts
-        if not counts["graphs"]:
+        if not counts["graphs"] and not self.problem:
             return
         terminalreporter.section(f"dasktile, {self.mode}")
         terminalreporter.line(

@@ -148,6 +148,7 @@ def test_bytes_are_what_counting_elements_gives(seed):
     program = _random_program(rng)
     for axes in (free_axes(program, 4, LIMITS), own_axes(program)):
         costs = Costs(Space(program, Mesh((2, 2)), axes, Settings()))
+        assert costs.between
         for (source, reader), table in costs.between.items():
             node = program.nodes[costs.space.variables[reader].node]
             strided = any(abs(a.step) > a.width for edge in node.edges for a in edge.axes)

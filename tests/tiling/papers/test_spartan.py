@@ -228,6 +228,7 @@ def test_states_are_candidates_and_cost_what_the_model_says(workers):
 
 
 def test_without_a_budget_nothing_is_held_twice():
+    kept = 0
     for program in random_programs()[:40]:
         space = Space(program, Mesh((2, 2)), free_axes(program, 4, LIMITS), Settings(), 0, True)
         found = get("spartan").choose(Costs(space), Settings(), TIE)
@@ -236,6 +237,8 @@ def test_without_a_budget_nothing_is_held_twice():
             if variable.keep:
                 assert option.second_mesh is None
                 assert not any(option.replicated)
+                kept += 1
+    assert kept > 100
 
 
 def test_the_candidates_are_the_tilings_that_were_decided():

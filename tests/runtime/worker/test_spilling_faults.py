@@ -141,10 +141,12 @@ def directory(dask_worker: Worker) -> str:
 
 def test_a_restart(tmp_path: Path) -> None:
     with spilling(2, workers=2, processes=True, local_directory=str(tmp_path)) as (_, client):
-        made(client)
+        # without these futures the results, and their files, would be removed at once
+        tiles = made(client)
         until(lambda: len(files(tmp_path)) >= 2)
         before = client.run(directory)
         client.restart(timeout=LIMIT)
+        assert all(tile.cancelled() for tile in tiles)
         after = client.run(directory)
         assert not set(before.values()) & set(after.values())
         assert not any(map(os.path.exists, before.values()))

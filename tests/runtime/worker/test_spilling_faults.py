@@ -29,7 +29,7 @@ from dasktile.testing.emulated import DeviceFullError, EmulatedDevice, to_device
 
 #: Seconds after which something hangs.  To start a process may take a minute where others wait
 #: for the same processors.
-LIMIT = 300
+LIMIT = 240
 
 SIZE = 200_000
 TILES = 10

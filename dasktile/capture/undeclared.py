@@ -22,6 +22,10 @@ from dasktile.capture.base import GraphView
 from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
 
 
+#: Part of the name of every layer that dasktile writes.
+_OWN = "-dasktile-"
+
+
 class UndeclaredReadError(ValueError):
     """A layer reads keys that its graph does not declare as dependencies."""
 
@@ -78,6 +82,9 @@ class _Reads:
                 if owner not in declared:
                     raise UndeclaredReadError(_message(name, key, owner))
                 info = arrays.get(owner)
+                # layers that dasktile wrote may have one more index, for a copy on each worker
+                if _OWN in owner:
+                    continue
                 if info is not None and not is_block(key, owner, info.numblocks):
                     raise UndeclaredReadError(
                         f"layer {name!r} reads {key!r}, which is in the layer of the array"

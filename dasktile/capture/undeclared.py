@@ -21,7 +21,6 @@ from dasktile._compat.dask import GraphNode, convert_legacy_graph
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
 
-
 #: Part of the name of every layer that dasktile writes.
 _OWN = "-dasktile-"
 

@@ -465,9 +465,13 @@ def test_emulated_arrays_without_a_way_to_send_them(
 ) -> None:
     assert internals.check_emulated() is None
     monkeypatch.delattr(pkgutil.resolve_name(owner), name)
+
+    class Unused:
+        """A type of this test alone: registrations cannot be taken back."""
+
     with logged() as messages:
         assert Feature.EMULATED.value in str(internals.check_emulated())
-        internals.register_serialization(int, lambda value: ({}, []), lambda header, frames: 0)
+        internals.register_serialization(Unused, lambda value: ({}, []), lambda header, frames: 0)
     assert len(messages) == 1
 
 

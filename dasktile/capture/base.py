@@ -221,6 +221,15 @@ class GraphView:
 Recogniser = Callable[[GraphView, str], "Operation | Rechunked | NotRecognised | None"]
 
 
+def has_blocks(layer: Layer, array: ArrayInfo) -> bool:
+    """Whether the blocks of the array are keys of the layer."""
+    if isinstance(layer, Blockwise):
+        dims = tuple(layer.dims[symbol] for symbol in layer.output_indices)
+        return layer.output == array.name and dims == array.numblocks
+    last = (count - 1 for count in array.numblocks)
+    return (array.name, *last) in layer
+
+
 def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:
     """The array of a layer by its annotations; None if they are incomplete or sizes are unknown."""
     annotations = layer.collection_annotations if layer is not None else None

@@ -29,6 +29,7 @@ from dasktile.capture.base import (
     Rechunked,
     Recogniser,
     Verbatim,
+    has_blocks,
 )
 from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
 from dasktile.capture.reasons import reason_for
@@ -334,7 +335,7 @@ def _members(view: GraphView, name: str) -> tuple[tuple[str, ...], tuple[ArrayIn
         waiting: list[str] = []
         for other in view.dependencies(member):
             array = view.array(other)
-            if array is not None and _has_keys(view.layers[other], array):
+            if array is not None and has_blocks(view.layers[other], array):
                 arrays[other] = array
             elif other not in members:
                 waiting.append(other)
@@ -344,15 +345,6 @@ def _members(view: GraphView, name: str) -> tuple[tuple[str, ...], tuple[ArrayIn
             members[member] = None
             stack.pop()
     return tuple(members), tuple(arrays.values())
-
-
-def _has_keys(layer: Layer, array: ArrayInfo) -> bool:
-    """True if the blocks of the array are keys of the layer."""
-    if isinstance(layer, Blockwise):
-        dims = tuple(layer.dims[symbol] for symbol in layer.output_indices)
-        return layer.output == array.name and dims == array.numblocks
-    last = (count - 1 for count in array.numblocks)
-    return (array.name, *last) in layer
 
 
 def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMap, ...]:

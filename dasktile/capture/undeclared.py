@@ -18,11 +18,8 @@ from typing import Any
 from dask.blockwise import Blockwise
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
-from dasktile.capture.base import GraphView
+from dasktile.capture.base import GraphView, has_blocks
 from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
-
-#: Part of the name of every layer that dasktile writes.
-_OWN = "-dasktile-"
 
 
 class UndeclaredReadError(ValueError):
@@ -81,10 +78,9 @@ class _Reads:
                 if owner not in declared:
                     raise UndeclaredReadError(_message(name, key, owner))
                 info = arrays.get(owner)
-                # layers that dasktile wrote may have one more index, for a copy on each worker
-                if _OWN in owner:
+                if info is None or not has_blocks(self.view.layers[owner], info):
                     continue
-                if info is not None and not is_block(key, owner, info.numblocks):
+                if not is_block(key, owner, info.numblocks):
                     raise UndeclaredReadError(
                         f"layer {name!r} reads {key!r}, which is in the layer of the array"
                         f" {owner!r}, but is not one of its blocks"

@@ -23,7 +23,7 @@ from dasktile.errors import (
     InternalErrorWarning,
     UnsupportedCollectionWarning,
 )
-from dasktile.pipeline import Request, captured_program, plan_and_lower, tile
+from dasktile.pipeline import Request, accepted_plan, captured_program, tile
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
 from dasktile.tiling.plan import TilingPlan
@@ -218,12 +218,13 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
-        plan, _ = plan_and_lower(request)
+        planned, _ = accepted_plan(request)
     except UndeclaredReadError as error:
         _warn_inconsistent(error)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
+    plan = planned.plan
     seconds = request.machine.seconds(plan)
     return report.explanation(plan, request.final_chunks(plan), unknown, seconds)
 

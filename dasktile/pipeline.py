@@ -115,8 +115,8 @@ class Request:
                 own = self.arrays[place].chunks[axis]
                 if before.setdefault(dim, own) != own:
                     if len(group) > 1:
-                        for member in group:
-                            self._agree_on_chunks(tiled, (member,), final)
+                        for single in group:
+                            self._agree_on_chunks(tiled, (single,), final)
                     return
                 after.setdefault(dim, chunks[axis])
                 if final[place]:
@@ -158,9 +158,10 @@ class PlannedRequest:
 
 def rewrite(request: Request) -> Rewritten | None:
     """The arrays of a request after tiling; None if the input should not change."""
-    _, lowered = plan_and_lower(request)
-    if lowered is None:
+    planned, lowered = accepted_plan(request)
+    if planned.plan.tiled is None:
         return None
+    lowered = lowered or _lower(request, planned)
     names = [array.name for array in request.arrays]
     return Rewritten(
         lowered.graph,
@@ -188,22 +189,21 @@ def captured_program(request: Request, pinned: Mapping[str, str] | None = None) 
     return captured
 
 
-def plan_and_lower(request: Request) -> tuple[TilingPlan, Lowered | None]:
-    """The plan, and the new graph; None for the graph if the input should not change.
+def accepted_plan(request: Request) -> tuple[PlannedRequest, Lowered | None]:
+    """The plan, and its graph if that had to be written to check the plan.
 
-    A graph that would compute unneeded blocks is discarded: the arrays concerned, and their
+    A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
     direct readers, then keep their chunks.
     """
     pinned: dict[str, str] = {}
     for _ in range(2):
         planned = plan_request(request, pinned)
-        plan = planned.plan
-        if plan.tiled is None:
-            return plan, None
+        if planned.plan.tiled is None or not planned.watched():
+            return planned, None
         lowered = _lower(request, planned)
         if not _computes_unneeded(planned, lowered):
-            return plan, lowered
-        nodes = plan.program.nodes
+            return planned, lowered
+        nodes = planned.plan.program.nodes
         partial = [node.name in planned.needed for node in nodes]
         pinned = {
             node.name: "only some blocks of this array, or of its inputs, are needed"
@@ -211,7 +211,7 @@ def plan_and_lower(request: Request) -> tuple[TilingPlan, Lowered | None]:
             if partial[index] or any(partial[edge.producer] for edge in node.edges)
         }
     verdict = "a re-tiled graph would compute blocks that Dask would not compute"
-    return replace(plan, tiled=None, verdict=verdict), None
+    return replace(planned, plan=replace(planned.plan, tiled=None, verdict=verdict)), None
 
 
 def _lower(request: Request, planned: PlannedRequest) -> Lowered:
@@ -269,11 +269,11 @@ def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
         culled = [
             effect and node.name in needed for effect, node in zip(effects, nodes, strict=True)
         ]
-        restricted = tiling.restricted(plan.program, culled)
+        downstream = plan.program.downstream(culled)
         blocks = {
             index: needed[node.name]
             for index, node in enumerate(nodes)
-            if restricted[index] and node.name in needed
+            if downstream[index] and node.name in needed
         }
         plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
     return PlannedRequest(captured, plan, needed)

@@ -55,6 +55,8 @@ def needed_blocks(
     pending = _Pending(flatten([keys]))
     _mark(needed, pending.keys())
     followed = graph.layers.keys() if layers is None else set(layers)
+    if not followed:
+        return needed
     others: set[Any] = set()
     if any(_is_legacy(graph.layers[name]) for name in followed):
         # in tasks written as tuples, only an existing key is a dependency
@@ -104,7 +106,7 @@ def _is_legacy(layer: Layer) -> bool:
 def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any, Set[Any]]:
     """For every task of a layer that one of the keys depends on, the keys that it reads."""
     if isinstance(layer, Blockwise):
-        own = {key for key in keys if type(key) is tuple and key[0] == layer.output}
+        own = {key for key in keys if isinstance(key, tuple)}
         return layer.cull(own, others)[1] if own else {}
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
@@ -144,10 +146,7 @@ def has_effects(captured: Captured) -> list[bool]:
 
 def follows_effects(captured: Captured) -> list[bool]:
     """For every node, whether it has effects or is computed from a node that has."""
-    effects = has_effects(captured)
-    for index, node in enumerate(captured.program.nodes):
-        effects[index] |= any(effects[edge.producer] for edge in node.edges)
-    return effects
+    return captured.program.downstream(has_effects(captured))
 
 
 def _has_effects(node: Node, kernel: Any) -> bool:

@@ -252,6 +252,13 @@ class Program:
         """Indices of the nodes that read node `index`."""
         return self._consumers[index]
 
+    def downstream(self, marked: Sequence[bool]) -> list[bool]:
+        """For every node, whether it is marked or is computed from a marked node."""
+        result = list(marked)
+        for index, node in enumerate(self.nodes):
+            result[index] |= any(result[edge.producer] for edge in node.edges)
+        return result
+
 
 def bounds(cuts: Sequence[int]) -> tuple[int, ...]:
     """Chunk sizes as boundaries: ``(3, 4)`` is ``(0, 3, 7)``."""

@@ -6,7 +6,6 @@ from dasktile.tiling.needed import (
     contains_unneeded,
     cut_where_needed,
     may_be_culled,
-    restricted,
 )
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.planner import MemoryLimitError, tile
@@ -22,6 +21,5 @@ __all__ = [
     "cut_where_needed",
     "may_be_culled",
     "methods",
-    "restricted",
     "tile",
 ]

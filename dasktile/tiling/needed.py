@@ -36,7 +36,7 @@ Needed = npt.NDArray[np.bool_]
 
 
 def may_be_culled(program: Program, complete: Sequence[bool]) -> list[bool]:
-    """For every node, False where all of its blocks are needed for sure.
+    """For every node, False if all of its blocks are certainly needed.
 
     Parameters
     ----------
@@ -45,18 +45,18 @@ def may_be_culled(program: Program, complete: Sequence[bool]) -> list[bool]:
     complete
         For every output, whether all of its blocks are wanted.
     """
-    found = [True] * len(program.nodes)
+    culled = [True] * len(program.nodes)
     for index, whole in zip(program.outputs, complete, strict=True):
         if whole:
-            found[index] = False
+            culled[index] = False
     for index in range(len(program.nodes) - 1, -1, -1):
         node = program.nodes[index]
-        if found[index]:
+        if culled[index]:
             continue
         for edge in node.edges:
             if _reads_all(node, edge, program.nodes[edge.producer]):
-                found[edge.producer] = False
-    return found
+                culled[edge.producer] = False
+    return culled
 
 
 def _reads_all(node: Node, edge: Edge, producer: Node) -> bool:
@@ -73,42 +73,26 @@ def _reads_all(node: Node, edge: Edge, producer: Node) -> bool:
 
 def _covers(node: Node, axis: AxisMap, size: int) -> bool:
     if axis.label is None:
-        # of views and of what is opaque, a map without a label may mean anything
+        # a map without a label may read a part of the axis in views and opaque nodes
         return node.kind not in (Kind.VIEW, Kind.OPAQUE)
     return axis.width >= abs(axis.step) and axis.interval(
         0, node.labels[axis.label].size, size
     ) == (0, size)
 
 
-def restricted(program: Program, culled: Sequence[bool]) -> list[bool]:
-    """For every node, whether its tiles decide how much of a `culled` array is made.
-
-    Parameters
-    ----------
-    program
-        The program.
-    culled
-        For every node, whether some of its blocks are not needed and must not be made.
-    """
-    found = list(culled)
-    for index, node in enumerate(program.nodes):
-        found[index] |= any(found[edge.producer] for edge in node.edges)
-    return found
-
-
 def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> TiledProgram:
-    """The same tiles, cut further where needed blocks and others meet.
+    """Cut tiles at the boundaries between needed and unneeded blocks.
 
     Parameters
     ----------
     tiled
         The tiles.
     needed
-        For some nodes, which blocks of the input's own are needed.
+        For some nodes, which of the input's blocks are needed.
 
     Notes
     -----
-    A node that must have a label in one piece stays as it is.
+    A label that must stay in one piece is not cut.
     """
     tilings = list(tiled.tilings)
     kept, kept_at, copied = dict(tiled.kept), dict(tiled.kept_at), dict(tiled.copied)
@@ -137,12 +121,12 @@ def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> Tiled
 
 
 def contains_unneeded(made: Needed, tiles: Chunks, needed: Needed, chunks: Chunks) -> bool:
-    """True if some tile that is made has a part in a block that is not needed.
+    """Whether a computed tile overlaps an unneeded block.
 
     Parameters
     ----------
     made, tiles
-        For every tile, whether it is made; and the sizes of the tiles.
+        For every tile, whether it is computed; and the sizes of the tiles.
     needed, chunks
         For every block of the input, whether it is needed; and the sizes of the blocks.
     """
@@ -150,7 +134,7 @@ def contains_unneeded(made: Needed, tiles: Chunks, needed: Needed, chunks: Chunk
         if sizes == own:
             continue
         edges, places = bounds(sizes), bounds(own)
-        # an empty tile is part of no block
+        # an empty tile overlaps no block
         parts = [
             range(bisect_right(places, lo) - 1, bisect_left(places, hi)) if lo < hi else range(0)
             for lo, hi in pairwise(edges)
@@ -160,8 +144,8 @@ def contains_unneeded(made: Needed, tiles: Chunks, needed: Needed, chunks: Chunk
 
 
 def _edges(blocks: Needed, chunks: Chunks) -> tuple[tuple[int, ...], ...]:
-    """Along every axis, where blocks that are needed and others meet."""
-    found = []
+    """Along every axis, the boundaries between needed and unneeded blocks."""
+    edges = []
     for axis, sizes in enumerate(chunks):
         lower, upper = (
             np.take(blocks, range(first, len(sizes) - 1 + first), axis) for first in (0, 1)
@@ -169,12 +153,12 @@ def _edges(blocks: Needed, chunks: Chunks) -> tuple[tuple[int, ...], ...]:
         others = tuple(other for other in range(len(chunks)) if other != axis)
         meets = (lower != upper).any(axis=others)
         places = bounds(sizes)
-        found.append(tuple(places[1 + block] for block in np.flatnonzero(meets).tolist()))
-    return tuple(found)
+        edges.append(tuple(places[1 + block] for block in np.flatnonzero(meets).tolist()))
+    return tuple(edges)
 
 
 def _cut(node: Node, tiling: Tiling, edges: Sequence[Sequence[int]]) -> Tiling:
-    """The tiles of a node, cut at these positions of its array as far as its labels allow."""
+    """The tiles of a node, cut at positions of its array as far as its labels allow."""
     places: list[tuple[int, ...]] = [()] * len(node.labels)
     for axis, positions in zip(node.out, edges, strict=True):
         if axis.label is None or node.labels[axis.label].role is Role.WHOLE:
@@ -187,7 +171,7 @@ def _cut(node: Node, tiling: Tiling, edges: Sequence[Sequence[int]]) -> Tiling:
     work_at, held_at = tiling.work_at, tiling.held_at
     if isinstance(work_at, Follow) or isinstance(held_at, Follow):
         if _finer(tiling.cuts, places) != tiling.cuts:
-            # blocks that were cut are not where those of the array in memory are
+            # parts of a block have no placement of their own
             work_at = held_at = None
     else:
         work_at = _finer_at(work_at, tiling.cuts, places)
@@ -202,26 +186,26 @@ def _cut(node: Node, tiling: Tiling, edges: Sequence[Sequence[int]]) -> Tiling:
 
 
 def _finer(chunks: Chunks, places: Sequence[Sequence[int]]) -> Chunks:
-    """Chunks cut at some positions too."""
-    found = []
+    """Chunks with further cuts at some positions."""
+    finer = []
     for sizes, more in zip(chunks, places, strict=True):
         edges = {*bounds(sizes), *more}
         if len(edges) > len(set(bounds(sizes))):
             sizes = tuple(hi - lo for lo, hi in pairwise(sorted(edges)))
-        found.append(sizes)
-    return tuple(found)
+        finer.append(sizes)
+    return tuple(finer)
 
 
 def _finer_at(where: Where | None, chunks: Chunks, places: Sequence[Sequence[int]]) -> Where | None:
-    """Where the parts of blocks are that were cut: each stays where the block is."""
+    """The placement of :func:`_finer` chunks: all parts of a block stay on its worker."""
     if where is None or isinstance(where, Follow):
         return where if _finer(chunks, places) == chunks else None
-    found = []
+    shares = []
     for share, sizes, more in zip(where, chunks, places, strict=True):
         edges, runs = bounds(sizes), list(share.runs)
         ends = bounds(share.runs)[1:]
         for position in set(more) - set(edges):
             if share.by:
                 runs[bisect_right(ends, bisect_right(edges, position) - 1)] += 1
-        found.append(Share(share.by, tuple(runs)))
-    return tuple(found)
+        shares.append(Share(share.by, tuple(runs)))
+    return tuple(shares)

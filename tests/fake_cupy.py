@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dasktile.runtime import tiers
+
 
 class OutOfMemoryError(MemoryError):
     """As ``cupy.cuda.memory.OutOfMemoryError``."""
@@ -182,7 +184,7 @@ def alloc(size: int) -> MemoryPointer:
 
 
 def get_allocator() -> Callable[[int], Any]:
-    return _state.allocator  # type: ignore[no-any-return]
+    return _state.allocator
 
 
 def set_allocator(allocator: Any = None) -> None:
@@ -219,8 +221,6 @@ def module() -> ModuleType:
 @contextmanager
 def install(capacity: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Pool]]:
     """The CUDA tier on a device of `capacity` bytes, and the device's pool."""
-    import dasktile.runtime.tiers as tiers
-
     _state.pool = Pool(capacity)
     set_allocator()
     monkeypatch.setitem(sys.modules, "cupy", module())

@@ -179,7 +179,7 @@ def logged() -> Iterator[list[str]]:
     """Warnings in the log of this process."""
     messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: messages.append(record.getMessage())
     internals.logger.addHandler(handler)
     try:
         yield messages
@@ -500,7 +500,7 @@ def test_uninstall_restores_the_original() -> None:
         internals.uninstall(override)
     assert (vars(owner), handlers) == ({}, {"there": 1})
     assert owner.method() == "of the class"
-    owner.method = lambda: "of the object"  # type: ignore[method-assign]
+    owner.method = lambda: "of the object"
     override = internals.install(owner, "method", replaced)
     internals.uninstall(override)
     assert owner.method() == "of the object"

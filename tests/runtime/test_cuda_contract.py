@@ -51,6 +51,14 @@ def make(pool: fake_cupy.Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
         made.close()
 
 
+def filled(make: Make, tiles: int) -> TileStore:
+    """A store with tiles ``t0``, ``t1``, ... on the device."""
+    store = make()
+    for number in range(tiles):
+        store[f"t{number}"] = tile(number)
+    return store
+
+
 def tile(number: float) -> Any:
     return fake_cupy.array(np.full(SIZE // 8, number))
 
@@ -60,9 +68,7 @@ def settled(store: TileStore) -> None:
 
 
 def test_tiles_come_back_with_their_values(make: Make) -> None:
-    store = make()
-    for number in range(20):
-        store[f"t{number}"] = tile(number)
+    store = filled(make, 20)
     settled(store)
     assert store.report()["spilled"]["host"] >= 12 * SIZE
     for number in range(20):
@@ -103,15 +109,13 @@ def test_a_second_store_wraps_the_allocator_once(pool: fake_cupy.Pool, make: Mak
     first.close()
     fake_cupy.set_allocator(hook)
     make()
-    assert fake_cupy.get_allocator().inner == own  # type: ignore[attr-defined]
+    assert fake_cupy.get_allocator().inner == own
 
 
 def test_an_allocation_larger_than_the_device_evicts_nothing(
     pool: fake_cupy.Pool, make: Make
 ) -> None:
-    store = make()
-    for number in range(6):
-        store[f"t{number}"] = tile(number)
+    store = filled(make, 6)
     with pytest.raises(MemoryError):
         fake_cupy.alloc(pool.capacity + 1)
     settled(store)
@@ -122,9 +126,7 @@ def test_an_allocation_larger_than_the_device_evicts_nothing(
 def test_the_capacity_of_the_device_grows_again_after_a_squeeze(
     pool: fake_cupy.Pool, make: Make
 ) -> None:
-    store = make()
-    for number in range(8):
-        store[f"t{number}"] = tile(number)
+    store = filled(make, 8)
     # a temporary array of a task: tiles are evicted to make room for it
     temporary = fake_cupy.alloc(3 * SIZE)
     settled(store)
@@ -142,9 +144,7 @@ def test_the_capacity_of_the_device_grows_again_after_a_squeeze(
 def test_an_eviction_on_request_does_not_reduce_the_capacity_for_good(
     pool: fake_cupy.Pool, make: Make
 ) -> None:
-    store = make()
-    for number in range(8):
-        store[f"t{number}"] = tile(number)
+    store = filled(make, 8)
     temporary = fake_cupy.alloc(3 * SIZE)
     settled(store)
     del temporary

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -302,33 +303,22 @@ def test_closing_removes_everything(subject: Subject) -> None:
 
 
 def test_four_threads(subject: Subject) -> None:
-    errors: list[BaseException] = []
-
     def work(seed: int) -> None:
         rng = np.random.default_rng(seed)
-        try:
-            kept: list[tuple[np.ndarray, Held]] = []
-            for _ in range(60):
-                value = rng.random(rng.integers(1, 5000))
-                kept.append((value, subject.tier.store(subject.up(value))))
-                if len(kept) > 5:
-                    value, held = kept.pop(rng.integers(5))
-                    check(subject.tier.load(held), value)
-                    subject.tier.free(held)
-            for value, held in kept:
+        kept: list[tuple[np.ndarray, Held]] = []
+        for _ in range(60):
+            value = rng.random(rng.integers(1, 5000))
+            kept.append((value, subject.tier.store(subject.up(value))))
+            if len(kept) > 5:
+                value, held = kept.pop(rng.integers(5))
                 check(subject.tier.load(held), value)
                 subject.tier.free(held)
-        except BaseException as error:
-            errors.append(error)
-            raise
+        for value, held in kept:
+            check(subject.tier.load(held), value)
+            subject.tier.free(held)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-        assert not thread.is_alive()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4), timeout=LIMIT))
     assert subject.kept() == 0
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -369,48 +370,38 @@ def test_threads(make: Callable[..., Made], keep_clean: bool) -> None:
     """Four threads write, read, request and delete; no read returns an old or torn value."""
     one = make(6, keep_clean=keep_clean)
     store = one.store
-    errors: list[BaseException] = []
 
     def work(seed: int) -> None:
         rng = random.Random(seed)
         mine: dict[Any, float] = {}
-        try:
-            for number in range(250):
-                choice = rng.random()
-                if choice < 0.35 or not mine:
-                    key = (seed, rng.randrange(12))
-                    mine[key] = seed * 1000 + number
-                    store[key] = tile(seed * 1000 + number)
-                elif choice < 0.7:
-                    key = rng.choice(list(mine))
-                    value = store[key]
-                    assert value[0] == value[-1] == mine[key]
-                elif choice < 0.85:
-                    keys = rng.sample(list(mine), min(3, len(mine)))
-                    there = threading.Event()
-                    name = store.request(keys, there.set)
-                    assert there.wait(LIMIT)
-                    for key in keys:
-                        assert store.fast[key][0] == mine[key]
-                    store.release(name)
-                else:
-                    key = rng.choice(list(mine))
-                    del mine[key]
-                    del store[key]
-            for key, value in mine.items():
-                assert store[key][0] == value
+        for number in range(250):
+            choice = rng.random()
+            if choice < 0.35 or not mine:
+                key = (seed, rng.randrange(12))
+                mine[key] = seed * 1000 + number
+                store[key] = tile(seed * 1000 + number)
+            elif choice < 0.7:
+                key = rng.choice(list(mine))
+                value = store[key]
+                assert value[0] == value[-1] == mine[key]
+            elif choice < 0.85:
+                keys = rng.sample(list(mine), min(3, len(mine)))
+                there = threading.Event()
+                name = store.request(keys, there.set)
+                assert there.wait(LIMIT)
+                for key in keys:
+                    assert store.fast[key][0] == mine[key]
+                store.release(name)
+            else:
+                key = rng.choice(list(mine))
+                del mine[key]
                 del store[key]
-        except BaseException as error:
-            errors.append(error)
-            raise
+        for key, value in mine.items():
+            assert store[key][0] == value
+            del store[key]
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
-        assert not thread.is_alive()
-    assert not errors
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4), timeout=LIMIT))
     one.settle()
     assert (len(store), one.files(), store.spilled_total) == (0, 0, (0, 0))
     assert store._residency.used == [0, 0]

@@ -1,12 +1,11 @@
-"""Whether Dask optimises an array to compute it, or to put it into a graph being built.
+"""Whether Dask optimises an array in order to compute it, or while it builds a graph.
 
-``delayed(f)(array)`` and ``array.to_delayed()`` optimise the array at once, alone, and keep
-what comes out of that.  What it shares with other arrays of the graph is then shared by the
-keys only, so that an array that is tiled there has nothing in common with the others any more
-and is computed again for each.
+``delayed(f)(array)`` and ``array.to_delayed()`` optimise the array at once and alone, and use the
+result in a larger graph.  Tasks that several such arrays have in common are shared only because
+they have equal keys.  Tiling gives them new keys, so they would be computed once for each array.
 
-Dask hands its optimisation functions the same graph and the same keys in both cases.  The only
-difference is which of Dask's functions is running.
+The optimisation functions get the same graph and keys in both cases.  The only difference is which
+of Dask's functions calls them.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from __future__ import annotations
 import inspect
 from types import FrameType
 
-#: Functions of Dask that put an optimised array into a graph, by module; None for any function.
+#: Functions of Dask that add an optimised array to a graph, by module; None for all functions.
 _BUILDERS: dict[str, frozenset[str] | None] = {
     "dask.delayed": None,
     "dask.array.core": frozenset({"to_delayed"}),
 }
 
-#: Packages and modules of Dask that run a graph, or optimise for its own sake.
+#: Packages and modules of Dask that compute a graph, or optimise it at the user's request.
 _RUNNERS = ("dask.base", "dask.local", "dask.threaded", "dask.multiprocessing", "distributed")
 
 
 def is_building() -> bool:
-    """True while a collection is only put into a graph, by the nearest caller that decides."""
+    """Whether the nearest caller among these functions builds a graph."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name

@@ -76,8 +76,7 @@ class Lowered:
     layers
         For every node that was written or carried over, the layer that holds its array.
     computed
-        For the nodes that were asked about, which of their tiles the graph makes for what is
-        wanted of it.
+        For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
     """
 
     graph: HighLevelGraph

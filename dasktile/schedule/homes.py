@@ -12,8 +12,8 @@ from dasktile.schedule.placement import MARK, Placement, decode
 #: Start of the names of layers of slices; see ``dasktile.lower.names.slices_layer_name``.
 SLICE_PREFIX = "rechunk-split-"
 
-#: Vacant mesh positions that are remembered, a bound of memory: the scheduler of a cluster that
-#: is never idle loses and gains workers without end.
+#: Largest number of vacant mesh positions that are kept, so that memory stays bounded on a cluster
+#: that is never idle.
 MAX_VACANT = 1000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import dask
@@ -10,6 +11,20 @@ from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.highlevel import failures
+
+# The tests of clusters reset the configuration to what it was when distributed.utils_test was
+# imported, so that settings made later, by a fixture for example, are lost in most tests.
+assert "distributed.utils_test" not in sys.modules
+dask.config.set(
+    {
+        # An error inside dasktile is a failed test, not a warning.
+        "dasktile.raise-errors": True,
+        # Distributed checks for a lost worker once, some time after it left.  If the worker came
+        # back and left again in between, its nanny is closed although it is restarting the worker.
+        # See docs/upstream/lost-worker-check.md.
+        "distributed.deploy.lost-worker-timeout": "365 days",
+    }
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,25 +51,6 @@ def has_gpu() -> bool:
     except Exception:
         # not installed, or without a driver
         return False
-
-
-@pytest.fixture(autouse=True)
-def raise_errors() -> Iterator[None]:
-    """An error inside dasktile is a failed test, not a warning."""
-    with dask.config.set({"dasktile.raise-errors": True}):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def keep_nannies_of_lost_workers() -> Iterator[None]:
-    """Clusters do not close the nanny of a worker that restarts.
-
-    Distributed checks for a lost worker once, some time after it left.  If the worker came back and
-    left again in between, its nanny is closed although it is restarting the worker.  See
-    docs/upstream/lost-worker-check.md.
-    """
-    with dask.config.set({"distributed.deploy.lost-worker-timeout": "365 days"}):
-        yield
 
 
 @pytest.fixture(autouse=True)

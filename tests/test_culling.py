@@ -135,9 +135,9 @@ def optimized(array: da.Array) -> Any:
 
 
 def optimized_in_its_chunks(array: da.Array) -> Any:
-    found = dasktile.optimize(array, keep_chunks=True)
-    assert found.chunks == array.chunks
-    return found.compute()
+    cut = dasktile.optimize(array, keep_chunks=True)
+    assert cut.chunks == array.chunks
+    return cut.compute()
 
 
 def persisted(array: da.Array) -> Any:
@@ -196,8 +196,8 @@ def compare(build: Callable[[], Any], run: Callable[[Any], Any] = compute) -> Co
         with hook():
             return run(build())
 
-    found, after = counted(with_hook)
-    np.testing.assert_allclose(np.asarray(found), np.asarray(wanted))
+    cut, after = counted(with_hook)
+    np.testing.assert_allclose(np.asarray(cut), np.asarray(wanted))
     assert {block: runs for block, runs in after.items() if runs > before[block]} == {}
     return before
 
@@ -232,17 +232,17 @@ def test_chunks_that_are_read(
 
     wanted, before = counted(lambda: run_without(build, way))
     with hook():
-        found, after = counted(lambda: way(build()))
-    np.testing.assert_allclose(found, wanted)
+        cut, after = counted(lambda: way(build()))
+    np.testing.assert_allclose(cut, wanted)
     # a chunk that is cut by tiles may be read in parts
     assert after.keys() <= before.keys()
 
 
 def test_it_is_still_tiled() -> None:
     with dask.config.set({"dasktile.workers": 4}):
-        found = dasktile.optimize((stored() + 1)[: SIZE + 2] @ da.ones((4 * SIZE, 5), chunks=3))
-    assert any("-dasktile-" in name for name in found.dask.layers)
-    assert {name.partition("-")[0] for name in found.dask.layers} >= {"matmul"}
+        cut = dasktile.optimize((stored() + 1)[: SIZE + 2] @ da.ones((4 * SIZE, 5), chunks=3))
+    assert any("-dasktile-" in name for name in cut.dask.layers)
+    assert {name.partition("-")[0] for name in cut.dask.layers} >= {"matmul"}
 
 
 @pytest.mark.usefixtures("workers")
@@ -257,8 +257,8 @@ def test_a_block_that_fails_but_is_not_needed() -> None:
     with hook():
         np.testing.assert_array_equal(y.compute(), np.full((3, 3), 2.0))
     for keep_chunks in (False, True):
-        found = dasktile.optimize(y, keep_chunks=keep_chunks)
-        np.testing.assert_array_equal(found.compute(), np.full((3, 3), 2.0))
+        cut = dasktile.optimize(y, keep_chunks=keep_chunks)
+        np.testing.assert_array_equal(cut.compute(), np.full((3, 3), 2.0))
 
 
 @pytest.mark.parametrize("blocks", [[(0, 0)], [(1, 2), (3, 3)], [(0, 0), (0, 1)]])
@@ -270,8 +270,8 @@ def test_some_keys_of_an_array(blocks: list[tuple[int, int]]) -> None:
         return dask.get(optimize(x.dask, keys), keys)
 
     wanted, before = counted(lambda: run(da.optimization.optimize))
-    found, after = counted(lambda: run(dasktile.array_optimize))
-    np.testing.assert_array_equal(found, wanted)
+    cut, after = counted(lambda: run(dasktile.array_optimize))
+    np.testing.assert_array_equal(cut, wanted)
     assert after == before == {("f", block): 1 for block in blocks}
 
 
@@ -288,8 +288,8 @@ def test_one_block_delayed() -> None:
 @pytest.mark.usefixtures("workers")
 def test_explain_shows_the_tiles_that_are_written() -> None:
     x = (mapped() + 1)[: 2 * SIZE]
-    found = {node.op: node for node in dasktile.explain(x).nodes}
-    edges = list(itertools.accumulate(found["add"].chunks_after[0]))
+    cut = {node.op: node for node in dasktile.explain(x).nodes}
+    edges = list(itertools.accumulate(cut["add"].chunks_after[0]))
     assert 2 * SIZE in edges
 
 
@@ -342,8 +342,8 @@ GRAPHS: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.usefixtures("workers")
 def test_windows_of_one_array(graph: Callable[[], list[Any]]) -> None:
     def run(values: list[Any]) -> Any:
-        found = dask.compute(*values)
-        return [0.0 if value is None else np.sum(value) for value in found]
+        cut = dask.compute(*values)
+        return [0.0 if value is None else np.sum(value) for value in cut]
 
     assert compare(graph, run)
 
@@ -406,19 +406,28 @@ def test_tiles_are_cut_where_needed_blocks_end() -> None:
     node = array(((2, 2, 2, 2), (3, 3)))
     needed = np.array([[True, True], [True, True], [False, True], [False, True]])
     where = (Share((0,), (1, 1)), Share())
-    found = cut_where_needed(tiled(node, ((5, 3), (6,)), where), {0: needed})
-    assert found.tilings[0].cuts == found.tilings[0].chunks == ((4, 1, 3), (3, 3))
+    cut = cut_where_needed(tiled(node, ((5, 3), (6,)), where), {0: needed})
+    assert cut.tilings[0].cuts == cut.tilings[0].chunks == ((4, 1, 3), (3, 3))
     # both parts of the first tile are where it was
-    assert found.tilings[0].work_at == (Share((0,), (2, 1)), Share())
+    assert cut.tilings[0].work_at == (Share((0,), (2, 1)), Share())
+
+
+def test_empty_tiles_stay() -> None:
+    node = array(((3, 2, 5),))
+    needed = np.array([True, False, True])
+    where = (Share((0,), (1, 2)),)
+    cut = cut_where_needed(tiled(node, ((5, 0, 5),), where), {0: needed})
+    assert cut.tilings[0].chunks == ((3, 2, 0, 5),)
+    assert cut.tilings[0].held_at == (Share((0,), (2, 2)),)
 
 
 def test_tiles_that_follow_an_array_are_placed_no_more_once_they_are_cut() -> None:
     node, where = array(((2, 2),)), Follow("y", 0, (0,))
     needed = np.array([True, False])
-    found = cut_where_needed(tiled(node, ((4,),), where), {0: needed}).tilings[0]
-    assert (found.cuts, found.work_at, found.held_at) == (((2, 2),), None, None)
-    found = cut_where_needed(tiled(node, ((2, 2),), where), {0: needed}).tilings[0]
-    assert (found.cuts, found.work_at, found.held_at) == (((2, 2),), where, where)
+    cut = cut_where_needed(tiled(node, ((4,),), where), {0: needed}).tilings[0]
+    assert (cut.cuts, cut.work_at, cut.held_at) == (((2, 2),), None, None)
+    cut = cut_where_needed(tiled(node, ((2, 2),), where), {0: needed}).tilings[0]
+    assert (cut.cuts, cut.work_at, cut.held_at) == (((2, 2),), where, where)
 
 
 def test_a_label_that_is_needed_whole_is_not_cut() -> None:
@@ -541,9 +550,9 @@ def check_random(rng: random.Random) -> None:
             lambda: dask.compute(*dasktile.optimize(arrays)),
             lambda: dask.compute(*dasktile.optimize(arrays, keep_chunks=True)),
         ):
-            found, after = counted(way)
-            found = found[0] if len(found) == 1 and isinstance(found[0], list) else found
-            for one, other in zip(found, before_values, strict=True):
+            cut, after = counted(way)
+            cut = cut[0] if len(cut) == 1 and isinstance(cut[0], list) else cut
+            for one, other in zip(cut, before_values, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-3)
             # a chunk that is cut by tiles may be read in parts
             more = {

@@ -481,7 +481,7 @@ def names_in(node: ast.expr) -> set[str]:
 
 def touches_of_distributed(tree: ast.Module) -> list[tuple[int, str]]:
     """Lines that use what is not documented of distributed, as far as names tell."""
-    found = []
+    uses = []
     typing_only = {
         inner
         for node in ast.walk(tree)
@@ -514,8 +514,8 @@ def touches_of_distributed(tree: ast.Module) -> list[tuple[int, str]]:
             case ast.Constant(value=str(value)):
                 bad = value in STATES
         if bad:
-            found.append((node.lineno, ast.unparse(node)))
-    return found
+            uses.append((node.lineno, ast.unparse(node)))
+    return uses
 
 
 @pytest.mark.parametrize(

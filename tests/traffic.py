@@ -86,7 +86,7 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
             if block is not None and layer.placement and layer.placement.follow:
                 home = known.get((leaders.get(layer.placement.follow[0]), *block))
         if home is None:
-            there = Counter(found for read in task.dependencies if (found := homes.get(read)))
+            there = Counter(actual for read in task.dependencies if (actual := homes.get(read)))
             home = max(there, key=lambda name: (there[name], name)) if there else None
         if home is not None or not isinstance(task, DataNode):
             homes[key] = home

@@ -70,7 +70,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
         info = arrays.get(name) or view.array(name)
         if info is None:
             above[name] = None
-            below = [found for found in _read_by(graph, view, name) if found not in seen]
+            below = [read for read in _read_by(graph, view, name) if read not in seen]
             seen.update(below)
             pending.extend(below)
         elif not is_block(key, name, info.numblocks):
@@ -84,13 +84,13 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
     return Boundary(tuple(arrays[name] for name in sorted(arrays)), tuple(above))
 
 
-def splice(old: HighLevelGraph, found: Boundary, new: HighLevelGraph) -> HighLevelGraph:
+def splice(old: HighLevelGraph, ends: Boundary, new: HighLevelGraph) -> HighLevelGraph:
     """The layers above the arrays of `old`, on top of the same arrays in `new`."""
     layers = dict(new.layers)
     dependencies = {name: set(reads) for name, reads in new.dependencies.items()}
-    for name in found.above:
+    for name in ends.above:
         layers[name] = old.layers[name]
-    for name in found.above:
+    for name in ends.above:
         # Layers that only seem to be read are not there any more.
         dependencies[name] = {read for read in old.dependencies[name] if read in layers}
     return HighLevelGraph(layers, dependencies)
@@ -128,11 +128,11 @@ def _read_by(graph: HighLevelGraph, view: GraphView, name: str) -> Sequence[Any]
         # Exact, where the graph's own dependencies name every leaf.
         reads = {key for task in layer.values() for key in task.dependencies}
         return sorted((key for key in reads if key not in layer), key=repr)
-    found: list[Any] = []
+    keys: list[Any] = []
     for read in sorted(graph.dependencies[name]):
         info = view.array(read)
-        found.append((read, *(0 for _ in info.chunks)) if info is not None else read)
-    return found
+        keys.append((read, *(0 for _ in info.chunks)) if info is not None else read)
+    return keys
 
 
 def _complete(layer: Layer, info: ArrayInfo) -> bool:

@@ -151,23 +151,23 @@ def lower(
             writer.carry(index)
         else:
             writer.write(index)
-    found = [
+    written = [
         (name, chunks or program.nodes[index].chunks)
         if stays and name is not None
         else writer.output(index, chunks, name)
         for index, chunks, name, stays in zip(program.outputs, handed, names, kept, strict=True)
     ]
-    outputs = [name for name, _ in found]
+    outputs = [name for name, _ in written]
     graph = writer.graph(outputs)
     computed: Mapping[int, Needed] = {}
     if watched:
-        computed = writer.computed(graph, dict(found), wanted or {}, watched)
+        computed = writer.computed(graph, dict(written), wanted or {}, watched)
     if fuse_bytes:
         graph = writer.fused(graph, outputs, fuse_bytes, threads)
     return Lowered(
         graph,
-        tuple(name for name, _ in found),
-        tuple(chunks for _, chunks in found),
+        tuple(name for name, _ in written),
+        tuple(chunks for _, chunks in written),
         {index: name for index, name in writer.made.items() if name in graph.layers},
         computed,
     )

@@ -189,10 +189,10 @@ def _finer(chunks: Chunks, places: Sequence[Sequence[int]]) -> Chunks:
     """Chunks with further cuts at some positions."""
     finer = []
     for sizes, more in zip(chunks, places, strict=True):
-        edges = {*bounds(sizes), *more}
-        if len(edges) > len(set(bounds(sizes))):
-            sizes = tuple(hi - lo for lo, hi in pairwise(sorted(edges)))
-        finer.append(sizes)
+        old = bounds(sizes)
+        # an edge occurs twice at an empty chunk, which stays
+        edges = sorted((*old, *(set(more) - set(old))))
+        finer.append(tuple(hi - lo for lo, hi in pairwise(edges)))
     return tuple(finer)
 
 

@@ -97,27 +97,27 @@ def chunked(rng: random.Random, value: np.ndarray) -> da.Array:
 
 
 def shapes_of(subscripts: str) -> list[tuple[int, ...]]:
-    found = []
+    actual = []
     for term in subscripts.replace(" ", "").split("->")[0].split(","):
         before, dots, after = term.partition("...")
         shape = [SIZES[c] for c in before] + [2, 3][: 2 if dots else 0] + [SIZES[c] for c in after]
-        found.append(tuple(shape))
-    return found
+        actual.append(tuple(shape))
+    return actual
 
 
-def check(found: da.Array, expected: np.ndarray) -> None:
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype
-    value = np.asarray(found.compute(scheduler="sync"))
+def check(actual: da.Array, expected: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    value = np.asarray(actual.compute(scheduler="sync"))
     assert value.dtype == expected.dtype
     np.testing.assert_array_equal(value, expected)
 
 
-def check_everywhere(found: da.Array, expected: np.ndarray) -> None:
+def check_everywhere(actual: da.Array, expected: np.ndarray) -> None:
     """Under dask alone, and as dasktile tiles it for one worker and for several."""
-    check(found, expected)
+    check(actual, expected)
     for workers in (1, 4):
-        check(dasktile.optimize(found, workers=workers), expected)
+        check(dasktile.optimize(actual, workers=workers), expected)
 
 
 # Subscripts, joins and reductions ------------------------------------------------------
@@ -158,10 +158,10 @@ def test_two_operands(subscripts: str, functions: str) -> None:
     shapes = shapes_of(subscripts)
     values = [draw(rng, shape) for shape in shapes]
     arrays = [chunked(rng, value) for value in values]
-    found = dasktile.einsum(subscripts, *arrays, join=join, reduce=reduce)
+    actual = dasktile.einsum(subscripts, *arrays, join=join, reduce=reduce)
     expected = reference(subscripts, *values, join=join, reduce=reduce)
-    check(found, expected)
-    check(dasktile.optimize(found, workers=rng.choice((1, 2, 4))), expected)
+    check(actual, expected)
+    check(dasktile.optimize(actual, workers=rng.choice((1, 2, 4))), expected)
 
 
 @pytest.mark.parametrize("reduce", [np.add, np.maximum, np.logical_or, np.multiply])
@@ -170,8 +170,8 @@ def test_one_operand(subscripts: str, reduce: np.ufunc) -> None:
     rng = random.Random(subscripts)
     (shape,) = shapes_of(subscripts)
     value = draw(rng, shape)
-    found = dasktile.einsum(subscripts, chunked(rng, value), reduce=reduce)
-    check_everywhere(found, reference(subscripts, value, reduce=reduce))
+    actual = dasktile.einsum(subscripts, chunked(rng, value), reduce=reduce)
+    check_everywhere(actual, reference(subscripts, value, reduce=reduce))
 
 
 @pytest.mark.parametrize(
@@ -201,8 +201,8 @@ def test_many_operands(subscripts: str, join: np.ufunc, reduce: np.ufunc) -> Non
     dtype = "i8" if join is np.bitwise_and else "f8"
     values = [draw(rng, shape, dtype) for shape in shapes_of(subscripts)]
     arrays = [chunked(rng, value) for value in values]
-    found = dasktile.einsum(subscripts, *arrays, join=join, reduce=reduce, workers=4)
-    check_everywhere(found, reference(subscripts, *values, join=join, reduce=reduce))
+    actual = dasktile.einsum(subscripts, *arrays, join=join, reduce=reduce, workers=4)
+    check_everywhere(actual, reference(subscripts, *values, join=join, reduce=reduce))
 
 
 def test_a_join_of_three_arrays() -> None:
@@ -213,17 +213,17 @@ def test_a_join_of_three_arrays() -> None:
     def join(x: Any, y: Any, z: Any) -> Any:
         return np.where(z > 0, x - y, x + y)
 
-    found = dasktile.einsum("ij,jk,i->ik", *arrays, join=join, reduce=np.maximum)
+    actual = dasktile.einsum("ij,jk,i->ik", *arrays, join=join, reduce=np.maximum)
     expected = reference("ij,jk,i->ik", *values, join=join, reduce=np.maximum)
-    check_everywhere(found, expected)
+    check_everywhere(actual, expected)
 
 
 def test_a_function_of_one_array() -> None:
     value = draw(random.Random(0), (7, 6))
     array = da.from_array(value, chunks=(3, 4))
     check_everywhere(dasktile.einsum("ij->j", array, join=np.abs), abs(value).sum(axis=0))
-    found = dasktile.einsum("ij->ji", array, join=lambda x: x**2 + 1)
-    check_everywhere(found, value.T**2 + 1)
+    actual = dasktile.einsum("ij->ji", array, join=lambda x: x**2 + 1)
+    check_everywhere(actual, value.T**2 + 1)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -248,8 +248,8 @@ def test_random_expressions(seed: int) -> None:
     if count == 1:
         join = np.multiply
     arrays = [chunked(rng, value) for value in values]
-    found = dasktile.einsum(subscripts, *arrays, join=join, reduce=reduce, workers=2)
-    check_everywhere(found, reference(subscripts, *values, join=join, reduce=reduce))
+    actual = dasktile.einsum(subscripts, *arrays, join=join, reduce=reduce, workers=2)
+    check_everywhere(actual, reference(subscripts, *values, join=join, reduce=reduce))
 
 
 @pytest.mark.parametrize("functions", FUNCTIONS)
@@ -260,8 +260,8 @@ def test_missing_values_and_infinities(functions: str) -> None:
     values[0][2, 3] = values[1][1, 4] = np.nan
     values[0][5, 1], values[1][5, 0], values[1][0, 0] = np.inf, -np.inf, np.inf
     arrays = [chunked(rng, value) for value in values]
-    found = dasktile.einsum("ij,jk->ik", *arrays, join=join, reduce=reduce)
-    check_everywhere(found, reference("ij,jk->ik", *values, join=join, reduce=reduce))
+    actual = dasktile.einsum("ij,jk->ik", *arrays, join=join, reduce=reduce)
+    check_everywhere(actual, reference("ij,jk->ik", *values, join=join, reduce=reduce))
 
 
 @pytest.mark.parametrize(
@@ -281,8 +281,8 @@ def test_missing_values_and_infinities(functions: str) -> None:
 )
 def test_reductions_have_many_names(alias: Callable[..., Any], ufunc: np.ufunc) -> None:
     x = da.from_array(draw(random.Random(0), (7, 6)), chunks=(3, 4))
-    found = dasktile.einsum("ij,ij->j", x, x, join=np.add, reduce=alias)
-    assert found.name == dasktile.einsum("ij,ij->j", x, x, join=np.add, reduce=ufunc).name
+    actual = dasktile.einsum("ij,ij->j", x, x, join=np.add, reduce=alias)
+    assert actual.name == dasktile.einsum("ij,ij->j", x, x, join=np.add, reduce=ufunc).name
 
 
 # Types --------------------------------------------------------------------------------
@@ -312,18 +312,20 @@ def test_small_integers_overflow_as_in_numpy() -> None:
 def test_other_reductions_are_of_the_type_of_the_ufunc(dtype: str, reduce: np.ufunc) -> None:
     rng = random.Random(dtype)
     value = draw(rng, (7, 6), dtype)
-    found = dasktile.einsum("ij,ij->i", *(chunked(rng, value),) * 2, join=np.maximum, reduce=reduce)
+    actual = dasktile.einsum(
+        "ij,ij->i", *(chunked(rng, value),) * 2, join=np.maximum, reduce=reduce
+    )
     expected = reduce.reduce(value, axis=1)
-    assert found.dtype == expected.dtype
+    assert actual.dtype == expected.dtype
     tolerance = 4 * np.finfo(expected.dtype).eps if expected.dtype.kind == "f" else 0
-    np.testing.assert_allclose(found.compute(scheduler="sync"), expected, rtol=tolerance)
+    np.testing.assert_allclose(actual.compute(scheduler="sync"), expected, rtol=tolerance)
 
 
 def test_times() -> None:
     days = np.arange(12).reshape(3, 4).astype("m8[D]") + np.datetime64("2020-01-01")
     array = da.from_array(days, chunks=(2, 3))
-    found = dasktile.einsum("ij,kj->ik", array, array, join=np.subtract, reduce=np.maximum)
-    check_everywhere(found, (days[:, None] - days[None]).max(axis=2))
+    actual = dasktile.einsum("ij,kj->ik", array, array, join=np.subtract, reduce=np.maximum)
+    check_everywhere(actual, (days[:, None] - days[None]).max(axis=2))
 
 
 def test_numpy_arrays_lists_and_numbers() -> None:
@@ -356,9 +358,9 @@ def test_chunks_without_elements() -> None:
     x = draw(random.Random(0), (7, 6))
     a = da.from_array(x, chunks=((0, 3, 0, 4), (6, 0)))
     for reduce in (np.add, np.minimum):
-        found = dasktile.einsum("ij,kj->ik", a, a, join=np.add, reduce=reduce)
+        actual = dasktile.einsum("ij,kj->ik", a, a, join=np.add, reduce=reduce)
         expected = reference("ij,kj->ik", x, x, join=np.add, reduce=reduce)
-        check_everywhere(found, expected)
+        check_everywhere(actual, expected)
     check_everywhere(dasktile.einsum("ij,kj->ik", a, a), x @ x.T)
 
 
@@ -491,11 +493,11 @@ def test_a_graph_travels() -> None:
     x = draw(random.Random(0), (7, 6))
     a = da.from_array(x, chunks=3)
     expected = reference("ij,kj->ik", x, x, join=np.add, reduce=np.minimum)
-    found = dasktile.einsum("ij,kj->ik", a, a, join=np.add, reduce=np.minimum)
-    for array in (found, dasktile.optimize(found, workers=2)):
+    tiled = dasktile.einsum("ij,kj->ik", a, a, join=np.add, reduce=np.minimum)
+    for array in (tiled, dasktile.optimize(tiled, workers=2)):
         check(pickle.loads(pickle.dumps(array)), expected)
     again = dasktile.einsum("ij,kj->ik", a, a, join=np.add, reduce=np.minimum)
-    assert again.name == found.name
+    assert again.name == tiled.name
 
 
 # Slabs --------------------------------------------------------------------------------

@@ -48,25 +48,25 @@ def forgotten(client: Client) -> Iterator[None]:
 
 
 def tasks(client: Client) -> list[Any]:
-    found: list[Any] = client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.tasks])
-    return found
+    actual: list[Any] = client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.tasks])
+    return actual
 
 
 def submitted(client: Client) -> int:
     """Tasks that the scheduler ever heard of."""
-    found: int = client.run_on_scheduler(
+    actual: int = client.run_on_scheduler(
         lambda dask_scheduler: sum(
             sum(prefix.state_counts.values()) for prefix in dask_scheduler.task_prefixes.values()
         )
     )
-    return found
+    return actual
 
 
-def check_sane(found: Calibration) -> None:
-    assert 0 < found.task_seconds < 1
-    assert found.flops > 1e6
-    assert found.memory is not None and found.memory > 1e5
-    assert found.bandwidth is None or found.bandwidth > 1e5
+def check_sane(calibration: Calibration) -> None:
+    assert 0 < calibration.task_seconds < 1
+    assert calibration.flops > 1e6
+    assert calibration.memory is not None and calibration.memory > 1e5
+    assert calibration.bandwidth is None or calibration.bandwidth > 1e5
 
 
 def product() -> da.Array:
@@ -80,12 +80,12 @@ def product() -> da.Array:
 @pytest.mark.usefixtures("forgotten")
 def test_measures_a_cluster_and_leaves_nothing_there(client: Client) -> None:
     assert machine(client).calibration is None
-    found = calibrate(client)
-    assert isinstance(found, Calibration)
-    check_sane(found)
-    assert found.bandwidth is not None
-    assert (found.workers, found.threads) == (2, 2)
-    assert client.get_metadata(KEY) == found.to_dict()
+    calibration = calibrate(client)
+    assert isinstance(calibration, Calibration)
+    check_sane(calibration)
+    assert calibration.bandwidth is not None
+    assert (calibration.workers, calibration.threads) == (2, 2)
+    assert client.get_metadata(KEY) == calibration.to_dict()
     # releases travel behind results
     patience = time.monotonic() + PATIENCE
     while tasks(client) and time.monotonic() < patience:
@@ -93,13 +93,13 @@ def test_measures_a_cluster_and_leaves_nothing_there(client: Client) -> None:
     assert tasks(client) == []
 
     ran = submitted(client)
-    assert calibrate(client) == found
+    assert calibrate(client) == calibration
     with Client(client.scheduler.address, timeout=PATIENCE, set_as_default=False) as other:
-        assert calibrate(other) == found
-        assert machine(other).calibration == machine().calibration == found
+        assert calibrate(other) == calibration
+        assert machine(other).calibration == machine().calibration == calibration
     assert submitted(client) == ran
 
-    client.set_metadata(KEY, replace(found, workers=7).to_dict())
+    client.set_metadata(KEY, replace(calibration, workers=7).to_dict())
     assert calibrate(client).workers == 7  # stale, and still in use
     again = calibrate(client, refresh=True)
     assert again.workers == 2
@@ -118,16 +118,16 @@ def test_asynchronous_client_and_one_process() -> None:
             ) as cluster,
             Client(cluster, asynchronous=True, set_as_default=False) as client,
         ):
-            found: Calibration = await calibrate(client)
-            assert await calibrate(client) == found
+            calibration: Calibration = await calibrate(client)
+            assert await calibrate(client) == calibration
             assert machine(client).calibration is None
-            return found
+            return calibration
 
-    found = asyncio.run(asyncio.wait_for(run(), PATIENCE))
-    check_sane(found)
+    calibration = asyncio.run(asyncio.wait_for(run(), PATIENCE))
+    check_sane(calibration)
     # two workers of one process hand arrays to each other without sending them
-    assert found.bandwidth is None
-    assert (found.workers, found.threads) == (1, 2)
+    assert calibration.bandwidth is None
+    assert (calibration.workers, calibration.threads) == (1, 2)
 
 
 def test_cluster_without_workers() -> None:
@@ -152,17 +152,17 @@ def test_outlives_a_restart() -> None:
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False, timeout=PATIENCE) as client,
     ):
-        for found in (FAST, replace(FAST, workers=3)):
-            client.sync(_keep, client, found)
+        for calibration in (FAST, replace(FAST, workers=3)):
+            client.sync(_keep, client, calibration)
             client.set_metadata(["other"], 1)
             client.restart()
             assert client.get_metadata(["other"], default=None) is None
-            assert calibrate(client) == found
+            assert calibrate(client) == calibration
 
 
 def test_calibration_travels_as_numbers() -> None:
-    for found in (FAST, replace(FAST, bandwidth=None, workers=1), replace(FAST, memory=1e9)):
-        assert Calibration.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    for calibration in (FAST, replace(FAST, bandwidth=None, workers=1), replace(FAST, memory=1e9)):
+        assert Calibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
 
 
 @pytest.mark.parametrize(
@@ -195,16 +195,16 @@ def test_calibration_reads_well() -> None:
 
 
 def test_measurements_stand_in_for_defaults() -> None:
-    found = config.tiling_settings(FAST)
-    assert found.bytes_per_second == 2e9
-    assert found.work_per_second == 50e9
-    assert found.task_bytes == pytest.approx(2e6)
+    calibration = config.tiling_settings(FAST)
+    assert calibration.bytes_per_second == 2e9
+    assert calibration.work_per_second == 50e9
+    assert calibration.task_bytes == pytest.approx(2e6)
     default = config.tiling_settings()
     alone = config.tiling_settings(replace(FAST, bandwidth=None))
     assert alone.bytes_per_second == default.bytes_per_second
     assert alone.task_bytes == pytest.approx(1e-3 * default.bytes_per_second)
     assert replace(
-        found,
+        calibration,
         bytes_per_second=default.bytes_per_second,
         work_per_second=default.work_per_second,
         task_bytes=default.task_bytes,
@@ -221,13 +221,13 @@ def test_measurements_stand_in_for_defaults() -> None:
 )
 def test_what_the_user_sets_is_not_overridden(name: str, field: str, value: float) -> None:
     with dask.config.set({f"dasktile.{name}": value}):
-        found = config.tiling_settings(FAST)
-    assert getattr(found, field) == value
+        calibration = config.tiling_settings(FAST)
+    assert getattr(calibration, field) == value
     others = {"bytes_per_second", "work_per_second"} - {field}
     measured = config.tiling_settings(FAST)
-    assert all(getattr(found, other) == getattr(measured, other) for other in others)
+    assert all(getattr(calibration, other) == getattr(measured, other) for other in others)
     if name == "cost.bandwidth":
-        assert found.task_bytes == pytest.approx(1e-3 * 123e6)
+        assert calibration.task_bytes == pytest.approx(1e-3 * 123e6)
 
 
 @pytest.mark.parametrize(("seconds", "least", "most"), [(1e-12, 0, 0.1e6), (1e6, 10e6, 100e6)])
@@ -242,20 +242,23 @@ def test_plans_use_it(client: Client) -> None:
     assert (before.seconds_before, before.seconds_after) == (None, None)
     assert "roughly" not in str(before)
     client.set_metadata(KEY, FAST.to_dict())
-    for found in (dasktile.explain(y, workers=client), dasktile.explain(y)):
-        assert found.seconds_before is not None and found.seconds_after is not None
+    for explanation in (dasktile.explain(y, workers=client), dasktile.explain(y)):
+        assert explanation.seconds_before is not None and explanation.seconds_after is not None
         # 2 * 2000**3 operations on 2 threads at 50 Gflop/s
-        assert found.seconds_before > 0.08 < found.seconds_after < 10
-        assert found.seconds_before > found.seconds_after
-        assert "predicted run time" in str(found) and "predicted run time" in found._repr_html_()
-        assert found.to_dict()["seconds_after"] == found.seconds_after
+        assert explanation.seconds_before > 0.08 < explanation.seconds_after < 10
+        assert explanation.seconds_before > explanation.seconds_after
+        assert (
+            "predicted run time" in str(explanation)
+            and "predicted run time" in explanation._repr_html_()
+        )
+        assert explanation.to_dict()["seconds_after"] == explanation.seconds_after
     assert machine(client).settings() == config.tiling_settings(FAST)
     assert machine(4).calibration is None
     assert dasktile.explain(y, workers=4).seconds_after is None
 
     client.set_metadata(KEY, replace(FAST, task_seconds=10e-3).to_dict())
     dearer = dasktile.explain(y, workers=client)
-    assert dearer.tasks_after <= found.tasks_after
+    assert dearer.tasks_after <= explanation.tasks_after
     client.set_metadata(KEY, "not a calibration")
     assert dasktile.explain(y, workers=client).seconds_after is None
 
@@ -288,11 +291,11 @@ def test_seconds_of_what_is_left_alone() -> None:
 
 
 def test_stock_einsum_is_slow() -> None:
-    found = plan()
-    nodes = found.program.nodes
-    program = replace(found.program, nodes=(*nodes[:2], replace(nodes[2], op="einsum")))
-    slow = predict_seconds(replace(found, program=program), SETTINGS, 0.01)
-    plain = predict_seconds(found, SETTINGS, 0.01)
+    planned = plan()
+    nodes = planned.program.nodes
+    program = replace(planned.program, nodes=(*nodes[:2], replace(nodes[2], op="einsum")))
+    slow = predict_seconds(replace(planned, program=program), SETTINGS, 0.01)
+    plain = predict_seconds(planned, SETTINGS, 0.01)
     assert slow[1] == plain[1]
     assert plain[0] < slow[0] <= plain[0] + 3 * (SETTINGS.model.einsum_slowdown - 1)
 

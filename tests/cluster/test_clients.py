@@ -25,15 +25,15 @@ KNOWN = Calibration(bandwidth=2e9, task_seconds=1e-3, flops=50e9, workers=1, thr
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
-    ) as found:
-        yield found
+    ) as actual:
+        yield actual
 
 
 @pytest.fixture
 def client(cluster: LocalCluster) -> Iterator[Client]:
-    with Client(cluster) as found:
-        yield found
-        dasktile.disable(found)
+    with Client(cluster) as actual:
+        yield actual
+        dasktile.disable(actual)
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -68,9 +68,9 @@ def test_asynchronous_clients_are_meant_too(cluster: LocalCluster) -> None:
     async def main() -> int:
         async with Client(cluster.scheduler_address, asynchronous=True):
             await dasktile.enable()
-            found = await dasktile.metrics()
+            measured = await dasktile.metrics()
             await dasktile.disable()
-            return len(found.workers)
+            return len(measured.workers)
 
     assert asyncio.run(main()) == 1
 
@@ -94,16 +94,16 @@ def test_says_what_cannot_run_where_the_package_is_missing(
     left = iter(answers)
 
     def finder() -> Any:
-        found = next(left)
-        return lambda: found
+        actual = next(left)
+        return lambda: actual
 
     monkeypatch.setattr(install, "_probe", finder)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         dasktile.enable(client)
-    [told] = [str(one.message) for one in caught if "dasktile" in str(one.message)]
-    assert f"cannot be imported {where}" in told
-    assert "optimised collections cannot run" in told
-    assert "Install dasktile on" in told and "every worker" in told
+    [messages] = [str(one.message) for one in caught if "dasktile" in str(one.message)]
+    assert f"cannot be imported {where}" in messages
+    assert "optimised collections cannot run" in messages
+    assert "Install dasktile on" in messages and "every worker" in messages
     if len(answers) > 1:
-        assert all(address in told for address in client.scheduler_info()["workers"])
+        assert all(address in messages for address in client.scheduler_info()["workers"])

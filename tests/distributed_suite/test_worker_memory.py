@@ -932,8 +932,8 @@ async def test_disk_cleanup_on_terminate(c, s, a, ignore_sigterm):
     # Adapted: small values stay in memory, evict() does not wait, files have other names
     fut = c.submit(bytes, 10_000, key="myspill")
     await wait(fut)
-    found = await c.run(spill_everything)
-    [spill_fname] = found[a.worker_address]
+    actual = await c.run(spill_everything)
+    [spill_fname] = actual[a.worker_address]
     assert os.path.exists(spill_fname)
 
     await leak_until_restart(c, s)
@@ -1000,9 +1000,9 @@ async def test_pause_while_spilling(c, s, a):
     # running and pausing the worker.
     assert N_PAUSE <= len(a.data) <= N_TOTAL
     a.monitor.get_process_memory = lambda: 0
-    found = [a.data[key] for key in a.data]
-    n_spilled_while_not_paused = sum(not paused for paused in found)
-    assert 1 <= n_spilled_while_not_paused < len(found)
+    actual = [a.data[key] for key in a.data]
+    n_spilled_while_not_paused = sum(not paused for paused in actual)
+    assert 1 <= n_spilled_while_not_paused < len(actual)
 
 
 @gen_cluster(

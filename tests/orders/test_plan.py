@@ -71,8 +71,8 @@ def test_values_are_the_same_with_every_scheduler() -> None:
 
 def test_several_collections_are_planned_together() -> None:
     x = source()
-    found = dasktile.plan(x.sum(axis=0), x.mean(), memory_limit=8 * TILE, workers=1)
-    total, mean = found.apply()
+    planned = dasktile.plan(x.sum(axis=0), x.mean(), memory_limit=8 * TILE, workers=1)
+    total, mean = planned.apply()
     np.testing.assert_allclose(total.compute(), VALUES.sum(axis=0))
     np.testing.assert_allclose(mean.compute(), VALUES.mean())
     np.testing.assert_allclose(dask.compute(total, mean)[1], VALUES.mean())
@@ -81,8 +81,8 @@ def test_several_collections_are_planned_together() -> None:
 def test_delayed_objects_are_planned() -> None:
     parts = [delayed(np.ones)(1000) for _ in range(4)]
     whole = delayed(sum)(parts)
-    found = dasktile.plan(whole, memory_limit="1 MB", workers=1)
-    assert found.apply().compute().sum() == 4000
+    planned = dasktile.plan(whole, memory_limit="1 MB", workers=1)
+    assert planned.apply().compute().sum() == 4000
 
 
 def test_annotations_are_kept() -> None:
@@ -112,9 +112,9 @@ def test_a_plan_applies_to_its_own_expressions_only() -> None:
 def test_xarray_datasets_are_planned() -> None:
     xarray = pytest.importorskip("xarray")
     dataset = xarray.Dataset({"u": (("a", "b"), source()), "v": (("a",), source().sum(axis=1))})
-    found = dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply()
-    np.testing.assert_allclose(found.v.values, VALUES.sum(axis=1))
-    np.testing.assert_allclose(found.compute().u.values, VALUES)
+    planned = dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply()
+    np.testing.assert_allclose(planned.v.values, VALUES.sum(axis=1))
+    np.testing.assert_allclose(planned.compute().u.values, VALUES)
     with pytest.raises(TypeError, match=r"apply takes the dask collections.*got int"):
         dasktile.plan(dataset, memory_limit=20 * TILE, workers=1).apply(5)
 
@@ -224,11 +224,11 @@ def test_searches_are_reproducible_and_no_worse(monkeypatch: pytest.MonkeyPatch)
         # a clock that advances with every reading: the same number of steps on any machine
         ticks = itertools.count()
         monkeypatch.setattr(plans.time, "monotonic", lambda: next(ticks) * 1e-3)
-        found = dasktile.plan(
+        planned = dasktile.plan(
             product(), memory_limit=12 * TILE, workers=1, search_seconds=0.5, seed=seed
         )
         assert next(ticks) > 100
-        return found.to_dict()
+        return planned.to_dict()
 
     first = search(1)
     assert search(1) == first
@@ -264,11 +264,11 @@ def test_arguments_that_are_no_collections_are_refused() -> None:
 
 
 def test_measured_durations_are_used() -> None:
-    found = tasks_of(source().sum())
-    took = {name: 3.0 for name in found.names if "sum" in name}
+    actual = tasks_of(source().sum())
+    took = {name: 3.0 for name in actual.names if "sum" in name}
     plain, slow = Machine(1), Machine(1, durations=lambda: took)
-    times = [plans._graph_of(found, one).time for one in (plain, slow)]
-    named = np.array(["sum" in name for name in found.names])
+    times = [plans._graph_of(actual, one).time for one in (plain, slow)]
+    named = np.array(["sum" in name for name in actual.names])
     assert named.any() and (times[1][named] == 3.0).all()
     np.testing.assert_array_equal(times[0][~named], times[1][~named])
 
@@ -281,14 +281,14 @@ def test_plans_are_faster_than_the_default_order_on_demand(name: str, times: flo
     """By the simulation, with memory smaller than needed by a factor of 2.25."""
     workload = planned.several()[name]
     limit = workload.budget("lazy", "heavy")
-    found: list[dasktile.SchedulePlan] = []
+    actual: list[dasktile.SchedulePlan] = []
 
     def keep(*arrays: da.Array) -> list[da.Array]:
-        found.append(dasktile.plan(*arrays, memory_limit=limit, workers=1))
+        actual.append(dasktile.plan(*arrays, memory_limit=limit, workers=1))
         return list(arrays)
 
     workload.run(Run(input_of, keep, lambda array: keep(array)))
-    (plan,) = found
+    (plan,) = actual
     old_in, old_out, seconds = plan.before
     assert seconds >= times * plan.makespan
     assert old_in + old_out >= plan.swap_in_bytes + plan.swap_out_bytes
@@ -312,7 +312,7 @@ def planned_sizes(*arrays: da.Array) -> dict[str, tuple[int, int]]:
         low.update(one.__dask_graph__())
     low = without_aliases(low, wanted)
     graph = dask.highlevelgraph.HighLevelGraph.merge(*(one.__dask_graph__() for one in arrays))
-    found = tasks(graph, low, wanted)
+    actual = tasks(graph, low, wanted)
     made: dict[Any, int] = {}
 
     class Sizes(dask.callbacks.Callback):
@@ -322,9 +322,9 @@ def planned_sizes(*arrays: da.Array) -> dict[str, tuple[int, int]]:
     with Sizes():
         dask.get(low, wanted)
     # data in the graph are no tasks of this scheduler
-    assert set(made) <= set(found.keys)
+    assert set(made) <= set(actual.keys)
     totals: dict[str, tuple[int, int]] = {}
-    for key, size, name in zip(found.keys, found.sizes, found.names, strict=True):
+    for key, size, name in zip(actual.keys, actual.sizes, actual.names, strict=True):
         if key not in made:
             continue
         one, other = totals.get(name, (0, 0))

@@ -368,9 +368,9 @@ def test_a_worker_without_hints_spills_and_gets_none(monkeypatch: pytest.MonkeyP
         with pytest.warns(UserWarning) as caught:
             dasktile.enable(client)
         features = [Feature.HINTS.value, Feature.PREFETCH.value]
-        told = [str(each.message) for each in caught if "dasktile" in str(each.message)]
-        assert len(told) == 2
-        assert all(feature in message for feature, message in zip(features, told, strict=True))
+        messages = [str(each.message) for each in caught if "dasktile" in str(each.message)]
+        assert len(messages) == 2
+        assert all(feature in message for feature, message in zip(features, messages, strict=True))
         tiles = client.map(lambda each: np.full(size // 8, each), range(20), pure=False)
         wait(tiles, timeout=LIMIT)
         [worker] = cluster.workers.values()
@@ -429,13 +429,15 @@ def test_planning_on_a_scheduler_that_cannot_be_found(
     monkeypatch: pytest.MonkeyPatch, client: Client
 ) -> None:
     monkeypatch.delattr(Scheduler, "_instances")
-    found = []
+    actual = []
     with logged() as messages:
         for _ in range(2):
-            thread = threading.Thread(target=lambda: found.append(machine()), name="Dask-Offload_0")
+            thread = threading.Thread(
+                target=lambda: actual.append(machine()), name="Dask-Offload_0"
+            )
             thread.start()
             thread.join(LIMIT)
-    assert [each.workers for each in found] == [1, 1]
+    assert [each.workers for each in actual] == [1, 1]
     assert len(messages) == 1
     assert Feature.OWN_SCHEDULER.value in messages[0]
     with dask.config.set({"array_optimize": dasktile.array_optimize}):
@@ -449,10 +451,10 @@ def test_a_calibration_that_a_restart_loses(
 ) -> None:
     pretend(monkeypatch, Internal("scheduler", name, ""))
     plugins = sorted(cluster.scheduler.plugins)
-    found = Calibration(None, 1e-3, 1e9, 2, 2)
+    actual = Calibration(None, 1e-3, 1e9, 2, 2)
     with pytest.warns(UserWarning, match=Feature.CALIBRATION.value):
-        client.sync(calibration._keep, client, found)
-    assert dasktile.calibrate(client) == found
+        client.sync(calibration._keep, client, actual)
+    assert dasktile.calibrate(client) == actual
     assert sorted(cluster.scheduler.plugins) == plugins
     cluster.scheduler.task_metadata.clear()
 

@@ -53,16 +53,16 @@ def product() -> da.Array:
     return (a - a.mean(axis=0)).T @ a
 
 
-def check(found: Any) -> None:
-    np.testing.assert_allclose(found, (A - A.mean(axis=0)).T @ A)
+def check(actual: Any) -> None:
+    np.testing.assert_allclose(actual, (A - A.mean(axis=0)).T @ A)
 
 
 def computes_as_planned(client: Client) -> None:
     dasktile.metrics(client, reset=True)
     y = dasktile.optimize(product(), workers=client)
     check(client.compute(y).result(timeout=LIMIT))
-    found = dasktile.metrics(client)
-    assert found.placed and not found.errors and not found.missing
+    measured = dasktile.metrics(client)
+    assert measured.placed and not measured.errors and not measured.missing
 
 
 # Started from the command line ------------------------------------------------------
@@ -84,10 +84,10 @@ def free_port() -> Iterator[int]:
 @contextmanager
 def dask_command(*arguments: str, path: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     here = Path(__file__).parents[2]
-    found = os.pathsep.join(map(str, [here] if path is None else [path, here]))
+    actual = os.pathsep.join(map(str, [here] if path is None else [path, here]))
     process = subprocess.Popen(
         [sys.executable, "-m", "dask", *arguments],
-        env={**os.environ, "PYTHONPATH": found},
+        env={**os.environ, "PYTHONPATH": actual},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -188,15 +188,15 @@ def test_without_the_package(lacking: str, tmp_path: Path) -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             dasktile.enable(client)
-        told = [str(each.message) for each in caught if "dasktile" in str(each.message)]
-        assert len(told) == 1
-        assert "cannot be imported by" in told[0]
-        assert "nstall dasktile" in told[0]
+        messages = [str(each.message) for each in caught if "dasktile" in str(each.message)]
+        assert len(messages) == 1
+        assert "cannot be imported by" in messages[0]
+        assert "nstall dasktile" in messages[0]
         check(product().compute())
         if lacking == "worker":
-            found = dasktile.metrics(client)
-            assert not found.errors
-            assert len(found.missing) == len(found.workers) == 1
+            measured = dasktile.metrics(client)
+            assert not measured.errors
+            assert len(measured.missing) == len(measured.workers) == 1
         else:
             with pytest.raises(RuntimeError, match=r"dasktile\.enable\(client\)"):
                 dasktile.metrics(client)
@@ -243,9 +243,9 @@ def test_encrypted(certificate: str) -> None:
         assert all(address.startswith("tls://") for address in (s.address, *s.workers))
         await dasktile.enable(c)
         check(await c.compute(dasktile.optimize(product(), workers=2)))
-        found = await dasktile.metrics(c)
-        assert found.placed and found.bytes_received
-        assert not found.errors and not found.missing
+        measured = await dasktile.metrics(c)
+        assert measured.placed and measured.bytes_received
+        assert not measured.errors and not measured.missing
         await dasktile.disable(c)
 
     main()

@@ -34,10 +34,10 @@ def client() -> Iterator[Client]:
 
 
 def test_workers_of_a_client(client: Client) -> None:
-    found = machine(client)
-    assert (found.workers, found.threads) == (2, 1)
-    assert found.memory_limit == int(0.6 * 2**30)
-    assert machine() == found
+    target = machine(client)
+    assert (target.workers, target.threads) == (2, 1)
+    assert target.memory_limit == int(0.6 * 2**30)
+    assert machine() == target
     assert machine(8).workers == 8
     assert machine(client, "1 MB").memory_limit == 1_000_000
     with dask.config.set({"dasktile.workers": 3}):
@@ -45,11 +45,11 @@ def test_workers_of_a_client(client: Client) -> None:
 
 
 def test_workers_of_a_scheduler_that_optimises(client: Client) -> None:
-    found = []
-    thread = threading.Thread(target=lambda: found.append(machine()), name="Dask-Offload_0")
+    actual = []
+    thread = threading.Thread(target=lambda: actual.append(machine()), name="Dask-Offload_0")
     thread.start()
     thread.join(30)
-    assert found == [machine(client)]
+    assert actual == [machine(client)]
 
 
 def test_client_without_workers() -> None:

@@ -88,9 +88,9 @@ def cluster(workers: LocalCluster) -> Iterator[Cluster]:
     # A client of its own takes with it what a failed test still refers to.
     with Client(workers) as client:
         until(lambda: not any(client.run(tasks_known).values()))
-        found = Cluster(workers, client)
-        yield found
-        found.on_loop(lambda: found.scheduler.plugins.pop(NAME))
+        actual = Cluster(workers, client)
+        yield actual
+        actual.on_loop(lambda: actual.scheduler.plugins.pop(NAME))
 
 
 def tasks_known(dask_worker: Any) -> int:
@@ -124,18 +124,18 @@ def test_transfers_are_counted(cluster: Cluster) -> None:
     assert metrics(cluster.client).bytes_received == 0
     c = total(cluster.client, "total-dasktile-1", [a, b], cluster.first)
     np.testing.assert_array_equal(c.result(timeout=LIMIT), 2)
-    found = metrics(cluster.client)
-    assert found.received == {cluster.first: SIZE, cluster.second: 0}
-    assert found.bytes_received == found.bytes_predicted == SIZE
-    assert (found.tasks, found.placed, found.errors) == (3, 7, 0)
+    measured = metrics(cluster.client)
+    assert measured.received == {cluster.first: SIZE, cluster.second: 0}
+    assert measured.bytes_received == measured.bytes_predicted == SIZE
+    assert (measured.tasks, measured.placed, measured.errors) == (3, 7, 0)
     # Two of them hold a copy of b.
-    assert found.layers == {
+    assert measured.layers == {
         "total-dasktile-1": LayerCounts(SIZE, SIZE, 1, SIZE),
         "a": LayerCounts(0, 0, 1, SIZE),
         "b": LayerCounts(0, 0, 2, 2 * SIZE),
     }
-    assert found.workers[cluster.second] == WorkerCounts(0, 1, 1, SIZE)
-    assert not found.missing
+    assert measured.workers[cluster.second] == WorkerCounts(0, 1, 1, SIZE)
+    assert not measured.missing
 
 
 def test_bytes_belong_to_the_layer_that_waits(cluster: Cluster) -> None:
@@ -193,9 +193,14 @@ def test_reset(cluster: Cluster) -> None:
     y = cluster.client.submit(np.sum, a, key="y", workers=[cluster.second])
     assert y.result(timeout=LIMIT) == SIZE // 8
     assert metrics(cluster.client, reset=True).bytes_received == SIZE
-    found = metrics(cluster.client)
-    assert (found.bytes_received, found.bytes_predicted, found.tasks, found.placed) == (0, 0, 0, 0)
-    assert found.layers["a"] == LayerCounts(0, 0, 2, 2 * SIZE)
+    measured = metrics(cluster.client)
+    assert (measured.bytes_received, measured.bytes_predicted, measured.tasks, measured.placed) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert measured.layers["a"] == LayerCounts(0, 0, 2, 2 * SIZE)
 
 
 def test_says_so_where_nothing_is_enabled(cluster: Cluster) -> None:
@@ -210,12 +215,12 @@ def test_says_so_where_nothing_is_enabled(cluster: Cluster) -> None:
 def test_asynchronous_client(cluster: Cluster) -> None:
     async def main() -> Metrics:
         async with Client(cluster.scheduler.address, asynchronous=True, set_as_default=False) as c:
-            found = await metrics(c)
-            assert isinstance(found, Metrics)
-            return found
+            measured = await metrics(c)
+            assert isinstance(measured, Metrics)
+            return measured
 
-    found = asyncio.run(asyncio.wait_for(main(), LIMIT))
-    assert set(found.workers) == {cluster.first, cluster.second}
+    measured = asyncio.run(asyncio.wait_for(main(), LIMIT))
+    assert set(measured.workers) == {cluster.first, cluster.second}
 
 
 def test_transfers_equal_the_prediction_of_a_plan(workers: LocalCluster) -> None:
@@ -226,17 +231,17 @@ def test_transfers_equal_the_prediction_of_a_plan(workers: LocalCluster) -> None
         try:
             z = dasktile.optimize((a + 1) @ (a - 1), workers=2).persist()
             wait(z, timeout=LIMIT)
-            found = metrics(client)
+            measured = metrics(client)
         finally:
             disable(client)
         with pytest.raises(RuntimeError, match=r"dasktile\.enable\(client\)"):
             metrics(client)
-    assert (found.missing, found.errors) == ({}, 0)
-    assert found.placed > 0
-    assert found.bytes_predicted > 0
-    assert found.bytes_received > 0
-    predicted = [layer for layer in found.layers.values() if layer.predicted]
-    assert sum(layer.received for layer in predicted) <= found.bytes_received
+    assert (measured.missing, measured.errors) == ({}, 0)
+    assert measured.placed > 0
+    assert measured.bytes_predicted > 0
+    assert measured.bytes_received > 0
+    predicted = [layer for layer in measured.layers.values() if layer.predicted]
+    assert sum(layer.received for layer in predicted) <= measured.bytes_received
 
 
 def test_workers_in_processes() -> None:
@@ -256,11 +261,12 @@ if __name__ == "__main__":
         first, second = sorted(client.run(lambda: None))
         a = place(client, "a", first)
         total(client, "total-dasktile-1", [a], second).result(timeout={LIMIT})
-        found = metrics(client)
-        assert found.received == {{first: 0, second: {SIZE}}}, found
+        measured = metrics(client)
+        assert measured.received == {{first: 0, second: {SIZE}}}, measured
         client.unregister_worker_plugin("dasktile")
-        found = metrics(client)
-        assert found.missing == {{first: "without the plugin", second: "without the plugin"}}, found
+        measured = metrics(client)
+        names = {{first: "without the plugin", second: "without the plugin"}}
+        assert measured.missing == names, measured
         assert not client.run(lambda dask_worker: "dasktile" in dask_worker.metrics)[first]
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)
@@ -268,14 +274,14 @@ if __name__ == "__main__":
 
 def test_as_text_and_numbers() -> None:
     name = f"matmul-dasktile-2x2-{HASH}"
-    found = Metrics(
+    measured = Metrics(
         {"tcp://<1>": WorkerCounts(1024, 3, 2, 4096), "tcp://2": WorkerCounts()},
         {name: LayerCounts(1024, 2048, 2, 4096)},
         placed=2,
         errors=1,
         missing={"tcp://3": "without the plugin"},
     )
-    assert str(found).splitlines() == [
+    assert str(measured).splitlines() == [
         "2 workers received 1.0 KiB from each other, predicted 2.0 KiB; 3 tasks, 2 placed",
         "errors inside dasktile: 1, see the logs",
         "not counted: 1 of 3 workers, without the plugin",
@@ -289,8 +295,8 @@ def test_as_text_and_numbers() -> None:
         "tcp://<1>      3   1.0 KiB      2  4.0 KiB",
         "tcp://2        0       0 B      0      0 B",
     ]
-    assert "tcp://&lt;1&gt;" in found._repr_html_()
-    assert json.loads(json.dumps(found.to_dict()))["layers"][name]["predicted"] == 2048
+    assert "tcp://&lt;1&gt;" in measured._repr_html_()
+    assert json.loads(json.dumps(measured.to_dict()))["layers"][name]["predicted"] == 2048
     many = Metrics({}, {f"layer{number}": LayerCounts(number) for number in range(40)})
     assert str(many).endswith("and 10 more")
 
@@ -349,8 +355,8 @@ def test_layers_are_bounded() -> None:
     assert sum(plugin.received.values()) == 3000
     assert plugin.received[OTHER] > 1000
     assert len(plugin.received) <= 1000
-    told = plugin.summary(worker)
-    assert (told["received"], len(told["layers"])) == (3000, 32)
+    summary = plugin.summary(worker)
+    assert (summary["received"], len(summary["layers"])) == (3000, 32)
 
 
 def test_heartbeats_carry_the_counts(cluster: Cluster) -> None:
@@ -359,12 +365,12 @@ def test_heartbeats_carry_the_counts(cluster: Cluster) -> None:
     wait(y, timeout=LIMIT)
     state = cluster.scheduler.workers[cluster.second]
 
-    def told() -> Summary:
+    def summary() -> Summary:
         return Summary.of(state.metrics) or Summary()
 
-    until(lambda: told().tasks == 1 and told().tiles == 2 and "y" in told().layers)
-    assert (told().received, told().tasks, told().layers) == (SIZE, 1, {"y": SIZE})
-    assert told().held > SIZE
+    until(lambda: summary().tasks == 1 and summary().tiles == 2 and "y" in summary().layers)
+    assert (summary().received, summary().tasks, summary().layers) == (SIZE, 1, {"y": SIZE})
+    assert summary().held > SIZE
     assert Summary.of({}) is None
     assert Summary.of({NAME: {"received": 3, "newer": 1}}) == Summary(3)
 
@@ -416,10 +422,10 @@ def test_content_of_the_page(cluster: Cluster) -> None:
     wait(y, timeout=LIMIT)
     state = cluster.scheduler.workers[cluster.second]
 
-    def told() -> Summary:
+    def summary() -> Summary:
         return Summary.of(state.metrics) or Summary()
 
-    until(lambda: y.key[0] in told().layers and told().tiles == 2)
+    until(lambda: y.key[0] in summary().layers and summary().tiles == 2)
     cluster.plugin.predicted = {f"total-dasktile-{HASH}": 2 * SIZE}
 
     def look() -> _Charts:

@@ -59,7 +59,7 @@ def hint_sender(tasks: dict[Any, Any]) -> tuple[HintSender, list[Any]]:
         worker_send=lambda address, message: sent.append((address, message)),
     )
     waiting: list[Any] = []
-    found = HintSender(scheduler, waiting.append)
+    actual = HintSender(scheduler, waiting.append)
 
     class Sent(list[Any]):
         def now(self) -> list[Any]:
@@ -70,7 +70,7 @@ def hint_sender(tasks: dict[Any, Any]) -> tuple[HintSender, list[Any]]:
             sent.clear()
             return new
 
-    return found, Sent()
+    return actual, Sent()
 
 
 def test_hints_list_the_readers() -> None:
@@ -145,8 +145,8 @@ def test_a_new_hint_replaces_the_old_one() -> None:
     x = task("x", 0, "memory")
     uses = NextUses({"x": x})
     assert uses.next_use("x") == math.inf
-    told = [("x", (((0, 2, 3), (0, 2, 1)), "")), ("gone", ((), ""))]
-    assert uses.update(told) == {"x": number((0, 2, 1))}
+    hints = [("x", (((0, 2, 3), (0, 2, 1)), "")), ("gone", ((), ""))]
+    assert uses.update(hints) == {"x": number((0, 2, 1))}
     assert uses.next_use("x") == number((0, 2, 1))
     for then, use in (("client", math.inf), ("more", None)):
         assert uses.update([("x", ((), then))]) == {"x": use}

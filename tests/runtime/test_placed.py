@@ -90,9 +90,9 @@ class Cluster:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
     def make(workers: int, seed: int = 0, threads: int = 1) -> Cluster:
-        found = Cluster(workers, seed, threads)
-        monkeypatch.setattr(api, "machine", lambda *_: found.machine())
-        return found
+        cluster = Cluster(workers, seed, threads)
+        monkeypatch.setattr(api, "machine", lambda *_: cluster.machine())
+        return cluster
 
     with dask.config.set({"dasktile.raise-errors": True}):
         yield make
@@ -272,9 +272,9 @@ def test_values_are_the_same_wherever_blocks_are(name, seed, cluster):
             arrays.append(da.from_array(each, chunks=chunks, name=label))
     expected = OPERATIONS[name](np, *values)
     with dask.config.set(EAGER):
-        found = dasktile.optimize(OPERATIONS[name](da, *arrays))
+        tiled = dasktile.optimize(OPERATIONS[name](da, *arrays))
         keeping = dasktile.optimize(OPERATIONS[name](da, *arrays), keep_chunks=True)
-    np.testing.assert_allclose(found.compute(scheduler="sync"), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(tiled.compute(scheduler="sync"), expected, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(keeping.compute(scheduler="sync"), expected, rtol=1e-9, atol=1e-9)
     assert keeping.chunks == OPERATIONS[name](da, *arrays).chunks
 
@@ -302,9 +302,9 @@ def test_a_placement_is_read_off_a_name(placement):
 
 def test_long_placements_are_nearly_even():
     runs = tuple(1 + (number * 7) % 3 for number in range(64))
-    found = decode(f"x-dasktile-{encode(Placement((64,), (Share((0,), runs),)))}-0")
-    assert found is not None
-    assert found.shares[0].runs == near_even(sum(runs), 64)
+    decoded = decode(f"x-dasktile-{encode(Placement((64,), (Share((0,), runs),)))}-0")
+    assert decoded is not None
+    assert decoded.shares[0].runs == near_even(sum(runs), 64)
 
 
 @pytest.mark.parametrize(

@@ -173,10 +173,10 @@ OTHERS = {
 }
 
 
-def check(found: Any, expected: np.ndarray) -> None:
-    found = down(found)
-    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    np.testing.assert_array_equal(found, expected)
+def check(loaded: Any, expected: np.ndarray) -> None:
+    loaded = down(loaded)
+    assert (loaded.dtype, loaded.shape) == (expected.dtype, expected.shape)
+    np.testing.assert_array_equal(loaded, expected)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -188,11 +188,11 @@ def test_arrays_are_loaded_unchanged(subject: Subject, name: str) -> None:
     assert array.nbytes <= held.size <= array.nbytes + subject.rounded
     assert subject.kept() == 1
     for _ in range(2):
-        found = subject.tier.load(held)
-        check(found, array)
-        assert found.flags.c_contiguous == array.flags.c_contiguous
-        assert found.flags.f_contiguous == array.flags.f_contiguous
-        found[...] = 1
+        loaded = subject.tier.load(held)
+        check(loaded, array)
+        assert loaded.flags.c_contiguous == array.flags.c_contiguous
+        assert loaded.flags.f_contiguous == array.flags.f_contiguous
+        loaded[...] = 1
     subject.tier.free(held)
     assert subject.kept() == 0
 
@@ -202,9 +202,9 @@ def test_views_are_loaded_unchanged(subject: Subject, name: str) -> None:
     expected = VIEWS[name](BASE)
     held = subject.tier.store(VIEWS[name](subject.up(BASE)))
     assert expected.nbytes <= held.size <= expected.nbytes + subject.rounded
-    found = subject.tier.load(held)
-    check(found, expected)
-    found[...] = 1
+    loaded = subject.tier.load(held)
+    check(loaded, expected)
+    loaded[...] = 1
     subject.tier.free(held)
 
 
@@ -213,17 +213,17 @@ def test_other_values_are_loaded_unchanged(subject: Subject, name: str) -> None:
     value = OTHERS[name]
     held = subject.tier.store({"here": value, "there": [subject.up(BASE)]})
     assert held.size > BASE.nbytes
-    found = subject.tier.load(held)
-    check(found["there"][0], BASE)
-    found = found["here"]
-    assert type(found) is type(value)
+    loaded = subject.tier.load(held)
+    check(loaded["there"][0], BASE)
+    loaded = loaded["here"]
+    assert type(loaded) is type(value)
     if isinstance(value, np.ndarray):
-        assert found.dtype == value.dtype
-        assert str(found.tolist()) == str(value.tolist())
-        assert found.flags.writeable or not value.flags.writeable
-        assert not np.shares_memory(found, value)
+        assert loaded.dtype == value.dtype
+        assert str(loaded.tolist()) == str(value.tolist())
+        assert loaded.flags.writeable or not value.flags.writeable
+        assert not np.shares_memory(loaded, value)
     else:
-        assert found == value
+        assert loaded == value
     subject.tier.free(held)
 
 
@@ -234,9 +234,9 @@ def test_stored_values_share_no_memory_with_others(subject: Subject) -> None:
     mine[:] = -1
     gc.collect()
     for _ in range(2):
-        for found in (*subject.tier.load(held), subject.tier.load(single)):
-            check(found, np.arange(1000.0))
-            found[:] = 7
+        for loaded in (*subject.tier.load(held), subject.tier.load(single)):
+            check(loaded, np.arange(1000.0))
+            loaded[:] = 7
 
 
 def test_freed_values_are_removed(subject: Subject) -> None:
@@ -357,9 +357,9 @@ def test_compression(tmp_path: Path) -> None:
 def test_packed_values_are_pickled() -> None:
     packed = Packed({"a": (1, "b")}, [b"abc", bytearray(), memoryview(b"xy")])
     assert sizeof(packed) == packed.nbytes == 5
-    for found in (deserialize(*serialize(packed)), pickle.loads(pickle.dumps(packed))):
-        assert found.header == packed.header
-        assert [bytes(frame) for frame in found.frames] == [b"abc", b"", b"xy"]
+    for loaded in (deserialize(*serialize(packed)), pickle.loads(pickle.dumps(packed))):
+        assert loaded.header == packed.header
+        assert [bytes(frame) for frame in loaded.frames] == [b"abc", b"", b"xy"]
 
 
 def test_a_full_device(gpu: EmulatedDevice) -> None:
@@ -580,10 +580,10 @@ def test_arrays_as_numpys(gpu: EmulatedDevice) -> None:
 def test_arrays_are_sent_to_other_processes(gpu: EmulatedDevice) -> None:
     x = gpu.asarray(BASE).T
     other = use(EmulatedDevice(CAPACITY))
-    for found in (deserialize(*serialize(x)), pickle.loads(pickle.dumps(x))):
-        check(found, BASE.T)
-        assert found.device is other
-        assert found.flags.f_contiguous
+    for received in (deserialize(*serialize(x)), pickle.loads(pickle.dumps(x))):
+        check(received, BASE.T)
+        assert received.device is other
+        assert received.flags.f_contiguous
     assert pickle.loads(pickle.dumps(gpu)) is other
     with pytest.raises(ValueError, match="use"):
         gpu.host()
@@ -632,13 +632,13 @@ def test_dask_computes_on_the_device(gpu: EmulatedDevice, name: str, made: str) 
         x = da.from_array(array, chunks=chunks).map_blocks(to_device, dtype=array.dtype)
     expression = EXPRESSIONS[name]
     down_before = gpu.copied_down
-    found = expression(x).compute(scheduler="threads")
-    assert isinstance(found, EmulatedArray)
+    loaded = expression(x).compute(scheduler="threads")
+    assert isinstance(loaded, EmulatedArray)
     if name not in ("mask", "qr", "singular values"):
         assert gpu.copied_down == down_before
     expected = expression(da.from_array(array, chunks=chunks)).compute()
-    assert found.dtype == expected.dtype
-    np.testing.assert_allclose(found.get(), expected, atol=1e-12)
-    del x, found
+    assert loaded.dtype == expected.dtype
+    np.testing.assert_allclose(loaded.get(), expected, atol=1e-12)
+    del x, loaded
     gc.collect()
     assert gpu.used == 0

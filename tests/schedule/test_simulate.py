@@ -68,7 +68,7 @@ def pools(graph: TaskGraph, name: str) -> Memory:
 
 
 @pytest.mark.parametrize(
-    ("order", "name", "least", "printed", "found"),
+    ("order", "name", "least", "printed", "actual"),
     (
         (LEFT, "coarse", 6, 7, 7),
         (RIGHT, "coarse", 7, 8, 7),
@@ -76,12 +76,12 @@ def pools(graph: TaskGraph, name: str) -> Memory:
         (LEFT, "fine", 7, 7, 7),
     ),
 )
-def test_figure_41(order: list[int], name: str, least: int, printed: int, found: int) -> None:
+def test_figure_41(order: list[int], name: str, least: int, printed: int, actual: int) -> None:
     graph = figure_41()
     assert shortest(graph, order, pools(graph, name)) == least
     _, run = plan_and_run(graph, pools(graph, name), AS_WRITTEN, order)
     # dropped data make room as soon as possible: never later than by pairs of slots
-    assert run.makespan == found <= printed
+    assert run.makespan == actual <= printed
 
 
 @pytest.mark.parametrize("order", (LEFT, RIGHT))

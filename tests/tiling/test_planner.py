@@ -47,12 +47,12 @@ def test_free_labels_are_cut_in_parts_of_one_length():
             if length is None:
                 continue
             for parts in (1, workers, 2 * workers):
-                found = sizes(size, parts, length)
-                assert len(found) == parts
-                assert max(found) * parts <= 1.05 * size
+                actual = sizes(size, parts, length)
+                assert len(actual) == parts
+                assert max(actual) * parts <= 1.05 * size
                 if parts <= workers:
-                    assert len(set(found[:-1])) <= 1
-                    assert found[-1] <= found[0]
+                    assert len(set(actual[:-1])) <= 1
+                    assert actual[-1] <= actual[0]
             assert set(split(size, workers, length)) <= set(split(size, 4 * workers, length))
     assert unit(100, 4, LIMITS) is None
 
@@ -169,9 +169,9 @@ def test_exact_agrees_with_the_oracle(seed):
         oracle = get("exhaustive").choose(costs, Settings(), TIE)
     except ValueError:
         pytest.skip("too many tilings for the oracle")
-    found = get("exact").choose(costs, Settings(), TIE)
-    assert found.exact
-    assert found.cost == pytest.approx(oracle.cost, abs=1e-6)
+    choice = get("exact").choose(costs, Settings(), TIE)
+    assert choice.exact
+    assert choice.cost == pytest.approx(oracle.cost, abs=1e-6)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6, 8, 64])

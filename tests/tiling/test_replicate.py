@@ -108,8 +108,8 @@ def test_the_copies_that_fit_are_made(room: int) -> None:
     program = several(3)
     # bytes of a second sharding beyond a worker's share: three quarters of the share
     extra = 400 * 400 * 8 // 4 * 3 // 4
-    found = tile(program, workers=4, memory_limit=400 * 400 * 8, settings=Settings())
-    assert [node.op for node in found.program.nodes].count("copy") == 3
+    actual = tile(program, workers=4, memory_limit=400 * 400 * 8, settings=Settings())
+    assert [node.op for node in actual.program.nodes].count("copy") == 3
     assert exact_within(program, room * extra) == room
 
 
@@ -119,14 +119,14 @@ def exact_within(program: Program, room: int) -> int:
         program, Mesh(mesh_shape(4)), free_axes(program, 4, LIMITS), Settings(), None, True
     )
     costs = Costs(space)
-    found = exact(costs, Settings(replica_bytes=room), TIE)
+    choice = exact(costs, Settings(replica_bytes=room), TIE)
     copies = costs.replica_bytes()
-    taken = sum(sizes[state] for sizes, state in zip(copies, found.states, strict=True))
+    taken = sum(sizes[state] for sizes, state in zip(copies, choice.states, strict=True))
     assert taken <= room
-    assert found.bound <= found.cost
+    assert choice.bound <= choice.cost
     return sum(
         variable.options[state].second_mesh is not None
-        for variable, state in zip(space.variables, found.states, strict=True)
+        for variable, state in zip(space.variables, choice.states, strict=True)
     )
 
 
@@ -143,10 +143,10 @@ def transforms() -> tuple[list[da.Array], np.ndarray]:
 @pytest.mark.parametrize("workers", [4, 6])
 def test_values_are_the_same(workers: int) -> None:
     out, _ = transforms()
-    found = dasktile.explain(*out, workers=workers)
-    assert found.proven_optimal
-    assert found.bytes_after <= 0.5 * found.bytes_before
-    assert "copy" in {node.op for node in found.nodes}
+    explanation = dasktile.explain(*out, workers=workers)
+    assert explanation.proven_optimal
+    assert explanation.bytes_after <= 0.5 * explanation.bytes_before
+    assert "copy" in {node.op for node in explanation.nodes}
     new = dasktile.optimize(*out, workers=workers)
     for one, other in zip(dask.compute(*out), dask.compute(*new), strict=True):
         np.testing.assert_allclose(other, one)

@@ -32,24 +32,24 @@ def dense(seed: int, count: int = 9, share: float = 0.5, forbidden: float = 0.0)
 
 
 def least(problem: Problem) -> float:
-    found = solve(problem, 10**8)
-    assert found.exact
-    return found.cost
+    solution = solve(problem, 10**8)
+    assert solution.exact
+    return solution.cost
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_wide_problems_are_proven(seed: int) -> None:
     problem = dense(seed)
-    found = solve(problem, NARROW, prove=True)
-    assert found.exact
-    assert found.cost == problem.cost(found.states) == found.bound == least(problem)
+    solution = solve(problem, NARROW, prove=True)
+    assert solution.exact
+    assert solution.cost == problem.cost(solution.states) == solution.bound == least(problem)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_without_a_proof_there_is_a_bound(seed: int) -> None:
     problem = dense(seed)
-    found = solve(problem, NARROW)
-    assert found.bound <= least(problem) <= found.cost == problem.cost(found.states)
+    solution = solve(problem, NARROW)
+    assert solution.bound <= least(problem) <= solution.cost == problem.cost(solution.states)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -76,9 +76,9 @@ def test_forbidden_states_are_left_out() -> None:
 def test_the_integer_program_keeps_to_what_is_allowed(seed: int) -> None:
     problem = dense(seed, count=6, forbidden=0.3)
     start = solve(problem, 10**8).states
-    found = integer(problem, start, SolverLimits())
-    assert found is not None and found.exact
-    assert np.isfinite(found.cost) and found.cost == least(problem)
+    solution = integer(problem, start, SolverLimits())
+    assert solution is not None and solution.exact
+    assert np.isfinite(solution.cost) and solution.cost == least(problem)
 
 
 def test_programs_too_large_are_not_written() -> None:

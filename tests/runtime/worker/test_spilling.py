@@ -39,9 +39,9 @@ def quiet() -> Iterator[None]:
 
 
 def stores(cluster: LocalCluster) -> list[TileStore]:
-    found = [worker.data for worker in cluster.workers.values()]
-    assert all(isinstance(store, TileStore) for store in found)
-    return found
+    actual = [worker.data for worker in cluster.workers.values()]
+    assert all(isinstance(store, TileStore) for store in actual)
+    return actual
 
 
 def watched(store: Any) -> list[str]:
@@ -79,9 +79,9 @@ def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True
 
 def spilling_of(worker: Worker) -> Spilling:
     plugin: Any = worker.plugins["dasktile"]
-    found = plugin.plugin.spilling
-    assert isinstance(found, Spilling)
-    return found
+    actual = plugin.plugin.spilling
+    assert isinstance(actual, Spilling)
+    return actual
 
 
 @pytest.mark.parametrize("threads", (1, 2, 3))
@@ -164,8 +164,8 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
     with spilling(3) as (_, client):
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
         wait(tiles, timeout=LIMIT)
-        found = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
-        assert found == 15 * (SIZE // 8) + 5
+        actual = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
+        assert actual == 15 * (SIZE // 8) + 5
 
 
 class _Hidden(list[Any]):

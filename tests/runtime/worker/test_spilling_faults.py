@@ -99,8 +99,8 @@ def made(client: Client, make: Callable[[int], Any] = tile, **options: Any) -> l
 
 
 def is_right(client: Client, tiles: list[Future]) -> None:
-    found = client.gather(client.map(total, tiles, pure=False))
-    assert found == sums(range(TILES))
+    results = client.gather(client.map(total, tiles, pure=False))
+    assert results == sums(range(TILES))
 
 
 def store_of(cluster: LocalCluster) -> TileStore:
@@ -327,8 +327,8 @@ def test_a_client_requests_a_lost_tile() -> None:
         store._engine.wait_all(LIMIT)
         for held in store.slow.values():
             os.remove(held.content)
-        found = client.gather(tiles)
-        assert [total(one) for one in found] == sums(range(TILES))
+        results = client.gather(tiles)
+        assert [total(one) for one in results] == sums(range(TILES))
 
 
 # Values
@@ -374,17 +374,17 @@ def add_one(value: np.ndarray) -> float:
 @pytest.mark.parametrize("keep_clean", (False, True))
 def test_tasks_that_change_their_inputs(keep_clean: bool) -> None:
     """With the setting off they read the changes of earlier tasks, as without spilling."""
-    found = []
+    actual = []
     with (
         dask.config.set({"dasktile.spill.keep-clean": keep_clean}),
         spilling(2.5) as (_, client),
     ):
         tiles = made(client)
         for _ in range(3):
-            found.append(client.gather(client.map(add_one, tiles, pure=False)))
+            actual.append(client.gather(client.map(add_one, tiles, pure=False)))
     expected = [sums(range(step, TILES + step)) for step in (1, 2, 3)]
     # with it on, files are taken to be what they were made of
-    assert (found == expected) != keep_clean
+    assert (actual == expected) != keep_clean
 
 
 # Devices
@@ -416,8 +416,8 @@ def test_results_larger_than_the_device(
     gpu = device(4.5)
     with spilling(20, threads=2, device=3) as (cluster, client):
         tiles = made(client, on_device)
-        found = client.gather(client.map(on_device_total, tiles, pure=False))
-        assert found == sums(range(TILES))
+        results = client.gather(client.map(on_device_total, tiles, pure=False))
+        assert results == sums(range(TILES))
         assert gpu.peak <= gpu.capacity
         assert store_of(cluster).report()["spilled"]["host"] >= 5 * SIZE
         tiles.clear()
@@ -429,8 +429,8 @@ def test_tasks_that_allocate_on_the_device(device: Callable[[float], EmulatedDev
     # tiles may take all of the device, so that there is room only when some leave
     with spilling(20, device=4.5) as (_, client):
         tiles = made(client, on_device)
-        found = client.gather(client.map(doubled, tiles, pure=False))
-        assert found == [2 * one for one in sums(range(TILES))]
+        results = client.gather(client.map(doubled, tiles, pure=False))
+        assert results == [2 * one for one in sums(range(TILES))]
         assert gpu.peak <= gpu.capacity
 
 
@@ -466,8 +466,8 @@ def test_inputs_larger_than_the_device(
         with pytest.raises(LostTileError, match="no room for 200000 bytes on the device"):
             result.result(LIMIT)
         # of the others nothing is lost
-        found = client.gather(client.map(on_device_total, tiles, pure=False))
-        assert found == sums(range(TILES))
+        results = client.gather(client.map(on_device_total, tiles, pure=False))
+        assert results == sums(range(TILES))
 
 
 def test_a_task_larger_than_the_device(
@@ -480,8 +480,8 @@ def test_a_task_larger_than_the_device(
         result = client.submit(too_much, tiles[0])
         with pytest.raises(DeviceFullError, match="no room for"):
             result.result(LIMIT)
-        found = client.gather(client.map(on_device_total, tiles, pure=False))
-        assert found == sums(range(TILES))
+        results = client.gather(client.map(on_device_total, tiles, pure=False))
+        assert results == sums(range(TILES))
 
 
 def too_much(value: Any) -> Any:

@@ -123,10 +123,10 @@ def test_arrays_are_read_back_unchanged(make: Callable[..., Made]) -> None:
         one.store[key] = value
     one.settle()
     assert one.files() >= len(values) - 1
-    found = one.store["fortran"]
-    assert found.flags.f_contiguous
-    assert found.flags.writeable
-    np.testing.assert_array_equal(found, values["fortran"])
+    actual = one.store["fortran"]
+    assert actual.flags.f_contiguous
+    assert actual.flags.writeable
+    np.testing.assert_array_equal(actual, values["fortran"])
     assert one.store["tuple", 1].dtype == ">i4"
     assert one.store[3].tolist() == values[3].tolist()
     assert one.store["x" * 3000].mask.sum() == 4992

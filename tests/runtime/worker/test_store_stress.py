@@ -517,15 +517,15 @@ class User:
     def _read(self, key: int) -> None:
         history = self.world.histories[key]
         first = history.done
-        found: int | None = None
+        actual: int | None = None
         try:
-            found = code_of(self.store[key])
+            actual = code_of(self.store[key])
         except KeyError:
             pass
         except LostTileError as error:
             assert any(excuse in str(error) for excuse in EXCUSES), error
             return
-        assert found in history.since(first), f"{found} of {history.since(first)}"
+        assert actual in history.since(first), f"{actual} of {history.since(first)}"
 
     # Asking
 

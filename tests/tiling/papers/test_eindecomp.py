@@ -88,9 +88,9 @@ def test_products_of_the_paper():
 def test_number_of_vectors():
     assert vector_count(2**10, 6) == 3003
     for power, labels in itertools.product(range(5), range(1, 5)):
-        found = vectors(2**power, labels)
-        assert len(found) == len(set(found)) == vector_count(2**power, labels)
-        assert {math.prod(vector) for vector in found} == {2**power}
+        actual = vectors(2**power, labels)
+        assert len(actual) == len(set(actual)) == vector_count(2**power, labels)
+        assert {math.prod(vector) for vector in actual} == {2**power}
     assert vectors(1, 0) == [()] and vectors(2, 0) == []
     with pytest.raises(ValueError, match="power of two; got 6"):
         vectors(6, 2)
@@ -98,8 +98,8 @@ def test_number_of_vectors():
 
 def test_places_are_a_power_of_two():
     for workers in (1, 2, 3, 5, 6, 12, 33, 64, 100, 4096):
-        found = math.prod(places(workers))
-        assert workers <= found < 2 * workers
+        actual = math.prod(places(workers))
+        assert workers <= actual < 2 * workers
         assert len(places(workers)) <= 4
 
 
@@ -112,8 +112,8 @@ def test_all_vectors_of_a_product_are_searched():
     for workers in (2, 4, 16, 64):
         vertices = _vertices(_costs(build.program(), workers))
         assert list(vertices) == [2]
-        found = sorted(map(tuple, vertices[2].vectors.tolist()))
-        assert found == sorted(vectors(workers, 3))
+        actual = sorted(map(tuple, vertices[2].vectors.tolist()))
+        assert actual == sorted(vectors(workers, 3))
 
 
 def test_trees_get_the_least_of_all_labellings():
@@ -127,12 +127,12 @@ def test_trees_get_the_least_of_all_labellings():
                 table[labelling[u], labelling[v]] for (u, v), table in between.items()
             )
 
-        found = _search(vertices, tables)
+        solution = _search(vertices, tables)
         counts = [range(len(vertex.vectors)) for vertex in vertices.values()]
         least = min(
             price(dict(zip(vertices, picks, strict=True))) for picks in itertools.product(*counts)
         )
-        assert price(found) == pytest.approx(least)
+        assert price(solution) == pytest.approx(least)
 
 
 def test_longest_paths_come_first_and_hold_every_vertex_once():
@@ -150,26 +150,26 @@ def test_tables_of_exact_costs_are_never_above_the_truth():
     vertices = _vertices(costs)
     own, between = _exact_tables(costs, vertices, TIE)
     chosen = _search(vertices, (own, between))
-    found = eindecomp_exact(costs, Settings(), TIE)
+    choice = eindecomp_exact(costs, Settings(), TIE)
     relaxed = sum(own[v][d] for v, d in chosen.items())
     relaxed += sum(table[chosen[u], chosen[v]] for (u, v), table in between.items())
-    assert relaxed <= found.cost + 1e-6
+    assert relaxed <= choice.cost + 1e-6
 
 
 @pytest.mark.parametrize("choose", [eindecomp, eindecomp_exact])
 def test_states_have_the_vectors_and_cost_what_is_said(choose):
     program = chain(True)
     costs = _costs(program, 8)
-    found = choose(costs, Settings(), TIE)
+    choice = choose(costs, Settings(), TIE)
     problem = costs.problem(TIE)
-    assert found.cost == problem.cost(found.states)
-    assert (found.bound, found.exact) == (0.0, False)
-    assert found.cost >= solve(problem, 10**8).cost - 1e-6
+    assert choice.cost == problem.cost(choice.states)
+    assert (choice.bound, choice.exact) == (0.0, False)
+    assert choice.cost >= solve(problem, 10**8).cost - 1e-6
     vertices = _vertices(costs)
     for vertex in vertices.values():
         calls = [math.prod(row) for row in vertex.vectors.tolist()]
         assert set(calls) == {8}
-        assert found.states[vertex.variable] in np.concatenate(vertex.states)
+        assert choice.states[vertex.variable] in np.concatenate(vertex.states)
 
 
 def _programs():
@@ -282,10 +282,10 @@ def test_values(name, method):
 @pytest.mark.parametrize("method", METHODS)
 def test_explain(method):
     x = da.random.default_rng(0).random((4000, 4000), chunks=(4000, 250))
-    found = dasktile.explain(x.T @ x, method=method, workers=4)
-    assert found.bytes_after <= found.bytes_before
-    assert found.lower_bound <= found.bytes_after
-    assert str(found)
+    explanation = dasktile.explain(x.T @ x, method=method, workers=4)
+    assert explanation.bytes_after <= explanation.bytes_before
+    assert explanation.lower_bound <= explanation.bytes_after
+    assert str(explanation)
 
 
 # Against what is possible -----------------------------------------------------------
@@ -317,8 +317,8 @@ def test_products_are_near_their_lower_bound():
 
 
 def test_benchmark_says_what_the_paper_says():
-    found = benchmark.arithmetic()
-    assert all(row["paper"] == row["ours"] for row in found)
+    actual = benchmark.arithmetic()
+    assert all(row["paper"] == row["ours"] for row in actual)
     for one in itertools.islice(benchmark.cases(), 2, 6):
         moved = one.moved()
         by_hand = min(nbytes for name, nbytes in moved.items() if name in one.by_hand)

@@ -250,7 +250,7 @@ def test_expressions_of_dask():
 
 def test_benchmark_compares_all_methods():
     program = networks.mlp(400, 300, 2, input_gradient=True, placed=True)
-    found = paper.moved(program, 4)
-    assert list(found) == ["data", "model", "hybrid", "soybean", "default", "bound"]
-    assert found["default"] == found["bound"] == min(found.values())
+    actual = paper.moved(program, 4)
+    assert list(actual) == ["data", "model", "hybrid", "soybean", "default", "bound"]
+    assert actual["default"] == actual["bound"] == min(actual.values())
     assert paper.speed_up(program, 4, 0) == pytest.approx(4)

@@ -47,9 +47,9 @@ def random_programs():
 def table(graph, producer, reader):
     """The costs between two nodes by the names of their tilings."""
     one, other = graph.groups.index(producer), graph.groups.index(reader)
-    found = graph.problem().pairwise[one, other]
+    actual = graph.problem().pairwise[one, other]
     return {
-        (made, used): found[row, column]
+        (made, used): actual[row, column]
         for row, made in enumerate(graph.tilings[one])
         for column, used in enumerate(graph.tilings[other])
     }
@@ -154,9 +154,9 @@ def test_the_optimum_of_its_own_costs_is_what_trying_everything_finds():
             continue
         tried += 1
         best = min(map(problem.cost, itertools.product(*map(range, counts))))
-        found = solve(problem, BUDGET)
-        assert found.exact
-        assert found.cost == pytest.approx(best, abs=1e-6)
+        solution = solve(problem, BUDGET)
+        assert solution.exact
+        assert solution.cost == pytest.approx(best, abs=1e-6)
     assert tried >= 30
 
 
@@ -168,7 +168,7 @@ def test_random_programs_are_as_asked_and_repeatable():
 
 
 def test_greedy_is_never_better_than_the_best_and_mostly_finds_it():
-    found = 0
+    actual = 0
     for program in random_programs():
         graph = tiling_graph(program, tilings=PLAIN)
         problem = graph.problem()
@@ -176,8 +176,8 @@ def test_greedy_is_never_better_than_the_best_and_mostly_finds_it():
         cost = problem.cost(greedy(graph))
         assert best.exact
         assert cost >= best.cost - 1e-6
-        found += cost <= best.cost + 0.5
-    assert found >= 70
+        actual += cost <= best.cost + 0.5
+    assert actual >= 70
 
 
 def test_the_default_is_proven_optimal_on_all_random_programs():
@@ -195,9 +195,9 @@ def test_the_default_is_what_trying_everything_finds():
             continue
         tried += 1
         oracle = get("exhaustive").choose(costs, Settings(), TIE)
-        found = get("exact").choose(costs, Settings(), TIE)
-        assert found.exact
-        assert found.cost == pytest.approx(oracle.cost, abs=1e-6)
+        choice = get("exact").choose(costs, Settings(), TIE)
+        assert choice.exact
+        assert choice.cost == pytest.approx(oracle.cost, abs=1e-6)
     assert tried >= 10
 
 
@@ -219,20 +219,20 @@ def test_states_are_candidates_and_cost_what_the_model_says(workers):
     for program in (*random_programs()[:20], chain(True), gram(3200, 256, (100, 256))):
         space = Space(program, Mesh(mesh(workers)), free_axes(program, workers, LIMITS), Settings())
         costs = Costs(space)
-        found = get("spartan").choose(costs, Settings(), TIE)
-        assert found.cost == costs.problem(TIE).cost(found.states)
-        assert (found.bound, found.exact) == (0.0, False)
+        choice = get("spartan").choose(costs, Settings(), TIE)
+        assert choice.cost == costs.problem(TIE).cost(choice.states)
+        assert (choice.bound, choice.exact) == (0.0, False)
         best = get("exact").choose(costs, Settings(), TIE)
-        assert found.cost >= best.cost - 1e-6
-        assert found == get("spartan").choose(costs, Settings(), TIE)
+        assert choice.cost >= best.cost - 1e-6
+        assert choice == get("spartan").choose(costs, Settings(), TIE)
 
 
 def test_without_a_budget_nothing_is_held_twice():
     kept = 0
     for program in random_programs()[:40]:
         space = Space(program, Mesh((2, 2)), free_axes(program, 4, LIMITS), Settings(), 0, True)
-        found = get("spartan").choose(Costs(space), Settings(), TIE)
-        for variable, state in zip(space.variables, found.states, strict=True):
+        choice = get("spartan").choose(Costs(space), Settings(), TIE)
+        for variable, state in zip(space.variables, choice.states, strict=True):
             option = variable.options[state]
             if variable.keep:
                 assert option.second_mesh is None
@@ -294,10 +294,10 @@ def test_instances_that_cannot_be_made_are_refused():
 
 
 def test_the_benchmark_has_a_row_for_every_figure():
-    found = rows(count=1, repeat=1)
-    assert {"experiment", "what", "paper", "ours", "note"} == set(found[0])
-    assert found[0]["ours"] == "2"
-    assert [row["ours"] for row in found if "clauses" in row["what"]] == ["20", "40", "80", "80"]
+    actual = rows(count=1, repeat=1)
+    assert {"experiment", "what", "paper", "ours", "note"} == set(actual[0])
+    assert actual[0]["ours"] == "2"
+    assert [row["ours"] for row in actual if "clauses" in row["what"]] == ["20", "40", "80", "80"]
 
 
 def _expressions(x, y, xp):
@@ -315,9 +315,9 @@ def test_values_are_those_of_numpy():
         collections = ours if isinstance(ours, tuple) else (ours,)
         wanted = expected if isinstance(expected, tuple) else (expected,)
         for workers in (1, 4, 6):
-            found = dasktile.optimize(*collections, method="spartan", workers=workers)
-            found = found if isinstance(found, tuple) else (found,)
-            for got, value in zip(dask.compute(*found, scheduler="sync"), wanted, strict=True):
+            tiled = dasktile.optimize(*collections, method="spartan", workers=workers)
+            tiled = tiled if isinstance(tiled, tuple) else (tiled,)
+            for got, value in zip(dask.compute(*tiled, scheduler="sync"), wanted, strict=True):
                 np.testing.assert_array_equal(got, value)
 
 

@@ -455,9 +455,9 @@ def unread_parts() -> Any:
 
 def many_layers() -> Any:
     lazy = x()
-    for _ in range(300):
+    for _ in range(100):
         lazy = lazy + 1
-    return lazy.T, X.T + 300
+    return lazy.T, X.T + 100
 
 
 def wrapped_numbers() -> Any:

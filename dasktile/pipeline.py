@@ -177,7 +177,8 @@ def rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLeve
         return None
     names = frozenset(array.name for array in ends.arrays)
     method = config.setting("method")
-    new = rewrite(Request(graph, ends.arrays, names, names, target, method, keys, ends.above))
+    above = tuple(ends.above)
+    new = rewrite(Request(graph, ends.arrays, names, names, target, method, keys, above))
     return None if new is None else splice(graph, ends, new.graph)
 
 

@@ -42,7 +42,7 @@ from dasktile.capture.rules import (
     transforms,
     views,
 )
-from dasktile.capture.undeclared import check_reads
+from dasktile.capture.undeclared import declare_reads
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, bounds
 
 #: The first result that is an operation or a rechunk decides.  If there is none, the reason of
@@ -112,11 +112,11 @@ def capture_graph(
     Raises
     ------
     UndeclaredReadError
-        If tasks read what the graph does not declare.
+        If tasks read keys of an array that are not its blocks.
     """
     view = GraphView(graph, {root.name: root for root in roots})
     correct_arrays(view)
-    check_reads(view)
+    view = declare_reads(view)
     errors: list[Exception] = []
     answers = _walk(view, [root.name for root in roots], alone or {}, errors)
     order = _sorted(answers, [root.name for root in roots])
@@ -155,7 +155,7 @@ def capture_graph(
         )
         kernels.append(answer.kernel)
     outputs = tuple(producer(root.name) for root in roots)
-    return Captured(Program(tuple(nodes), outputs), tuple(kernels), graph, tuple(errors))
+    return Captured(Program(tuple(nodes), outputs), tuple(kernels), view.graph, tuple(errors))
 
 
 def _walk(

@@ -1,21 +1,24 @@
 """Reads that a high-level graph does not declare.
 
 A high-level graph declares for every layer which other layers it reads.  A graph whose tasks
-read an undeclared layer can still be computed, because all tasks end up in one dict.  It fails
-once layers are replaced, so such a graph is not rewritten.
-``dask.graph_manipulation.clone`` makes such graphs; see ``docs/upstream/clone-stale-keys.md``.
+read an undeclared layer can still be computed, because all tasks end up in one dict, but layers
+cannot be replaced.  Dask makes such graphs itself: the layer that combines the arrays of an
+xarray object declares those only that no other array reads.  Here the missing layers are added.
 
-A graph is not rewritten either if tasks read a key in the layer of an array that is not one of
-its blocks, such as the intermediate pieces of a rechunk.
+A graph is not rewritten if tasks read a key in the layer of an array that is not one of its
+blocks, such as the intermediate pieces of a rechunk.  ``dask.graph_manipulation.clone`` makes such
+graphs; see ``docs/upstream/clone-stale-keys.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
 from dasktile.capture.base import GraphView, has_blocks
@@ -23,14 +26,31 @@ from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
 
 
 class UndeclaredReadError(ValueError):
-    """A layer reads keys that its graph does not declare as dependencies."""
+    """Tasks read keys in a layer of an array that are not blocks of the array."""
 
 
-def check_reads(view: GraphView) -> None:
-    """Raise UndeclaredReadError if tasks read keys that the graph does not declare."""
-    reads = _Reads(view)
-    for name in view.layers:
-        reads.check(name)
+def declare_reads(view: GraphView) -> GraphView:
+    """The same graph; every layer declares all layers that its tasks read.
+
+    Raises
+    ------
+    UndeclaredReadError
+        If tasks read a key in the layer of an array that is not one of its blocks, or if two
+        layers read each other.
+    """
+    graph, reads = view.graph, _Reads(view)
+    missing = {name: reads.undeclared(name) for name in view.layers}
+    if not any(missing.values()):
+        return view
+    dependencies = {
+        name: {*graph.dependencies.get(name, ()), *names} for name, names in missing.items()
+    }
+    try:
+        TopologicalSorter(dependencies).prepare()
+    except CycleError as error:
+        names = " and ".join(map(repr, error.args[1][1:]))
+        raise UndeclaredReadError(f"the layers {names} read each other") from None
+    return GraphView(HighLevelGraph(graph.layers, dependencies), view.roots, view._arrays)
 
 
 class _Reads:
@@ -42,24 +62,25 @@ class _Reads:
         """The keys of all layers; needed only where a read is not clearly declared."""
         return self.view.keys(self.view.layers)
 
-    def check(self, name: str) -> None:
-        """Check one layer.
+    def undeclared(self, name: str) -> set[str]:
+        """The layers that a layer reads and does not declare.
 
         Layers without materialized tasks, other than Blockwise, declare their own reads.
         """
-        layer, declared = self.view.layers[name], self.view.graph.dependencies.get(name, ())
+        layer = self.view.layers[name]
+        declared = {*self.view.graph.dependencies.get(name, ()), name}
         if isinstance(layer, Blockwise):
-            for argument in read_by(layer):
-                other = head_of(argument)
-                if other in self.view.layers and other != name and other not in declared:
-                    raise UndeclaredReadError(_message(name, argument, other))
-        elif layer.is_materialized():
-            tasks: Mapping[Key, Any] = layer
-            if any(map(_may_be_legacy, layer.values())):
-                tasks = convert_legacy_graph(dict(layer), self.keys)
-            self._check(name, tasks, {*declared, name})
+            heads = set(map(head_of, read_by(layer)))
+            return {other for other in heads if other in self.view.layers} - declared
+        if not layer.is_materialized():
+            return set()
+        tasks: Mapping[Key, Any] = layer
+        if any(map(_may_be_legacy, layer.values())):
+            tasks = convert_legacy_graph(dict(layer), self.keys)
+        return self._undeclared(name, tasks, declared)
 
-    def _check(self, name: str, tasks: Mapping[Key, Any], declared: Iterable[str]) -> None:
+    def _undeclared(self, name: str, tasks: Mapping[Key, Any], declared: set[str]) -> set[str]:
+        undeclared = set()
         arrays = {other: self.view.array(other) for other in declared if other != name}
         for task in tasks.values():
             if not isinstance(task, GraphNode):
@@ -76,8 +97,8 @@ class _Reads:
                 if owner is None:  # already in memory, or not a key of this graph
                     continue
                 if owner not in declared:
-                    raise UndeclaredReadError(_message(name, key, owner))
-                info = arrays.get(owner)
+                    undeclared.add(owner)
+                info = None if owner == name else self.view.array(owner)
                 if info is None or not has_blocks(self.view.layers[owner], info):
                     continue
                 if not is_block(key, owner, info.numblocks):
@@ -85,15 +106,9 @@ class _Reads:
                         f"layer {name!r} reads {key!r}, which is in the layer of the array"
                         f" {owner!r}, but is not one of its blocks"
                     )
+        return undeclared
 
 
 def _may_be_legacy(task: Any) -> bool:
     """Whether a value that is not a task object may contain references, by dask's rules."""
     return isinstance(task, (tuple, list, set, frozenset, str, int, float))
-
-
-def _message(name: str, key: Key, owner: str) -> str:
-    return (
-        f"layer {name!r} reads {key!r} of layer {owner!r}, but the graph does not declare that"
-        " dependency"
-    )

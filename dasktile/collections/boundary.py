@@ -9,7 +9,7 @@ underneath can be tiled, and they must keep their keys.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,11 +32,12 @@ class Boundary:
     arrays
         The topmost arrays.
     above
-        Names of the layers that are no arrays, or none of known chunks.
+        The layers that are no arrays, or none of known chunks; for each, the layers that it
+        reads, also those that the graph does not declare.
     """
 
     arrays: tuple[ArrayInfo, ...]
-    above: tuple[str, ...]
+    above: Mapping[str, frozenset[str]]
 
 
 def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
@@ -57,7 +58,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
     view = GraphView(graph)
     correct_arrays(view)
     arrays: dict[str, ArrayInfo] = {}
-    above: dict[str, None] = {}
+    above: dict[str, frozenset[str]] = {}
     pending = list(flatten([keys]))
     seen = set(pending)
     while pending:
@@ -69,10 +70,12 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
             continue
         info = arrays.get(name) or view.array(name)
         if info is None:
-            above[name] = None
-            below = [read for read in _read_by(graph, view, name) if read not in seen]
+            below = _read_by(graph, view, name)
+            owners = (_layer_of(graph, read) for read in below)
+            layers = {owner for owner in owners if owner is not None}
+            above[name] = frozenset(graph.dependencies[name] | layers)
+            pending.extend(read for read in below if read not in seen)
             seen.update(below)
-            pending.extend(below)
         elif not is_block(key, name, info.numblocks):
             return None
         elif name not in arrays:
@@ -81,7 +84,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
             arrays[name] = info
     if not arrays:
         return None
-    return Boundary(tuple(arrays[name] for name in sorted(arrays)), tuple(above))
+    return Boundary(tuple(arrays[name] for name in sorted(arrays)), above)
 
 
 def splice(old: HighLevelGraph, ends: Boundary, new: HighLevelGraph) -> HighLevelGraph:
@@ -90,9 +93,9 @@ def splice(old: HighLevelGraph, ends: Boundary, new: HighLevelGraph) -> HighLeve
     dependencies = {name: set(reads) for name, reads in new.dependencies.items()}
     for name in ends.above:
         layers[name] = old.layers[name]
-    for name in ends.above:
-        # Layers that only seem to be read are not there any more.
-        dependencies[name] = {read for read in old.dependencies[name] if read in layers}
+    for name, reads in ends.above.items():
+        # layers that are declared but not read may be missing now
+        dependencies[name] = {read for read in reads if read in layers}
     return HighLevelGraph(layers, dependencies)
 
 

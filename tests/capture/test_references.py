@@ -17,9 +17,10 @@ from dask.graph_manipulation import clone
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
+import dasktile.pipeline
 import dasktile.tiling.planner
 from dasktile.capture.base import GraphView
-from dasktile.capture.highlevel import capture
+from dasktile.capture.highlevel import capture, capture_graph
 from dasktile.capture.references import (
     Keys,
     head_of,
@@ -28,7 +29,7 @@ from dasktile.capture.references import (
     references,
     with_head,
 )
-from dasktile.capture.undeclared import UndeclaredReadError, check_reads
+from dasktile.capture.undeclared import UndeclaredReadError, declare_reads
 from dasktile.errors import InconsistentGraphWarning
 from tests.operations.handwritten import FORMS, NUMBERS, raw_alias, raw_task, same
 
@@ -153,16 +154,23 @@ def test_layers_by_hand_compute_the_same_with_the_hook(eager: None, form: Any, o
 
 
 @pytest.mark.parametrize("form", [raw_task, raw_alias])
-def test_undeclared_reads_are_refused(form: Any) -> None:
+def test_undeclared_reads_are_declared(form: Any) -> None:
     array = source()
     whole = by_hand(array, form, read=np.int64).dask
     dependencies = {**whole.dependencies, "by-hand": set()}
     graph = HighLevelGraph(whole.layers, dependencies)
-    with pytest.raises(
-        UndeclaredReadError, match=f"layer 'by-hand' reads .* of layer '{array.name}"
-    ):
-        check_reads(GraphView(graph))
-    check_reads(GraphView(whole))
+    assert declare_reads(GraphView(graph)).graph.dependencies == whole.dependencies
+    assert declare_reads(GraphView(whole)).graph is whole
+
+
+def test_layers_that_read_each_other_are_refused() -> None:
+    layers = {
+        "a": MaterializedLayer({"a": (same, "b0"), "a1": (same, 1)}),
+        "b": MaterializedLayer({"b": (same, "a1"), "b0": (same, 1)}),
+    }
+    graph = HighLevelGraph(layers, {"a": set(), "b": set()})
+    with pytest.raises(UndeclaredReadError, match=r"the layers '.' and '.' read each other"):
+        declare_reads(GraphView(graph))
 
 
 def test_reads_of_keys_that_are_not_blocks_are_refused() -> None:
@@ -171,7 +179,7 @@ def test_reads_of_keys_that_are_not_blocks_are_refused() -> None:
     tasks = {("by-hand", 0): (same, inner)}
     graph = HighLevelGraph.from_collections("by-hand", tasks, dependencies=[array])
     with pytest.raises(UndeclaredReadError, match="not one of its blocks"):
-        check_reads(GraphView(graph))
+        declare_reads(GraphView(graph))
 
 
 def test_an_array_beside_its_clone_is_unchanged_with_a_warning(eager: None) -> None:
@@ -182,7 +190,7 @@ def test_an_array_beside_its_clone_is_unchanged_with_a_warning(eager: None) -> N
         capture([both])
     with (
         dask.config.set(array_optimize=dasktile.array_optimize),
-        pytest.warns(InconsistentGraphWarning, match="reads .* does not declare"),
+        pytest.warns(InconsistentGraphWarning, match="not one of its blocks"),
     ):
         result = both.compute(scheduler="sync")
     np.testing.assert_array_equal(result, expected)
@@ -199,3 +207,24 @@ def test_groups_along_two_dimensions_have_the_same_means_with_the_hook(eager: No
     with dask.config.set(array_optimize=dasktile.array_optimize):
         result = array.groupby(labels).mean().compute(scheduler="sync")
     np.testing.assert_array_equal(result, [10.5, 11.5, 12.5])
+
+
+def test_arrays_that_other_arrays_of_a_dataset_read_are_tiled_by_the_hook(
+    eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layer that combines the arrays of a dataset does not declare those that others read."""
+    xarray = pytest.importorskip("xarray")
+    lazy = da.from_array(X, chunks=(2, 3))
+    dataset = xarray.Dataset({"x": (("a", "b"), lazy), "y": (("a", "b"), lazy + 1)})
+    dataset["z"] = dataset.y.T @ dataset.x
+    programs = []
+    monkeypatch.setattr(
+        dasktile.pipeline,
+        "capture_graph",
+        lambda *arguments: programs.append(capture_graph(*arguments)) or programs[-1],
+    )
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        [result] = dask.compute(dataset, scheduler="sync")
+    assert len(programs) == 1 and len(programs[0].program.outputs) == 3
+    for name, expected in {"x": X, "y": X + 1, "z": ((X + 1) * X).sum()}.items():
+        np.testing.assert_array_equal(result[name], expected)

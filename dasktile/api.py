@@ -158,7 +158,7 @@ def compare(
     Raises
     ------
     ValueError
-        If tasks of the graph read layers that the graph does not declare.
+        If tasks of the graph read keys of an array that are not its blocks.
     """
     require(CAPTURE, "dasktile.compare")
     names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")

@@ -94,14 +94,14 @@ class SchedulePlan:
     def __str__(self) -> str:
         swaps = self.swap_in_bytes + self.swap_out_bytes
         old_in, old_out, old_seconds = self.before
-        instead = f" instead of {format_bytes(old_in + old_out)}"
         bound = format_bytes(self.lower_bound)
+        seconds = _change(format_seconds(old_seconds), format_seconds(self.makespan))
+        swapped = _change(format_bytes(old_in + old_out), format_bytes(swaps))
         return (
             f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)} ({self.method}):"
-            f" takes {format_seconds(self.makespan)} instead of {format_seconds(old_seconds)}"
-            f" (lower bound {format_seconds(self.time_bound)},"
+            f" takes {seconds} (lower bound {format_seconds(self.time_bound)},"
             f" {format_seconds(self.ideal)} with unlimited memory),"
-            f" swaps {format_bytes(swaps)}{instead} (lower bound for this order {bound})"
+            f" swaps {swapped} (lower bound for this order {bound})"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -181,6 +181,11 @@ class SchedulePlan:
                 "a plan loaded from a file has no timeline: call dasktile.plan to draw one"
             )
         return draw(self._draw(), filename)
+
+
+def _change(old: str, new: str) -> str:
+    """The new value, and the old one if it differs."""
+    return new if new == old else f"{new} instead of {old}"
 
 
 def load_plan(filename: str | Path) -> SchedulePlan:

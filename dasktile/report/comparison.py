@@ -75,6 +75,8 @@ class Comparison:
         return {**asdict(self), "choices": [asdict(choice) for choice in self.choices]}
 
     def __str__(self) -> str:
+        if not self.choices:
+            return "no dask arrays to tile"
         titles = ("method", "moved", "times the least", "tasks", "largest task", "")
         rows = [titles, *map(self._row, self.choices)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -129,9 +131,11 @@ def comparison(
     ]
     least = min((choice.bytes for choice in choices if not choice.refused), default=0)
     bound = min(max(bounds, default=0), least)
-    # a proof over the candidates of one mesh does not hold for those of another mesh
+    # A proof over the candidates of one mesh does not hold for those of another mesh.  All choices
+    # that move no more bytes than a proven one are as good.
+    proven = any(choice.proven_optimal and choice.bytes <= bound for choice in choices)
     choices = [
-        replace(choice, proven_optimal=choice.proven_optimal and choice.bytes <= bound)
+        replace(choice, proven_optimal=proven and not choice.refused and choice.bytes <= bound)
         for choice in choices
     ]
     return Comparison(workers, bound, tuple(choices), kept)

@@ -201,12 +201,14 @@ class Splitter:
                     self.fine[klass] = math.lcm(self.fine.get(klass, 1), parts)
 
     def _refine_for_overlap(self) -> None:
-        """Double part counts until every worker has a few tiles of each large array."""
-        target, workers = self.costs.target, self.space.mesh.workers
+        """Double part counts until every worker has the targeted number of tiles."""
+        workers = self.space.mesh.workers
         for choice in self.choices:
             node = self.space.program.nodes[choice.node]
-            if choice.keep or not self.costs.worth_overlap(node):
+            target = self.costs.target(node)
+            if choice.keep or target == 1:
                 continue
+            self._refine_for_threads(choice)
             common = self.costs.common(node)
             while True:
                 parts = self._finest(choice)
@@ -228,6 +230,21 @@ class Splitter:
                 if widest is None:
                     break
                 self.fine[choice.classes[widest]] *= 2
+
+    def _refine_for_threads(self, choice: Choice) -> None:
+        """Double part counts until all threads have tiles that do not wait for each other."""
+        node = self.space.program.nodes[choice.node]
+        if node.kind is not Kind.CONTRACT:
+            return  # all of its tiles are independent
+        while self.costs.parallel(choice, parts := self._finest(choice)) < self.threads:
+            weights = [
+                0.0 if label.role is Role.REDUCE else size / part
+                for label, size, part in zip(node.labels, choice.label_sizes, parts, strict=True)
+            ]
+            widest = self._widest(choice, parts, weights)
+            if widest is None:
+                return
+            self.fine[choice.classes[widest]] *= 2
 
     def _refine_for_memory(self) -> None:
         """Double part counts until every task fits the memory limit."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
-from dasktile.tiling.candidates import Option, Space
+from dasktile.tiling.candidates import Option, Space, effort
 from dasktile.tiling.grid import Grid, sizes
 from dasktile.tiling.settings import Settings
 
@@ -90,11 +90,6 @@ class LocalCosts:
         largest = self.settings.max_task
         return largest if self.memory_limit is None else min(self.memory_limit, largest)
 
-    @property
-    def target(self) -> int:
-        """Number of tiles of a large array that each worker should have."""
-        return max(self.settings.tiles_per_worker, self.threads)
-
     def common(self, node: Node) -> set[int]:
         """Labels of all large inputs: cutting them makes no two tiles read the same part."""
         every = set(range(len(node.labels)))
@@ -104,13 +99,42 @@ class LocalCosts:
                 every &= {axis.label for axis in edge.axes if axis.label is not None}
         return every or set(range(len(node.labels)))
 
-    def worth_overlap(self, node: Node) -> bool:
-        """True where arrays are large enough to be cut for overlap of transfers and computing."""
+    def target(self, node: Node) -> int:
+        """Number of tiles that each worker should have: 1 if they would be too small otherwise.
+
+        One is received while another is computed; many keep all threads busy.
+        """
         most = max(
             [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
         )
-        share = self.target * self.settings.min_tile
-        return most >= share * self.space.mesh.workers
+        each = most / self.space.mesh.workers
+        overlap = self.settings.tiles_per_worker
+        targets = (max(overlap, self.threads), overlap)
+        return next((tiles for tiles in targets if each >= tiles * self.settings.min_tile), 1)
+
+    def idle(self, choice: Choice, parts: Parts) -> float:
+        """Cost of the time that a node takes longer than if all threads of a worker were busy."""
+        threads = self.threads
+        busy = min(self.parallel(choice, parts), threads)
+        node = self.space.program.nodes[choice.node]
+        work = math.prod(choice.label_sizes) * effort(node, self.settings.model)
+        seconds = work / self.space.mesh.workers / self.settings.work_per_second
+        return seconds * (1 / busy - 1 / threads) * self.settings.bytes_per_second
+
+    def parallel(self, choice: Choice, parts: Parts) -> float:
+        """Number of tiles of one worker that do not wait for each other.
+
+        A contraction accumulates its tiles along a summed label, one after the other.
+        """
+        node = self.space.program.nodes[choice.node]
+        summed = [
+            node.kind is Kind.CONTRACT and label.role is Role.REDUCE for label in node.labels
+        ]
+        return math.prod(
+            part / held
+            for part, held, waits in zip(parts, choice.mesh_parts, summed, strict=True)
+            if not waits
+        )
 
     def cuts(self, choice: Choice, label: int, parts: int) -> tuple[int, ...]:
         """Chunk sizes of a label cut into a number of parts."""
@@ -128,13 +152,14 @@ class LocalCosts:
         cost = self.tasks(choice, parts) * settings.task_bytes
         if self.retile:
             cost += self.shared_read * self.shared(choice, parts)
-        if self.retile and self.worth_overlap(node):
-            target = self.target
+        if self.retile:
+            target = self.target(node)
             each = math.prod(parts) / math.prod(choice.mesh_parts)
             if each < target:
                 cost += (
                     settings.model.missing_tile * settings.task_bytes * workers * (target - each)
                 )
+            cost += self.idle(choice, parts)
         if self.retile and not node.pinned:
             cost += float(self.excess(self.working_set(choice, parts)))
         return cost

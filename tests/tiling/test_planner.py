@@ -318,6 +318,21 @@ def test_two_to_four_tiles_a_worker_where_arrays_are_large():
     assert all(8 <= count <= 16 for count in tiles)
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(1, 2), (1, 16), (4, 8), (2, 16)])
+def test_products_keep_all_threads_busy(workers, threads):
+    """The tiles of one worker along the summed label are accumulated one after the other."""
+    program = gram(4000, 4000, (500, 500))
+    plan = tile(program, workers=workers, threads=threads)
+    product, tiling = program.nodes[1], plan.tiled.tilings[1]
+    independent = 1
+    for index, (label, cuts) in enumerate(zip(product.labels, tiling.cuts, strict=True)):
+        mesh_cuts = [
+            size for size, cut in zip(plan.tiled.mesh, tiling.mesh, strict=True) if cut == index
+        ]
+        independent *= np.prod(mesh_cuts) if label.role is Role.REDUCE else len(cuts)
+    assert independent >= workers * threads
+
+
 def test_small_nodes_need_not_be_divided_but_large_ones_are():
     build = Builder()
     x = build.source((2_000_000, 3), (2_000_000, 3))

@@ -143,6 +143,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime": (set(), set()),
     "runtime.scheduler.plugin": (
         {
+            "_compat.dask",
             "_compat.distributed",
             "runtime.scheduler.dashboard",
             "runtime.scheduler.prometheus",

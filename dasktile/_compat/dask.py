@@ -21,7 +21,7 @@ dasktile is imported, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
@@ -393,3 +393,29 @@ histogramdd_multiarg: Any = _lookup(_ROUTINES, "_block_histogramdd_multiarg", _A
 
 #: All private names, in the order above.
 NAMES: Final[tuple[Name, ...]] = tuple(_names)
+
+
+def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
+    """Run the tasks of a fused task; each result is released once its last reader has run.
+
+    It is what the tasks of ``Task.fuse`` call, under another name, by which Dask does not know
+    what they do.
+
+    Parameters
+    ----------
+    tasks
+        The tasks, by key.
+    key
+        Key of the last, whose result is returned.
+    reads, values
+        Keys and values of the inputs.
+    """
+    return execute_subgraph(tasks, key, reads, *values)
+
+
+def fused_keys(task: Any) -> tuple[Any, ...]:
+    """Keys of the tasks that are fused into a task, inputs first; empty if there are none."""
+    if getattr(task, "func", None) not in (run_fused, execute_subgraph) or not task.args:
+        return ()
+    parts = task.args[0] if isinstance(task.args[0], Mapping) else {}
+    return tuple(inner for key, part in parts.items() for inner in (*fused_keys(part), key))

@@ -24,7 +24,7 @@ from typing import Any
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer, MaterializedLayer
 
-from dasktile._compat.dask import FUSE, Alias, Task, execute_subgraph, fuse_tasks, missing
+from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.settings import DEFAULTS, LowerSettings
@@ -329,10 +329,12 @@ class _Fusion:
     def fused_graph(self) -> tuple[dict[str, Layer], dict[str, set[str]]]:
         """The layers and dependencies of the graph with one task for each group."""
         groups = self._groups()
+        self._rename(groups)
         layers = dict(self.layers)
         reads = {name: set(names) for name, names in self.dependencies.items()}
-        changed = {self.layer[key] for key, last in self.last.items() if key != last}
-        changed |= {self.layer[last] for last, keys in groups.items() if len(keys) > 1}
+        changed = {
+            self.layer[key] for last, keys in groups.items() if len(keys) > 1 for key in keys
+        }
         for name in sorted(changed):
             layer = self.layers[name]
             tasks = {}
@@ -344,6 +346,21 @@ class _Fusion:
                 tasks, collection_annotations=layer.collection_annotations
             )
         return layers, self._dependencies(layers, reads, changed)
+
+    def _rename(self, groups: dict[Any, list[Any]]) -> None:
+        """Add an alias to the group that it is the only reader of.
+
+        Dask would give the group the key of the alias, and the name in the key of its last task,
+        which gives its home, would be lost.
+        """
+        for key in self.order:
+            task = self.tasks[key]
+            if type(task) is not Alias or groups.get(key) != [key]:
+                continue
+            [target] = task.dependencies
+            renamed = target in groups and target not in self.fixed
+            if renamed and isinstance(self.tasks[target], Task) and self.readers[target] == [key]:
+                groups[key] = [*groups.pop(target), key]
 
     def _fused_task(self, keys: list[Any]) -> Task:
         """A task that runs several, with the key of the last.
@@ -391,21 +408,6 @@ class _Fusion:
             if name not in fusible
             for key in layer.get_output_keys()
         }
-
-
-def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
-    """Run the tasks of a fused task; each result is released once its last reader has run.
-
-    Parameters
-    ----------
-    tasks
-        The tasks, by key.
-    key
-        Key of the last, whose result is returned.
-    reads, values
-        Keys and values of the inputs.
-    """
-    return execute_subgraph(tasks, key, reads, *values)
 
 
 def _name(key: Any) -> str:

@@ -391,7 +391,6 @@ class _Writer:
         wanted: Windows,
         source: _Source,
         where: Where | None = None,
-        name: str | None = None,
         copies: Copies | None = None,
     ) -> str:
         """Write a layer that reshards an array for the workers that need it, `where`."""
@@ -400,7 +399,7 @@ class _Writer:
         if source.copies is not None:
             place_of = _nearest(self.tiled.mesh, where, source.copies)
         each = None if copies is None else tuple(sorted(copies.items()))
-        suffix = new_layer_name("", name, source.name, chunks, wanted, where, each)
+        suffix = new_layer_name("", source.name, chunks, wanted, where, each)
         token = suffix.rpartition("-")[2]
         if (
             place_of is None
@@ -410,7 +409,7 @@ class _Writer:
             # every block is cut from one block, on the worker that has it or a copy of it
             where = where if _covers(self.tiled.copied.get(index), where) else None
         at = placement(self.tiled.mesh, where, where or ())
-        name = name or new_layer_name("retile", token, placement=at)
+        name = new_layer_name("retile", token, placement=at)
         kernel = self.captured.kernels[index]
         if isinstance(kernel, Create):
             # all elements are equal: recomputed, nothing is held, cut or sent
@@ -653,15 +652,12 @@ class _Writer:
             return self.fetch(index, wanted), chunks
         if name in self.layers:
             return name, chunks
-        same = self.cut.get((index, wanted))
-        if same is not None:
-            # readers may have needed the same windows
-            every = product(*(range(len(sizes)) for sizes in chunks))
-            tasks = {(name, *block): Alias((name, *block), (same, *block)) for block in every}
-            self.add(name, MaterializedLayer(tasks), {same})
-            self.describe(name, index, chunks)
-        else:
-            self.convert(index, wanted, self.source(index), name=name)
+        # The home of a task is in the name of its layer: fusion keeps both names.
+        own = self.fetch(index, wanted)
+        every = product(*(range(len(sizes)) for sizes in chunks))
+        tasks = {(name, *block): Alias((name, *block), (own, *block)) for block in every}
+        self.add(name, MaterializedLayer(tasks), {own})
+        self.describe(name, index, chunks)
         return name, chunks
 
     def graph(self, outputs: Sequence[str]) -> HighLevelGraph:

@@ -127,9 +127,7 @@ class LocalCosts:
         A contraction accumulates its tiles along a summed label, one after the other.
         """
         node = self.space.program.nodes[choice.node]
-        summed = [
-            node.kind is Kind.CONTRACT and label.role is Role.REDUCE for label in node.labels
-        ]
+        summed = [node.kind is Kind.CONTRACT and label.role is Role.REDUCE for label in node.labels]
         return math.prod(
             part / held
             for part, held, waits in zip(parts, choice.mesh_parts, summed, strict=True)

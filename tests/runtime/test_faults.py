@@ -339,22 +339,6 @@ async def test_held_root_tasks_do_not_time_out(c, s, *workers, tmp_path):
     await nothing_stuck(s)
 
 
-@three_workers
-async def test_tasks_that_wait_for_planned_ones_do_not_take_their_slots(c, s, *workers, tmp_path):
-    def inside(number: int) -> Any:
-        with worker_client() as client:
-            y = planned(tmp_path / "gate") + number
-            return client.compute(y).result(timeout=LIMIT)
-
-    await dasktile.enable(c)
-    (tmp_path / "gate").touch()
-    futures = c.map(inside, range(9), pure=False)
-    for number, future in enumerate(futures):
-        await check(future, EXPECTED + number)
-    del future, futures
-    await nothing_stuck(s)
-
-
 # Persisted arrays -------------------------------------------------------------------
 
 
@@ -463,3 +447,17 @@ def test_processes_are_restarted(client: Client, tmp_path: Path) -> None:
     (tmp_path / "gate").touch()
     np.testing.assert_allclose(again.result(timeout=LIMIT), EXPECTED)
     assert not dasktile.metrics(client).missing
+
+
+def test_tasks_that_wait_for_planned_ones_do_not_take_their_slots(
+    client: Client, tmp_path: Path
+) -> None:
+    def inside(number: int) -> Any:
+        with dask.config.set(SMALL_TILES), worker_client() as own:
+            y = planned(tmp_path / "gate") + number
+            return own.compute(y).result(timeout=LIMIT)
+
+    (tmp_path / "gate").touch()
+    futures = client.map(inside, range(9), pure=False)
+    for number, future in enumerate(futures):
+        np.testing.assert_allclose(future.result(timeout=LIMIT), EXPECTED + number)

@@ -1,9 +1,10 @@
 """The scheduler plugin: it restricts the tasks of a plan to their home workers.
 
 Home workers are computed from the names of layers (:mod:`dasktile.schedule.placement`), so that
-this works for graphs of any client, after any optimisation.  A task that belongs to no plan has a
-home worker only if it is next to tasks of a plan: a slice of a tile, a root task that only
-tasks of the plan read, or a task that is the only reader of its inputs.
+this works for graphs of any client, after any optimisation: a task into which a task of a plan is
+fused has the home of that one.  A task that belongs to no plan has a home worker only if it is
+next to tasks of a plan: a slice of a tile, a root task that only tasks of the plan read, or a task
+that is the only reader of its inputs.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
 
 from dasktile._compat import distributed as internals
+from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import Feature
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
@@ -300,6 +302,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if name not in layers:
                 layers[name] = self.homes.layer(name)
             layer = layers[name]
+            if layer is None and (planned := self._fused_into(ts, layers)) is not None:
+                key = planned
+                layer = layers[key[0]]
             before = self._location(ts, {})
             if layer is None and isinstance(name, str) and MARK in name:
                 free.append(ts)  # the plan has fewer workers than there are now
@@ -409,17 +414,24 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 layer = layers[name]
             except KeyError:
                 layer = layers[name] = self.homes.layer(name)
-            if layer is None:
-                others.append(key)
-                continue
             ts = tasks[key]
+            planned = key
+            if layer is None:
+                planned = self._fused_into(ts, layers)
+                if planned is None:
+                    others.append(key)
+                    continue
+                name = planned[0]
+                layer = layers[name]
             if not _is_new(ts):
                 continue
-            new.add(name)
+            if name not in new:
+                new.update((name, *self._fused_names(ts, layers)))
+            assert layer is not None
             if layer.placement is None:
                 between.append(ts)
                 continue
-            home = layer.home(key[1:]) or self._home_of_followed(layer, key[1:], homes)
+            home = layer.home(planned[1:]) or self._home_of_followed(layer, planned[1:], homes)
             if home is not None:
                 homes[key] = home
                 restrict(ts, home)
@@ -427,6 +439,31 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._place_others(between, [tasks[key] for key in others], homes)
         self.placed += len(homes)
         self._predict({name: layers[name] for name in new})
+
+    def _fused_names(self, ts: TaskState, layers: dict[Any, LayerHomes | None]) -> Iterator[str]:
+        """Names of the layers of a plan whose tasks are fused into a task."""
+        for key in fused_keys(ts.run_spec):
+            if type(key) is tuple:
+                name = key[0]
+                if name not in layers:
+                    layers[name] = self.homes.layer(name)
+                if layers[name] is not None:
+                    yield name
+
+    def _fused_into(self, ts: TaskState, layers: dict[Any, LayerHomes | None]) -> Any:
+        """The key of the last task of a plan that is fused into a task; None if there is none.
+
+        A task whose layer has a placement is preferred.
+        """
+        names = set(self._fused_names(ts, layers))
+        planned = None
+        for key in reversed(fused_keys(ts.run_spec)):
+            if type(key) is tuple and key[0] in names:
+                layer = layers[key[0]]
+                if layer is not None and layer.placement is not None:
+                    return key
+                planned = planned or key
+        return planned
 
     def _place_others(
         self, between: list[TaskState], others: list[TaskState], homes: dict[Any, str]

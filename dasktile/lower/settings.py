@@ -31,6 +31,15 @@ class LowerSettings:
     fan_in
         Partial results that one task combines.  The cost model assumes the same number
         (``CostModel.fan_in``).
+    bundle_results
+        Bytes that a bundle may return, as a multiple of those of a usual task (chosen: they are
+        in memory until the last reader of any of them has run).
+    bundles_per_thread
+        Least number of bundles of one home and phase for every thread of the worker (chosen: one
+        runs while the inputs of another are received).
+    bundle_remaining
+        Tasks of one home and phase that remain at most, bundles and picks included, as a share
+        of those before; otherwise there are no bundles of them (chosen).
     """
 
     fuse_factor: int = 4
@@ -39,6 +48,10 @@ class LowerSettings:
     max_rounds: int = 20
     anchor_bytes: int = 2**17
     fan_in: int = 8
+    bundle_tasks: int = 16
+    bundle_results: float = 1.0
+    bundles_per_thread: int = 3
+    bundle_remaining: float = 0.75
 
 
 #: The numbers that are used unless a caller passes others.

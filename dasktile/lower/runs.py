@@ -216,25 +216,56 @@ class _Forming:
                 return [run for runs in formed.values() for run in runs]
 
     def _inputs_first(self) -> list[int]:
-        """All tasks, each after its inputs, depth first from each task that nothing reads."""
-        done = [False] * len(self.readers)
+        """All tasks, each after its inputs, depth first from each task that nothing reads.
+
+        A task whose inputs are there runs at once if it frees memory.
+        """
+        reads, sizes = self.table.reads, self.table.sizes
+        done = [False] * len(reads)
+        #: For every task, the inputs that are not there, and the readers that have not run.
+        missing = list(map(len, reads))
+        unread = [
+            len(readers) + (number in self.kept) for number, readers in enumerate(self.readers)
+        ]
+
+        def frees(number: int) -> bool:
+            """Whether a task needs less memory than it releases, now or with its siblings."""
+            if len(reads[number]) == 1:
+                return sizes[number] < sizes[reads[number][0]]
+            released = sum(sizes[read] for read in reads[number] if unread[read] == 1)
+            return released >= sizes[number]
+
         order: list[int] = []
-        for start in range(len(self.readers)):
+        for start in range(len(reads)):
             if self.readers[start]:
                 continue
             stack = [start]
             while stack:
                 number = stack[-1]
-                if done[number]:
+                waiting = [read for read in reads[number] if not done[read]]
+                if done[number] or not waiting:
                     stack.pop()
+                if done[number]:
                     continue
-                waiting = [read for read in self.table.reads[number] if not done[read]]
                 if waiting:
                     stack.extend(reversed(waiting))
                     continue
-                stack.pop()
-                done[number] = True
-                order.append(number)
+                ready = [number]
+                while ready:
+                    number = ready.pop()
+                    if done[number]:
+                        continue
+                    done[number] = True
+                    order.append(number)
+                    for read in reads[number]:
+                        unread[read] -= 1
+                    for reader in self.readers[number]:
+                        missing[reader] -= 1
+                    ready.extend(
+                        reader
+                        for reader in reversed(self.readers[number])
+                        if not missing[reader] and not done[reader] and frees(reader)
+                    )
         return order
 
     def _cut(self, group: list[int]) -> list[list[int]]:

@@ -134,10 +134,11 @@ class _Bundling:
         self.tasks: list[Any] = []
         self.layer: list[str] = []
         self.number: dict[Key, int] = {}
-        every = {name: view.tasks(name) for name in names}
-        wanted = self._needed(every)
+        #: The tasks of every layer.
+        self.every = {name: view.tasks(name) for name in names}
+        wanted = self._needed(self.every)
         for name in names:
-            for key, task in every[name].items():
+            for key, task in self.every[name].items():
                 if key in wanted:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
@@ -373,7 +374,7 @@ class _Bundling:
                 and (name in own or not any(self.reads[number] for number in tasks))
                 and all(task is self.tasks[number] for number, task in tasks.items())
             ):
-                layers[name] = self.graph.layers[name]
+                layers[name] = self._kept_layer(name)
                 own.pop(name, None)
                 continue
             for number, task in tasks.items():
@@ -394,23 +395,31 @@ class _Bundling:
             layers[name] = MaterializedLayer(written_tasks, collection_annotations=notes)
         return self._connected(layers)
 
+    def _kept_layer(self, name: str) -> Layer:
+        """A layer that stays as it is."""
+        layer = self.graph.layers[name]
+        if isinstance(layer, MaterializedLayer) or not self.graph.dependencies[name]:
+            return layer
+        # others refer to the layers that they read, which may be missing now
+        return MaterializedLayer(
+            self.every[name],
+            annotations=layer.annotations,
+            collection_annotations=layer.collection_annotations,
+        )
+
     def _connected(self, layers: Mapping[str, Layer]) -> HighLevelGraph:
         """A graph of layers, with the layers that each of them reads."""
-        owner: dict[Key, str] = {}
-        tasks: dict[str, list[Any]] = {name: [] for name in layers}
-        for number, name in enumerate(self.layer):
-            if layers.get(name) is self.graph.layers[name]:
-                owner[self.keys[number]] = name
-                tasks[name].append(self.tasks[number])
+        owner = {key: name for name, layer in layers.items() for key in layer}
+        dependencies: dict[str, set[str]] = {}
         for name, layer in layers.items():
-            if layer is not self.graph.layers.get(name):
-                owner.update(dict.fromkeys(layer, name))
-                tasks[name].extend(layer.values())
-        dependencies = {
-            name: {owner[read] for task in read_by for read in task.dependencies if read in owner}
-            - {name}
-            for name, read_by in tasks.items()
-        }
+            kept = layer is self.graph.layers.get(name)
+            tasks = self.every[name] if kept else layer
+            dependencies[name] = {
+                owner[read]
+                for task in tasks.values()
+                for read in task.dependencies
+                if read in owner
+            } - {name}
         return HighLevelGraph(dict(layers), dependencies)
 
 

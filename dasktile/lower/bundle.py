@@ -344,6 +344,7 @@ class _Bundling:
             RunLimits(
                 limits.tasks,
                 limits.work,
+                settings.input_share * limits.work,
                 limits.results,
                 limits.threads,
                 settings.bundles_per_thread,

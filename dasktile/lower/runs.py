@@ -69,6 +69,8 @@ class RunLimits:
         Most tasks of a run.
     work
         Bytes of a run's inputs and of its results that are in memory at the same time.
+    inputs
+        Bytes of a run's inputs, if they are more than one of its tasks reads.
     results
         Bytes that a run may return.
     threads
@@ -77,14 +79,18 @@ class RunLimits:
         Least number of runs of one home and phase for every thread.
     remaining
         Tasks of a home and phase that may remain, picks included, as a share of those before.
+    task_bytes
+        Bytes that are worth keeping in memory from one run to a later one for a task less.
     """
 
     tasks: int
     work: float = inf
+    inputs: float = inf
     results: float = inf
     threads: int = 1
     per_thread: int = 3
     remaining: float = 0.75
+    task_bytes: float = 0.8e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +291,10 @@ class _Forming:
         return runs
 
     def _stop(self, group: Sequence[int], start: int, most: int) -> int:
-        """Where the run that begins at `start` ends: where the least bytes are read later on.
+        """Where the run that begins at `start` ends.
 
-        A run has at least half of the tasks that it may have, unless it would exceed a limit in
-        bytes.
+        There, a bundle and the bytes that are kept for later runs cost least per task.  A run has
+        at least half of the tasks that it may have, unless it would exceed a limit in bytes.
         """
         table, limits = self.table, self.limits
         key = self.group[group[start]]
@@ -298,9 +304,10 @@ class _Forming:
         inputs: set[int] = set()
         #: Bytes of the inputs, of the results in memory, and of those with readers in the group.
         received = live = crossing = 0
-        peak = 0
+        #: The largest number of bytes of inputs of one task, and of results in memory.
+        largest = peak = 0
         count = 0
-        best: tuple[bool, int, int] | None = None
+        best: tuple[bool, float, int] | None = None
         end = start + 1
         for position in range(start, len(group)):
             number = group[position]
@@ -309,8 +316,13 @@ class _Forming:
             new = [read for read in table.reads[number] if read not in unread]
             received += sum(table.sizes[read] for read in new if read not in inputs)
             inputs.update(new)
+            largest = max(largest, sum(table.sizes[read] for read in new))
             peak = max(peak, live + size)
-            if position > start and (count > most or received + peak > limits.work):
+            if position > start and (
+                count > most
+                or received + peak > limits.work
+                or received > max(largest, limits.inputs)
+            ):
                 break
             for read in table.reads[number]:
                 if read in unread:
@@ -332,7 +344,7 @@ class _Forming:
             if live > limits.results:
                 continue
             short = 2 * count < most and position + 1 < len(group)
-            rank = (short, -count if short else crossing, -count)
+            rank = (short, (limits.task_bytes + crossing) / max(count, 1), -count)
             if best is None or rank <= best:
                 best, end = rank, position + 1
         return end

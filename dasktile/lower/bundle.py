@@ -56,8 +56,6 @@ class BundleLimits:
         Tasks that one bundle runs at most; less than 2 disables bundles.
     work
         Bytes of a bundle's inputs and of its results that are in memory at the same time.
-    results
-        Bytes that a bundle may return.
     threads
         Tasks that a worker runs at once.
     positions
@@ -72,7 +70,6 @@ class BundleLimits:
     free: Collection[str]
     tasks: int
     work: int
-    results: int
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
@@ -139,7 +136,7 @@ class _Bundling:
         wanted = self._needed(self.every)
         for name in names:
             for key, task in self.every[name].items():
-                if key in wanted:
+                if key in wanted and key not in self.number:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
                     self.tasks.append(task)
@@ -252,11 +249,11 @@ class _Bundling:
         candidates = [self._may_run(number) for number in range(len(self.keys))]
         if not self.limits.mesh:
             return [0 if candidate else None for candidate in candidates]
-        homes = [
-            self._location(number) for number in range(len(self.keys))
-        ]
+        homes = [self._location(number) for number in range(len(self.keys))]
         unknown = [
-            number for number in self._inputs_first() if candidates[number] and homes[number] is None
+            number
+            for number in self._inputs_first()
+            if candidates[number] and homes[number] is None
         ]
         # a slice, and any task with inputs on one worker only, runs where its inputs are
         for number in unknown:
@@ -294,9 +291,10 @@ class _Bundling:
         noted: dict[str, int] = {}
         for name, layer in self.graph.layers.items():
             notes = layer.collection_annotations or {}
-            chunksize, dtype = notes.get("chunksize"), notes.get("dtype")
+            chunksize: Any = notes.get("chunksize")
+            dtype: Any = notes.get("dtype")
             try:
-                noted[name] = math.prod(map(int, chunksize)) * dtype.itemsize
+                noted[name] = int(math.prod(chunksize)) * dtype.itemsize
             except (TypeError, ValueError, AttributeError):
                 continue  # sizes are unknown
         sizes = [0] * len(self.keys)
@@ -345,10 +343,11 @@ class _Bundling:
                 limits.tasks,
                 limits.work,
                 settings.input_share * limits.work,
-                limits.results,
+                settings.bundle_results * limits.work,
                 limits.threads,
                 settings.bundles_per_thread,
                 settings.bundle_remaining,
+                settings.bundle_task_bytes,
             ),
         )
 
@@ -399,11 +398,11 @@ class _Bundling:
     def _kept_layer(self, name: str) -> Layer:
         """A layer that stays as it is."""
         layer = self.graph.layers[name]
-        if isinstance(layer, MaterializedLayer) or not self.graph.dependencies[name]:
+        if not self.graph.dependencies[name]:
             return layer
-        # others refer to the layers that they read, which may be missing now
+        # other classes refer to the layers that they read, which may be missing now
         return MaterializedLayer(
-            self.every[name],
+            {key: task for key, task in self.every[name].items() if key in self.number},
             annotations=layer.annotations,
             collection_annotations=layer.collection_annotations,
         )
@@ -413,14 +412,10 @@ class _Bundling:
         owner = {key: name for name, layer in layers.items() for key in layer}
         dependencies: dict[str, set[str]] = {}
         for name, layer in layers.items():
-            kept = layer is self.graph.layers.get(name)
-            tasks = self.every[name] if kept else layer
-            dependencies[name] = {
-                owner[read]
-                for task in tasks.values()
-                for read in task.dependencies
-                if read in owner
-            } - {name}
+            # a layer of the input graph reads no other
+            tasks = () if layer is self.graph.layers.get(name) else layer.values()
+            reads = {owner[read] for task in tasks for read in task.dependencies if read in owner}
+            dependencies[name] = reads - {name}
         return HighLevelGraph(dict(layers), dependencies)
 
 
@@ -557,9 +552,7 @@ class _Written:
         """A task that no bundle runs; it may read bundles and picks."""
         bundling = self.bundling
         task = bundling.tasks[number]
-        parts = {
-            bundling.keys[read]: self._source(read, number) for read in bundling.reads[number]
-        }
+        parts = {bundling.keys[read]: self._source(read, number) for read in bundling.reads[number]}
         if all(part == _Part(key) for key, part in parts.items()):
             return task
         key = bundling.keys[number]

@@ -11,7 +11,6 @@ from dask.tokenize import tokenize
 
 from dasktile.schedule.placement import MARK, Placement, decode, encode
 
-
 #: Start of the names of layers of slices.
 SLICE_PREFIX = "rechunk-split-"
 

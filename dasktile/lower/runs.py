@@ -148,28 +148,25 @@ def form_runs(table: TaskTable, limits: RunLimits) -> list[Run]:
 def task_phases(table: TaskTable) -> list[int]:
     """The phase of every task."""
     count = len(table.reads)
-    # tasks of a barrier are one node of the graph of phases
-    node: list[Hashable] = [("barrier", table.barriers[number]) if number in table.barriers
-                            else number for number in range(count)]  # fmt: skip
-    reads: dict[Hashable, list[int]] = {}
+    # the tasks of a barrier are one node
+    node = list(range(count))
+    first: dict[Hashable, int] = {}
+    for number, barrier in sorted(table.barriers.items()):
+        node[number] = first.setdefault(barrier, number)
+    reads: dict[int, list[int]] = {number: [] for number in node}
     for number in range(count):
-        reads.setdefault(node[number], []).extend(
-            read for read in table.reads[number] if node[read] != node[number]
-        )
-    phase: dict[Hashable, int] = {}
+        reads[node[number]] += [read for read in table.reads[number] if node[read] != node[number]]
+    phase: dict[int, int] = {}
     for start in reads:
         stack = [start]
         while stack:
             current = stack[-1]
-            if current in phase:
-                stack.pop()
-                continue
             waiting = [node[read] for read in reads[current] if node[read] not in phase]
-            if waiting:
+            if current not in phase and waiting:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            home = None if type(current) is tuple else table.homes[current]  # type: ignore[call-overload]
+            home = None if current in table.barriers else table.homes[current]
             phase[current] = max(
                 (
                     phase[node[read]] + _changes(table, read, home, bool(reads[node[read]]))
@@ -212,7 +209,9 @@ class _Forming:
             if group is not None:
                 groups.setdefault(group, []).append(number)
         # by group: runs of it, as lists of tasks
-        parts = {group: self._cut(numbers) for group, numbers in groups.items()}
+        parts: dict[tuple[Home, int], list[Sequence[int]]] = {
+            group: self._cut(numbers) for group, numbers in groups.items()
+        }
         parts = {group: runs for group, runs in parts.items() if self._busy(groups[group], runs)}
         while True:
             formed = self._exchanged(parts)
@@ -274,14 +273,14 @@ class _Forming:
                     )
         return order
 
-    def _cut(self, group: list[int]) -> list[list[int]]:
+    def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
         """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""
         limits = self.limits
         total = sum(self.table.counts[number] for number in group)
         most = min(limits.tasks, total // (limits.per_thread * limits.threads))
         if most < 2:
             return []
-        runs = []
+        runs: list[Sequence[int]] = []
         start = 0
         while start < len(group):
             stop = self._stop(group, start, most)
@@ -410,7 +409,9 @@ class _Forming:
                         picks["kept", number] = [number]
                     elif elsewhere:
                         picks.setdefault(frozenset(elsewhere), []).append(number)
-                formed[group].append(Run(tuple(run), tuple(local), tuple(map(tuple, picks.values()))))
+                formed[group].append(
+                    Run(tuple(run), tuple(local), tuple(map(tuple, picks.values())))
+                )
         return formed
 
     def _with_gain(

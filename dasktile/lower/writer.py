@@ -127,7 +127,7 @@ def lower(
     bundle_tasks
         Tasks that one bundle runs at most; less than 2 disables bundles.
     bundle_bytes
-        Bytes of the results that one bundle may return.
+        Bytes of the inputs and results that one bundle may have in memory at the same time.
     settings
         Numbers of the policy by which tasks are written.
 
@@ -172,7 +172,10 @@ def lower(
         computed = writer.computed(graph, dict(found), wanted or {}, watched)
     if fuse_bytes:
         graph = writer.fused(graph, outputs, fuse_bytes, threads)
-        graph = writer.bundled(graph, outputs, bundle_tasks, fuse_bytes, bundle_bytes, threads)
+    # a bundle would also run tasks of blocks that are not wanted
+    all_wanted = all(wanted[name].all() for name in outputs if wanted and name in wanted)
+    if bundle_tasks > 1 and all_wanted:
+        graph = writer.bundled(graph, outputs, bundle_tasks, bundle_bytes, threads)
     return Lowered(
         graph,
         tuple(name for name, _ in found),
@@ -709,10 +712,9 @@ class _Writer:
         outputs: Sequence[str],
         most: int,
         work: int,
-        results: int,
         threads: int,
     ) -> HighLevelGraph:
-        """The graph with bundles of at most `most` tasks."""
+        """The graph with bundles of at most `most` tasks, each with `work` bytes in memory."""
         fusing = self.limits(work, threads)
         positions = {}
         for index, name in self.made.items():
@@ -725,7 +727,6 @@ class _Writer:
             fusing.free,
             most,
             work,
-            results,
             threads,
             positions,
             self.settings,

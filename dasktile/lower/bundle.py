@@ -154,17 +154,16 @@ class _Bundling:
         self.intact = self._intact()
         self.homes = self._homes()
         self.sizes = self._sizes()
+        computed = {
+            name for number, name in enumerate(self.layer) if self.reads[number]
+        } & self.intact
         self.table = TaskTable(
             self.reads,
             self.homes,
             self.sizes,
             [int(not self._fused_by_dask(number)) for number in range(len(self.keys))],
             {number for number, name in enumerate(self.layer) if name in outputs},
-            {
-                number: name
-                for number, name in enumerate(self.layer)
-                if name in self.intact and self.reads[number]
-            },
+            {number: name for number, name in enumerate(self.layer) if name in computed},
             {number for number in range(len(self.keys)) if self.is_loose(number)},
         )
         #: Tasks whose results must have keys of their own.

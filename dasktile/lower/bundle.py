@@ -20,6 +20,7 @@ from typing import Any
 
 from dask.blockwise import Blockwise, optimize_blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.tokenize import tokenize
 
 from dasktile._compat.dask import FUSE, Alias, Task, TaskRef, missing
 from dasktile.capture.base import GraphView
@@ -250,9 +251,7 @@ class _Bundling:
             return [0 if candidate else None for candidate in candidates]
         homes = [self._location(number) for number in range(len(self.keys))]
         unknown = [
-            number
-            for number in self._inputs_first()
-            if candidates[number] and homes[number] is None
+            number for number in self.inputs_first() if candidates[number] and homes[number] is None
         ]
         # a slice, and any task with inputs on one worker only, runs where its inputs are
         for number in unknown:
@@ -274,7 +273,7 @@ class _Bundling:
             home if candidate else None for home, candidate in zip(homes, candidates, strict=True)
         ]
 
-    def _inputs_first(self) -> list[int]:
+    def inputs_first(self) -> list[int]:
         """All tasks, each after its inputs."""
         waiting = [len(reads) for reads in self.reads]
         ready = [number for number, count in enumerate(waiting) if not count]
@@ -307,7 +306,7 @@ class _Bundling:
                 unknown.append(number)
             else:
                 sizes[number] = size
-        rank = {number: place for place, number in enumerate(self._inputs_first())}
+        rank = {number: place for place, number in enumerate(self.inputs_first())}
         for number in sorted(unknown, key=rank.__getitem__):
             inputs = max((sizes[read] for read in self.reads[number]), default=0)
             parts = [
@@ -358,7 +357,7 @@ class _Bundling:
         own: dict[str, dict[Key, Any]] = {
             name: {} for name in self.outputs if name not in self.intact
         }
-        singles: dict[str, dict[int, Any]] = {}
+        singles: dict[str, dict[int, tuple[Key, Any]]] = {}
         bundled: set[str] = set()
         for number, name in enumerate(self.layer):
             if number in written.run_of:
@@ -371,13 +370,12 @@ class _Bundling:
                 # layers that cannot be in a cycle
                 name not in bundled
                 and (name in own or not any(self.reads[number] for number in tasks))
-                and all(task is self.tasks[number] for number, task in tasks.items())
+                and all(task is self.tasks[number] for number, (_, task) in tasks.items())
             ):
                 layers[name] = self._kept_layer(name)
                 own.pop(name, None)
                 continue
-            for number, task in tasks.items():
-                key = self.keys[number]
+            for number, (key, task) in tasks.items():
                 is_output = name in own and head_of(key) == name
                 (own[name] if is_output else merged.setdefault(phases[number], {}))[key] = task
         for number, run in enumerate(runs):
@@ -423,38 +421,46 @@ class _Written:
 
     def __init__(self, bundling: _Bundling, runs: Sequence[Run]) -> None:
         self.bundling, self.all = bundling, runs
-        keys, limits = bundling.keys, bundling.limits
-        self.token = new_layer_name(
-            "", tuple(tuple(map(str, map(keys.__getitem__, run.returned))) for run in runs)
-        ).rpartition("-")[2]
-        every = Share(tuple(range(len(limits.mesh))), (1,) * math.prod(limits.mesh))
-        at = Placement(limits.mesh, (every,), self._lost(runs)) if limits.mesh else None
-        self.name = new_layer_name("bundle", self.token, placement=at)
-        unpredicted = Placement(limits.mesh, (every,)) if limits.mesh else None
-        self.pick_name = new_layer_name("pick", self.token, placement=unpredicted)
         self.run_of = {number: at for at, run in enumerate(runs) for number in run.tasks}
+        #: Tasks in no run that read other keys than before.
+        self.changed: set[int] = set()
+        for number in bundling.inputs_first():
+            if number not in self.run_of and any(
+                read in self.run_of or (read in self.changed and read not in bundling.kept)
+                for read in bundling.reads[number]
+            ):
+                self.changed.add(number)
+        self.token = tokenize(repr((bundling.outputs, bundling.keys, runs)))
+        mesh = bundling.limits.mesh
+        every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
+        at = Placement(mesh, (every,), self._lost()) if mesh else None
+        self.name = new_layer_name("bundle", self.token, placement=at)
+        #: New keys of tasks that read other keys than before.  The old keys may be in other graphs,
+        #: and a key stands for one task with the same inputs in all of them.
+        self.renamed: dict[int, Key] = {
+            number: (self.name, bundling.homes[number], len(runs) + number)
+            for number in sorted(self.changed - bundling.kept)
+        }
         #: For every run: its key, what it returns, and where each result is in its value.
         self.key: list[Key] = []
         self.value: list[Any] = []
         self.local: list[dict[int, Path]] = []
         #: For results that other tasks read by picks: where they are.
         self.remote: dict[int, _Part] = {}
+        #: For every run, the keys of its picks, and the place of each in its value.
         self.picks: list[list[tuple[Key, Path]]] = []
         for number, run in enumerate(runs):
             self._lay_out(number, run)
 
-    def _lost(self, runs: Sequence[Run]) -> int:
+    def _lost(self) -> int:
         """Predicted bytes of layers of which no task keeps its name."""
         bundling = self.bundling
-        inside = {number for run in runs for number in run.tasks}
-        kept = {number for run in runs for pick in run.picks if len(pick) == 1 for number in pick}
-        heads = {head_of(key) for key in bundling.keys}
-        heads -= {
+        keeps = {
             head_of(key)
             for number, key in enumerate(bundling.keys)
-            if number not in inside or number in kept
+            if number in bundling.kept or (number not in self.changed and number not in self.run_of)
         }
-        placements = [decode(head) for head in heads]
+        placements = [decode(head) for head in {head_of(key) for key in bundling.keys} - keeps]
         return sum(placement.predicted for placement in placements if placement is not None)
 
     def _lay_out(self, number: int, run: Run) -> None:
@@ -464,7 +470,7 @@ class _Written:
         returned = run.returned
         if len(returned) == 1:
             [only] = returned
-            key = self._own_key(only) or (self.name, home, number)
+            key = bundling.keys[only] if only in bundling.kept else (self.name, home, number)
             self.key.append(key)
             self.value.append(bundling.keys[only])
             self.local.append({only: ()})
@@ -487,31 +493,25 @@ class _Written:
         if run.whole:
             self.remote.update((part, _Part(key, path)) for part, path in paths.items())
             return
-        for at, pick in enumerate(run.picks):
-            path = paths[pick[0]]
-            if len(pick) == 1:
-                own = self._own_key(pick[0]) or (self.pick_name, home, number, at)
-                self.remote[pick[0]] = _Part(own)
+        for at, results in enumerate(run.picks):
+            first, path = results[0], paths[results[0]]
+            if first in bundling.kept:
+                own = bundling.keys[first]
             else:
-                own = (self.pick_name, home, number, at)
-                inner = dict(_paths(_nested(list(pick))))
-                path = path[: len(path) - len(inner[pick[0]])]
-                self.remote.update((part, _Part(own, inner[part])) for part in pick)
+                own = (self.name, home, number, at)
+            if len(results) == 1:
+                self.remote[first] = _Part(own)
+            else:
+                inside_of = dict(_paths(_nested(list(results))))
+                path = path[: len(path) - len(inside_of[first])]
+                self.remote.update((part, _Part(own, inside_of[part])) for part in results)
             self.picks[-1].append((own, path))
-
-    def _own_key(self, number: int) -> Key | None:
-        """The key of a task, if its result may keep it: others read it, or it gives the home."""
-        bundling = self.bundling
-        key = bundling.keys[number]
-        if number in bundling.kept or not bundling.is_loose(number):
-            return key
-        return None
 
     def _source(self, read: int, reader: int) -> _Part:
         """Where a task reads a result."""
         at = self.run_of.get(read)
         if at is None:
-            return _Part(self.bundling.keys[read])
+            return _Part(self.renamed.get(read, self.bundling.keys[read]))
         homes = self.bundling.homes
         sure = reader in self.run_of or not self.bundling.is_loose(reader)
         if homes[reader] is not None and homes[reader] == homes[read] and sure:
@@ -547,19 +547,19 @@ class _Written:
                 inputs.setdefault(part.key, []).append((key, part.path))
         return list(inputs), list(inputs.values())
 
-    def single(self, number: int) -> Any:
-        """A task that no bundle runs; it may read bundles and picks."""
+    def single(self, number: int) -> tuple[Key, Any]:
+        """The key and the task of a task in no run; it may read bundles and picks."""
         bundling = self.bundling
         task = bundling.tasks[number]
-        parts = {bundling.keys[read]: self._source(read, number) for read in bundling.reads[number]}
-        if all(part == _Part(key) for key, part in parts.items()):
-            return task
-        key = bundling.keys[number]
+        key = self.renamed.get(number, bundling.keys[number])
+        if number not in self.changed:
+            return key, task
         if type(task) is Alias:
-            [part] = parts.values()
-            return Anchored(key, pick, TaskRef(part.key), part.path)
+            part = self._source(bundling.reads[number][0], number)
+            return key, Anchored(key, pick, TaskRef(part.key), part.path)
         reads, places = self._inputs([number])
-        return type(task)(key, run_bundle, (task,), key, places, *map(TaskRef, reads))
+        own = bundling.keys[number]
+        return key, type(task)(key, run_bundle, (task,), own, places, *map(TaskRef, reads))
 
     def tasks(self, number: int) -> Iterator[tuple[Key, Any]]:
         """The keys and tasks of a bundle and its picks."""

@@ -163,7 +163,7 @@ class _Bundling:
             self.homes,
             self.sizes,
             [int(not self._fused_by_dask(number)) for number in range(len(self.keys))],
-            {number for number, name in enumerate(self.layer) if name in outputs},
+            {number for number in range(len(self.keys)) if self._is_output(number)},
             {number: name for number, name in enumerate(self.layer) if name in computed},
             {number for number in range(len(self.keys)) if self.is_loose(number)},
         )
@@ -184,6 +184,11 @@ class _Bundling:
                 stack.extend(merged[key].dependencies)
         return needed
 
+    def _is_output(self, number: int) -> bool:
+        """Whether a task is a block of an output, not a part of one."""
+        name = self.layer[number]
+        return name in self.outputs and head_of(self.keys[number]) == name
+
     def _intact(self) -> set[str]:
         """Names of layers that stay as they are.
 
@@ -195,7 +200,7 @@ class _Bundling:
             if layer.annotations or not isinstance(layer, (MaterializedLayer, Blockwise))
         }
         for number, name in enumerate(self.layer):
-            if name in self.outputs and head_of(self.keys[number]) == name and self.readers[number]:
+            if self._is_output(number) and self.readers[number]:
                 intact.add(name)
         return intact
 
@@ -320,7 +325,7 @@ class _Bundling:
     def _fused_by_dask(self, number: int) -> bool:
         """Whether Dask would fuse a task with its only reader."""
         readers = self.readers[number]
-        if len(readers) != 1 or self.layer[number] in self.outputs:
+        if len(readers) != 1 or self._is_output(number):
             return False
         task, reader = self.tasks[number], self.tasks[readers[0]]
         return (

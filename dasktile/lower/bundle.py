@@ -103,7 +103,44 @@ def bundle(
         return graph
     bundling = _Bundling(merged, tuple(dict.fromkeys(outputs)), order, limits)
     runs = bundling.runs()
-    return bundling.rewritten(runs) if runs else graph
+    if not runs:
+        return graph
+    new = bundling.rewritten(runs)
+    return new if _most_tasks(new, bundling.outputs) <= sum(bundling.table.counts) else graph
+
+
+def _most_tasks(graph: HighLevelGraph, outputs: Collection[str]) -> int:
+    """Tasks that Dask runs for a graph of plain tasks at most, after it has fused chains."""
+    tasks = {key: task for layer in graph.layers.values() for key, task in layer.items()}
+    reader: dict[Key, Any] = {}
+    shared: set[Key] = set()
+    for task in tasks.values():
+        for read in getattr(task, "dependencies", ()):
+            if read in reader:
+                shared.add(read)
+            reader[read] = task
+    fused = {
+        key
+        for key, task in tasks.items()
+        if key in reader
+        and key not in shared
+        and head_of(key) not in outputs
+        and _fuses(task, reader[key])
+    }
+    # a chain has a key of its own, and an alias of it
+    chains = {reader[key].key for key in fused} - fused
+    return len(tasks) - len(fused) + len(chains)
+
+
+def _fuses(task: Any, reader: Any) -> bool:
+    """Whether Dask fuses a task with its only reader."""
+    return (
+        isinstance(task, (Task, Alias))
+        and isinstance(reader, (Task, Alias))
+        and len(reader.dependencies) == 1
+        and not task.block_fusion
+        and not reader.block_fusion
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,13 +364,7 @@ class _Bundling:
         readers = self.readers[number]
         if len(readers) != 1 or self._is_output(number):
             return False
-        task, reader = self.tasks[number], self.tasks[readers[0]]
-        return (
-            len(reader.dependencies) == 1
-            and isinstance(task, (Task, Alias))
-            and not task.block_fusion
-            and not reader.block_fusion
-        )
+        return _fuses(self.tasks[number], self.tasks[readers[0]])
 
     # -- writing the new graph ---------------------------------------------------------
 

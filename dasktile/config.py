@@ -78,6 +78,17 @@ def spill_settings() -> dict[str, Any]:
     return {"keep_clean": clean, "prefetch": _count("spill.prefetch"), "dirty_factor": dirty}
 
 
+def bundle_tasks() -> int:
+    """Tasks that one bundle runs at most, from ``dask.config``; 0 for no bundles.
+
+    Raises
+    ------
+    ValueError
+        If the setting is invalid.
+    """
+    return _count("bundle", least=0)
+
+
 def setting(name: str) -> Any:
     """The value of ``dasktile.<name>``."""
     return dask.config.get(f"dasktile.{name}")
@@ -130,10 +141,10 @@ def _parsed(text: str) -> float:
         return 0.0
 
 
-def _count(name: str) -> int:
+def _count(name: str, least: int = 1) -> int:
     value = setting(name)
     if isinstance(value, str) and value.replace("_", "").isdigit():
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"setting dasktile.{name} must be an integer >= 1; got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"setting dasktile.{name} must be an integer >= {least}; got {value!r}")
     return value

@@ -99,3 +99,16 @@ def test_errors_name_the_invalid_setting(name: str, value: object) -> None:
         pytest.raises(ValueError, match=rf"dasktile\.{name} must be"),
     ):
         config.tiling_settings()
+
+
+def test_bundles_can_be_turned_off_and_their_setting_is_checked() -> None:
+    assert config.bundle_tasks() == load("dasktile.yaml")["dasktile"]["bundle"]
+    for value, expected in (("24", 24), (0, 0)):
+        with dask.config.set({"dasktile.bundle": value}):
+            assert config.bundle_tasks() == expected
+    for value in (-1, 2.5, "many", True, None):
+        with (
+            dask.config.set({"dasktile.bundle": value}),
+            pytest.raises(ValueError, match=r"dasktile\.bundle must be an integer >= 0"),
+        ):
+            config.bundle_tasks()

@@ -11,6 +11,9 @@ from dask.tokenize import tokenize
 
 from dasktile.schedule.placement import MARK, Placement, decode, encode
 
+#: Start of the names of layers of slices.
+SLICE_PREFIX = "rechunk-split-"
+
 
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:
     """The name of a layer for operation `op`, whose tasks `content` determines.
@@ -41,4 +44,4 @@ def slices_layer_name(name: str) -> str:
     Distributed has a rule for the prefix of this name: it assumes that such tasks take no
     time, so a whole tile is never sent to another worker only to be sliced there.
     """
-    return f"rechunk-split-{tokenize(name)}"
+    return f"{SLICE_PREFIX}{tokenize(name)}"

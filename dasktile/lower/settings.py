@@ -19,8 +19,8 @@ class LowerSettings:
         Tasks of a graph above which no tasks are fused (chosen: fusion takes time in
         proportion to them, before anything runs).
     input_share
-        Bytes that a fused task may read, if they are more than any of its tasks reads, as a
-        share of the bytes that it may make (chosen).
+        Bytes that a fused task or a bundle may read, if they are more than any of its tasks
+        reads, as a share of the bytes that it may make or have in memory (chosen).
     max_rounds
         Times that groups are formed, each with more pairs of layers kept separate; no tasks
         are fused if the groups of the last round still break a rule (chosen).
@@ -31,6 +31,18 @@ class LowerSettings:
     fan_in
         Partial results that one task combines.  The cost model assumes the same number
         (``CostModel.fan_in``).
+    bundle_results
+        Bytes that a bundle may return, as a share of those that it may have in memory (chosen:
+        they are in memory until the last reader of any of them has run).
+    bundles_per_thread
+        Least number of bundles of one home and phase for every thread of the worker (chosen: one
+        runs while the inputs of another are received).
+    bundle_task_bytes
+        Bytes that are kept in memory from one bundle to a later one for a task less (that of the
+        cost model, ``dasktile.cost.task-bytes``).
+    bundle_remaining
+        Tasks of one home and phase that remain at most, bundles and picks included, as a share
+        of those before; otherwise there are no bundles of them (chosen).
     """
 
     fuse_factor: int = 4
@@ -39,6 +51,11 @@ class LowerSettings:
     max_rounds: int = 20
     anchor_bytes: int = 2**17
     fan_in: int = 8
+    bundle_tasks: int = 16
+    bundle_results: float = 0.25
+    bundles_per_thread: int = 3
+    bundle_task_bytes: float = 0.8e6
+    bundle_remaining: float = 0.75
 
 
 #: The numbers that are used unless a caller passes others.

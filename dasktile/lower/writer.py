@@ -38,6 +38,7 @@ from dasktile.ir import (
     windows,
 )
 from dasktile.lower.anchored import anchor_tasks
+from dasktile.lower.bundle import BundleLimits, bundle
 from dasktile.lower.emit import LoweringContext, emit, home_position, placement
 from dasktile.lower.fuse import FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
@@ -53,6 +54,7 @@ from dasktile.lower.reshard import (
     reshard,
 )
 from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.schedule.placement import token
 
 __all__ = ["Lowered", "lower"]
 
@@ -96,6 +98,8 @@ def lower(
     threads: int = 1,
     wanted: Mapping[str, Needed] | None = None,
     watched: Sequence[int] = (),
+    bundle_tasks: int = 0,
+    bundle_bytes: int = 0,
     settings: LowerSettings = DEFAULTS,
 ) -> Lowered:
     """Write a program with the tiles of a plan.
@@ -120,6 +124,10 @@ def lower(
         By the name of an output, the blocks that are wanted; all blocks of other outputs are.
     watched
         Indices of nodes for which `Lowered.computed` lists the tiles that the graph makes.
+    bundle_tasks
+        Tasks that one bundle runs at most; less than 2 disables bundles.
+    bundle_bytes
+        Bytes of the inputs and results that one bundle may have in memory at the same time.
     settings
         Numbers of the policy by which tasks are written.
 
@@ -164,6 +172,10 @@ def lower(
         computed = writer.computed(graph, dict(written), wanted or {}, watched)
     if fuse_bytes:
         graph = writer.fused(graph, outputs, fuse_bytes, threads)
+    # a bundle would also run tasks of blocks that are not wanted
+    all_wanted = all(wanted[name].all() for name in outputs if wanted and name in wanted)
+    if bundle_tasks > 1 and all_wanted:
+        graph = writer.bundled(graph, outputs, bundle_tasks, bundle_bytes, threads)
     return Lowered(
         graph,
         tuple(name for name, _ in written),
@@ -689,6 +701,46 @@ class _Writer:
         limits = self.limits(fuse_bytes, threads)
         layers, dependencies = fuse(graph.layers, graph.dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
+
+    def bundled(
+        self,
+        graph: HighLevelGraph,
+        outputs: Sequence[str],
+        most: int,
+        work: int,
+        threads: int,
+    ) -> HighLevelGraph:
+        """The graph with bundles of at most `most` tasks, each with `work` bytes in memory."""
+        fusing = self.limits(work, threads)
+        positions = {}
+        for index, name in self.made.items():
+            blocks = self.positions(index)
+            if blocks:
+                positions[token(name)] = blocks
+        limits = BundleLimits(
+            self.tiled.mesh,
+            fusing.size,
+            fusing.free,
+            most,
+            work,
+            threads,
+            positions,
+            self.settings,
+        )
+        order = list(dict.fromkeys([*self.captured.graph.layers, *self.layers]))
+        return bundle(graph, outputs, order, limits)
+
+    def positions(self, index: int) -> dict[tuple[int, ...], int]:
+        """Mesh positions of the blocks of an array whose name has no placement, if any."""
+        node, held = self.node(index), self.tiling(index).held_at
+        blocks = product(*(range(len(sizes)) for sizes in node.chunks))
+        if node.homes is not None:
+            places = zip(blocks, node.homes, strict=True)
+            return {block: homes[0] for block, homes in places if homes}
+        if held is None or not self.tiled.mesh or self.made[index] != node.name:
+            return {}
+        leader = self.node(held.node) if isinstance(held, Follow) else None
+        return {block: home_position(self.tiled.mesh, held, leader, block) for block in blocks}
 
     def computed(
         self,

@@ -1,0 +1,431 @@
+"""Runs: the tasks that one bundle runs, chosen by homes, reads and sizes alone.
+
+The *phase* of a task is the number of changes of home on the longest path to it.  A run is a part
+of the tasks of one home and one phase, contiguous in an order in which every task follows its
+inputs.  Edges between runs lead to a higher phase, or to a later run of the same home and phase,
+so that runs never read each other in a cycle.
+
+A result of a run is returned if it is read elsewhere.  Tasks of the same home read it from the
+bundle itself.  For tasks of other homes there are *picks*: each contains the results that have
+the same readers, so that no worker receives a result that it does not need, or one twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+Home = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTable:
+    """The tasks of a graph, by number.
+
+    Parameters
+    ----------
+    reads
+        For every task, the numbers of the tasks that it reads, ascending.
+    homes
+        Home of every task; None for a task that no run may contain.
+    sizes
+        Bytes of every result; 0 if they are unknown.
+    counts
+        Tasks that Dask would run for a task: 0 if Dask fuses it with its only reader, else 1.
+    kept
+        Tasks whose results must have keys of their own.
+    barriers
+        For tasks of a layer that stays as it is, an identifier of the layer: all tasks of the
+        layer are in the same phase.
+    loose
+        Tasks that may run elsewhere than at their home, unless a run contains them.
+    """
+
+    reads: Sequence[Sequence[int]]
+    homes: Sequence[Home | None]
+    sizes: Sequence[int]
+    counts: Sequence[int]
+    kept: Collection[int] = ()
+    barriers: Mapping[int, Hashable] = field(default_factory=dict)
+    loose: Collection[int] = ()
+
+    def own_keys(self) -> set[int]:
+        """Tasks whose results must have keys of their own: tasks outside of runs read them."""
+        kept = set(self.kept)
+        for home, reads in zip(self.homes, self.reads, strict=True):
+            if home is None:
+                kept.update(reads)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """What one run may contain.
+
+    Parameters
+    ----------
+    tasks
+        Most tasks of a run.
+    work
+        Bytes of a run's inputs and of its results that are in memory at the same time.
+    inputs
+        Bytes of a run's inputs, if they are more than one of its tasks reads.
+    results
+        Bytes that a run may return.
+    threads
+        Tasks that a worker runs at once.
+    per_thread
+        Least number of runs of one home and phase for every thread.
+    remaining
+        Tasks of a home and phase that may remain, picks included, as a share of those before.
+    task_bytes
+        Bytes that are worth keeping in memory from one run to a later one for a task less.
+    """
+
+    tasks: int
+    work: float = inf
+    inputs: float = inf
+    results: float = inf
+    threads: int = 1
+    per_thread: int = 3
+    remaining: float = 0.75
+    task_bytes: float = 0.8e6
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The tasks of one bundle, and what it returns.
+
+    Parameters
+    ----------
+    tasks
+        Numbers of the tasks, in the order in which they run.
+    local
+        Tasks whose results are read by other tasks of the same home.
+    picks
+        Tasks whose results are read by tasks of other homes, or have keys of their own: in one
+        tuple, those with the same readers.
+    """
+
+    tasks: tuple[int, ...]
+    local: tuple[int, ...]
+    picks: tuple[tuple[int, ...], ...]
+
+    @property
+    def returned(self) -> tuple[int, ...]:
+        """The tasks whose results are returned, in the order in which they run."""
+        needed = {*self.local, *(number for pick in self.picks for number in pick)}
+        return tuple(number for number in self.tasks if number in needed)
+
+    @property
+    def whole(self) -> bool:
+        """Whether readers of other homes read the bundle itself, as they need all of it."""
+        return not self.picks or (len(self.picks) == 1 and set(self.local) <= set(self.picks[0]))
+
+    @property
+    def count(self) -> int:
+        """Number of tasks: the bundle and its picks."""
+        return 1 if self.whole else 1 + len(self.picks)
+
+
+def form_runs(table: TaskTable, limits: RunLimits) -> list[Run]:
+    """The runs of two or more tasks by which a graph has fewer tasks.
+
+    Parameters
+    ----------
+    table
+        The tasks of the graph.
+    limits
+        What one run may contain.
+    """
+    if limits.tasks < 2:
+        return []
+    forming = _Forming(table, limits)
+    return forming.runs()
+
+
+def task_phases(table: TaskTable) -> list[int]:
+    """The phase of every task."""
+    count = len(table.reads)
+    # the tasks of a barrier are one node
+    node = list(range(count))
+    first: dict[Hashable, int] = {}
+    for number, barrier in sorted(table.barriers.items()):
+        node[number] = first.setdefault(barrier, number)
+    reads: dict[int, list[int]] = {number: [] for number in node}
+    for number in range(count):
+        reads[node[number]] += [read for read in table.reads[number] if node[read] != node[number]]
+    phase: dict[int, int] = {}
+    for start in reads:
+        stack = [start]
+        while stack:
+            current = stack[-1]
+            waiting = [node[read] for read in reads[current] if node[read] not in phase]
+            if current not in phase and waiting:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            home = None if current in table.barriers else table.homes[current]
+            phase[current] = max(
+                (
+                    phase[node[read]] + _changes(table, read, home, bool(reads[node[read]]))
+                    for read in reads[current]
+                ),
+                default=0,
+            )
+    return [phase[node[number]] for number in range(count)]
+
+
+def _changes(table: TaskTable, read: int, home: Home | None, computed: bool) -> int:
+    """1 if a path from a task to a reader at `home` leads to the next phase, else 0."""
+    if table.homes[read] is None and not computed:
+        return 0  # data that the graph contains
+    return int(home is None or table.homes[read] != home)
+
+
+class _Forming:
+    """The formation of the runs of one graph."""
+
+    def __init__(self, table: TaskTable, limits: RunLimits) -> None:
+        self.table, self.limits = table, limits
+        self.loose = set(table.loose)
+        count = len(table.reads)
+        self.readers: list[list[int]] = [[] for _ in range(count)]
+        for number, reads in enumerate(table.reads):
+            for read in reads:
+                self.readers[read].append(number)
+        self.kept = table.own_keys()
+        #: For every task, the home and the phase; None for a task that no run may contain.
+        self.group: list[tuple[Home, int] | None] = [
+            None if home is None else (home, phase)
+            for home, phase in zip(table.homes, task_phases(table), strict=True)
+        ]
+
+    def runs(self) -> list[Run]:
+        groups: dict[tuple[Home, int], list[int]] = {}
+        for number in self._inputs_first():
+            group = self.group[number]
+            if group is not None:
+                groups.setdefault(group, []).append(number)
+        # by group: runs of it, as lists of tasks
+        parts: dict[tuple[Home, int], list[Sequence[int]]] = {
+            group: self._cut(numbers) for group, numbers in groups.items()
+        }
+        parts = {group: runs for group, runs in parts.items() if self._busy(groups[group], runs)}
+        while True:
+            formed = self._exchanged(parts)
+            before = sum(map(len, parts.values()))
+            parts = self._with_gain(groups, formed)
+            if sum(map(len, parts.values())) == before:
+                return [run for runs in formed.values() for run in runs]
+
+    def _inputs_first(self) -> list[int]:
+        """All tasks, each after its inputs, depth first from each task that nothing reads.
+
+        A task whose inputs are there runs at once if it frees memory.
+        """
+        reads, sizes = self.table.reads, self.table.sizes
+        done = [False] * len(reads)
+        #: For every task, the inputs that are not there, and the readers that have not run.
+        missing = list(map(len, reads))
+        unread = [
+            len(readers) + (number in self.kept) for number, readers in enumerate(self.readers)
+        ]
+
+        def frees(number: int) -> bool:
+            """Whether a task needs less memory than it releases, now or with its siblings."""
+            if len(reads[number]) == 1:
+                return sizes[number] < sizes[reads[number][0]]
+            released = sum(sizes[read] for read in reads[number] if unread[read] == 1)
+            return released >= sizes[number]
+
+        order: list[int] = []
+        for start in range(len(reads)):
+            if self.readers[start]:
+                continue
+            stack = [start]
+            while stack:
+                number = stack[-1]
+                waiting = [read for read in reads[number] if not done[read]]
+                if done[number] or not waiting:
+                    stack.pop()
+                if done[number]:
+                    continue
+                if waiting:
+                    stack.extend(reversed(waiting))
+                    continue
+                ready = [number]
+                while ready:
+                    number = ready.pop()
+                    if done[number]:
+                        continue
+                    done[number] = True
+                    order.append(number)
+                    for read in reads[number]:
+                        unread[read] -= 1
+                    for reader in self.readers[number]:
+                        missing[reader] -= 1
+                    ready.extend(
+                        reader
+                        for reader in reversed(self.readers[number])
+                        if not missing[reader] and not done[reader] and frees(reader)
+                    )
+        return order
+
+    def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
+        """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""
+        limits = self.limits
+        total = sum(self.table.counts[number] for number in group)
+        most = min(limits.tasks, total // (limits.per_thread * limits.threads))
+        if most < 2:
+            return []
+        runs: list[Sequence[int]] = []
+        start = 0
+        while start < len(group):
+            stop = self._stop(group, start, most)
+            if stop - start > 1:
+                runs.append(group[start:stop])
+            start = stop
+        return runs
+
+    def _stop(self, group: Sequence[int], start: int, most: int) -> int:
+        """Where the run that begins at `start` ends.
+
+        There, a bundle and the bytes that are kept for later runs cost least per task.  A run has
+        at least half of the tasks that it may have, unless it would exceed a limit in bytes.
+        """
+        table, limits = self.table, self.limits
+        key = self.group[group[start]]
+        #: For results of the run that are in memory, the readers that have not run yet.
+        unread: dict[int, int] = {}
+        unread_here: dict[int, int] = {}
+        inputs: set[int] = set()
+        #: Bytes of the inputs, of the results in memory, and of those with readers in the group.
+        received = live = crossing = 0
+        #: The largest number of bytes of inputs of one task, and of results in memory.
+        largest = peak = 0
+        count = 0
+        best: tuple[bool, float, int] | None = None
+        end = start + 1
+        for position in range(start, len(group)):
+            number = group[position]
+            size = table.sizes[number]
+            count += table.counts[number]
+            new = [read for read in table.reads[number] if read not in unread]
+            received += sum(table.sizes[read] for read in new if read not in inputs)
+            inputs.update(new)
+            largest = max(largest, sum(table.sizes[read] for read in new))
+            peak = max(peak, live + size)
+            if position > start and (
+                count > most
+                or received + peak > limits.work
+                or received > max(largest, limits.inputs)
+            ):
+                break
+            for read in table.reads[number]:
+                if read in unread:
+                    unread[read] -= 1
+                    if unread_here[read] == 1:
+                        crossing -= table.sizes[read]
+                    unread_here[read] -= 1
+                    if not unread[read]:
+                        live -= table.sizes[read]
+            readers = self.readers[number]
+            unread[number] = len(readers) + (number in self.kept)
+            unread_here[number] = sum(self.group[reader] == key for reader in readers)
+            if unread[number]:
+                live += size
+            if unread_here[number]:
+                crossing += size
+            if table.counts[number] == 0 and unread_here[number]:
+                continue  # Dask runs it in one task with its reader
+            if live > limits.results:
+                continue
+            short = 2 * count < most and position + 1 < len(group)
+            rank = (short, (limits.task_bytes + crossing) / max(count, 1), -count)
+            if best is None or rank <= best:
+                best, end = rank, position + 1
+        return end
+
+    def _busy(self, group: Sequence[int], runs: Sequence[Sequence[int]]) -> bool:
+        """Whether the threads of a worker are as busy with the runs of a group as without."""
+        threads = self.limits.threads
+        if threads == 1 or not runs:
+            return True
+        run_of = {number: -1 - at for at, run in enumerate(runs) for number in run}
+        members = set(group)
+        #: Longest chain of tasks, and of runs, that ends with each.
+        depth: dict[int, int] = {}
+        run_depth: dict[int, int] = {}
+        singles = 0
+        for number in group:
+            reads = [read for read in self.table.reads[number] if read in members]
+            depth[number] = 1 + max((depth[read] for read in reads), default=0)
+            unit = run_of.get(number, number)
+            singles += unit == number
+            run_depth[unit] = max(
+                run_depth.get(unit, 1),
+                1 + max((run_depth[other] for read in reads
+                         if (other := run_of.get(read, read)) != unit), default=0),
+            )  # fmt: skip
+        width = len(group) / max(depth.values())
+        return (len(runs) + singles) / max(run_depth.values()) >= min(threads, width)
+
+    def _exchanged(
+        self, parts: Mapping[tuple[Home, int], Sequence[Sequence[int]]]
+    ) -> dict[tuple[Home, int], list[Run]]:
+        """The runs, with what each returns."""
+        #: The run of each task: a negative number, or the task itself if it is in no run.
+        unit = list(range(len(self.readers)))
+        at = 0
+        for runs in parts.values():
+            for run in runs:
+                at -= 1
+                for number in run:
+                    unit[number] = at
+        formed: dict[tuple[Home, int], list[Run]] = {}
+        for group, runs in parts.items():
+            formed[group] = []
+            for run in runs:
+                local = []
+                picks: dict[Hashable, list[int]] = {}
+                for number in run:
+                    here = False
+                    elsewhere: set[int] = set()
+                    for reader in self.readers[number]:
+                        if unit[reader] == unit[number] or self.group[reader] is None:
+                            continue
+                        single = unit[reader] == reader
+                        if self.table.homes[reader] == group[0] and not (
+                            single and reader in self.loose
+                        ):
+                            here = True
+                        else:
+                            elsewhere.add(unit[reader])
+                    if here:
+                        local.append(number)
+                    if number in self.kept:
+                        picks["kept", number] = [number]
+                    elif elsewhere:
+                        picks.setdefault(frozenset(elsewhere), []).append(number)
+                formed[group].append(
+                    Run(tuple(run), tuple(local), tuple(map(tuple, picks.values())))
+                )
+        return formed
+
+    def _with_gain(
+        self,
+        groups: Mapping[tuple[Home, int], Sequence[int]],
+        formed: Mapping[tuple[Home, int], Sequence[Run]],
+    ) -> dict[tuple[Home, int], list[Sequence[int]]]:
+        """The runs that reduce the number of tasks, of the groups that they reduce enough."""
+        counts = self.table.counts
+        parts: dict[tuple[Home, int], list[Sequence[int]]] = {}
+        for group, runs in formed.items():
+            gains = [(sum(counts[n] for n in run.tasks) - run.count, run) for run in runs]
+            before = sum(counts[number] for number in groups[group])
+            after = before - sum(gain for gain, _ in gains if gain > 0)
+            if after <= self.limits.remaining * before:
+                parts[group] = [run.tasks for gain, run in gains if gain > 0]
+        return parts

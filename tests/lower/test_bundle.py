@@ -1,0 +1,464 @@
+"""One task runs a group of tasks of one worker, and others read parts of what it returns."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import Task, TaskRef
+from dask.base import collections_to_expr
+from dask.core import flatten
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.sizeof import sizeof
+from hypothesis import given
+
+import dasktile
+from benchmarks.bundles import WORKLOADS
+from dasktile import api, pipeline
+from dasktile.cluster.target import Machine
+from dasktile.lower import bundle as bundles
+from dasktile.lower.anchored import Anchored
+from dasktile.lower.bundle import BundleLimits, bundle, pick, run_bundle
+from dasktile.lower.settings import LowerSettings
+from dasktile.lower.writer import lower
+from dasktile.schedule.placement import decode
+from tests.expressions import Expression, expressions, outputs
+from tests.support import check_graph
+from tests.test_same_answers import check, examples, many
+from tests.traffic import traffic
+
+#: Settings under which re-tiling pays for small arrays.
+EAGER = {
+    "dasktile.cost.task-bytes": 1,
+    "dasktile.tiling.min-tile": 1,
+    "dasktile.raise-errors": True,
+}
+
+#: Numbers by which small graphs have bundles.
+MANY = LowerSettings(bundles_per_thread=1, bundle_remaining=1.0)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Plan for workers of a cluster, on which tasks run where they are planned."""
+
+    def plan_for(count: int, threads: int = 1, settings: LowerSettings | None = None) -> None:
+        order = tuple(map(str, range(count)))
+        found = Machine(count, threads, order=order, who_has=lambda blocks: {})
+        monkeypatch.setattr(api, "machine", lambda *_: found)
+        if settings is not None:
+            monkeypatch.setattr(pipeline, "lower", partial(lower, settings=settings))
+
+    with dask.config.set({"dasktile.raise-errors": True}):
+        yield plan_for
+
+
+def tasks_of(*arrays: da.Array) -> dict[Any, Any]:
+    """The tasks that Dask runs."""
+    return dict(collections_to_expr(arrays).optimize().__dask_graph__())
+
+
+def bundles_of(graph: dict[Any, Any]) -> dict[Any, Any]:
+    """The tasks that run several tasks."""
+    return {
+        key: task
+        for key, task in graph.items()
+        if getattr(task, "func", None) is run_bundle and len(task.args[0]) > 1
+    }
+
+
+def small(name: str) -> da.Array:
+    return WORKLOADS[name](0.25 if name in ("anomalies", "weekly_maxima") else 0.5)
+
+
+# Whole graphs -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_there_are_fewer_tasks_with_the_same_values_and_bytes_moved(name, workers) -> None:
+    workers(4)
+    array = small(name)
+    expected = array.compute(scheduler="sync")
+    moved = {}
+    counts = {}
+    for most in (0, 16):
+        with dask.config.set({"dasktile.bundle": most}):
+            new = dasktile.optimize(array)
+        assert new is not array
+        check_graph(new.dask)
+        moved[most], lost = traffic([new], 4)
+        counts[most] = len(tasks_of(new))
+        np.testing.assert_allclose(new.compute(scheduler="sync"), expected, rtol=1e-4, atol=1e-5)
+        assert not (most and lost)
+    assert counts[16] <= 0.6 * counts[0]
+    predicted = dasktile.explain(array).bytes_after
+    # besides the tuples themselves, and halos, which are predicted without their corners
+    assert sum(moved[16].values()) <= max(predicted, sum(moved[0].values())) + 60 * counts[16]
+
+
+@pytest.mark.parametrize("most", [2, 5, 16])
+def test_a_bundle_runs_no_more_tasks_than_it_may(most, workers) -> None:
+    workers(4)
+    with dask.config.set({"dasktile.bundle": most}):
+        graph = tasks_of(dasktile.optimize(small("transposed")))
+    sizes = [len(task.args[0]) for task in bundles_of(graph).values()]
+    assert sizes
+    # chains that Dask would fuse count as one task
+    assert max(sizes) <= 2 * most
+    assert any(size >= most for size in sizes)
+
+
+def test_bundles_are_on_the_worker_of_their_tasks(workers) -> None:
+    workers(4)
+    graph = tasks_of(dasktile.optimize(small("jacobi")))
+    found = bundles_of(graph)
+    assert found
+    for key, task in found.items():
+        placement = decode(key[0])
+        assert placement is not None
+        home = placement.position(key[1:])
+        for step in task.args[0]:
+            inner = decode(step.key[0])
+            if inner is not None:
+                assert inner.position(step.key[1:]) == home
+
+
+def test_readers_of_other_workers_read_picks(workers) -> None:
+    workers(4)
+    graph = tasks_of(dasktile.optimize(small("transposed")))
+    homes: dict[Any, int] = {}
+    for key in graph:
+        placement = decode(key[0])
+        if placement is not None:
+            homes[key] = placement.position(key[1:])
+    crossing = Counter(
+        graph[read].func
+        for key, task in graph.items()
+        for read in task.dependencies
+        if key in homes and read in homes and homes[key] != homes[read]
+    )
+    assert crossing[pick] > 0
+    several = bundles_of(graph)
+    for key, task in graph.items():
+        for read in task.dependencies:
+            if read in several and homes.get(key) != homes[read]:
+                # all that it returns is read
+                assert not any(
+                    graph[other].func is pick and read in graph[other].dependencies
+                    for other in graph
+                )
+
+
+def test_results_of_a_bundle_are_limited_in_bytes(workers) -> None:
+    workers(4)
+    array = small("transposed")  # tiles of 320 kB
+    usual = 2**20
+    with dask.config.set({"dasktile.tiling.usual-task": usual}):
+        graph = tasks_of(dasktile.optimize(array))
+    several = bundles_of(graph)
+    assert several
+    values = dict(zip(several, dask.get(graph, list(several)), strict=True))
+    assert max(map(sizeof, values.values())) <= usual + 10_000
+
+
+def test_without_bundles_the_graph_is_as_before(workers, monkeypatch) -> None:
+    workers(4)
+    array = small("transposed")
+    with dask.config.set({"dasktile.bundle": 0}):
+        off = dasktile.optimize(array)
+    on = dasktile.optimize(array)
+    monkeypatch.setattr(bundles, "form_runs", lambda *_: [])
+    none = dasktile.optimize(array)
+    assert set(off.dask) == set(none.dask) != set(on.dask)
+    assert off.dask.dependencies == none.dask.dependencies
+
+
+def test_tasks_that_may_run_anywhere_are_not_bundled() -> None:
+    # no cluster: nothing runs where it is planned
+    new = dasktile.optimize(small("transposed"), workers=4)
+    assert not bundles_of(tasks_of(new))
+
+
+def test_threads_of_a_worker_have_bundles_each(workers) -> None:
+    for threads in (1, 4):
+        workers(4, threads)
+        new = dasktile.optimize(small("transposed"))
+        homes = Counter(key[1] for key in bundles_of(tasks_of(new)) if key[0].startswith("bundle"))
+        assert not homes or min(homes.values()) >= 3 * threads
+
+
+def test_all_outputs_and_their_keys_resolve(workers) -> None:
+    workers(4)
+    x = da.random.default_rng(0).random((2000, 2000), chunks=100)
+    y = x + x.T
+    arrays = (y.sum(axis=0), y.mean(axis=1), y, (y - y.mean(axis=0)).max(axis=1))
+    expected = dask.compute(*arrays, scheduler="sync")
+    for keep in (False, True):
+        new = dasktile.optimize(*arrays, keep_chunks=keep)
+        for array in new:
+            check_graph(array.dask)
+            for key in flatten(array.__dask_keys__()):
+                assert key in array.dask
+        for actual, value in zip(dask.compute(*new, scheduler="sync"), expected, strict=True):
+            np.testing.assert_allclose(actual, value)
+        # blocks, slices and further operations
+        np.testing.assert_allclose(
+            new[2][3:7, 150].compute(scheduler="sync"), expected[2][3:7, 150]
+        )
+        further = new[2].T @ new[0]
+        np.testing.assert_allclose(
+            dasktile.optimize(further).compute(scheduler="sync"), expected[2].T @ expected[0]
+        )
+    assert bundles_of(tasks_of(*new))
+
+
+def test_the_hook_keeps_the_keys(workers) -> None:
+    workers(4)
+    array = small("transposed")
+    expected = array.compute(scheduler="sync")
+    with dask.config.set({"array_optimize": dasktile.array_optimize}):
+        assert bundles_of(tasks_of(array))
+        np.testing.assert_allclose(array.compute(scheduler="sync"), expected)
+        kept = array.persist(scheduler="sync")
+    assert kept.name == array.name
+    assert kept.chunks == array.chunks
+    np.testing.assert_allclose(kept.compute(scheduler="sync"), expected)
+
+
+def test_an_array_in_two_graphs_is_the_same_in_both(workers) -> None:
+    """A layer of the input graph that is also in another collection."""
+    workers(4)
+    x = da.random.default_rng(0).random((4000, 2000), chunks=100)
+    new = dasktile.optimize((x + 1).sum(axis=0) + (x * 2).max(axis=0))
+    assert bundles_of(tasks_of(new))
+    both = new + x.min(axis=0)
+    values = x.compute(scheduler="sync")
+    expected = (values + 1).sum(axis=0) + (values * 2).max(axis=0) + values.min(axis=0)
+    np.testing.assert_allclose(both.compute(scheduler="sync"), expected)
+
+
+def test_annotated_layers_are_not_bundled(workers) -> None:
+    workers(4)
+    with dask.annotate(resources={"GPU": 1}):
+        x = da.random.default_rng(0).random((4000, 2000), chunks=100)
+    new = dasktile.optimize((x + x[::-1]).sum(axis=0))
+    merged = {
+        key for task in bundles_of(dict(new.dask)).values() for key in (t.key for t in task.args[0])
+    }
+    assert not any(key[0] == x.name for key in merged)
+    layer = new.dask.layers.get(x.name)
+    assert layer is None or layer.annotations == {"resources": {"GPU": 1}}
+
+
+def test_coroutines_are_not_bundled(workers) -> None:
+    workers(4)
+
+    async def identity(block: np.ndarray) -> np.ndarray:
+        return block
+
+    x = da.random.default_rng(0).random((4000, 2000), chunks=100)
+    y = x.map_blocks(identity, meta=np.empty((0, 0)))
+    new = dasktile.optimize((y + y[::-1]).sum(axis=0))
+    assert not any(
+        getattr(step, "func", None) is identity
+        for task in bundles_of(dict(new.dask)).values()
+        for step in task.args[0]
+    )
+
+
+def test_blocks_that_are_not_needed_are_in_no_bundle(workers) -> None:
+    workers(4)
+    seen = []
+
+    def noted(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+        seen.append(block_info[None]["chunk-location"])
+        return block + 1
+
+    x = da.ones((4000, 2000), chunks=100).map_blocks(noted, dtype=float, meta=np.empty((0, 0)))
+    part = x[:1000]
+    new = dasktile.optimize((part + part[::-1]).sum(axis=0))
+    np.testing.assert_array_equal(new.compute(scheduler="sync"), np.full(2000, 4000.0))
+    assert {row for row, _ in seen} == set(range(10))
+    assert max(Counter(seen).values()) == 1
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_names_do_not_depend_on_hashes(seed, workers) -> None:
+    code = (
+        "import dasktile, dask\n"
+        "from dasktile import api\n"
+        "from dasktile.cluster.target import Machine\n"
+        "from benchmarks.bundles import WORKLOADS\n"
+        "api.machine = lambda *_: Machine(4, 1, order=tuple('0123'), who_has=lambda b: {})\n"
+        "array = dasktile.optimize(WORKLOADS['transposed'](0.5))\n"
+        "print(sorted(map(str, dask.optimize(array)[0].dask)))\n"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    workers(4)
+    here = sorted(map(str, dask.optimize(dasktile.optimize(WORKLOADS["transposed"](0.5)))[0].dask))
+    assert run.stdout.decode().strip() == str(here)
+
+
+def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
+    """Check the values of an expression; returns whether it has bundles."""
+    plan_for(e.pick([1, 2, 3, 4, 4, 8]), e.pick([1, 1, 2]), MANY)
+    expected = outputs(e)
+    arrays = [value.lazy for value in expected]
+    most = e.pick([2, 3, 7, 16])
+    options = {"keep_chunks": e.chance(30)}
+    any_bundles = False
+
+    def results() -> Sequence[np.ndarray]:
+        nonlocal any_bundles
+        with dask.config.set({**EAGER, "dasktile.bundle": most}):
+            new = dasktile.optimize(*arrays, **options)
+            new = new if isinstance(new, tuple) else (new,)
+            if e.chance(20):
+                again = dasktile.optimize(*new)
+                new = again if isinstance(again, tuple) else (again,)
+        with dask.config.set({**EAGER, "dasktile.bundle": 0}):
+            plain = dasktile.optimize(*arrays, **options)
+            plain = plain if isinstance(plain, tuple) else (plain,)
+        graph = tasks_of(*new)
+        any_bundles = bool(bundles_of(graph))
+        assert not any_bundles or len(graph) <= len(tasks_of(*plain))
+        return dask.compute(*new, scheduler="sync")
+
+    check(e, expected, results)
+    return any_bundles
+
+
+def test_random_expressions_have_the_same_values_in_bundles(workers) -> None:
+    found = []
+
+    @examples(60)
+    @given(expressions())
+    def every(e: Expression) -> None:
+        found.append(in_bundles(e, workers))
+
+    every()
+    assert sum(found) > len(found) // 6
+
+
+@pytest.mark.slow
+def test_many_random_expressions_have_the_same_values_in_bundles(workers) -> None:
+    @many(2000)
+    @given(expressions(12))
+    def every(e: Expression) -> None:
+        in_bundles(e, workers)
+
+    every()
+
+
+# One bundle -------------------------------------------------------------------------
+
+
+def chain(count: int, fixed: int = 0) -> tuple[HighLevelGraph, list[str]]:
+    """Additions in one process: ``a`` is read by ``b``, both by ``c``, and ``fixed`` is a layer."""
+    a = {("a", n): Task(("a", n), int, n) for n in range(count)}
+    b = {("b", n): Task(("b", n), total, TaskRef(("a", n)), 1) for n in range(count)}
+    c = {
+        ("c", 0): Task(
+            ("c", 0), total, *(TaskRef((op, n)) for n in range(count) for op in ("a", "b"))
+        )
+    }
+    layers = {"a": a, "b": b, "c": c}
+    reads: dict[str, set[str]] = {"a": set(), "b": {"a"}, "c": {"a", "b"}}
+    return HighLevelGraph({k: MaterializedLayer(v) for k, v in layers.items()}, reads), ["c"]
+
+
+def total(*values: int) -> int:
+    return sum(values)
+
+
+def bundled(
+    graph: HighLevelGraph, outputs: list[str], most: int = 8, **more: Any
+) -> HighLevelGraph:
+    limits = BundleLimits((), more.pop("size", {}), (), most, 100, settings=MANY, **more)
+    new = bundle(graph, outputs, list(graph.layers), limits)
+    new.validate()
+    return new
+
+
+def test_outputs_that_others_read_keep_their_tasks() -> None:
+    graph, _ = chain(12)
+    new = bundled(graph, ["c", "b"])
+    assert dask.get(dict(new), [("c", 0), ("b", 3)]) == (144, 4)
+    assert set(new.layers["b"]) == set(graph.layers["b"])
+    assert all(new.layers["b"][key].func is not pick for key in new.layers["b"])
+    # results of outputs that no other task reads are picks
+    del graph.layers["c"], graph.dependencies["c"]
+    new = bundled(graph, ["b"])
+    assert new is graph or dask.get(dict(new), [("b", 3)]) == (4,)
+
+
+def test_intermediate_results_are_released_within_a_bundle() -> None:
+    class Value:
+        pass
+
+    alive: list[weakref.ref[Value]] = []
+    counts = []
+
+    def made(*_: Any) -> Value:
+        gc.collect()
+        counts.append(sum(ref() is not None for ref in alive))
+        value = Value()
+        alive.append(weakref.ref(value))
+        return value
+
+    steps = [Task(0, made)] + [Task(n, made, TaskRef(n - 1)) for n in range(1, 6)]
+    result = run_bundle(steps, [5, 2], [])
+    # each step reads one; the third stays until the end
+    assert counts == [0, 1, 1, 1, 2, 2]
+    assert isinstance(result, tuple)
+    assert alive[5]() is result[0]
+
+
+def test_a_bundle_is_a_function_of_its_inputs() -> None:
+    steps = (Task("b", total, TaskRef("a"), 1), Task("c", total, TaskRef("b"), TaskRef("x")))
+    task = Anchored(
+        "bundle", run_bundle, steps, ["b", ["c", "b"]], [[("a", (0,)), ("x", (1, 0))]], TaskRef("t")
+    )
+    task = pickle.loads(pickle.dumps(task))
+    for _ in range(2):
+        assert task({"t": (1, (10,))}) == (2, (12, 2))
+    assert task.dependencies == {"t"}
+
+
+def test_bytes_of_many_results_are_measured_and_not_guessed() -> None:
+    graph, _ = chain(64)
+    new = bundled(graph, ["c"], most=40, size={"a": 1, "b": 1})
+    several = {
+        key: task for layer in new.layers.values() for key, task in layer.items()
+        if task.func is run_bundle and isinstance(task.args[1], list)
+    }  # fmt: skip
+    assert max(len(list(bundles._flat(task.args[1]))) for task in several.values()) > 10
+
+    def longest(keys: Any) -> int:
+        return max([len(keys), *map(longest, keys)]) if isinstance(keys, list) else 0
+
+    # dask measures a random sample of longer ones
+    assert max(longest(task.args[1]) for task in several.values()) <= 10
+    assert dask.get(dict(new), ("c", 0)) == dask.get(dict(graph), ("c", 0))
+
+
+@pytest.mark.parametrize("count", [1, 10, 11, 99, 100, 101, 1234])
+def test_every_result_has_a_place_in_nested_tuples(count: int) -> None:
+    nested = bundles._nested(list(range(count)))
+    paths = dict(bundles._paths(nested))
+    assert sorted(paths) == list(range(count))
+    for number, path in paths.items():
+        assert pick(nested, path) == number

@@ -1,0 +1,257 @@
+"""Which tasks one bundle runs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from graphlib import TopologicalSorter
+from typing import Any
+
+import pytest
+
+from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs, task_phases
+
+
+def table(reads: list[list[int]], homes: Any = 0, size: int = 1, **more: Any) -> TaskTable:
+    """Tasks of one home, or of the homes of a list."""
+    count = len(reads)
+    homes = homes if isinstance(homes, list) else [homes] * count
+    options = {"sizes": [size] * count, "counts": [1] * count} | more
+    return TaskTable(reads, homes, **options)
+
+
+def loose(most: int = 100, **more: Any) -> RunLimits:
+    """Limits that make bundles of small graphs."""
+    return RunLimits(most, **{"per_thread": 1, "remaining": 1.0, "task_bytes": 1.0, **more})
+
+
+def sums(count: int, parts: int = 4) -> list[list[int]]:
+    """Sums of `parts` inputs each, and a sum of the sums."""
+    reads: list[list[int]] = []
+    last = []
+    for _ in range(count):
+        start = len(reads)
+        reads += [[] for _ in range(parts)]
+        last.append(len(reads))
+        reads.append(list(range(start, start + parts)))
+    return [*reads, last]
+
+
+def random_table(seed: int) -> TaskTable:
+    rng = random.Random(seed)
+    count = rng.randint(1, 60)
+    reads = [
+        sorted(rng.sample(range(number), min(number, rng.choice([0, 1, 1, 2, 3]))))
+        for number in range(count)
+    ]
+    homes = [rng.choice([0, 0, 0, 1, 2, None]) for _ in range(count)]
+    sizes = [rng.randint(0, 9) for _ in range(count)]
+    # barriers are layers, whose tasks do not depend on each other in a cycle
+    barriers: dict[int, str] = {}
+    if rng.random() < 0.5:
+        start = rng.randrange(count)
+        for number in range(start, min(count, start + 3)):
+            homes[number] = None
+            if not any(read >= start for read in reads[number]):
+                barriers[number] = "layer"
+    counts = [int(rng.random() < 0.9) for _ in range(count)]
+    kept = {number for number in range(count) if rng.random() < 0.1}
+    return TaskTable(reads, homes, sizes, counts, kept, barriers)
+
+
+def units(tasks: TaskTable, runs: list[Run]) -> list[int]:
+    """The run of every task, as a negative number; a task of no run is itself."""
+    unit = list(range(len(tasks.reads)))
+    for at, run in enumerate(runs):
+        for number in run.tasks:
+            unit[number] = -1 - at
+    return unit
+
+
+def tasks_left(tasks: TaskTable, runs: list[Run]) -> int:
+    inside = {number for run in runs for number in run.tasks}
+    single = (count for number, count in enumerate(tasks.counts) if number not in inside)
+    return sum(run.count for run in runs) + sum(single)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_runs_of_any_graph_are_no_cycle_and_fewer_tasks(seed: int) -> None:
+    tasks = random_table(seed)
+    most = random.Random(seed).randint(2, 12)
+    limits = loose(most, work=25, results=12, threads=1 + seed % 2)
+    runs = form_runs(tasks, limits)
+    unit = units(tasks, runs)
+    graph: dict[int, set[int]] = {}
+    for number, reads in enumerate(tasks.reads):
+        graph.setdefault(unit[number], set()).update(
+            unit[read] for read in reads if unit[read] != unit[number]
+        )
+    list(TopologicalSorter(graph).static_order())  # raises if there is a cycle
+    assert tasks_left(tasks, runs) <= sum(tasks.counts) - len(runs)
+    phases = task_phases(tasks)
+    for run in runs:
+        assert len({(tasks.homes[number], phases[number]) for number in run.tasks}) == 1
+        assert tasks.homes[run.tasks[0]] is not None
+        assert sum(tasks.counts[number] for number in run.tasks) <= most
+        position = {number: at for at, number in enumerate(run.tasks)}
+        assert all(
+            position[read] < position[number]
+            for number in run.tasks
+            for read in tasks.reads[number]
+            if read in position
+        )
+        assert sum(tasks.sizes[number] for number in run.returned) <= 12
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_each_reader_elsewhere_has_one_pick_with_what_it_reads(seed: int) -> None:
+    tasks = random_table(seed)
+    runs = form_runs(tasks, loose(8))
+    unit = units(tasks, runs)
+    kept = tasks.own_keys()
+    for at, run in enumerate(runs):
+        picks = [number for pick in run.picks for number in pick]
+        assert len(set(picks)) == len(picks)
+        for number in run.tasks:
+            readers = [n for n, reads in enumerate(tasks.reads) if number in reads]
+            outside = [n for n in readers if unit[n] != -1 - at and tasks.homes[n] is not None]
+            home = tasks.homes[number]
+            assert (number in run.local) == any(tasks.homes[n] == home for n in outside)
+            elsewhere = {unit[n] for n in outside if tasks.homes[n] != home}
+            assert (number in picks) == bool(elsewhere or number in kept)
+            same = next((pick for pick in run.picks if number in pick), ())
+            for other in same:
+                theirs = {
+                    unit[n]
+                    for n, reads in enumerate(tasks.reads)
+                    if other in reads and tasks.homes[n] not in (None, home)
+                }
+                assert theirs == elsewhere or same == (number,)
+
+
+def test_the_phase_is_the_number_of_changes_of_home() -> None:
+    #        0 at a, 1 at b, 2 at a reads both, 3 at a reads 0, 4 at a reads 2 and 3
+    tasks = table([[], [], [0, 1], [0], [2, 3]], ["a", "b", "a", "a", "a"])
+    assert task_phases(tasks) == [0, 0, 1, 0, 1]
+    # a task without a home may be anywhere; data is there from the start
+    tasks = table([[], [0], [1], [2]], ["a", None, "a", "a"])
+    assert task_phases(tasks) == [0, 1, 2, 2]
+    assert task_phases(table([[], [0]], [None, "a"])) == [0, 0]
+
+
+def test_tasks_of_a_barrier_are_in_one_phase() -> None:
+    reads: list[list[int]] = [[], [0], [], [2], [1], [3]]
+    homes = ["a", "b", "a", None, None, "a"]
+    assert task_phases(table(reads, homes, barriers={3: "x", 4: "x"})) == [0, 1, 0, 2, 2, 3]
+
+
+def test_runs_end_where_the_least_bytes_are_kept() -> None:
+    tasks = table(sums(6), kept=[30])
+    runs = form_runs(tasks, loose(9))
+    # a run is one or more whole sums
+    assert [len(run.returned) for run in runs] == [1] * len(runs)
+    assert Counter(len(run.tasks) for run in runs) == {5: 5, 6: 1}
+
+
+def test_larger_bytes_make_shorter_runs() -> None:
+    reads: list[list[int]] = [[] for _ in range(64)]
+    reads.append(list(range(64)))
+    wide = form_runs(table(reads), loose(16))
+    assert len(wide) == 4
+    short = form_runs(table(reads), loose(16, results=4))
+    assert max(len(run.returned) for run in short) == 4
+    assert len(short) > 10
+    assert max(len(run.tasks) for run in form_runs(table(reads), loose(16, work=6))) <= 6
+    assert not form_runs(table(reads, size=10), loose(16, work=15))
+
+
+def test_inputs_of_a_run_are_few_bytes_or_those_of_one_task() -> None:
+    # each task reads three results of another home
+    count = 12
+    reads = [[] for _ in range(3 * count)] + [[3 * n, 3 * n + 1, 3 * n + 2] for n in range(count)]
+    tasks = table([*reads, list(range(3 * count, 4 * count))], ["a"] * 3 * count + ["b"] * 13)
+    far = [run for run in form_runs(tasks, loose(12, inputs=7)) if run.tasks[0] >= 3 * count]
+    assert far
+    assert max(sum(len(tasks.reads[n]) for n in run.tasks if n < 4 * count) for run in far) <= 7
+    # but one task reads as much as it reads
+    assert form_runs(table([[], [], [0, 1], [2]], ["a", "a", "b", "b"]), loose(4, inputs=1))
+
+
+def test_every_thread_has_several_runs() -> None:
+    for threads in (1, 2, 4):
+        runs = form_runs(table(sums(12)), RunLimits(100, threads=threads, task_bytes=1.0))
+        assert len(runs) >= 3 * threads
+    # 13 tasks cannot be three runs for each of eight threads
+    assert not form_runs(table(sums(3, 3)), RunLimits(100, threads=8))
+
+
+def test_runs_that_wait_for_each_other_keep_no_thread_busy() -> None:
+    """A stencil: each of eight columns reads its neighbours of the step before."""
+    width, steps = 8, 8
+    reads: list[list[int]] = []
+    for step in range(steps):
+        for column in range(width):
+            near = [c for c in (column - 1, column, column + 1) if 0 <= c < width]
+            reads.append([(step - 1) * width + c for c in near] if step else [])
+    one = form_runs(table(reads, kept=range(56, 64)), loose(16))
+    assert one
+    two = form_runs(table(reads, kept=range(56, 64)), loose(16, threads=4))
+    unit = units(table(reads), two)
+    depth: dict[int, int] = {}
+    for number in range(len(reads)):
+        depth[unit[number]] = max(
+            depth.get(unit[number], 1),
+            1 + max((depth[unit[r]] for r in reads[number] if unit[r] != unit[number]), default=0),
+        )
+    assert len(set(unit)) / max(depth.values()) >= 4
+
+
+def test_a_group_with_little_gain_is_unchanged() -> None:
+    # sixteen pairs, all of which must have keys of their own: nothing is gained
+    reads = [[] if number % 2 == 0 else [number - 1] for number in range(32)]
+    assert not form_runs(table(reads, kept=range(32)), loose(8))
+    # of 32 tasks, 16 picks and 4 bundles remain: 0.63 of them
+    odd = range(1, 32, 2)
+    assert form_runs(table(reads, kept=odd), loose(8, remaining=0.63))
+    assert not form_runs(table(reads, kept=odd), loose(8, remaining=0.62))
+
+
+def test_tasks_that_dask_fuses_count_once_with_their_reader() -> None:
+    chains = [[] if number % 4 == 0 else [number - 1] for number in range(64)]
+    counts = [int(number % 4 == 3) for number in range(64)]
+    runs = form_runs(table(chains, kept=range(3, 64, 4), counts=counts), loose(4))
+    assert not runs  # one bundle and four picks instead of four tasks
+    reads = [*chains, list(range(3, 64, 4))]
+    runs = form_runs(table(reads, counts=[*counts, 1]), loose(4))
+    assert runs
+    # no run ends inside of a chain
+    assert all(sum(counts[n] for n in run.tasks if n < 64) <= 4 for run in runs)
+    assert all(n % 4 == 3 for run in runs for n in run.returned if n < 64)
+
+
+def test_slices_follow_the_tile_that_they_are_cut_from() -> None:
+    """Each of four tiles is cut into four slices; each join reads a slice of every tile."""
+    reads: list[list[int]] = []
+    sizes = []
+    for _ in range(4):
+        tile = len(reads)
+        reads += [[], [tile], [tile], [tile], [tile]]
+        sizes += [8, 2, 2, 2, 2]
+    joins = [[5 * tile + 1 + part for tile in range(4)] for part in range(4)]
+    tasks = table([*reads, *joins], sizes=[*sizes, 8, 8, 8, 8])
+    runs = form_runs(tasks, loose(10))
+    # no tile is returned, only slices; joins run as soon as they can after the last tile
+    assert all(number % 5 for run in runs for number in run.returned if number < 15)
+    assert [number for run in runs for number in run.tasks][:15] == list(range(15))
+
+
+def test_tasks_that_may_run_elsewhere_read_picks() -> None:
+    tasks = table([[], [], [0, 1], [], [], [3, 4], [2, 5]], ["a"] * 7, kept=[6])
+    [run] = form_runs(tasks, loose(6))
+    assert run.local
+    assert not run.picks
+    tasks = table([[], [], [0, 1], [], [], [3, 4], [2, 5]], ["a"] * 7, kept=[6], loose=[6])
+    [run] = form_runs(tasks, loose(6))
+    assert not run.local
+    assert run.whole
+    assert [set(pick) for pick in run.picks] == [{2, 5}]

@@ -220,7 +220,7 @@ def _lower(request: Request, planned: PlannedRequest) -> Lowered:
     plan = planned.plan
     assert plan.tiled is not None
     machine = request.machine
-    work = LOWER_DEFAULTS.fuse_factor * machine.settings().usual_task
+    usual = machine.settings().usual_task
     return lower(
         planned.captured,
         plan.tiled,
@@ -229,13 +229,13 @@ def _lower(request: Request, planned: PlannedRequest) -> Lowered:
             array.name if array.name in request.fixed else None for array in request.arrays
         ],
         predicted=plan.after.moved,
-        fuse_bytes=work,
+        fuse_bytes=LOWER_DEFAULTS.fuse_factor * usual,
         threads=machine.threads,
         wanted=planned.needed,
         watched=planned.watched(),
         # tasks that run elsewhere than planned would receive whole bundles
         bundle_tasks=config.bundle_tasks() if machine.placed else 0,
-        bundle_bytes=min(work, machine.memory_limit or work),
+        bundle_bytes=min(usual, machine.memory_limit or usual),
     )
 
 

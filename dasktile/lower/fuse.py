@@ -171,7 +171,8 @@ class _Fusion:
         return None if position is None else (placement.mesh, position)
 
     def _readers_first(self) -> list[Any]:
-        """All keys, each after its readers."""
+        """All keys, each after its readers, in an order that does not depend on the keys."""
+        place = {key: number for number, key in enumerate(self.tasks)}
         waiting = {
             key: sum(reader in self.tasks for reader in self.readers.get(key, ()))
             for key in self.tasks
@@ -181,11 +182,11 @@ class _Fusion:
         while ready:
             key = ready.pop()
             order.append(key)
-            for read in self.tasks[key].dependencies:
-                if read in waiting:
-                    waiting[read] -= 1
-                    if not waiting[read]:
-                        ready.append(read)
+            reads = [read for read in self.tasks[key].dependencies if read in waiting]
+            for read in sorted(reads, key=place.__getitem__):
+                waiting[read] -= 1
+                if not waiting[read]:
+                    ready.append(read)
         return order
 
     def form_groups(self) -> bool:

@@ -99,9 +99,11 @@ def test_there_are_fewer_tasks_with_the_same_values_and_bytes_moved(name, worker
         assert new is not array
         check_graph(new.dask)
         moved[most], lost = traffic([new], 4)
-        counts[most] = len(tasks_of(new))
+        tasks = tasks_of(new)
+        counts[most] = len(tasks)
         np.testing.assert_allclose(new.compute(scheduler="sync"), expected, rtol=1e-4, atol=1e-5)
-        assert not (most and lost)
+        # the scheduler plugin places root tasks beside their readers
+        assert not most or not any(tasks[key].dependencies for key in lost)
     assert counts[16] <= 0.6 * counts[0]
     predicted = dasktile.explain(array).bytes_after
     # besides the tuples themselves, and halos, which are predicted without their corners
@@ -164,13 +166,13 @@ def test_readers_of_other_workers_read_picks(workers) -> None:
 def test_results_of_a_bundle_are_limited_in_bytes(workers) -> None:
     workers(4)
     array = small("transposed")  # tiles of 320 kB
-    usual = 2**20
+    usual = 2**22
     with dask.config.set({"dasktile.tiling.usual-task": usual}):
         graph = tasks_of(dasktile.optimize(array))
     several = bundles_of(graph)
     assert several
     values = dict(zip(several, dask.get(graph, list(several)), strict=True))
-    assert max(map(sizeof, values.values())) <= usual + 10_000
+    assert max(map(sizeof, values.values())) <= usual / 4 + 10_000
 
 
 def test_without_bundles_the_graph_is_as_before(workers, monkeypatch) -> None:

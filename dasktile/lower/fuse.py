@@ -28,7 +28,7 @@ from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fu
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.schedule.placement import Placement, decode, token
+from dasktile.schedule.placement import MARK, Placement, decode, token
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,14 +349,14 @@ class _Fusion:
         return layers, self._dependencies(layers, reads, changed)
 
     def _rename(self, groups: dict[Any, list[Any]]) -> None:
-        """Add an alias to the group that it is the only reader of.
+        """Add an alias whose name gives no home to the group that it is the only reader of.
 
-        Dask would give the group the key of the alias, and the name in the key of its last task,
-        which gives its home, would be lost.
+        It is a block of an array that keeps its name.  Dask would give the group the key of the
+        alias, and the key of its last task, whose name gives its home, would be lost.
         """
         for key in self.order:
             task = self.tasks[key]
-            if type(task) is not Alias or groups.get(key) != [key]:
+            if type(task) is not Alias or key not in self.fixed or MARK in _name(key):
                 continue
             [target] = task.dependencies
             renamed = target in groups and target not in self.fixed

@@ -20,7 +20,7 @@ from dasktile.lower.bundle import run_bundle
 from dasktile.schedule.placement import decode
 
 #: Seconds after which something hangs.
-LIMIT = 30
+LIMIT = 240
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def client() -> Iterator[Client]:
             threads_per_worker=1,
             processes=False,
             protocol="tcp",
-            memory_limit="2 GiB",
+            memory_limit="20 GiB",
             dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,
@@ -214,7 +214,7 @@ def test_bundles_are_spilled_and_read_back() -> None:
             threads_per_worker=1,
             processes=False,
             protocol="tcp",
-            memory_limit="1 GiB",
+            memory_limit="20 GiB",
             dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,

@@ -398,8 +398,8 @@ NAMES: Final[tuple[Name, ...]] = tuple(_names)
 def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
     """Run the tasks of a fused task; each result is released once its last reader has run.
 
-    It is what the tasks of ``Task.fuse`` call, under another name, by which Dask does not know
-    what they do.
+    It does what ``_execute_subgraph`` does, but Dask's optimisation does not rewrite tasks that
+    call it.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
 
 
 class UndeclaredReadError(ValueError):
-    """Tasks read keys in a layer of an array that are not blocks of the array."""
+    """The layers that tasks read cannot be told from their keys."""
 
 
 def declare_reads(view: GraphView) -> GraphView:
@@ -35,13 +35,16 @@ def declare_reads(view: GraphView) -> GraphView:
     Raises
     ------
     UndeclaredReadError
-        If tasks read a key in the layer of an array that is not one of its blocks, or if two
-        layers read each other.
+        If tasks read a key in the layer of an array that is not one of its blocks, if layers
+        read each other, or if a name that has to be added is no string.
     """
     graph, reads = view.graph, _Reads(view)
     missing = {name: reads.undeclared(name) for name in view.layers}
     if not any(missing.values()):
         return view
+    for name, others in missing.items():
+        if not all(isinstance(other, str) for other in (name, *others)):
+            raise UndeclaredReadError(f"layer {name!r} reads layers that it does not declare")
     dependencies = {
         name: {*graph.dependencies.get(name, ()), *names} for name, names in missing.items()
     }

@@ -27,9 +27,10 @@ from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.names import SLICE_PREFIX, new_layer_name
+from dasktile.lower.names import new_layer_name
 from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs, task_phases
 from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.schedule.homes import SLICE_PREFIX
 from dasktile.schedule.placement import Placement, decode, token
 
 Key = Any
@@ -106,7 +107,7 @@ def bundle(
     if not runs:
         return graph
     new = bundling.rewritten(runs)
-    return new if _most_tasks(new, bundling.outputs) <= sum(bundling.table.counts) else graph
+    return new if _most_tasks(new, bundling.outputs) < sum(bundling.table.counts) else graph
 
 
 def _most_tasks(graph: HighLevelGraph, outputs: Collection[str]) -> int:
@@ -461,6 +462,8 @@ class _Written:
         #: Tasks in no run that read other keys than before.
         self.changed: set[int] = set()
         for number in bundling.inputs_first():
+            if bundling.homes[number] is None:
+                continue  # all its inputs have keys of their own
             if number not in self.run_of and any(
                 read in self.run_of or (read in self.changed and read not in bundling.kept)
                 for read in bundling.reads[number]

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from dask.tokenize import tokenize
 
+from dasktile.schedule.homes import SLICE_PREFIX
 from dasktile.schedule.placement import MARK, Placement, decode, encode
-
-#: Start of the names of layers of slices.
-SLICE_PREFIX = "rechunk-split-"
 
 
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:

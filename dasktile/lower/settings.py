@@ -51,7 +51,6 @@ class LowerSettings:
     max_rounds: int = 20
     anchor_bytes: int = 2**17
     fan_in: int = 8
-    bundle_tasks: int = 16
     bundle_results: float = 0.25
     bundles_per_thread: int = 3
     bundle_task_bytes: float = 0.8e6

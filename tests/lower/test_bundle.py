@@ -61,7 +61,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         if settings is not None:
             monkeypatch.setattr(pipeline, "lower", partial(lower, settings=settings))
 
-    with dask.config.set({"dasktile.raise-errors": True}):
+    with dask.config.set({"dasktile.raise-errors": True, "dasktile.bundle": 16}):
         yield plan_for
 
 

@@ -35,7 +35,7 @@ def client() -> Iterator[Client]:
             dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,
-        dask.config.set({"dasktile.raise-errors": True}),
+        dask.config.set({"dasktile.raise-errors": True, "dasktile.bundle": 16}),
     ):
         dasktile.enable(client)
         yield client
@@ -218,7 +218,7 @@ def test_bundles_are_spilled_and_read_back() -> None:
             dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,
-        dask.config.set({"dasktile.raise-errors": True}),
+        dask.config.set({"dasktile.raise-errors": True, "dasktile.bundle": 16}),
     ):
         dasktile.enable(client, memory_limit="8 MiB")
         x = da.random.default_rng(0).random((4000, 2000), chunks=100)

@@ -306,7 +306,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 key = planned
                 layer = layers[key[0]]
             before = self._location(ts, {})
-            if layer is None and isinstance(name, str) and MARK in name:
+            if layer is None and any(map(_is_marked, (ts.key, *fused_keys(ts.run_spec)))):
                 free.append(ts)  # the plan has fewer workers than there are now
                 continue
             home = None
@@ -407,7 +407,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         new: set[Any] = set()
         self._followed_names = {}
         restrict = self._restrict_function()
-        # Called for every task of every graph: each layer name is parsed once.
+        # Called for every task of every graph: each layer name is parsed once, and keys of fused
+        # tasks are read only if the name of the task is not of a plan.
         for key in keys:
             name = key[0] if type(key) is tuple else key
             try:
@@ -415,6 +416,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
             except KeyError:
                 layer = layers[name] = self.homes.layer(name)
             ts = tasks[key]
+            if not _is_new(ts):
+                continue
             planned = key
             if layer is None:
                 planned = self._fused_into(ts, layers)
@@ -423,8 +426,6 @@ class TileSchedulerPlugin(SchedulerPlugin):
                     continue
                 name = planned[0]
                 layer = layers[name]
-            if not _is_new(ts):
-                continue
             if name not in new:
                 new.update((name, *self._fused_names(ts, layers)))
             assert layer is not None
@@ -455,14 +456,17 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
         A task whose layer has a placement is preferred.
         """
-        names = set(self._fused_names(ts, layers))
         planned = None
         for key in reversed(fused_keys(ts.run_spec)):
-            if type(key) is tuple and key[0] in names:
-                layer = layers[key[0]]
-                if layer is not None and layer.placement is not None:
-                    return key
-                planned = planned or key
+            if type(key) is tuple:
+                name = key[0]
+                if name not in layers:
+                    layers[name] = self.homes.layer(name)
+                layer = layers[name]
+                if layer is not None:
+                    if layer.placement is not None:
+                        return key
+                    planned = planned or key
         return planned
 
     def _place_others(
@@ -580,6 +584,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         for name, predicted in shortest.values():
             self.predicted[name] = self.predicted.get(name, 0) + predicted
         self.predicted = fold_counts(self.predicted, self.settings.max_layers)
+
+
+def _is_marked(key: Any) -> bool:
+    """Whether a key is of a layer of a plan."""
+    return type(key) is tuple and isinstance(key[0], str) and MARK in key[0]
 
 
 def _is_leaving(ws: Any) -> bool:

@@ -30,8 +30,7 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs, task_phases
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.schedule.homes import SLICE_PREFIX
-from dasktile.schedule.placement import Placement, decode, token
+from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dask.tokenize import tokenize
 
-from dasktile.schedule.homes import SLICE_PREFIX
-from dasktile.schedule.placement import MARK, Placement, decode, encode
+from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, encode
 
 
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dasktile.ir import MAX_WORKERS
-from dasktile.schedule.placement import MARK, Placement, decode
-
-#: Start of the names of layers of slices; see ``dasktile.lower.names.slices_layer_name``.
-SLICE_PREFIX = "rechunk-split-"
+from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode
 
 #: Largest number of vacant mesh positions that are kept, so that memory stays bounded on a cluster
 #: that is never idle.

@@ -28,6 +28,9 @@ from dasktile.ir import Share
 #: Precedes the placement in names of layers.
 MARK = "-dasktile-"
 
+#: Start of the names of layers of slices.
+SLICE_PREFIX = "rechunk-split-"
+
 #: Most letters of a placement.  Dask cuts names of fused tasks at about 115 letters.
 MAX_LETTERS = 48
 

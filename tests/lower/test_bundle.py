@@ -307,7 +307,7 @@ def test_names_do_not_depend_on_hashes(seed, workers) -> None:
         "array = dasktile.optimize(WORKLOADS['transposed'](0.5))\n"
         "print(sorted(map(str, dask.optimize(array)[0].dask)))\n"
     )
-    env = {**os.environ, "PYTHONHASHSEED": seed}
+    env = {**os.environ, "PYTHONHASHSEED": seed, "DASK_DASKTILE__BUNDLE": "16"}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     workers(4)
     here = sorted(map(str, dask.optimize(dasktile.optimize(WORKLOADS["transposed"](0.5)))[0].dask))

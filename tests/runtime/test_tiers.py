@@ -54,6 +54,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> EmulatedDevice:
     return use(EmulatedDevice(CAPACITY))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> None:
+    """Exempt what earlier tests left from garbage collection, which many tests here request."""
+    gc.collect()
+    gc.freeze()
+
+
 # All tiers
 
 

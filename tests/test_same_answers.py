@@ -214,13 +214,13 @@ def no_harm(e: Expression) -> bool:
     return True
 
 
-@examples(300)
+@examples(200)
 @given(expressions())
 def test_any_tiles_give_the_same_answers(e: Expression) -> None:
     in_any_tiles(e)
 
 
-@examples(200)
+@examples(150)
 @given(expressions())
 def test_chosen_tiles_give_the_same_answers(e: Expression) -> None:
     in_chosen_tiles(e)

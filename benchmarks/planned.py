@@ -136,8 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for what, ratio in ratios.items():
         console.print(f"{what}: {ratio:.2f}")
     if options.out is not None:
-        about = {"python": platform.python_version(), "options": {
-            key: str(value) for key, value in vars(options).items()}}  # fmt: skip
+        chosen = {key: str(value) for key, value in vars(options).items() if key != "out"}
+        about = {"python": platform.python_version(), "options": chosen}
         options.out.write_text(
             json.dumps({**about, "ratios": ratios, "cells": cells}, indent=1), encoding="utf-8"
         )

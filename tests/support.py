@@ -88,8 +88,8 @@ def _random_node(node: Node, rng: random.Random) -> Tiling:
 
 def _halves(size: int, parts: int) -> list[int]:
     edges = [part * size // parts for part in range(parts + 1)]
-    actual = [hi - lo for lo, hi in pairwise(edges) if hi > lo]
-    return actual or [size]
+    sizes = [hi - lo for lo, hi in pairwise(edges) if hi > lo]
+    return sizes or [size]
 
 
 def as_array(graph: HighLevelGraph, name: str, chunks: Chunks, dtype: Any) -> da.Array:

@@ -1,10 +1,10 @@
 """Bundling tasks of one worker: one task runs a group of tasks and returns several results.
 
 Dask's cost of a task is the same for small and large tasks: the time of the scheduler and of the
-worker's event loop, about 3 ms together.  A *bundle* runs up to a few dozen tasks of one home and
-returns a tuple of the results that are read elsewhere (:mod:`dasktile.lower.runs` chooses the
-tasks).  Tasks of the same home read the bundle.  Tasks of other homes, and keys that must stay in
-the graph, read *picks*: tasks that return a part of the tuple, so that no other part is sent.
+worker's event loop, about 3 ms together.  A *bundle* runs several tasks of one home and returns a
+tuple of the results that are read elsewhere (:mod:`dasktile.lower.runs` chooses the tasks).  Tasks
+of the same home read the bundle.  Tasks of other homes, and keys that must stay in the graph, read
+*picks*: tasks that return a part of the tuple, so that no other part is sent.
 
 Dask fuses neither bundles nor picks with their readers: a pick that is fused with its reader
 would run on the reader's worker, which would receive the whole tuple.
@@ -188,6 +188,8 @@ class _Bundling:
         for reader, reads in enumerate(self.reads):
             for read in reads:
                 self.readers[read].append(reader)
+        #: All tasks, each after its inputs.
+        self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
         self.intact = self._intact()
         self.homes = self._homes()
@@ -196,13 +198,13 @@ class _Bundling:
             name for number, name in enumerate(self.layer) if self.reads[number]
         } & self.intact
         self.table = TaskTable(
-            self.reads,
-            self.homes,
-            self.sizes,
-            [int(not self._fused_by_dask(number)) for number in range(len(self.keys))],
-            {number for number in range(len(self.keys)) if self._is_output(number)},
-            {number: name for number, name in enumerate(self.layer) if name in computed},
-            {number for number in range(len(self.keys)) if self.is_loose(number)},
+            reads=self.reads,
+            homes=self.homes,
+            sizes=self.sizes,
+            counts=[int(not self._fused_by_dask(number)) for number in range(len(self.keys))],
+            kept={number for number in range(len(self.keys)) if self._is_output(number)},
+            barriers={number: name for number, name in enumerate(self.layer) if name in computed},
+            loose={number for number in range(len(self.keys)) if self.is_loose(number)},
         )
         #: Tasks whose results must have keys of their own.
         self.kept = self.table.own_keys()
@@ -293,7 +295,7 @@ class _Bundling:
             return [0 if candidate else None for candidate in candidates]
         homes = [self._location(number) for number in range(len(self.keys))]
         unknown = [
-            number for number in self.inputs_first() if candidates[number] and homes[number] is None
+            number for number in self.inputs_first if candidates[number] and homes[number] is None
         ]
         # a slice, and any task with inputs on one worker only, runs where its inputs are
         for number in unknown:
@@ -315,7 +317,7 @@ class _Bundling:
             home if candidate else None for home, candidate in zip(homes, candidates, strict=True)
         ]
 
-    def inputs_first(self) -> list[int]:
+    def _inputs_first(self) -> list[int]:
         """All tasks, each after its inputs."""
         waiting = [len(reads) for reads in self.reads]
         ready = [number for number, count in enumerate(waiting) if not count]
@@ -338,18 +340,19 @@ class _Bundling:
             except (TypeError, ValueError, AttributeError):
                 continue  # sizes are unknown
         sizes = [0] * len(self.keys)
-        unknown = []
+        unknown = set()
         for number, key in enumerate(self.keys):
             name = str(head_of(key))
             size = self.limits.size.get(name.rpartition("-")[2], noted.get(name))
             if self.is_free(number):
                 continue
             if size is None:
-                unknown.append(number)
+                unknown.add(number)
             else:
                 sizes[number] = size
-        rank = {number: place for place, number in enumerate(self.inputs_first())}
-        for number in sorted(unknown, key=rank.__getitem__):
+        for number in self.inputs_first:
+            if number not in unknown:
+                continue
             inputs = max((sizes[read] for read in self.reads[number]), default=0)
             parts = [
                 sizes[reader] // len(self.reads[reader])
@@ -374,14 +377,14 @@ class _Bundling:
         return form_runs(
             self.table,
             RunLimits(
-                limits.tasks,
-                limits.work,
-                settings.input_share * limits.work,
-                settings.bundle_results * limits.work,
-                limits.threads,
-                settings.bundles_per_thread,
-                settings.bundle_remaining,
-                settings.bundle_task_bytes,
+                tasks=limits.tasks,
+                work=limits.work,
+                inputs=settings.input_share * limits.work,
+                results=settings.bundle_results * limits.work,
+                threads=limits.threads,
+                per_thread=settings.bundles_per_thread,
+                remaining=settings.bundle_remaining,
+                task_bytes=settings.bundle_task_bytes,
             ),
         )
 
@@ -460,7 +463,7 @@ class _Written:
         self.run_of = {number: at for at, run in enumerate(runs) for number in run.tasks}
         #: Tasks in no run that read other keys than before.
         self.changed: set[int] = set()
-        for number in bundling.inputs_first():
+        for number in bundling.inputs_first:
             if bundling.homes[number] is None:
                 continue  # all its inputs have keys of their own
             if number not in self.run_of and any(
@@ -470,8 +473,8 @@ class _Written:
                 self.changed.add(number)
         self.token = tokenize(repr((bundling.outputs, bundling.keys, runs)))
         mesh = bundling.limits.mesh
-        every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
-        at = Placement(mesh, (every,), self._lost()) if mesh else None
+        by_position = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
+        at = Placement(mesh, (by_position,), self._lost()) if mesh else None
         self.name = new_layer_name("bundle", self.token, placement=at)
         #: New keys of tasks that read other keys than before.  The old keys may be in other graphs,
         #: and a key stands for one task with the same inputs in all of them.

@@ -333,9 +333,7 @@ class _Fusion:
         self._rename(groups)
         layers = dict(self.layers)
         reads = {name: set(names) for name, names in self.dependencies.items()}
-        changed = {
-            self.layer[key] for last, keys in groups.items() if len(keys) > 1 for key in keys
-        }
+        changed = {self.layer[key] for keys in groups.values() if len(keys) > 1 for key in keys}
         for name in sorted(changed):
             layer = self.layers[name]
             tasks = {}

@@ -718,14 +718,14 @@ class _Writer:
             if blocks:
                 positions[token(name)] = blocks
         limits = BundleLimits(
-            self.tiled.mesh,
-            fusing.size,
-            fusing.free,
-            most,
-            work,
-            threads,
-            positions,
-            self.settings,
+            mesh=self.tiled.mesh,
+            size=fusing.size,
+            free=fusing.free,
+            tasks=most,
+            work=work,
+            threads=threads,
+            positions=positions,
+            settings=self.settings,
         )
         order = list(dict.fromkeys([*self.captured.graph.layers, *self.layers]))
         return bundle(graph, outputs, order, limits)

@@ -42,6 +42,18 @@ class LayerHomes:
         return None if self.placement is None else self.placement.followed(index)
 
 
+class LayerTable(dict[Any, "LayerHomes | None"]):
+    """Homes of layers by name, as :meth:`Homes.layer` gives them; each name is parsed once."""
+
+    def __init__(self, homes: Homes) -> None:
+        super().__init__()
+        self._homes = homes
+
+    def __missing__(self, name: Any) -> LayerHomes | None:
+        layer = self[name] = self._homes.layer(name)
+        return layer
+
+
 class Homes:
     """The workers in mesh order, and the homes of a layer by its name.
 

@@ -150,7 +150,6 @@ class LocalCosts:
         cost = self.tasks(choice, parts) * settings.task_bytes
         if self.retile:
             cost += self.shared_read * self.shared(choice, parts)
-        if self.retile:
             target = self.target(node)
             each = math.prod(parts) / math.prod(choice.mesh_parts)
             if each < target:

@@ -281,14 +281,14 @@ def test_plans_are_faster_than_the_default_order_on_demand(name: str, times: flo
     """By the simulation, with memory smaller than needed by a factor of 2.25."""
     workload = planned.several()[name]
     limit = workload.budget("lazy", "heavy")
-    actual: list[dasktile.SchedulePlan] = []
+    plans: list[dasktile.SchedulePlan] = []
 
     def keep(*arrays: da.Array) -> list[da.Array]:
-        actual.append(dasktile.plan(*arrays, memory_limit=limit, workers=1))
+        plans.append(dasktile.plan(*arrays, memory_limit=limit, workers=1))
         return list(arrays)
 
     workload.run(Run(input_of, keep, lambda array: keep(array)))
-    (plan,) = actual
+    (plan,) = plans
     old_in, old_out, seconds = plan.before
     assert seconds >= times * plan.makespan
     assert old_in + old_out >= plan.swap_in_bytes + plan.swap_out_bytes

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -23,11 +24,12 @@ from dasktile.schedule.placement import decode
 LIMIT = 240
 
 
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+@contextmanager
+def bundling_client(workers: int, memory_limit: str | None = None) -> Iterator[Client]:
+    """A client of workers in this process, with bundles of up to 16 tasks."""
     with (
         LocalCluster(
-            n_workers=4,
+            n_workers=workers,
             threads_per_worker=1,
             processes=False,
             protocol="tcp",
@@ -37,7 +39,13 @@ def client() -> Iterator[Client]:
         Client(cluster) as client,
         dask.config.set({"dasktile.raise-errors": True, "dasktile.bundle": 16}),
     ):
-        dasktile.enable(client)
+        dasktile.enable(client, memory_limit=memory_limit)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with bundling_client(4) as client:
         yield client
 
 
@@ -96,10 +104,10 @@ def is_bundled(array: da.Array) -> bool:
 def until_bundles(client: Client) -> set[Any]:
     """Wait until the scheduler has bundles; returns their keys."""
     deadline = time.monotonic() + LIMIT
-    while not (found := bundle_keys(client)):
+    while not (keys := bundle_keys(client)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return found
+    return keys
 
 
 def test_as_many_bytes_move_as_without_bundles(client: Client) -> None:
@@ -208,19 +216,7 @@ def test_graphs_that_share_layers_share_keys_of_equal_tasks(client: Client) -> N
 
 
 def test_bundles_are_spilled_and_read_back() -> None:
-    with (
-        LocalCluster(
-            n_workers=2,
-            threads_per_worker=1,
-            processes=False,
-            protocol="tcp",
-            memory_limit="20 GiB",
-            dashboard_address=":0",
-        ) as cluster,
-        Client(cluster) as client,
-        dask.config.set({"dasktile.raise-errors": True, "dasktile.bundle": 16}),
-    ):
-        dasktile.enable(client, memory_limit="8 MiB")
+    with bundling_client(2, memory_limit="8 MiB") as client:
         x = da.random.default_rng(0).random((4000, 2000), chunks=100)
         y = x - x.mean(axis=0)
         new = dasktile.optimize((y + y[::-1]).sum(axis=1), workers=client)

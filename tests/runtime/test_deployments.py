@@ -84,10 +84,10 @@ def free_port() -> Iterator[int]:
 @contextmanager
 def dask_command(*arguments: str, path: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
     here = Path(__file__).parents[2]
-    actual = os.pathsep.join(map(str, [here] if path is None else [path, here]))
+    search_path = os.pathsep.join(map(str, [here] if path is None else [path, here]))
     process = subprocess.Popen(
         [sys.executable, "-m", "dask", *arguments],
-        env={**os.environ, "PYTHONPATH": actual},
+        env={**os.environ, "PYTHONPATH": search_path},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

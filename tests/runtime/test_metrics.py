@@ -88,9 +88,9 @@ def cluster(workers: LocalCluster) -> Iterator[Cluster]:
     # A client of its own takes with it what a failed test still refers to.
     with Client(workers) as client:
         until(lambda: not any(client.run(tasks_known).values()))
-        actual = Cluster(workers, client)
-        yield actual
-        actual.on_loop(lambda: actual.scheduler.plugins.pop(NAME))
+        made = Cluster(workers, client)
+        yield made
+        made.on_loop(lambda: made.scheduler.plugins.pop(NAME))
 
 
 def tasks_known(dask_worker: Any) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
@@ -35,7 +35,7 @@ from dasktile.runtime.scheduler.roots import (
 )
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.plugin import fold_counts
-from dasktile.schedule.homes import Homes, LayerHomes
+from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
 from dasktile.schedule.placement import MARK, primary, token, worker_order
 
 if TYPE_CHECKING:
@@ -293,16 +293,14 @@ class TileSchedulerPlugin(SchedulerPlugin):
             ts for ts in self.scheduler.tasks.values() if is_placed(ts) and ts.state in _PENDING
         ]
         pending.sort(key=lambda ts: ts.priority or ())
-        layers: dict[Any, LayerHomes | None] = {}
+        layers = LayerTable(self.homes)
         free: list[TaskState] = []
         load = Counter(dict.fromkeys(alive, 0))
         for ts in pending:
             key: Any = ts.key
             name = key[0] if type(key) is tuple else key
-            if name not in layers:
-                layers[name] = self.homes.layer(name)
             layer = layers[name]
-            if layer is None and (planned := self._fused_into(ts, layers)) is not None:
+            if layer is None and (planned := _fused_into(ts, layers)) is not None:
                 key = planned
                 layer = layers[key[0]]
             before = self._location(ts, {})
@@ -400,7 +398,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if leaving:
             self._publish()
         tasks = self.scheduler.tasks
-        layers: dict[Any, LayerHomes | None] = {}
+        layers = LayerTable(self.homes)
         homes: dict[Any, str] = {}
         between: list[TaskState] = []
         others: list[Any] = []
@@ -411,23 +409,20 @@ class TileSchedulerPlugin(SchedulerPlugin):
         # tasks are read only if the name of the task is not of a plan.
         for key in keys:
             name = key[0] if type(key) is tuple else key
-            try:
-                layer = layers[name]
-            except KeyError:
-                layer = layers[name] = self.homes.layer(name)
+            layer = layers[name]
             ts = tasks[key]
             if not _is_new(ts):
                 continue
             planned = key
             if layer is None:
-                planned = self._fused_into(ts, layers)
+                planned = _fused_into(ts, layers)
                 if planned is None:
                     others.append(key)
                     continue
                 name = planned[0]
                 layer = layers[name]
             if name not in new:
-                new.update((name, *self._fused_names(ts, layers)))
+                new.update((name, *(part[0] for part in _fused_parts(ts, layers))))
             assert layer is not None
             if layer.placement is None:
                 between.append(ts)
@@ -440,34 +435,6 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._place_others(between, [tasks[key] for key in others], homes)
         self.placed += len(homes)
         self._predict({name: layers[name] for name in new})
-
-    def _fused_names(self, ts: TaskState, layers: dict[Any, LayerHomes | None]) -> Iterator[str]:
-        """Names of the layers of a plan whose tasks are fused into a task."""
-        for key in fused_keys(ts.run_spec):
-            if type(key) is tuple:
-                name = key[0]
-                if name not in layers:
-                    layers[name] = self.homes.layer(name)
-                if layers[name] is not None:
-                    yield name
-
-    def _fused_into(self, ts: TaskState, layers: dict[Any, LayerHomes | None]) -> Any:
-        """The key of the last task of a plan that is fused into a task; None if there is none.
-
-        A task whose layer has a placement is preferred.
-        """
-        planned = None
-        for key in reversed(fused_keys(ts.run_spec)):
-            if type(key) is tuple:
-                name = key[0]
-                if name not in layers:
-                    layers[name] = self.homes.layer(name)
-                layer = layers[name]
-                if layer is not None:
-                    if layer.placement is not None:
-                        return key
-                    planned = planned or key
-        return planned
 
     def _place_others(
         self, between: list[TaskState], others: list[TaskState], homes: dict[Any, str]
@@ -584,6 +551,27 @@ class TileSchedulerPlugin(SchedulerPlugin):
         for name, predicted in shortest.values():
             self.predicted[name] = self.predicted.get(name, 0) + predicted
         self.predicted = fold_counts(self.predicted, self.settings.max_layers)
+
+
+def _fused_parts(ts: TaskState, layers: LayerTable) -> list[Any]:
+    """Keys of the tasks of a plan that are fused into a task, inputs first."""
+    return [
+        key for key in fused_keys(ts.run_spec) if type(key) is tuple and layers[key[0]] is not None
+    ]
+
+
+def _fused_into(ts: TaskState, layers: LayerTable) -> Any:
+    """The key of the last task of a plan that is fused into a task; None if there is none.
+
+    A task whose layer has a placement is preferred.
+    """
+    parts = _fused_parts(ts, layers)
+    placed = [
+        key
+        for key in parts
+        if (layer := layers[key[0]]) is not None and layer.placement is not None
+    ]
+    return next(reversed(placed or parts), None)
 
 
 def _is_marked(key: Any) -> bool:

@@ -79,9 +79,9 @@ def spilling(tiles: int, threads: int = 1, workers: int = 1, stored: bool = True
 
 def spilling_of(worker: Worker) -> Spilling:
     plugin: Any = worker.plugins["dasktile"]
-    actual = plugin.plugin.spilling
-    assert isinstance(actual, Spilling)
-    return actual
+    spilling = plugin.plugin.spilling
+    assert isinstance(spilling, Spilling)
+    return spilling
 
 
 @pytest.mark.parametrize("threads", (1, 2, 3))

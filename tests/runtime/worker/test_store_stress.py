@@ -517,15 +517,15 @@ class User:
     def _read(self, key: int) -> None:
         history = self.world.histories[key]
         first = history.done
-        actual: int | None = None
+        code: int | None = None
         try:
-            actual = code_of(self.store[key])
+            code = code_of(self.store[key])
         except KeyError:
             pass
         except LostTileError as error:
             assert any(excuse in str(error) for excuse in EXCUSES), error
             return
-        assert actual in history.since(first), f"{actual} of {history.since(first)}"
+        assert code in history.since(first), f"{code} of {history.since(first)}"
 
     # Asking
 

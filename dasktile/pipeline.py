@@ -137,6 +137,8 @@ class PlannedRequest:
     ----------
     captured, plan
         The captured program and its tiles.
+    wanted
+        By the name of an output, which of its blocks are wanted.
     needed
         By the name of an array, which of its blocks are needed, for arrays of which not all are.
         Empty if all blocks are needed of every array whose tasks have effects.
@@ -144,6 +146,7 @@ class PlannedRequest:
 
     captured: Captured
     plan: TilingPlan
+    wanted: Mapping[str, Needed]
     needed: Mapping[str, Needed]
 
     def watched(self) -> list[int]:
@@ -231,7 +234,7 @@ def _lower(request: Request, planned: PlannedRequest) -> Lowered:
         predicted=plan.after.moved,
         fuse_bytes=LOWER_DEFAULTS.fuse_factor * usual,
         threads=machine.threads,
-        wanted=planned.needed,
+        wanted=planned.wanted,
         watched=planned.watched(),
         # tasks that run elsewhere than planned would receive whole bundles
         bundle_tasks=config.bundle_tasks() if machine.placed else 0,
@@ -266,7 +269,12 @@ def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
             raise
         # the limit is a default, so it is better exceeded than met by the smallest tiles
         plan = tile(captured, target, request.method, None)
-    needed = {} if plan.tiled is None else _needed(request, captured)
+    wanted: dict[str, Needed] = {}
+    needed: dict[str, Needed] = {}
+    if plan.tiled is not None:
+        outputs = {array.name: array.numblocks for array in request.arrays}
+        wanted = needed_blocks(request.graph, request.keys, outputs, request.above)
+        needed = _needed(request, captured, wanted)
     if plan.origin is not None:
         captured = extend(captured, plan.program, plan.origin)
     if needed and plan.tiled is not None:
@@ -282,17 +290,18 @@ def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
             if downstream[index] and node.name in needed
         }
         plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
-    return PlannedRequest(captured, plan, needed)
+    return PlannedRequest(captured, plan, wanted, needed)
 
 
-def _needed(request: Request, captured: Captured) -> dict[str, Needed]:
+def _needed(
+    request: Request, captured: Captured, wanted: Mapping[str, Needed]
+) -> dict[str, Needed]:
     """The needed blocks of every array of which not all blocks are needed.
 
     Empty if no task with effects (a user's function, a read) is among the unneeded ones.
     """
     program, effects = captured.program, has_effects(captured)
     outputs = {array.name: array.numblocks for array in request.arrays}
-    wanted = needed_blocks(request.graph, request.keys, outputs, request.above)
     culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
     if not any(effect and cull for effect, cull in zip(effects, culled, strict=True)):
         return {}

@@ -13,7 +13,7 @@ the same readers, so that no worker receives a result that it does not need, or 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 Home = Hashable
@@ -35,9 +35,8 @@ class TaskTable:
         Tasks that Dask would run for a task: 0 if Dask fuses it with its only reader, else 1.
     kept
         Tasks whose results must have keys of their own.
-    barriers
-        For tasks of a layer that stays as it is, an identifier of the layer: all tasks of the
-        layer are in the same phase.
+    sources
+        Tasks that read no task of another kind: their phase is 0.
     loose
         Tasks that may run elsewhere than at their home, unless a run contains them.
     """
@@ -47,16 +46,8 @@ class TaskTable:
     sizes: Sequence[int]
     counts: Sequence[int]
     kept: Collection[int] = ()
-    barriers: Mapping[int, Hashable] = field(default_factory=dict)
+    sources: Collection[int] = ()
     loose: Collection[int] = ()
-
-    def own_keys(self) -> set[int]:
-        """Tasks whose results must have keys of their own: tasks outside of runs read them."""
-        kept = set(self.kept)
-        for home, reads in zip(self.homes, self.reads, strict=True):
-            if home is None:
-                kept.update(reads)
-        return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,41 +138,35 @@ def form_runs(table: TaskTable, limits: RunLimits) -> list[Run]:
 
 def task_phases(table: TaskTable) -> list[int]:
     """The phase of every task."""
-    count = len(table.reads)
-    # the tasks of a barrier are one node
-    node = list(range(count))
-    first: dict[Hashable, int] = {}
-    for number, barrier in sorted(table.barriers.items()):
-        node[number] = first.setdefault(barrier, number)
-    reads: dict[int, list[int]] = {number: [] for number in node}
-    for number in range(count):
-        reads[node[number]] += [read for read in table.reads[number] if node[read] != node[number]]
-    phase: dict[int, int] = {}
-    for start in reads:
+    phase: list[int | None] = [None] * len(table.reads)
+    for source in table.sources:
+        phase[source] = 0
+    for start in range(len(table.reads)):
         stack = [start]
         while stack:
             current = stack[-1]
-            waiting = [node[read] for read in reads[current] if node[read] not in phase]
-            if current not in phase and waiting:
+            waiting = [read for read in table.reads[current] if phase[read] is None]
+            if phase[current] is None and waiting:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            home = None if current in table.barriers else table.homes[current]
-            phase[current] = max(
-                (
-                    phase[node[read]] + _changes(table, read, home, bool(reads[node[read]]))
-                    for read in reads[current]
-                ),
-                default=0,
-            )
-    return [phase[node[number]] for number in range(count)]
+            if phase[current] is None:
+                phase[current] = max(
+                    (
+                        (phase[read] or 0) + _changes(table, read, current)
+                        for read in table.reads[current]
+                    ),
+                    default=0,
+                )
+    return [number or 0 for number in phase]
 
 
-def _changes(table: TaskTable, read: int, home: Home | None, computed: bool) -> int:
-    """1 if a path from a task to a reader at `home` leads to the next phase, else 0."""
-    if table.homes[read] is None and not computed:
+def _changes(table: TaskTable, read: int, reader: int) -> int:
+    """1 if a path from a task to a reader leads to the next phase, else 0."""
+    there, home = table.homes[read], table.homes[reader]
+    if there is None and not table.reads[read]:
         return 0  # data that the graph contains
-    return int(home is None or table.homes[read] != home)
+    return int(home is None or there != home)
 
 
 class _Forming:
@@ -195,7 +180,7 @@ class _Forming:
         for number, reads in enumerate(table.reads):
             for read in reads:
                 self.readers[read].append(number)
-        self.kept = table.own_keys()
+        self.kept = set(table.kept)
         #: For every task, the home and the phase; None for a task that no run may contain.
         self.group: list[tuple[Home, int] | None] = [
             None if home is None else (home, phase)
@@ -394,7 +379,7 @@ class _Forming:
                     here = False
                     elsewhere: set[int] = set()
                     for reader in self.readers[number]:
-                        if unit[reader] == unit[number] or self.group[reader] is None:
+                        if unit[reader] == unit[number]:
                             continue
                         single = unit[reader] == reader
                         if self.table.homes[reader] == group[0] and not (

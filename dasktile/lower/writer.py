@@ -38,7 +38,7 @@ from dasktile.ir import (
     windows,
 )
 from dasktile.lower.anchored import anchor_tasks
-from dasktile.lower.bundle import BundleLimits, bundle
+from dasktile.lower.bundle import bundle
 from dasktile.lower.emit import LoweringContext, emit, home_position, placement
 from dasktile.lower.fuse import FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
@@ -54,6 +54,7 @@ from dasktile.lower.reshard import (
     reshard,
 )
 from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.lower.tasks import BundleLimits
 from dasktile.schedule.placement import token
 
 __all__ = ["Lowered", "lower"]
@@ -172,17 +173,27 @@ def lower(
         computed = writer.computed(graph, dict(written), wanted or {}, watched)
     if fuse_bytes:
         graph = writer.fused(graph, outputs, fuse_bytes, threads)
-    # a bundle would also run tasks of blocks that are not wanted
-    all_wanted = all(wanted[name].all() for name in outputs if wanted and name in wanted)
-    if bundle_tasks > 1 and all_wanted:
-        graph = writer.bundled(graph, outputs, bundle_tasks, bundle_bytes, threads)
+    renamed: Mapping[str, str] = {}
+    if bundle_tasks > 1:
+        keys = {name: _wanted_keys(name, chunks, wanted or {}) for name, chunks in written}
+        limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads)
+        named = {name for name in names if name is not None}
+        order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
+        bundled = bundle(graph, keys, named, order, limits)
+        graph, renamed = bundled.graph, bundled.names
     return Lowered(
         graph,
-        tuple(name for name, _ in written),
+        tuple(renamed.get(name, name) for name, _ in written),
         tuple(chunks for _, chunks in written),
         {index: name for index, name in writer.made.items() if name in graph.layers},
         computed,
     )
+
+
+def _wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:
+    """The keys of the blocks of an output that are wanted."""
+    blocks = product(*(range(len(sizes)) for sizes in chunks))
+    return [(name, *block) for block in blocks if name not in wanted or wanted[name][block]]
 
 
 def _settle(
@@ -702,22 +713,15 @@ class _Writer:
         layers, dependencies = fuse(graph.layers, graph.dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
 
-    def bundled(
-        self,
-        graph: HighLevelGraph,
-        outputs: Sequence[str],
-        most: int,
-        work: int,
-        threads: int,
-    ) -> HighLevelGraph:
-        """The graph with bundles of at most `most` tasks, each with `work` bytes in memory."""
+    def bundle_limits(self, most: int, work: int, threads: int) -> BundleLimits:
+        """What may be bundled: at most `most` tasks, with `work` bytes in memory."""
         fusing = self.limits(work, threads)
         positions = {}
         for index, name in self.made.items():
             blocks = self.positions(index)
             if blocks:
                 positions[token(name)] = blocks
-        limits = BundleLimits(
+        return BundleLimits(
             mesh=self.tiled.mesh,
             size=fusing.size,
             free=fusing.free,
@@ -727,8 +731,6 @@ class _Writer:
             positions=positions,
             settings=self.settings,
         )
-        order = list(dict.fromkeys([*self.captured.graph.layers, *self.layers]))
-        return bundle(graph, outputs, order, limits)
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""
@@ -750,12 +752,9 @@ class _Writer:
         watched: Sequence[int],
     ) -> dict[int, Needed]:
         """For the watched nodes, which of their tiles the wanted blocks of the outputs need."""
-        keys: list[Any] = []
-        for name, chunks in outputs.items():
-            blocks = product(*(range(len(sizes)) for sizes in chunks))
-            keys.extend(
-                (name, *block) for block in blocks if name not in wanted or wanted[name][block]
-            )
+        keys = [
+            key for name, chunks in outputs.items() for key in _wanted_keys(name, chunks, wanted)
+        ]
         tiles = {
             self.made[index]: tuple(map(len, self.tiling(index).chunks))
             for index in watched

@@ -17,8 +17,9 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask._task_spec import Task, TaskRef
+from dask._task_spec import Task, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
+from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.sizeof import sizeof
@@ -81,6 +82,16 @@ def bundles_of(graph: dict[Any, Any]) -> dict[Any, Any]:
 
 def small(name: str) -> da.Array:
     return WORKLOADS[name](0.25 if name in ("anomalies", "weekly_maxima") else 0.5)
+
+
+def keys_of_equal_tasks(*graphs: HighLevelGraph, outputs: Sequence[str] = ()) -> None:
+    """Check that a key that is in several graphs stands for tasks with the same inputs."""
+    reads: dict[Any, set[Any]] = {}
+    for graph in graphs:
+        for key, task in convert_legacy_graph(dict(graph)).items():
+            if key[0] not in outputs:
+                known = set(task.dependencies)
+                assert reads.setdefault(key, known) == known, key
 
 
 # Whole graphs -----------------------------------------------------------------------
@@ -321,6 +332,7 @@ def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
     arrays = [value.lazy for value in expected]
     most = e.pick([2, 3, 7, 16])
     options = {"keep_chunks": e.chance(30)}
+    twice = e.chance(20)
     any_bundles = False
 
     def results() -> Sequence[np.ndarray]:
@@ -328,7 +340,7 @@ def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
         with dask.config.set({**EAGER, "dasktile.bundle": most}):
             new = dasktile.optimize(*arrays, **options)
             new = new if isinstance(new, tuple) else (new,)
-            if e.chance(20):
+            if twice:
                 again = dasktile.optimize(*new)
                 new = again if isinstance(again, tuple) else (again,)
         with dask.config.set({**EAGER, "dasktile.bundle": 0}):
@@ -336,6 +348,19 @@ def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
             plain = plain if isinstance(plain, tuple) else (plain,)
         graph = tasks_of(*new)
         any_bundles = bool(bundles_of(graph))
+        for array in new:
+            array.dask.validate()
+        if twice:
+            return dask.compute(*new, scheduler="sync")
+        merged = [
+            optimize_blockwise(
+                HighLevelGraph.merge(*(array.dask for array in after)),
+                keys=[(array.name,) for array in after],
+            )
+            for after in (new, plain)
+        ]
+        named = [array.name for array in new] if options["keep_chunks"] else []
+        keys_of_equal_tasks(*merged, outputs=named)
         assert not any_bundles or len(graph) <= len(tasks_of(*plain))
         return dask.compute(*new, scheduler="sync")
 
@@ -390,21 +415,100 @@ def bundled(
     graph: HighLevelGraph, outputs: list[str], most: int = 8, **more: Any
 ) -> HighLevelGraph:
     limits = BundleLimits((), more.pop("size", {}), (), most, 100, settings=MANY, **more)
-    new = bundle(graph, outputs, list(graph.layers), limits)
+    wanted = {name: list(graph.layers[name]) for name in outputs}
+    new = bundle(graph, wanted, outputs, list(graph.layers), limits).graph
     new.validate()
     return new
 
 
-def test_outputs_that_others_read_keep_their_tasks() -> None:
+def test_outputs_that_others_read_are_bundled() -> None:
     graph, _ = chain(12)
-    new = bundled(graph, ["c", "b"])
+    limits = BundleLimits((), {}, (), 8, 100, settings=MANY)
+    wanted = {"c": [("c", 0)], "b": [("b", 3), ("b", 7)]}
+    new = bundle(graph, wanted, ["b", "c"], list("abc"), limits).graph
+    new.validate()
     assert dask.get(dict(new), [("c", 0), ("b", 3)]) == (144, 4)
-    assert set(new.layers["b"]) == set(graph.layers["b"])
-    assert all(new.layers["b"][key].func is not pick for key in new.layers["b"])
+    assert set(new.layers["b"]) == {("b", 3), ("b", 7)}
+    # another task reads what the bundles return
+    assert new.layers["b"].keys().isdisjoint(dict(new)["c", 0].dependencies)
+    keys_of_equal_tasks(graph, new, outputs=["b", "c"])
     # results of outputs that no other task reads are picks
     del graph.layers["c"], graph.dependencies["c"]
     new = bundled(graph, ["b"])
     assert new is graph or dask.get(dict(new), [("b", 3)]) == (4,)
+
+
+def test_tasks_on_which_only_unwanted_blocks_depend_are_missing() -> None:
+    graph, _ = chain(12)
+    limits = BundleLimits((), {}, (), 8, 100, settings=MANY)
+    sums = {
+        ("d", n): Task(("d", n), total, *(TaskRef((op, m)) for op in "ab" for m in (n, n + 1)))
+        for n in range(0, 12, 2)
+    }
+    layers = {"a": graph.layers["a"], "b": graph.layers["b"], "d": MaterializedLayer(sums)}
+    graph = HighLevelGraph(layers, {"a": set(), "b": {"a"}, "d": {"a", "b"}})
+    new = bundle(graph, {"d": [("d", 0), ("d", 4)]}, ["d"], list("abd"), limits).graph
+    assert dask.get(dict(new), [("d", 0), ("d", 4)]) == (4, 20)
+    assert set(new.layers["d"]) == {("d", 0), ("d", 4)}
+    steps = {step.key for task in bundles_of(dict(new)).values() for step in task.args[0]}
+    assert steps
+    assert steps <= {*((op, n) for op in "ab" for n in (0, 1, 4, 5)), ("d", 0), ("d", 4)}
+
+
+def test_outputs_with_any_name_have_a_name_of_their_own() -> None:
+    graph, _ = chain(12)
+    limits = BundleLimits((), {}, (), 8, 100, settings=MANY)
+    made = [bundle(graph, {"c": [("c", 0)]}, [], list("abc"), limits) for _ in range(2)]
+    assert made[0].names == made[1].names
+    name = made[0].names["c"]
+    assert name != "c"
+    assert "c" not in made[0].graph.layers
+    assert dask.get(dict(made[0].graph), (name, 0)) == 144
+    both = bundle(graph, {"c": [("c", 0)], "b": [("b", 1)]}, [], list("abc"), limits)
+    assert both.names["c"] != name
+    keys_of_equal_tasks(graph, made[0].graph, both.graph)
+
+
+def test_what_tasks_of_unknown_layers_depend_on_is_unchanged() -> None:
+    class Unknown(MaterializedLayer):
+        pass
+
+    graph, _ = chain(12)
+    odd = {("odd", 0): Task(("odd", 0), total, *(TaskRef(("b", n)) for n in range(6)))}
+    end = {("end", 0): Task(("end", 0), total, TaskRef(("c", 0)), TaskRef(("odd", 0)))}
+    layers = {**graph.layers, "odd": Unknown(odd), "end": MaterializedLayer(end)}
+    reads = {**graph.dependencies, "odd": {"b"}, "end": {"c", "odd"}}
+    new = bundled(HighLevelGraph(layers, reads), ["end"])
+    assert dask.get(dict(new), ("end", 0)) == 144 + 21
+    tasks = dict(new)
+    assert tasks["odd", 0].dependencies == {("b", n) for n in range(6)}
+    steps = {step.key for task in bundles_of(tasks).values() for step in task.args[0]}
+    assert steps
+    assert steps.isdisjoint((op, n) for op in "ab" for n in range(6))
+    keys_of_equal_tasks(HighLevelGraph(layers, reads), new, outputs=["end"])
+
+
+def test_annotated_tasks_read_bundles() -> None:
+    graph, _ = chain(12)
+    sums = {
+        ("sums", n): Task(("sums", n), total, TaskRef(("a", n)), TaskRef(("b", n)))
+        for n in range(12)
+    }
+    end = {("end", 0): Task(("end", 0), total, *map(TaskRef, sums))}
+    layers = {
+        "a": graph.layers["a"],
+        "b": graph.layers["b"],
+        "sums": MaterializedLayer(sums, annotations={"retries": 2}),
+        "end": MaterializedLayer(end),
+    }
+    graph = HighLevelGraph(layers, {"a": set(), "b": {"a"}, "sums": {"a", "b"}, "end": {"sums"}})
+    new = bundled(graph, ["end"])
+    assert dask.get(dict(new), ("end", 0)) == 144
+    assert bundles_of(dict(new))
+    noted = [layer for layer in new.layers.values() if layer.annotations]
+    assert sum(map(len, noted)) == 12
+    assert all(layer.annotations == {"retries": 2} for layer in noted)
+    keys_of_equal_tasks(graph, new, outputs=["end"])
 
 
 def test_intermediate_results_are_released_within_a_bundle() -> None:

@@ -46,17 +46,18 @@ def random_table(seed: int) -> TaskTable:
     ]
     homes = [rng.choice([0, 0, 0, 1, 2, None]) for _ in range(count)]
     sizes = [rng.randint(0, 9) for _ in range(count)]
-    # barriers are layers, whose tasks do not depend on each other in a cycle
-    barriers: dict[int, str] = {}
+    # sources and all tasks that they depend on
+    sources: set[int] = set()
     if rng.random() < 0.5:
-        start = rng.randrange(count)
-        for number in range(start, min(count, start + 3)):
+        stack = [rng.randrange(count)]
+        while stack:
+            number = stack.pop()
             homes[number] = None
-            if not any(read >= start for read in reads[number]):
-                barriers[number] = "layer"
+            sources.add(number)
+            stack.extend(reads[number])
     counts = [int(rng.random() < 0.9) for _ in range(count)]
     kept = {number for number in range(count) if rng.random() < 0.1}
-    return TaskTable(reads, homes, sizes, counts, kept, barriers)
+    return TaskTable(reads, homes, sizes, counts, kept, sources)
 
 
 def units(tasks: TaskTable, runs: list[Run]) -> list[int]:
@@ -108,23 +109,22 @@ def test_each_reader_elsewhere_has_one_pick_with_what_it_reads(seed: int) -> Non
     tasks = random_table(seed)
     runs = form_runs(tasks, loose(8))
     unit = units(tasks, runs)
-    kept = tasks.own_keys()
     for at, run in enumerate(runs):
         picks = [number for pick in run.picks for number in pick]
         assert len(set(picks)) == len(picks)
         for number in run.tasks:
             readers = [n for n, reads in enumerate(tasks.reads) if number in reads]
-            outside = [n for n in readers if unit[n] != -1 - at and tasks.homes[n] is not None]
+            outside = [n for n in readers if unit[n] != -1 - at]
             home = tasks.homes[number]
             assert (number in run.local) == any(tasks.homes[n] == home for n in outside)
             elsewhere = {unit[n] for n in outside if tasks.homes[n] != home}
-            assert (number in picks) == bool(elsewhere or number in kept)
+            assert (number in picks) == bool(elsewhere or number in tasks.kept)
             same = next((pick for pick in run.picks if number in pick), ())
             for other in same:
                 theirs = {
                     unit[n]
                     for n, reads in enumerate(tasks.reads)
-                    if other in reads and tasks.homes[n] not in (None, home)
+                    if other in reads and tasks.homes[n] != home
                 }
                 assert theirs == elsewhere or same == (number,)
 
@@ -139,10 +139,11 @@ def test_the_phase_is_the_number_of_changes_of_home() -> None:
     assert task_phases(table([[], [0]], [None, "a"])) == [0, 0]
 
 
-def test_tasks_of_a_barrier_are_in_one_phase() -> None:
-    reads: list[list[int]] = [[], [0], [], [2], [1], [3]]
-    homes = ["a", "b", "a", None, None, "a"]
-    assert task_phases(table(reads, homes, barriers={3: "x", 4: "x"})) == [0, 1, 0, 2, 2, 3]
+def test_the_phase_of_sources_is_zero() -> None:
+    reads: list[list[int]] = [[], [0], [1], [2]]
+    homes = ["a", None, None, "a"]
+    assert task_phases(table(reads, homes)) == [0, 1, 2, 3]
+    assert task_phases(table(reads, [None, None, None, "a"], sources=[0, 1, 2])) == [0, 0, 0, 1]
 
 
 def test_runs_end_where_the_least_bytes_are_kept() -> None:

@@ -1,0 +1,352 @@
+"""The tasks of a graph by number, with the homes and sizes by which bundles are formed.
+
+A task is *frozen* if a task reads it, directly or not, whose inputs must keep their keys: a task
+of a layer class that dasktile does not know (Dask's P2P rechunk), of a layer whose annotations
+are functions of keys, or of another kind than plain functions.  A frozen task keeps its key, its
+inputs and its layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import iscoroutinefunction
+from typing import Any
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dasktile._compat.dask import Alias, ArrayOverlapLayer, DataNode, Task
+from dasktile.capture.base import GraphView
+from dasktile.capture.references import head_of
+from dasktile.lower.anchored import Anchored
+from dasktile.lower.runs import TaskTable
+from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
+
+Key = Any
+
+#: Kinds of tasks that can be rewritten to read other keys.
+_PLAIN = (Task, Anchored, Alias)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleLimits:
+    """What may be bundled.
+
+    Parameters
+    ----------
+    mesh
+        Sizes of the axes of the worker mesh; empty where all tasks run in one process.
+    size
+        Bytes of one result, by the last part of its layer's name.
+    free
+        Names of layers that are on every worker: the array-likes that are read.
+    tasks
+        Tasks that one bundle runs at most; less than 2 disables bundles.
+    work
+        Bytes of a bundle's inputs and of its results that are in memory at the same time.
+    threads
+        Tasks that a worker runs at once.
+    positions
+        By the token of an array whose name has no placement, the mesh positions of its blocks:
+        persisted arrays, and arrays of the input graph.
+    settings
+        Numbers of the policy.
+    """
+
+    mesh: tuple[int, ...]
+    size: Mapping[str, int]
+    free: Collection[str]
+    tasks: int
+    work: int
+    threads: int = 1
+    positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
+    settings: LowerSettings = DEFAULTS
+
+
+def fuses(task: Any, reader: Any) -> bool:
+    """Whether Dask fuses a task with its only reader."""
+    return (
+        isinstance(task, (Task, Alias))
+        and isinstance(reader, (Task, Alias))
+        and len(reader.dependencies) == 1
+        and not task.block_fusion
+        and not reader.block_fusion
+    )
+
+
+class GraphTasks:
+    """The tasks of a graph that some keys depend on, by number.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    wanted
+        By the name of the layer of an output, the keys of it that are wanted.
+    order
+        Names of layers, in an order that does not depend on the names.
+    limits
+        What may be bundled.
+
+    Attributes
+    ----------
+    keys, tasks, layer
+        Key of every task, the task, and the name of its layer.
+    reads, readers
+        For every task, the numbers of the tasks that it reads and of those that read it.
+    inputs_first
+        All tasks, each after its inputs.
+    frozen
+        Frozen tasks; see the module.
+    homes, places
+        Mesh position of every task that a bundle may run, None for others; that of every task.
+    sizes
+        Bytes of every result.
+    kept
+        Tasks that are wanted blocks of outputs.
+    table
+        The tasks, for `form_runs`.
+    """
+
+    def __init__(
+        self,
+        graph: HighLevelGraph,
+        wanted: Mapping[str, Collection[Key]],
+        order: Sequence[str],
+        limits: BundleLimits,
+    ) -> None:
+        self.graph, self.wanted, self.limits = graph, wanted, limits
+        self.keys: list[Key] = []
+        self.tasks: list[Any] = []
+        self.layer: list[str] = []
+        self._ends = {key for keys in wanted.values() for key in keys}
+        #: The number of every key.
+        self.number: dict[Key, int] = {}
+        self._number_tasks(order)
+        number = self.number
+        self.reads = [
+            sorted(number[read] for read in task.dependencies if read in number)
+            for task in self.tasks
+        ]
+        self.readers: list[list[int]] = [[] for _ in self.keys]
+        for reader, reads in enumerate(self.reads):
+            for read in reads:
+                self.readers[read].append(reader)
+        self.inputs_first = self._inputs_first()
+        self._placements: dict[str, Placement | None] = {}
+        self.frozen = self._frozen()
+        self.places = self._places()
+        self.homes = [
+            place if self._may_run(number) else None for number, place in enumerate(self.places)
+        ]
+        self.sizes = self._sizes()
+        self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
+        self.table = TaskTable(
+            reads=self.reads,
+            homes=self.homes,
+            sizes=self.sizes,
+            counts=[int(not self._is_fused_by_dask(number)) for number in range(len(self.keys))],
+            kept=self.kept,
+            sources=self.frozen,
+            loose={number for number in range(len(self.keys)) if self.is_loose(number)},
+        )
+
+    def is_output(self, number: int) -> bool:
+        """Whether a task is a wanted block of an output."""
+        return self.keys[number] in self._ends
+
+    def is_free(self, number: int) -> bool:
+        """Whether a result is on every worker."""
+        return head_of(self.keys[number]) in self.limits.free
+
+    def is_loose(self, number: int) -> bool:
+        """Whether the name of a task does not give its home."""
+        home = self.homes[number]
+        if home is None or not self.limits.mesh:
+            return False
+        key = self.keys[number]
+        # the scheduler plugin places slices where their inputs are
+        is_slice = str(head_of(key)).startswith(SLICE_PREFIX)
+        return not is_slice and self._placed_home(key) != home
+
+    # Tasks
+
+    def _number_tasks(self, order: Sequence[str]) -> None:
+        """Number the tasks that the wanted keys depend on."""
+        view = GraphView(self.graph)
+        places = {name: place for place, name in enumerate(order)}
+        names = sorted(self.graph.layers, key=lambda name: places.get(name, len(places)))
+        every = {name: view.tasks(name) for name in names}
+        merged = {key: task for layer in every.values() for key, task in layer.items()}
+        stack = list(self._ends)
+        needed: set[Key] = set()
+        while stack:
+            key = stack.pop()
+            if key not in needed and key in merged:
+                needed.add(key)
+                stack.extend(merged[key].dependencies)
+        for name in names:
+            for key, task in every[name].items():
+                if key in needed and key not in self.number:
+                    self.number[key] = len(self.keys)
+                    self.keys.append(key)
+                    self.tasks.append(task)
+                    self.layer.append(name)
+
+    def _inputs_first(self) -> list[int]:
+        """All tasks, each after its inputs."""
+        waiting = [len(reads) for reads in self.reads]
+        ready = [number for number, count in enumerate(waiting) if not count]
+        for number in ready:
+            for reader in self.readers[number]:
+                waiting[reader] -= 1
+                if not waiting[reader]:
+                    ready.append(reader)
+        return ready
+
+    def _frozen(self) -> set[int]:
+        """Tasks whose inputs must keep their keys, and all tasks that these depend on."""
+        opaque = {name for name, layer in self.graph.layers.items() if _is_opaque(layer)}
+        for number, task in enumerate(self.tasks):
+            if type(task) not in (*_PLAIN, DataNode):
+                # others of its layer may belong to it, as those of a P2P rechunk do
+                opaque.add(self.layer[number])
+        stack = [
+            number
+            for number, task in enumerate(self.tasks)
+            if self.layer[number] in opaque
+            or (type(task) in (Task, Anchored) and iscoroutinefunction(task.func))
+        ]
+        blocks: dict[str, list[int]] = {name: [] for name in self.wanted}
+        for number in range(len(self.keys)):
+            if self.is_output(number):
+                blocks[self.layer[number]].append(number)
+        frozen: set[int] = set()
+        while stack:
+            number = stack.pop()
+            if number not in frozen:
+                frozen.add(number)
+                stack.extend(self.reads[number])
+                if self.is_output(number):
+                    # the layer of an output is frozen as a whole
+                    stack.extend(blocks.pop(self.layer[number], ()))
+        return frozen
+
+    def _is_fused_by_dask(self, number: int) -> bool:
+        """Whether Dask would fuse a task with its only reader."""
+        readers = self.readers[number]
+        if len(readers) != 1 or self.is_output(number):
+            return False
+        return fuses(self.tasks[number], self.tasks[readers[0]])
+
+    # Homes
+
+    def _placement(self, name: str) -> Placement | None:
+        if name not in self._placements:
+            self._placements[name] = decode(name)
+        return self._placements[name]
+
+    def _placed_home(self, key: Key) -> int | None:
+        """The mesh position that a key's name gives, None if it gives none."""
+        placement = self._placement(str(head_of(key)))
+        if placement is None or type(key) is not tuple:
+            return None
+        if placement.follow is not None:
+            block = placement.followed(key[1:])
+            blocks = self.limits.positions.get(placement.follow[0], {})
+            return None if block is None else blocks.get(block)
+        if placement.workers != math.prod(self.limits.mesh):
+            return None
+        return placement.position_of(key[1:])
+
+    def _location(self, number: int) -> int | None:
+        """The mesh position that the plan gives a task, None if it gives none."""
+        key = self.keys[number]
+        blocks = self.limits.positions.get(token(str(head_of(key))))
+        return blocks.get(key[1:]) if blocks and type(key) is tuple else self._placed_home(key)
+
+    def _may_run(self, number: int) -> bool:
+        """Whether a bundle may run a task."""
+        annotated = bool(self.graph.layers[self.layer[number]].annotations)
+        return number not in self.frozen and not annotated and type(self.tasks[number]) in _PLAIN
+
+    def _places(self) -> list[int | None]:
+        """The mesh position of each task, None if it is unknown."""
+        if not self.limits.mesh:
+            return [0] * len(self.keys)
+        places = [self._location(number) for number in range(len(self.keys))]
+        unknown = [
+            number
+            for number in self.inputs_first
+            if places[number] is None and self._may_run(number)
+        ]
+        # a slice, and any task with inputs on one worker only, runs where its inputs are
+        for number in unknown:
+            there = {places[read] for read in self.reads[number] if not self.is_free(read)}
+            if len(there) == 1:
+                places[number] = there.pop()
+        # a task without inputs runs where its only readers are
+        near = list(places)
+        for number in reversed(unknown):
+            if near[number] is None and self.readers[number]:
+                there = {near[reader] for reader in self.readers[number]}
+                if len(there) == 1:
+                    near[number] = there.pop()
+        for number in unknown:
+            reads = [read for read in self.reads[number] if not self.is_free(read)]
+            if places[number] is None and all(places[read] == near[number] for read in reads):
+                places[number] = near[number]
+        return places
+
+    # Sizes
+
+    def _sizes(self) -> list[int]:
+        """Bytes of every result, estimated for slices and other tasks of unknown size."""
+        noted = self._noted_sizes()
+        sizes = [0] * len(self.keys)
+        unknown = set()
+        for number, key in enumerate(self.keys):
+            name = str(head_of(key))
+            size = self.limits.size.get(name.rpartition("-")[2], noted.get(name))
+            if self.is_free(number):
+                continue
+            if size is None:
+                unknown.add(number)
+            else:
+                sizes[number] = size
+        for number in self.inputs_first:
+            if number not in unknown:
+                continue
+            inputs = max((sizes[read] for read in self.reads[number]), default=0)
+            parts = [
+                sizes[reader] // len(self.reads[reader])
+                for reader in self.readers[number]
+                if sizes[reader]
+            ]
+            sizes[number] = min(inputs, max(parts)) if parts else inputs
+        return sizes
+
+    def _noted_sizes(self) -> dict[str, int]:
+        """By layer, bytes of a chunk according to its annotations."""
+        noted: dict[str, int] = {}
+        for name, layer in self.graph.layers.items():
+            notes = layer.collection_annotations or {}
+            chunksize: Any = notes.get("chunksize")
+            dtype: Any = notes.get("dtype")
+            try:
+                noted[name] = int(math.prod(chunksize)) * dtype.itemsize
+            except (TypeError, ValueError, AttributeError):
+                continue  # sizes are unknown
+        return noted
+
+
+def _is_opaque(layer: Any) -> bool:
+    """Whether the tasks of a layer, and their inputs, must keep their keys."""
+    if any(callable(value) for value in (layer.annotations or {}).values()):
+        return True
+    return type(layer) is not MaterializedLayer and not isinstance(
+        layer, (Blockwise, ArrayOverlapLayer)
+    )

@@ -105,9 +105,9 @@ def _instrument() -> None:
 
     def made(self: TileStore, key: Any, value: Any) -> None:
         set_(self, key, value)
-        trace, unit = _TRACES.get(id(self)), self._units.get(key)
-        if trace is not None and unit is not None:
-            trace.made(key, value, unit.size)
+        trace, entry = _TRACES.get(id(self)), self._entries.get(key)
+        if trace is not None and entry is not None:
+            trace.made(key, value, sum(part.size for part in entry.parts))
 
     def requested(
         self: TileStore, keys: Iterable[Any], then: Callable[[], object], *rest: Any, **options: Any

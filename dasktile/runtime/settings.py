@@ -49,6 +49,9 @@ class RuntimeSettings:
         Seconds between two measurements of the process where distributed does not measure.
     small_bytes
         Bytes below which a value is never spilled: a file would cost more than it frees.
+    max_parts
+        Parts of a tuple that are spilled one by one at the most; a longer tuple is spilled as a
+        whole.
     spare_bytes
         Bytes of page-locked memory that are kept for reuse at the most; to allocate such memory
         is slow.
@@ -67,4 +70,5 @@ class RuntimeSettings:
     budget_step: float = 0.01
     monitor_interval: float = 0.1
     small_bytes: int = 1024
+    max_parts: int = 256
     spare_bytes: int = 1 << 30

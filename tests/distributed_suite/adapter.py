@@ -118,7 +118,12 @@ def assert_buf(buf: SpillBuffer, expect_fast: dict[Any, Any], expect_slow: dict[
 
     # assertions on slow
     assert set(buf.slow) == set(expect_slow)
-    files = {key: unit.held[1] for key, unit in buf._units.items() if 1 in unit.held}
+    files = {
+        key: part.unit.held[1]
+        for key, entry in buf._entries.items()
+        for part in entry.parts
+        if 1 in part.unit.held
+    }
     assert buf._residency.settings.keep_clean or set(files) == set(expect_slow)
     on_disk = {entry.path: entry.stat().st_size for entry in os.scandir(buf.files.directory)}
     assert on_disk == {held.content: held.size for held in files.values()}

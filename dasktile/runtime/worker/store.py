@@ -10,7 +10,6 @@ run in order.  Copies run in threads of their own; an access to a value in memor
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import (
@@ -24,19 +23,18 @@ from collections.abc import (
 )
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dasktile._compat import distributed as internals
-from dasktile.runtime.engine import Engine, Variable, inline, pool
+from dasktile.runtime.engine import Engine, inline, pool
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
+from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import (
-    DYING,
     Copy,
     Drop,
     Instruction,
@@ -81,50 +79,6 @@ class LostTileError(RuntimeError):
 
     It is no ``OSError``, which would make a peer consider this worker lost.
     """
-
-
-@dataclass(slots=True, eq=False)
-class _Key:
-    """The value of a key, from its insertion to its deletion."""
-
-    #: Bytes, as the scheduler counts them.
-    size: int
-    #: Layout of the value in the unit's memory; None if it is the unit's content itself.
-    view: View | None
-    #: When it is needed next, as for :meth:`TileStore.expect`.
-    next_use: float | None
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    """What is copied and dropped together: a value, or several views of the same memory."""
-
-    #: The first key, for messages.
-    name: Hashable
-    #: Bytes of the content.
-    size: int
-    #: Number of the tier on which tasks read it.
-    home: int
-    #: Its values, by key.
-    keys: dict[Hashable, _Key] = field(default_factory=dict)
-    #: The exception of the last attempt to read it back.
-    error: BaseException | None = None
-    #: Whether it was logged that it cannot be spilled.
-    logged: bool = False
-    #: What each tier has of it, by number of the tier.
-    held: dict[int, Held] = field(default_factory=dict)
-    #: The engine's variables, by number of the tier.
-    variables: dict[int, Variable] = field(default_factory=dict)
-
-    def next_use(self) -> float | None:
-        """When the first of its values is needed next."""
-        uses = [value.next_use for value in self.keys.values()]
-        if len(uses) == 1:
-            return uses[0]
-        known = [use for use in uses if use is not None and not math.isnan(use)]
-        if None in uses:
-            return None
-        return min(known, default=DYING)
 
 
 class TileStore(MutableMapping[Any, Any]):
@@ -186,9 +140,9 @@ class TileStore(MutableMapping[Any, Any]):
         # Held for short times only, never during a copy.
         self._lock = threading.RLock()
         self._values: dict[Any, Any] = {}
-        self._units: dict[Hashable, _Unit] = {}
+        self._entries: dict[Hashable, Entry] = {}
         # Units whose memory new views may share, by the id of the array that owns the memory.
-        self._memories: dict[int, _Unit] = {}
+        self._memories: dict[int, Unit] = {}
         self._waiting: dict[Hashable, Callable[[], object]] = {}
         # Small values, which are not spilled, and whether their measured size is exact.
         self._small: dict[Hashable, bool] = {}
@@ -225,19 +179,18 @@ class TileStore(MutableMapping[Any, Any]):
     # Mapping
 
     def __contains__(self, key: object) -> bool:
-        return key in self._values or key in self._units
+        return key in self._values or key in self._entries
 
     def __len__(self) -> int:
-        return len(self._units) + len(self._small)
+        return len(self._entries) + len(self._small)
 
     def __iter__(self) -> Iterator[Any]:
         with self._lock:
-            return iter([*self._units, *self._small])
+            return iter([*self._entries, *self._small])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         size = internals.safe_sizeof(value)
-        home, memory, whole = self._place(value)
-        whole = max(size, whole)
+        whole = max(size, self._place(value)[2])
         with self._lock:
             if key in self:
                 del self[key]
@@ -246,7 +199,7 @@ class TileStore(MutableMapping[Any, Any]):
                 self._values[key] = value
                 return
             self._touch()
-            self._add(key, value, size, whole, home, memory)
+            self._add(key, value, size)
             for tier in self._residency.refusing:
                 if self._residency.settings.capacity[tier] is None:
                     continue  # the reason was an exception, which is logged already
@@ -265,32 +218,69 @@ class TileStore(MutableMapping[Any, Any]):
         memory = self._device.memory_of(value)
         return (0, None, 0) if memory is None else (0, (self._device.name, memory[0]), memory[1])
 
-    def _add(
-        self, key: Hashable, value: Any, size: int, whole: int, home: int, memory: Hashable
-    ) -> None:
+    def _add(self, key: Hashable, value: Any, size: int) -> None:
+        """Add a value of `size` bytes."""
+        entry = Entry(None, (), self.next_use(key))
+        parts: list[Part] = []
+        new: dict[Unit, tuple[Hashable, int]] = {}
+        #: Bytes that parts of a tuple may still take without being in units.
+        free = self._runtime.small_bytes
+
+        def placed(part: Any) -> Any:
+            nonlocal free
+            nbytes = size if part is value else internals.safe_sizeof(part)
+            home, memory, whole = self._place(part)
+            whole = max(nbytes, whole)
+            if part is not value and whole < free:
+                free -= whole
+                return part
+            unit, view = self._unit(key, part, nbytes, home)
+            if not unit.variables:
+                unit.variables[home] = self._engine.new_variable(key)
+                new[unit] = memory, whole
+            unit.keys[key] = entry
+            parts.append(Part(unit, nbytes, view))
+            return parts[-1]
+
+        if self._is_divided(value):
+            entry.layout = laid_out(value, placed)
+        else:
+            entry.layout = placed(value)
+        entry.parts = tuple(parts)
+        self._entries[key] = entry
+        self._values[key] = value
+        for unit, (memory, whole) in new.items():
+            use, home = entry.next_use, unit.home
+            self._execute(self._residency.add(unit, unit.size, use, memory, whole, home))
+        shared = {unit: unit.next_use() for unit in entry.units() if unit not in new}
+        if shared:
+            self._execute(self._residency.expect(shared))
+
+    def _is_divided(self, value: Any) -> bool:
+        """Whether the parts of a value are in units of their own: a tuple with large parts."""
+        if type(value) is not tuple:
+            return False
+        parts = leaves(value, self._runtime.max_parts)
+        small = self._runtime.small_bytes
+        return len(parts) > 1 and any(internals.safe_sizeof(part) >= small for part in parts)
+
+    def _unit(self, key: Hashable, value: Any, size: int, home: int) -> tuple[Unit, View | None]:
+        """The unit of a value, perhaps a new one, and the layout of the value in it."""
         array = memory_of(value) if home == self.host else None
-        entry = _Key(size, None, self.next_use(key))
-        content = value
+        content, view = value, None
         if array is not None and is_all_of(value, array):
             if array is not value:
-                entry.view, content = View.of(value, array), array
+                view, content = View.of(value, array), array
             unit = self._memories.get(id(array))
             # a unit without keys was removed, although a copy of it may still run
             held = unit.held.get(home) if unit is not None and unit.keys else None
             if unit is not None and held is not None and held.content is array:
-                unit.keys[key] = entry
-                self._units[key] = unit
-                self._values[key] = value
-                self._execute(self._residency.expect({unit: unit.next_use()}))
-                return
-        unit = _Unit(key, size, home, {key: entry})
+                return unit, view
+        unit = Unit(key, size, home)
         if content is array:
             self._memories[id(array)] = unit
         unit.held[home] = Held(content, size)
-        unit.variables[home] = self._engine.new_variable(key)
-        self._units[key] = unit
-        self._values[key] = value
-        self._execute(self._residency.add(unit, size, entry.next_use, memory, whole, home))
+        return unit, view
 
     def __getitem__(self, key: Any) -> Any:
         try:
@@ -299,10 +289,10 @@ class TileStore(MutableMapping[Any, Any]):
             return self._fetch(key)
         self._touched.pop(key, None)
         self._touched[key] = None
-        unit = self._units.get(key)
+        entry = self._entries.get(key)
         self._reads += 1
-        if unit is not None:
-            self._bytes_read += unit.size
+        if entry is not None:
+            self._bytes_read += sum(part.unit.size for part in entry.parts)
         return value
 
     def __delitem__(self, key: Any) -> None:
@@ -311,15 +301,17 @@ class TileStore(MutableMapping[Any, Any]):
                 del self._small[key]
                 del self._values[key]
                 return
-            unit = self._units.pop(key)
+            entry = self._entries.pop(key)
             self._values.pop(key, None)
-            entry = unit.keys.pop(key)
-            if self._is_spilled(unit):
-                self._spilled_total = self._spilled_total.plus(memory=-entry.size)
-            if unit.keys:
-                self._execute(self._residency.expect({unit: unit.next_use()}))
-            else:
-                self._execute(self._residency.remove(unit))
+            for part in entry.parts:
+                if self._is_spilled(part.unit):
+                    self._spilled_total = self._spilled_total.plus(memory=-part.size)
+            for unit in entry.units():
+                del unit.keys[key]
+                if unit.keys:
+                    self._execute(self._residency.expect({unit: unit.next_use()}))
+                else:
+                    self._execute(self._residency.remove(unit))
 
     def pop(self, key: Any, default: Any = None) -> Any:
         raise NotImplementedError(
@@ -337,12 +329,19 @@ class TileStore(MutableMapping[Any, Any]):
 
     @property
     def slow(self) -> Mapping[Any, Held]:
-        """What lower tiers have of the values that are not in memory; for inspection only."""
+        """What lower tiers have of the values that are not in memory; for inspection only.
+
+        For a tuple of several units it is what they have of the first that is not in memory.
+        """
         with self._lock:
+            units = {
+                key: next((unit for unit in entry.units() if unit.home not in unit.held), None)
+                for key, entry in self._entries.items()
+            }
             return {
                 key: unit.held[max(unit.held)]
-                for key, unit in self._units.items()
-                if min(unit.held, default=0) > unit.home
+                for key, unit in units.items()
+                if unit is not None and unit.held
             }
 
     disk = slow
@@ -461,8 +460,7 @@ class TileStore(MutableMapping[Any, Any]):
         for key in [key for key, exact in self._small.items() if not exact]:
             value = self._values[key]
             del self._small[key]
-            size = internals.safe_sizeof(value)
-            self._add(key, value, size, size, self.host, None)
+            self._add(key, value, internals.safe_sizeof(value))
 
     def resize(self, tier: int, capacity: int | None) -> None:
         """Change the capacity of a tier.
@@ -536,7 +534,8 @@ class TileStore(MutableMapping[Any, Any]):
             name = self._last_request
             self._waiting[name] = then
             try:
-                units = [self._units[key] for key in keys if key not in self._small]
+                entries = [self._entries[key] for key in keys if key not in self._small]
+                units = [unit for entry in entries for unit in entry.units()]
                 self._touch()
                 self._execute(
                     self._residency.request(name, units, now, room, urgent or self._closed)
@@ -577,29 +576,29 @@ class TileStore(MutableMapping[Any, Any]):
         """
         if uses:
             with self._lock:
-                changed: dict[Hashable, float | None] = {}
+                changed: dict[Unit, None] = {}
                 for key, use in uses.items():
-                    unit = self._units.get(key)
-                    if unit is not None:
-                        unit.keys[key].next_use = use
-                        changed[unit] = unit.next_use()
-                self._execute(self._residency.expect(changed))
+                    entry = self._entries.get(key)
+                    if entry is not None:
+                        entry.next_use = use
+                        changed.update(dict.fromkeys(entry.units()))
+                self._execute(self._residency.expect({unit: unit.next_use() for unit in changed}))
 
     def set_upcoming(self, keys: Sequence[Any]) -> None:
         """Set the inputs of the next task, as for :meth:`Residency.set_upcoming`."""
         with self._lock:
-            units = (self._units.get(key) for key in keys)
-            self._execute(
-                self._residency.set_upcoming([unit for unit in units if unit is not None])
-            )
+            entries = [self._entries[key] for key in keys if key in self._entries]
+            units = [unit for entry in entries for unit in entry.units()]
+            self._execute(self._residency.set_upcoming(units))
 
     def forget_uses(self) -> None:
         """Forget all next uses, so that eviction is by age, and restore the first capacity."""
         with self._lock:
-            for unit in self._units.values():
-                for entry in unit.keys.values():
-                    entry.next_use = None
-            self._execute(self._residency.expect(dict.fromkeys(self._units.values())))
+            units: dict[Hashable, None] = {}
+            for entry in self._entries.values():
+                entry.next_use = None
+                units.update(dict.fromkeys(entry.units()))
+            self._execute(self._residency.expect(units))
             self._execute(self._residency.set_upcoming([]))
             capacity = self._residency.settings.capacity[self.host]
             self._execute(self._residency.resize(self.host, capacity))
@@ -617,21 +616,23 @@ class TileStore(MutableMapping[Any, Any]):
 
     def may_become_readable(self, key: Any) -> bool:
         """Whether a value is not in memory for lack of memory only, and not by a read error."""
-        unit = self._units.get(key)
-        return unit is None or unit.error is None or isinstance(unit.error, MemoryError)
+        entry = self._entries.get(key)
+        error = None if entry is None else _error_of(entry)
+        return error is None or isinstance(error, MemoryError)
 
     def _touch(self) -> None:
         """Pass the reads since the last call to the residency."""
         touched, self._touched = self._touched, {}
         # another thread may still add to it
         for key in list(touched):
-            if key in self._units:
-                self._residency.touch(self._units[key])
+            entry = self._entries.get(key)
+            for unit in entry.units() if entry is not None else ():
+                self._residency.touch(unit)
 
     def _fetch(self, key: Any) -> Any:
         ready = threading.Event()
         with self._lock:
-            requested = self._units.get(key)
+            requested = self._entries.get(key)
             # urgent: other requests may wait for the task that waits here
             name = self.request([key], ready.set, urgent=True)
         start = self._clock()
@@ -642,16 +643,17 @@ class TileStore(MutableMapping[Any, Any]):
             with self._lock:
                 if key in self._values:
                     return self._values[key]
-                unit = self._units.get(key)
+                entry = self._entries.get(key)
         finally:
             self.release(name)
-        if unit is None:
+        if entry is None:
             raise KeyError(key)
-        if unit is not requested:
+        if entry is not requested:
             # the value was replaced meanwhile, and the new one was evicted since
             return self._fetch(key)
-        error = "the store is closed" if unit.error is None and self._closed else repr(unit.error)
-        raise LostTileError(f"{key!r} could not be read back: {error}")
+        error = _error_of(entry)
+        reason = "the store is closed" if error is None and self._closed else repr(error)
+        raise LostTileError(f"{key!r} could not be read back: {reason}")
 
     # Execution of the residency's instructions, with the lock held
 
@@ -679,20 +681,15 @@ class TileStore(MutableMapping[Any, Any]):
         future.add_done_callback(partial(self._copy_ended, unit, copy))
         return future
 
-    def _copy_ended(self, unit: _Unit, copy: Copy, future: Future[Any]) -> None:
+    def _copy_ended(self, unit: Unit, copy: Copy, future: Future[Any]) -> None:
         error = future.exception()
         if error is not None:
             # the lane is closed: the copy has not run
             with self._lock:
                 self._copy_failed(unit, copy, error)
 
-    def _is_spilled(self, unit: _Unit) -> bool:
+    def _is_spilled(self, unit: Unit) -> bool:
         return min(unit.held, default=0) == self._last
-
-    @staticmethod
-    def _bytes(unit: _Unit) -> int:
-        """Bytes of the values of a unit, as the scheduler counts them."""
-        return sum(entry.size for entry in unit.keys.values())
 
     def _drop(self, unit: Any, tier: int) -> None:
         held = unit.held.pop(tier)
@@ -700,7 +697,7 @@ class TileStore(MutableMapping[Any, Any]):
         if tier == self._last:
             self._spilled_total = self._spilled_total.plus(disk=-held.size)
         elif self._is_spilled(unit):
-            self._spilled_total = self._spilled_total.plus(memory=self._bytes(unit))
+            self._spilled_total = self._spilled_total.plus(memory=unit.nbytes())
         if tier == 0:
             self._evicted_bytes += held.size
         if tier == unit.home:
@@ -716,7 +713,7 @@ class TileStore(MutableMapping[Any, Any]):
 
     # In threads
 
-    def _copy(self, unit: _Unit, copy: Copy) -> None:
+    def _copy(self, unit: Unit, copy: Copy) -> None:
         """Copy a tile between two tiers; an exception is passed to the residency."""
         down = copy.target > copy.source
         held = unit.held[copy.source]
@@ -742,7 +739,7 @@ class TileStore(MutableMapping[Any, Any]):
             self._metrics[label, "bytes"] += result.size if down else held.size
             self._metrics[label, "seconds"] += self._clock() - start
             if not down and self._is_spilled(unit):
-                self._spilled_total = self._spilled_total.plus(memory=-self._bytes(unit))
+                self._spilled_total = self._spilled_total.plus(memory=-unit.nbytes())
             unit.held[copy.target] = result
             if copy.target == self._last:
                 self._spilled_total = self._spilled_total.plus(disk=result.size)
@@ -750,14 +747,15 @@ class TileStore(MutableMapping[Any, Any]):
                 self._restore(unit, result.content)
             self._execute(self._residency.copied(copy, result.size))
 
-    def _restore(self, unit: _Unit, content: Any) -> None:
+    def _restore(self, unit: Unit, content: Any) -> None:
         """Put the values of a unit back into memory."""
         if memory_of(content) is content:
             self._memories[id(content)] = unit
         for key, entry in unit.keys.items():
-            self._values[key] = content if entry.view is None else entry.view.on(content)
+            if entry.is_home:
+                self._values[key] = entry.value()
 
-    def _copy_failed(self, unit: _Unit, copy: Copy, error: BaseException) -> None:
+    def _copy_failed(self, unit: Unit, copy: Copy, error: BaseException) -> None:
         unit.variables.pop(copy.target)
         up = copy.target < copy.source
         full = isinstance(error, MemoryError if up else OSError)
@@ -797,6 +795,11 @@ class TileStore(MutableMapping[Any, Any]):
             executor.shutdown()
         for tier in self._tiers:
             tier.close()
+
+
+def _error_of(entry: Entry) -> BaseException | None:
+    """Why a part of a value could not be read back, if one could not."""
+    return next((unit.error for unit in entry.units() if unit.error is not None), None)
 
 
 def _keep_alive(held: Held) -> None:

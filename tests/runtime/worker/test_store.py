@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk, Held
 from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.schedule.instructions import ResidencySettings
@@ -476,3 +477,75 @@ def test_views_are_needed_when_the_first_is(make: Callable[..., Made]) -> None:
     store.expect({"y": None})
     del store["y"]
     np.testing.assert_array_equal(store["x"], x)
+
+
+# Tuples
+
+
+def test_parts_of_a_tuple_are_spilled_one_by_one(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    value = (tile(0), (tile(1), 7), np.arange(3))
+    one.store["t"] = value
+    assert one.store["t"] is value
+    del value
+    one.store["a"] = tile(2)
+    one.settle()
+    # one of two parts was written, and the tuple is not in memory
+    assert one.files() == 1
+    assert one.store.used(0) == 2 * SIZE
+    assert "t" not in one.store.fast
+    assert one.store.spilled_total.memory == pytest.approx(SIZE, rel=0.01)
+    first, (second, number), small = one.store["t"]
+    assert number == 7
+    np.testing.assert_array_equal(first, tile(0))
+    np.testing.assert_array_equal(second, tile(1))
+    np.testing.assert_array_equal(small, np.arange(3))
+    assert one.store.cumulative_metrics["disk-read", "count"] == 1
+    del one.store["t"]
+    one.settle()
+    assert one.store.spilled_total.memory in (0, pytest.approx(SIZE, rel=0.01))
+
+
+def test_a_tuple_and_a_part_of_it_take_memory_once(make: Callable[..., Made]) -> None:
+    one = make(2.5)
+    value = (tile(0), tile(1))
+    one.store["t"] = value
+    one.store["part"] = value[1]
+    assert one.store.used(0) == 2 * SIZE
+    assert one.fast() == "partt"
+    del one.store["t"], value
+    assert one.store.used(0) == SIZE
+    np.testing.assert_array_equal(one.store["part"], tile(1))
+    one.fill("abc")
+    assert "part" not in one.store.fast
+    again = (one.store["part"], tile(5))
+    one.store["t"] = again
+    one.settle()
+    np.testing.assert_array_equal(one.store["t"][0], one.store["part"])
+    np.testing.assert_array_equal(one.store["part"], tile(1))
+
+
+def test_the_part_that_no_task_needs_soon_is_spilled_first(make: Callable[..., Made]) -> None:
+    one = make(3.5)
+    one.store.next_use = {"t": 9.0, "soon": 1.0, "a": 2.0, "b": 3.0}.get
+    value = (tile(0), tile(1))
+    one.store["t"] = value
+    one.store["soon"] = value[0]
+    del value
+    one.store["a"], one.store["b"] = tile(2), tile(3)
+    one.settle()
+    assert set(one.store.fast) == {"a", "b", "soon"}
+    assert one.files() == 1
+
+
+def test_a_tuple_with_many_parts_is_spilled_as_a_whole(tmp_path: Path) -> None:
+    disk = Disk(str(tmp_path))
+    settings = ResidencySettings((3 * SIZE, None))
+    store = TileStore([disk], settings, runtime=RuntimeSettings(max_parts=2))
+    store["t"] = tuple(tile(number) for number in range(3))
+    store["a"] = tile(3)
+    store._engine.wait_all(LIMIT)
+    assert set(store.fast) == {"a"}
+    assert len(os.listdir(disk.directory)) == 1
+    np.testing.assert_array_equal(store["t"][2], tile(2))
+    store.close()

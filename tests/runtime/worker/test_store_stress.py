@@ -72,10 +72,9 @@ def code_of(value: Any) -> int:
     """The code that a value was constructed with; all of its elements must have it."""
     if isinstance(value, Stubborn):
         return value.code
-    if isinstance(value, list):
-        first, second = map(code_of, value)
-        assert first == second
-        return first
+    if isinstance(value, (list, tuple)):
+        [code] = set(map(code_of, value))
+        return code
     array = value.get() if isinstance(value, EmulatedArray) else value
     code = array.flat[0]
     assert (array == code).all(), f"torn: {np.unique(array)}"
@@ -340,7 +339,7 @@ class World:
         assert not any(residency._freeing), residency._freeing
         assert (residency._active_fetches, residency._prefetched_bytes) == (0, 0)
         for left in (
-            *(store._values, store._units, store._memories, store._waiting, store._small),
+            *(store._values, store._entries, store._memories, store._waiting, store._small),
             *(residency._tiles, residency._removed, residency._shared, residency._requests),
             *(residency._queued, residency._waiting, residency._dying),
         ):
@@ -387,6 +386,7 @@ class User:
         ("put", 22, False),
         ("put_row", 6, False),
         ("put_again", 3, False),
+        ("put_part", 5, False),
         ("delete", 9, False),
         ("read", 18, True),
         ("ask", 14, False),
@@ -449,6 +449,15 @@ class User:
                     value = value[::-1] if isinstance(value, np.ndarray) else value
                 self.world.histories[key].write(code_of(value), partial(self._set, key, value))
 
+    def put_part(self) -> None:
+        """A part of a tuple of another key, as a task picks it."""
+        key, other = self.rng.sample(KEYS, 2)
+        with self._locked(key) as free:
+            value = self.store.fast.get(other)
+            if free and not self.world.kind.in_place and isinstance(value, tuple):
+                part = self.rng.choice(value)
+                self.world.histories[key].write(code_of(part), partial(self._set, key, part))
+
     def _set(self, key: int, value: Any) -> None:
         self.store[key] = value
 
@@ -495,6 +504,11 @@ class User:
             return array
         if draw < 0.3:
             return [self._placed(array[:-9]), array[:-8]]
+        if draw < 0.45:
+            # what a task returns that runs several others
+            part = self._placed(array)
+            first = np.full(self.rng.randrange(1, SIZE // 6), code)
+            return self.rng.choice([(first, part), (part, (first, part[::-1])), (part, part)])
         return self._placed(array)
 
     def _placed(self, array: np.ndarray) -> Any:

@@ -25,6 +25,7 @@ from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
+from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
 
 #: Arrays that must have the same chunks along each shared dimension.
@@ -316,7 +317,7 @@ def tile(
     captured: Captured, target: Machine, method: str, limit: int | None, force: bool = False
 ) -> TilingPlan:
     """Tile a captured program; with `force`, even if the input's own chunks are cheaper."""
-    return tiling.tile(
+    return tile_again(
         captured.program,
         workers=target.workers,
         threads=target.threads,

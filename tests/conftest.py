@@ -12,6 +12,7 @@ from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.highlevel import failures
+from dasktile.tiling.memo import forget
 
 # The tests of clusters reset the configuration to what it was when distributed.utils_test was
 # imported, so that settings made later, by a fixture for example, are lost in most tests.
@@ -66,6 +67,12 @@ def fail_on_recogniser_errors() -> Iterator[None]:
     failures.clear()
     yield
     assert failures == {}
+
+
+@pytest.fixture(autouse=True)
+def forget_plans() -> None:
+    """Plan anew in every test, as tests may replace parts of the planner."""
+    forget()
 
 
 @pytest.fixture(autouse=True)

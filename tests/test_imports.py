@@ -184,6 +184,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.settings",
             "runtime.tiers",
             "runtime.worker.buffers",
+            "runtime.worker.units",
             "schedule.instructions",
             "schedule.residency",
         },
@@ -214,6 +215,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.failures": (set(), set()),
     "runtime.worker.takeover": (set(), set()),
     "runtime.worker.buffers": (set(), {"numpy"}),
+    "runtime.worker.units": (
+        {"runtime.engine", "runtime.tiers", "runtime.worker.buffers", "schedule.instructions"},
+        set(),
+    ),
     "runtime.nextuse": (
         {"_compat.distributed", "runtime.settings", "schedule.instructions"},
         set(),

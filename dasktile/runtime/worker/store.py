@@ -252,7 +252,9 @@ class TileStore(MutableMapping[Any, Any]):
         for unit, (memory, whole) in new.items():
             use, home = entry.next_use, unit.home
             self._execute(self._residency.add(unit, unit.size, use, memory, whole, home))
-        shared = {unit: unit.next_use() for unit in entry.units() if unit not in new}
+        shared: dict[Hashable, float | None] = {
+            unit: unit.next_use() for unit in entry.units() if unit not in new
+        }
         if shared:
             self._execute(self._residency.expect(shared))
 

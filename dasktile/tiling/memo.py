@@ -1,0 +1,116 @@
+"""Plans of programs that were tiled before: a loop plans the same computation again and again.
+
+A plan does not depend on names.  So it is kept for the program with numbers in place of names,
+and returned with the names of the program that is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from dasktile.ir import Follow, Program, TiledProgram, Tiling, Where
+from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.planner import MemoryLimitError, tile
+from dasktile.tiling.settings import Settings
+
+#: Plans that are kept, the latest used.
+_SIZE = 64
+
+
+def tile_again(
+    program: Program,
+    *,
+    workers: int,
+    threads: int,
+    memory_limit: int | None,
+    method: str,
+    settings: Settings,
+    placed: bool,
+    force: bool,
+) -> TilingPlan:
+    """As :func:`dasktile.tiling.tile`, but at once for a program that was tiled before.
+
+    Two programs are the same if they differ in names only.
+    """
+    options = (workers, threads, memory_limit, method, settings, placed, force)
+    try:
+        plan = _plan(_numbered(program), *options)
+    except MemoryLimitError:
+        # once more for a message with the names
+        return tile(
+            program,
+            workers=workers,
+            threads=threads,
+            memory_limit=memory_limit,
+            method=method,
+            settings=settings,
+            placed=placed,
+            force=force,
+        )
+    return _named(plan, [node.name for node in program.nodes])
+
+
+def forget() -> None:
+    """Forget all plans."""
+    _plan.cache_clear()
+
+
+@lru_cache(_SIZE)
+def _plan(
+    program: Program,
+    workers: int,
+    threads: int,
+    memory_limit: int | None,
+    method: str,
+    settings: Settings,
+    placed: bool,
+    force: bool,
+) -> TilingPlan:
+    return tile(
+        program,
+        workers=workers,
+        threads=threads,
+        memory_limit=memory_limit,
+        method=method,
+        settings=settings,
+        placed=placed,
+        force=force,
+    )
+
+
+def _numbered(program: Program) -> Program:
+    """A program whose names are the indices of its nodes."""
+    nodes = tuple(replace(node, name=str(at)) for at, node in enumerate(program.nodes))
+    return Program(nodes, program.outputs)
+
+
+def _named(plan: TilingPlan, names: Sequence[str]) -> TilingPlan:
+    """A plan for a program whose names are indices, with names in their place."""
+    nodes = tuple(replace(node, name=names[int(node.name)]) for node in plan.program.nodes)
+    program = Program(nodes, plan.program.outputs)
+    tiled = plan.tiled and _tiled(plan.tiled, program, names)
+    return replace(plan, program=program, tiled=tiled)
+
+
+def _tiled(tiled: TiledProgram, program: Program, names: Sequence[str]) -> TiledProgram:
+    def named(where: Where | None) -> Where | None:
+        return replace(where, array=names[int(where.array)]) if isinstance(where, Follow) else where
+
+    def placed(tiling: Tiling) -> Tiling:
+        if isinstance(tiling.work_at, Follow) or isinstance(tiling.held_at, Follow):
+            return replace(tiling, work_at=named(tiling.work_at), held_at=named(tiling.held_at))
+        return tiling
+
+    def known(where: Mapping[int, Where]) -> dict[int, Where]:
+        return {index: named(at) or at for index, at in where.items()}
+
+    return TiledProgram(
+        program,
+        tiled.mesh,
+        tuple(map(placed, tiled.tilings)),
+        dict(tiled.kept),
+        known(tiled.kept_at),
+        {index: (named(at) or at, axes) for index, (at, axes) in tiled.copied.items()},
+    )

@@ -17,7 +17,7 @@ from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.building import is_building
-from dasktile.collections.unpack import Holders
+from dasktile.collections.unpack import Holders, Rebuild
 from dasktile.errors import (
     InconsistentGraphWarning,
     InternalErrorWarning,
@@ -88,15 +88,19 @@ def optimize(
     rebuilds = [holders.open(collection) for collection in collections]
     if holders.unsupported:
         _warn_unsupported()
-    new = None
+    results = None
     if holders.arrays and not missing(CAPTURE):
         request = Request.of(holders, keep_chunks, target, method)
-        new = _guarded(pipeline.rewrite, request)
-    if new is None:
+        results = _guarded(_rebuilt, request, rebuilds)
+    if results is None:
         results = collections
-    else:
-        results = tuple(rebuild(new) for rebuild in rebuilds)
     return results[0] if len(results) == 1 else results
+
+
+def _rebuilt(request: Request, rebuilds: Sequence[Rebuild]) -> tuple[Any, ...] | None:
+    """The collections after tiling; None if they should not change."""
+    new = pipeline.rewrite(request)
+    return None if new is None else tuple(rebuild(new) for rebuild in rebuilds)
 
 
 def explain(

@@ -76,7 +76,8 @@ class Request:
             machine,
             config.setting("method") if method == "auto" else method,
             holders.keys,
-            groups=tuple(holders.groups),
+            tuple(holders.above),
+            tuple(holders.groups),
         )
 
     def final_chunks(self, plan: TilingPlan) -> list[Chunks | None]:
@@ -325,5 +326,6 @@ def tile(
         method=method,
         settings=target.settings(),
         placed=target.placed,
+        bundled=config.bundle_tasks() > 1,
         force=force,
     )

@@ -100,9 +100,12 @@ def splice(old: HighLevelGraph, ends: Boundary, new: HighLevelGraph) -> HighLeve
 
 
 def reachable(graph: HighLevelGraph, names: Iterable[str]) -> HighLevelGraph:
-    """The part of a graph that the layers `names` depend on, themselves included."""
+    """The part of a graph that the layers `names` depend on, themselves included.
+
+    Names of which the graph has no layer are ignored: no wanted key depends on them.
+    """
     wanted: set[str] = set()
-    pending = list(names)
+    pending = [name for name in names if name in graph.layers]
     while pending:
         name = pending.pop()
         if name not in wanted:

@@ -91,6 +91,8 @@ class Holders:
         The keys that are wanted.
     fixed
         Names of arrays that must keep their names and chunks.
+    above
+        Names of layers that are not part of the arrays' own graph but may read them.
     unknown
         Arrays with unknown chunk sizes: only the arrays they are computed from can be tiled.
     unsupported
@@ -103,6 +105,7 @@ class Holders:
     graphs: list[HighLevelGraph] = field(default_factory=list)
     keys: list[Any] = field(default_factory=list)
     fixed: set[str] = field(default_factory=set)
+    above: dict[str, None] = field(default_factory=dict)
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
     groups: list[tuple[Member, ...]] = field(default_factory=list)
@@ -221,6 +224,7 @@ class Holders:
         for array in ends.arrays:
             self.arrays.setdefault(array.name, array)
         self.fixed.update(names)
+        self.above.update(dict.fromkeys(ends.above))
         self.graphs.append(graph)
         self.keys.append(value.__dask_keys__())
 

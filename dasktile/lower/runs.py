@@ -1,9 +1,9 @@
 """Runs: the tasks that one bundle runs, chosen by homes, reads and sizes alone.
 
-The *phase* of a task is the number of changes of home on the longest path to it.  A run is a part
-of the tasks of one home and one phase, contiguous in an order in which every task follows its
-inputs.  Edges between runs lead to a higher phase, or to a later run of the same home and phase,
-so that runs never read each other in a cycle.
+The *phase* of a task is the number of changes of home on the longest path to it, or more where it
+waits for its readers.  A run is a part of the tasks of one home and one phase, contiguous in an
+order in which every task follows its inputs.  Edges between runs lead to a higher phase, or to a
+later run of the same home and phase, so that runs never read each other in a cycle.
 
 A result of a run is returned if it is read elsewhere.  Tasks of the same home read it from the
 bundle itself.  For tasks of other homes there are *picks*: each contains the results that have
@@ -137,10 +137,45 @@ def form_runs(table: TaskTable, limits: RunLimits) -> list[Run]:
 
 
 def task_phases(table: TaskTable) -> list[int]:
-    """The phase of every task."""
+    """The phase of every task.
+
+    A task whose result takes as much memory as its inputs is in the phase of its first reader, if
+    all its readers have its home: it runs in one bundle with a reader, which Dask would fuse it
+    with.
+    """
+    phases, order = _first_phases(table)
+    readers: list[list[int]] = [[] for _ in phases]
+    for number, reads in enumerate(table.reads):
+        for read in reads:
+            readers[read].append(number)
+    fixed = {*table.kept, *table.sources}
+    for number in reversed(order):
+        home, after = table.homes[number], readers[number]
+        if number in fixed or home is None or not after:
+            continue
+        if any(table.homes[reader] != home for reader in after):
+            continue
+        late = min(phases[reader] for reader in after)
+        if late == phases[number] or (not table.reads[number] and len(after) > 1):
+            continue
+        # inputs that would be in memory for longer
+        kept = sum(
+            table.sizes[read]
+            for read in table.reads[number]
+            if all(phases[other] < late or other == number for other in readers[read])
+        )
+        if table.sizes[number] >= kept:
+            phases[number] = late
+    return phases
+
+
+def _first_phases(table: TaskTable) -> tuple[list[int], list[int]]:
+    """The number of changes of home on the longest path to every task, and an order of all tasks.
+
+    In the order every task follows its inputs.
+    """
     phase: list[int | None] = [None] * len(table.reads)
-    for source in table.sources:
-        phase[source] = 0
+    order: list[int] = []
     for start in range(len(table.reads)):
         stack = [start]
         while stack:
@@ -150,15 +185,19 @@ def task_phases(table: TaskTable) -> list[int]:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            if phase[current] is None:
-                phase[current] = max(
-                    (
-                        (phase[read] or 0) + _changes(table, read, current)
-                        for read in table.reads[current]
-                    ),
-                    default=0,
-                )
-    return [number or 0 for number in phase]
+            if phase[current] is not None:
+                continue
+            order.append(current)
+            phase[current] = max(
+                (
+                    (phase[read] or 0) + _changes(table, read, current)
+                    for read in table.reads[current]
+                ),
+                default=0,
+            )
+            if current in table.sources:
+                phase[current] = 0
+    return [number or 0 for number in phase], order
 
 
 def _changes(table: TaskTable, read: int, reader: int) -> int:

@@ -24,7 +24,7 @@ from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed, follows_effects, needed_blocks
 from dasktile.capture.rules.blockwise import Map
-from dasktile.capture.rules.sources import Create, Read
+from dasktile.capture.rules.sources import Create, InMemory, Read
 from dasktile.ir import (
     Chunks,
     Edge,
@@ -220,8 +220,10 @@ def _settle(
     while True:
         taken = {name for name, stays in zip(names, kept, strict=True) if name and not stays}
         carried = _unchanged(captured, taken)
+        # data and constants have the same keys with other tiles for other readers beside them
         still = [
-            stays and carried[index] for stays, index in zip(kept, program.outputs, strict=True)
+            stays and (carried[index] or isinstance(captured.kernels[index], (Create, InMemory)))
+            for stays, index in zip(kept, program.outputs, strict=True)
         ]
         if still == kept:
             return carried, kept

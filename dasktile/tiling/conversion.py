@@ -56,10 +56,10 @@ def _reads(
     return axis, None if axis.label is None else cuts[axis.label]
 
 
-def conversion_tasks(
+def conversion_of(
     edge: Edge, cuts: Sequence[tuple[int, ...]], shape: Sequence[int], made: Chunks
-) -> float | None:
-    """Number of tasks that cut and join a producer's tiles for a reader.
+) -> tuple[float, float] | None:
+    """Number of tasks that cut and join a producer's tiles for a reader, and pieces per window.
 
     None where the reader reads the tiles unchanged.
 
@@ -81,7 +81,7 @@ def conversion_tasks(
     nonempty, pieces, whole, single = (
         math.prod(axis[position] for axis in by_axis) for position in range(4)
     )
-    return float(pieces - whole + nonempty - single)
+    return float(pieces - whole + nonempty - single), max(pieces, 1) / max(nonempty, 1)
 
 
 @lru_cache(maxsize=65536)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Role, Share, Tiling, Where, bounds
+from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Share, Tiling, Where, bounds
 from dasktile.tiling.candidates import Option, Space, array_labels, mesh_axes_of
-from dasktile.tiling.conversion import conversion_tables, conversion_tasks
+from dasktile.tiling.conversion import conversion_of, conversion_tables
 from dasktile.tiling.grid import split
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
@@ -58,7 +58,7 @@ class LocalCuts:
     ----------
     tilings, kept, kept_at, copied
         As in :class:`~dasktile.ir.TiledProgram`.
-    tasks, peak
+    tasks, peak, joined
         As in :class:`~dasktile.tiling.plan.Price`.
     """
 
@@ -68,6 +68,7 @@ class LocalCuts:
     copied: dict[int, tuple[Where, tuple[int, ...]]]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
+    joined: tuple[int, ...]
 
 
 @dataclass
@@ -160,15 +161,19 @@ class Splitter:
             _, spots, _ = array_labels(node, self.space.axes.kept[index])
             lengths = node.shape
             fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
+            own = tuple(
+                sizes if axis.label is not None and self._is_fixed(node, axis.label) else None
+                for axis, sizes in zip(node.out, node.chunks, strict=True)
+            )
         else:
             axis_classes, spots = classes, grids
             lengths = tuple(label.size for label in node.labels)
             fixed = tuple(
-                label.cuts
-                if not self.retile or label.role is Role.PINNED or node.kind is Kind.OPAQUE
+                label.cuts if self._is_fixed(node, number)
                 else (label.size,) if label.role is Role.WHOLE else None
-                for label in node.labels
+                for number, label in enumerate(node.labels)
             )  # fmt: skip
+            own = (None,) * len(lengths)
         if option.follow is not None:
             leader = self.space.program.nodes[option.follow.node]
             along = {place: axis for axis, place in enumerate(option.follow.dims)
@@ -186,10 +191,17 @@ class Splitter:
             for edge in node.edges
             for producer in (self.space.program.nodes[edge.producer],)
         )
-        alike = (keep, option, lengths, spots, fixed, node.kind, node.labels, node.out, node.shape,
-                 node.itemsize, reads)  # fmt: skip
+        alike = (keep, option, lengths, spots, fixed, own, node.kind, node.labels, node.out,
+                 node.shape, node.itemsize, reads)  # fmt: skip
         family = self.families.setdefault(alike, len(self.families))
-        return Choice(index, keep, option, axis_classes, lengths, spots, fixed, mesh_parts, family)
+        return Choice(
+            index, keep, option, axis_classes, lengths, spots, fixed, own, mesh_parts, family
+        )
+
+    def _is_fixed(self, node: Node, label: int) -> bool:
+        """Whether a label of a node keeps the cuts of the input."""
+        pinned = node.labels[label].role is Role.PINNED
+        return not self.retile or pinned or node.kind is Kind.OPAQUE
 
     def _start(self) -> None:
         """Set the part counts of every class to the coarsest refinement of all mesh cuts."""
@@ -316,8 +328,8 @@ class Splitter:
         """Part counts to choose among, at most :attr:`LocalLimits.max_cuts`."""
         most = self.settings.local.max_cuts
         ladders: list[list[int]] = []
-        for fixed, low, high in zip(
-            choice.fixed, choice.mesh_parts, self._finest(choice), strict=True
+        for fixed, own, low, high in zip(
+            choice.fixed, choice.own, choice.mesh_parts, self._finest(choice), strict=True
         ):
             if fixed is not None:
                 ladders.append([len(fixed)])
@@ -326,7 +338,8 @@ class Splitter:
             steps = [low]
             while steps[-1] * 2 < high and high % (steps[-1] * 2) == 0:
                 steps.append(steps[-1] * 2)
-            ladders.append(list(dict.fromkeys([*steps, high])))
+            made = [] if own is None else [len(own)]
+            ladders.append(list(dict.fromkeys([*made, *steps, high])))
         while math.prod(map(len, ladders)) > 4 * most:
             longest = max(range(len(ladders)), key=lambda label: (len(ladders[label]), -label))
             if len(ladders[longest]) == 2:
@@ -413,6 +426,7 @@ class Splitter:
         program = self.space.program
         tasks = [0.0] * len(program.nodes)
         peak = [0] * len(program.nodes)
+        joined = [0] * len(program.nodes)
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
@@ -430,8 +444,7 @@ class Splitter:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
                 if self.retile and chunks != first.chunks:
-                    joined = self.costs.joined(choice, parts)
-                    peak[choice.node] = max(peak[choice.node], joined)
+                    peak[choice.node] = max(peak[choice.node], self.costs.joined(choice, parts))
                 continue
             tasks[choice.node] += self.costs.tasks(choice, parts)
             peak[choice.node] = self.costs.working_set(choice, parts)
@@ -449,9 +462,11 @@ class Splitter:
         for source, reader, edge in self._edges():
             cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
             shape = program.nodes[edge.producer].shape
-            between = conversion_tasks(edge, cuts, shape, made)
+            between = conversion_of(edge, cuts, shape, made)
             if between is not None:
-                tasks[self.choices[reader].node] += between
+                tasks[self.choices[reader].node] += between[0]
+                if between[1] > 1:
+                    joined[self.choices[reader].node] += program.nodes[edge.producer].nbytes
             elif self._fused(source, reader):
                 tasks[edge.producer] -= _count(made)
         return LocalCuts(
@@ -461,6 +476,7 @@ class Splitter:
             copied,
             tuple(math.ceil(count) for count in tasks),
             tuple(peak),
+            tuple(joined),
         )
 
     # -- placement -------------------------------------------------------------------

@@ -28,13 +28,14 @@ def tile_again(
     method: str,
     settings: Settings,
     placed: bool,
+    bundled: bool,
     force: bool,
 ) -> TilingPlan:
     """As :func:`dasktile.tiling.tile`, but at once for a program that was tiled before.
 
     Two programs are the same if they differ in names only.
     """
-    options = (workers, threads, memory_limit, method, settings, placed, force)
+    options = (workers, threads, memory_limit, method, settings, placed, bundled, force)
     try:
         plan = _plan(_numbered(program), *options)
     except MemoryLimitError:
@@ -47,6 +48,7 @@ def tile_again(
             method=method,
             settings=settings,
             placed=placed,
+            bundled=bundled,
             force=force,
         )
     return _named(plan, [node.name for node in program.nodes])
@@ -66,6 +68,7 @@ def _plan(
     method: str,
     settings: Settings,
     placed: bool,
+    bundled: bool,
     force: bool,
 ) -> TilingPlan:
     return tile(
@@ -76,6 +79,7 @@ def _plan(
         method=method,
         settings=settings,
         placed=placed,
+        bundled=bundled,
         force=force,
     )
 

@@ -31,6 +31,8 @@ class Price:
     spilled
         Bytes spilled and read back, of arrays that are held from one pass to the next and do not
         fit; 0 where the memory is unknown.
+    joined
+        Bytes of the arrays that are joined from pieces for the node.
     """
 
     moved: tuple[int, ...]
@@ -39,6 +41,7 @@ class Price:
     loads: tuple[float, ...]
     peak: tuple[int, ...]
     spilled: int = 0
+    joined: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:

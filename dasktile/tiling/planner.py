@@ -47,6 +47,7 @@ def tile(
     settings: Settings | None = None,
     threads: int = 1,
     placed: bool = False,
+    bundled: bool = False,
     force: bool = False,
 ) -> TilingPlan:
     """Decide how every array of a program is tiled.
@@ -68,6 +69,8 @@ def tile(
         Tasks that each worker runs at once.
     placed
         True where tasks will run on the workers of the plan.
+    bundled
+        True where tasks will be bundled, which then cost less.
     force
         True to return what the method decides even if the input's own chunks cost less, so that
         methods can be compared.
@@ -134,6 +137,8 @@ def tile(
         if force:
             break
         verdict = _objection(unchanged, before, planner, after, memory_limit)
+        if not verdict and bundled and placed:
+            verdict = _objection_with_bundles(planner, before, after)
         if not verdict:
             break
     else:
@@ -228,6 +233,7 @@ def _aligned(price: Price, more: ExtendedProgram) -> Price:
         read=each(price.read),
         tasks=each(price.tasks),
         peak=each(price.peak),
+        joined=each(price.joined),
     )
 
 
@@ -263,6 +269,26 @@ def _objection(
     if after.price.bytes > before.price.bytes and before.price.balance <= rules.uneven:
         return "the input's own chunks move no more bytes"
     return ""
+
+
+def _objection_with_bundles(planner: _Planner, before: _Candidate, after: _Candidate) -> str:
+    """Why the input's own chunks are kept where tasks are bundled; empty if they are not.
+
+    Larger tiles then save little, and to join them takes time and memory.
+    """
+    settings = planner.settings
+    old, new = before.price, after.price
+    saves = new.bytes < old.bytes or sum(new.read) < sum(old.read) or new.spilled < old.spilled
+    if saves or not _worth_placing(before, settings.acceptance):
+        return ""
+
+    def cost(price: Price) -> float:
+        task = settings.model.bundled_task * settings.task_bytes
+        return task * sum(price.tasks) + settings.model.join_byte * sum(price.joined)
+
+    if cost(new) < cost(old) * settings.acceptance.max_cost_ratio:
+        return ""
+    return "the input's own chunks cost no more in bundles of tasks"
 
 
 @dataclass
@@ -372,6 +398,7 @@ class _Planner:
             loads=tuple(float(load) for load in self.costs.loads(states)),
             peak=local.peak,
             spilled=self._spilled,
+            joined=local.joined,
         )
 
     @cached_property

@@ -35,6 +35,9 @@ class CostModel:
         tile travels (chosen).
     join_byte
         Cost of copying one byte within a worker to join tiles, in bytes moved (chosen).
+    bundled_task
+        Cost of a task that a bundle runs, as a share of the cost of a task (measured: a tenth to
+        an eighth of the processor time for bundles of 16).
     over_limit
         Tasks that a working set of the memory limit costs where it is exceeded.  It is above any
         other cost, so that the limit decides (chosen).
@@ -52,6 +55,7 @@ class CostModel:
     shared_read_placed: float = 0.25
     missing_tile: float = 4.0
     join_byte: float = 0.75
+    bundled_task: float = 0.125
     over_limit: float = 1e6
     fan_in: int = 8
     exact_union: int = 3

@@ -36,6 +36,9 @@ class Choice:
         Size of each label, and the positions at which it may be cut.
     fixed
         Chunk sizes of each label that may not be chosen; None for the others.
+    own
+        For each label, the chunk sizes that the array is made in, if these may not be chosen.
+        Only for kept arrays.
     mesh_parts
         Parts into which the mesh cuts each label.
     family
@@ -49,6 +52,7 @@ class Choice:
     label_sizes: tuple[int, ...]
     grids: tuple[Grid, ...]
     fixed: tuple[tuple[int, ...] | None, ...]
+    own: tuple[tuple[int, ...] | None, ...]
     mesh_parts: Parts
     family: int
 
@@ -136,9 +140,11 @@ class LocalCosts:
 
     def cuts(self, choice: Choice, label: int, parts: int) -> tuple[int, ...]:
         """Chunk sizes of a label cut into a number of parts."""
-        fixed = choice.fixed[label]
+        fixed, own = choice.fixed[label], choice.own[label]
         if fixed is not None:
             return fixed
+        if own is not None and parts == len(own):
+            return own
         return sizes(choice.label_sizes[label], parts, choice.grids[label])
 
     def unary(self, choice: Choice, parts: Parts) -> float:

@@ -25,6 +25,7 @@ OPTIONS: dict[str, Any] = {
     "method": "auto",
     "settings": Settings(task_bytes=1, min_tile=1),
     "placed": True,
+    "bundled": False,
     "force": False,
 }
 

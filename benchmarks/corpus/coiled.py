@@ -31,7 +31,7 @@ def basic_sum_thin(size: float = 1, source: Source = random) -> Collections:
     """test_array.py::test_basic_sum, slow and thin: zeros, copied, summed over 1-column chunks."""
     columns = scaled(1000, size, least=8)
     data = source("basic_sum", (20_000, columns), (20_000, 1), law="zeros")
-    return [data.map_blocks(np.copy).sum(axis=1)]
+    return [data.map_blocks(_copied).sum(axis=1)]
 
 
 def basic_sum_fast(size: float = 1, source: Source = random) -> Collections:
@@ -44,7 +44,11 @@ def basic_sum_square(size: float = 1, source: Source = random) -> Collections:
     """test_array.py::test_basic_sum, slow and square: zeros, copied, summed over the rows."""
     blocks = scaled(28, size, axes=2)
     data = source("basic_sum", (140 * blocks, 140 * blocks), (140, 140), law="zeros")
-    return [data.map_blocks(np.copy).sum(axis=1)]
+    return [data.map_blocks(_copied).sum(axis=1)]
+
+
+def _copied(block: np.ndarray) -> np.ndarray:
+    return block.copy()
 
 
 def vorticity(size: float = 1, source: Source = random) -> Collections:
@@ -62,7 +66,7 @@ def vorticity(size: float = 1, source: Source = random) -> Collections:
 
 def double_diff(size: float = 1, source: Source = random) -> Collections:
     """test_array.py::test_double_diff: two arrays, shifted against each other (#6597)."""
-    blocks = scaled(14, size, axes=2)
+    blocks = scaled(11, size, axes=2)
     a, b = (source(f"diff_{name}", (200 * blocks, 200 * blocks), (200, 200)) for name in "ab")
     return [a[1:, 1:] - b[:-1, :-1]]
 
@@ -92,7 +96,7 @@ def _same(block: np.ndarray) -> np.ndarray:
 
 def _water_table(size: float, source: Source) -> xr.DataArray:
     """Three-hourly maps in chunks of 28 days, as of the National Water Model."""
-    days, side = scaled(728, size, least=84), 12 * scaled(5, size, axes=2)
+    days, side = scaled(728, size, least=84), 12 * scaled(4, size, axes=2)
     data = source("water_table", (8 * days, side, side), (224, 12, 12), dtype="f4")
     return xr.DataArray(data, dims=("time", "y", "x"), coords={"time": _dates(8 * days, "3h")})
 
@@ -151,7 +155,7 @@ def climatic_mean(size: float = 1, source: Source = random) -> Collections:
 
 def _cube(size: float, source: Source) -> da.Array:
     """Integers from 0 to 255 in cubes."""
-    side = 32 * scaled(9, size, axes=3)
+    side = 32 * scaled(7, size, axes=3)
     return source("cube", (side,) * 3, (32,) * 3, dtype="i8", law="bytes")
 
 
@@ -219,7 +223,7 @@ def ols(size: float = 1, source: Source = random) -> Collections:
 
 def atmospheric_circulation(size: float = 1, source: Source = random) -> Collections:
     """geospatial/workloads/atmospheric_circulation.py: eddy fluxes of hourly chunks, by days."""
-    days = scaled(7, size, least=1)
+    days = scaled(4, size, least=1)
     shape = (24 * days, 8, 24, 48)
     dims = ("time", "level", "latitude", "longitude")
     ds = xr.Dataset(
@@ -237,7 +241,7 @@ def atmospheric_circulation(size: float = 1, source: Source = random) -> Collect
 
 def _sea_surface(size: float, source: Source) -> xr.Dataset:
     """Six-hourly maps of two short years, in chunks of five days."""
-    days, side = 5 * scaled(12, size**0.5), 4 * scaled(4, size**0.5, axes=2)
+    days, side = 5 * scaled(5, size**0.5), 4 * scaled(3, size**0.5, axes=2)
     data = source("sea_surface", (8 * days, side, 2 * side), (20, side, 2 * side), dtype="f4")
     steps = np.arange(8 * days)
     times = {"year": steps // (4 * days), "dayofyear": steps // 4 % days, "hour": steps % 4 * 6}
@@ -316,13 +320,13 @@ def cloud_optimize(size: float = 1, source: Source = random) -> Collections:
 def regridding(size: float = 1, source: Source = random) -> Collections:
     """geospatial/workloads/regridding.py: a weight matrix applied to every map, as by xESMF."""
     count = scaled(700, size, least=8)
-    data = source("regridding", (count, 48, 96), (1, 48, 96), dtype="f4")
+    data = source("regridding", (count, 32, 64), (1, 32, 64), dtype="f4")
     field = xr.DataArray(data, dims=("time", "latitude", "longitude"))
-    weights = np.zeros((24 * 48, 48 * 96), dtype="f4")
-    for target in range(24 * 48):
-        row, column = divmod(target, 48)
-        corner = 2 * row * 96 + 2 * column
-        weights[target, [corner, corner + 1, corner + 96, corner + 97]] = 0.25
+    weights = np.zeros((16 * 32, 32 * 64), dtype="f4")
+    for target in range(16 * 32):
+        row, column = divmod(target, 32)
+        corner = 2 * row * 64 + 2 * column
+        weights[target, [corner, corner + 1, corner + 64, corner + 65]] = 0.25
     regridded = xr.apply_ufunc(
         _regrid,
         field,
@@ -331,14 +335,14 @@ def regridding(size: float = 1, source: Source = random) -> Collections:
         output_core_dims=[["latitude_out", "longitude_out"]],
         dask="parallelized",
         output_dtypes=["f4"],
-        dask_gufunc_kwargs={"output_sizes": {"latitude_out": 24, "longitude_out": 48}},
+        dask_gufunc_kwargs={"output_sizes": {"latitude_out": 16, "longitude_out": 32}},
     )
     return [regridded.chunk(time=50)]
 
 
 def _regrid(field: np.ndarray, weights: np.ndarray) -> np.ndarray:
     flat = field.reshape(*field.shape[:-2], -1) @ weights.T
-    return flat.reshape(*field.shape[:-2], 24, 48)
+    return flat.reshape(*field.shape[:-2], 16, 32)
 
 
 def satellite_filtering(size: float = 1, source: Source = random) -> Collections:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
+from dask.delayed import delayed
 
 from benchmarks.corpus.inputs import Source, random, scaled
 
@@ -61,7 +61,7 @@ def kmeans_step(size: float = 1, source: Source = random) -> Collections:
     """cluster/k_means.py, Lloyd's loop: labels by delayed blocks, new centres, shift."""
     x, _ = _data(size, source)
     centres = np.random.default_rng(1).random((8, x.shape[1]))
-    nearest = dask.delayed(_nearest, pure=True)
+    nearest = delayed(_nearest, pure=True)
     labels = da.concatenate(
         [
             da.from_delayed(nearest(block, centres), (rows,), np.int64)

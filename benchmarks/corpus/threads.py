@@ -71,7 +71,7 @@ def xarray_9550(size: float = 1, source: Source = random) -> Collections:
 
 def xarray_10130(size: float = 1, source: Source = random) -> Collections:
     """pydata/xarray 10130: means of periods, interpolated along the chunked time."""
-    steps, side = 60 * scaled(5, size**0.5), 40 * scaled(3, size**0.5, axes=2)
+    steps, side = 60 * scaled(4, size**0.5), 40 * scaled(2, size**0.5, axes=2)
     data = source("xarray_10130", (steps, side, side), (20, 40, 40))
     time = pd.date_range("2001-01-01", periods=steps, freq="h")
     field = xr.DataArray(data, dims=("time", "y", "x"), coords={"time": time})

@@ -20,8 +20,13 @@ def flattened(results: Sequence[Any]) -> list[np.ndarray]:
     return arrays
 
 
+def _numbers(array: np.ndarray) -> np.ndarray:
+    # Booleans cannot be subtracted
+    return array.astype(np.result_type(array, float))
+
+
 def _largest(array: np.ndarray) -> float:
-    return float(np.nanmax(np.abs(array.astype(float)), initial=0))
+    return float(np.nanmax(np.abs(array), initial=0))
 
 
 def agree(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
@@ -30,11 +35,11 @@ def agree(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
         left.shape == right.shape
         and left.dtype == right.dtype
         and np.allclose(
-            left.astype(float),
-            right.astype(float),
+            _numbers(left),
+            _numbers(right),
             rtol=(rounding := 1e-3 if left.dtype == np.float32 else 1e-6),
             # elements may cancel: relative to the largest one, or to inputs, which are below 1
-            atol=rounding * max(1e-2 * _largest(left), 1e-3),
+            atol=rounding * max(1e-2 * _largest(_numbers(left)), 1e-3),
             equal_nan=True,
         )
         for left, right in zip(first, second, strict=True)

@@ -90,7 +90,8 @@ def test_sizes() -> None:
 
 def test_values_agree_up_to_rounding() -> None:
     x = np.linspace(-1, 1, 50)
-    assert agree([x, x > 0], [x + 1e-12, x > 0])
+    assert agree([x, x > 0, x * 1j], [x + 1e-12, x > 0, x * 1j])
+    assert not agree([x * 1j], [x * 2j])
     assert not agree([x], [x + 1e-3])
     assert not agree([x], [x[1:]])
     assert not agree([x], [x.astype("f4")])

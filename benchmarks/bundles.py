@@ -14,8 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,9 +27,6 @@ from rich.table import Table
 import dasktile
 from benchmarks.meters import Cluster
 from dasktile.report.explanation import format_bytes
-
-#: Seconds between two samples of the bytes of results on a worker.
-_SAMPLE = 0.01
 
 
 def ndvi(size: float = 1) -> da.Array:
@@ -99,28 +94,6 @@ WORKLOADS: dict[str, Callable[..., da.Array]] = {
 }
 
 
-class _Held:
-    """The largest number of bytes of results on any worker, sampled on the scheduler."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self.scheduler, self.largest, self.active = scheduler, 0, True
-        self.thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> _Held:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.active = False
-        self.thread.join()
-
-    def _sample(self) -> None:
-        while self.active:
-            held = [worker.nbytes for worker in [*self.scheduler.workers.values()]]
-            self.largest = max(self.largest, *held)
-            time.sleep(_SAMPLE)
-
-
 def measure(cluster: Cluster, array: da.Array, bundle: int | None) -> dict[str, Any]:
     """Compute an array once.
 
@@ -144,24 +117,9 @@ def measure(cluster: Cluster, array: da.Array, bundle: int | None) -> dict[str, 
         with dask.config.set({"dasktile.bundle": bundle}):
             return (dasktile.optimize(*arrays, workers=cluster.client),)
 
-    before = time.process_time()
-    with _Held(cluster.client.cluster.scheduler) as held:
-        measured, kept = cluster.measure([array], plan)
-    # the scheduler and the client run in this process
-    here = time.process_time() - before
+    numbers, kept = cluster.account([array], plan)
     with cluster.client.as_current():
-        value = cluster.client.compute(kept[0]).result()
-    return {
-        "cpu_seconds": measured.cpu_seconds + here,
-        "scheduler_seconds": here,
-        "seconds": measured.seconds,
-        "planning": measured.planning,
-        "tasks": measured.tasks,
-        "moved": measured.moved,
-        "held": held.largest,
-        "memory": measured.memory,
-        "value": value,
-    }
+        return {**numbers, "value": cluster.client.compute(kept[0]).result()}
 
 
 def run(

@@ -234,6 +234,34 @@ class Meter(WorkerPlugin):
         StorePath.get = counted  # type: ignore[method-assign]
 
 
+class Held:
+    """The largest number of bytes of results on any worker, sampled on the scheduler.
+
+    Parameters
+    ----------
+    scheduler
+        A scheduler in this process.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler, self.largest, self.active = scheduler, 0, True
+        self.thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Held:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.active = False
+        self.thread.join()
+
+    def _sample(self) -> None:
+        while self.active:
+            held = [worker.nbytes for worker in [*self.scheduler.workers.values()]]
+            self.largest = max(self.largest, *held)
+            time.sleep(_SAMPLE)
+
+
 def _meter(worker: Worker) -> Meter:
     meter = worker.plugins[Meter.name]
     assert isinstance(meter, Meter)
@@ -349,6 +377,36 @@ class Cluster:
         finally:
             readings = self.stop()
         return Measured.of(readings, seconds, planning), kept
+
+    def account(
+        self,
+        arrays: Sequence[Any],
+        plan: Callable[[Sequence[Any]], Sequence[Any]] | None = None,
+    ) -> tuple[dict[str, Any], list[Any]]:
+        """Compute as :meth:`measure` does, and measure this process, too.
+
+        Returns
+        -------
+        Numbers by name, and the collections in memory.  ``cpu_seconds`` are those of all workers
+        and of this process, where the scheduler and the client run; ``scheduler_seconds`` are its
+        share.  ``held`` is the peak of the bytes of results on one worker.
+        """
+        before = time.process_time()
+        with Held(self._cluster.scheduler) as held:
+            measured, kept = self.measure(arrays, plan)
+        here = time.process_time() - before
+        numbers = {
+            "cpu_seconds": measured.cpu_seconds + here,
+            "scheduler_seconds": here,
+            "seconds": measured.seconds,
+            "planning": measured.planning,
+            "tasks": measured.tasks,
+            "moved": measured.moved,
+            "held": held.largest,
+            "memory": measured.memory,
+            "read": measured.read,
+        }
+        return numbers, kept
 
     def values(self, kept: Sequence[Any]) -> list[dict[str, Any]]:
         """Fingerprints of arrays that are in memory."""

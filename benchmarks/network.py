@@ -87,11 +87,12 @@ def intercept(
     gather = distributed.worker.get_data_from_worker
     shuffle_send = ShuffleRun._send
 
-    async def slow_get_data(comm: Any, keys: Any, who: Any = None, **options: Any) -> Any:
+    # the parameters of the original: dasktile replaces no handler with others
+    async def slow_get_data(comm: Any, keys: Any, who: Any = None, serializers: Any = None) -> Any:
         # `who` is the address of a worker, and None for a client
         if who is not None and active():
             await link.send(_bytes_in_memory(worker, keys))
-        return await get_data(comm, keys=keys, who=who, **options)
+        return await get_data(comm, keys=keys, who=who, serializers=serializers)
 
     async def slow_gather(rpc: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
         response = await gather(rpc, keys, *arguments, **options)

@@ -42,7 +42,8 @@ from rich.console import Console
 from rich.table import Table
 
 import dasktile
-from benchmarks.meters import MODES, Cluster, run_cell, same
+from benchmarks.hosted import Hosted
+from benchmarks.meters import MODES, run_cell, same
 from benchmarks.peer import Peer
 from benchmarks.sized import sized, write
 from dasktile.report.explanation import format_bytes
@@ -70,7 +71,7 @@ COMPARED = {
 }
 
 
-class Local:
+class Local(Hosted):
     """An engine in this process.
 
     Parameters
@@ -84,26 +85,8 @@ class Local:
     """
 
     def __init__(self, name: str, workers: int, rate: float | None, size: float) -> None:
-        self.name = name
-        self.planned = name == "dasktile"
-        self.size = workers, rate
+        super().__init__(name, workers, rate)
         self.workloads = sized(size)
-        self.enabled = False
-
-    def __enter__(self) -> Local:
-        self.cluster = Cluster(*self.size)
-        self.cluster.__enter__()
-        # older versions of dasktile have no plugins
-        if self.planned and hasattr(dasktile, "enable"):
-            dasktile.enable(self.cluster.client)
-            self.enabled = True
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.enabled:
-            dasktile.disable(self.cluster.client)
-            self.enabled = False
-        self.cluster.__exit__(*exception)
 
     def cell(self, workload: str, mode: str, folder: Path, values: bool) -> dict[str, Any]:
         """Run one cell; see `benchmarks.meters.run_cell`."""
@@ -114,20 +97,14 @@ class Local:
                 mode,
                 folder,
                 da,
-                plan=self._plan if self.planned else None,
+                plan=self.plan if self.planned else None,
                 predict=self._predict if self.planned else None,
                 values=values,
             )
         except Exception as error:
             traceback.print_exc()
-            # workers may be lost or busy: the next cell runs on new ones
-            self.__exit__()
-            self.__enter__()
+            self.restart()
             return {"error": f"{type(error).__name__}: {error}"[:300]}
-
-    def _plan(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        planned = dasktile.optimize(*arrays, workers=self.cluster.client)
-        return (planned,) if len(arrays) == 1 else planned
 
     def _predict(self, arrays: Sequence[Any]) -> dict[str, Any]:
         explanation = dasktile.explain(*arrays, workers=self.cluster.client)
@@ -274,8 +251,8 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
             both = [(where[2], theirs[name], ours[name]) for where, theirs, ours in chosen]
             both = [triple for triple in both if triple[1] or triple[2]]
             floor = FLOOR if in_bytes else 1e-9
-            ratios[name] = _mean([max(b, floor) / max(a, floor) for _, b, a in both])
-            raw[name] = _mean([b / a for _, b, a in both if a])
+            ratios[name] = mean_ratio([max(b, floor) / max(a, floor) for _, b, a in both])
+            raw[name] = mean_ratio([b / a for _, b, a in both if a])
             floored[name] = [where for where, _, ours in both if in_bytes and ours < floor]
         groups[f"{workers} workers, {mode}"] = {
             "workloads": len(chosen),
@@ -284,10 +261,10 @@ def summary(cells: Sequence[Mapping[str, Any]], other: str = "stock") -> dict[st
             "floored": {name: where for name, where in floored.items() if where},
             # bytes moved are comparable only where the work is balanced, too
             "balance": {
-                other: _mean([theirs["balance"] for _, theirs, _ in chosen]),
-                "dasktile": _mean([ours["balance"] for _, _, ours in chosen]),
+                other: mean_ratio([theirs["balance"] for _, theirs, _ in chosen]),
+                "dasktile": mean_ratio([ours["balance"] for _, _, ours in chosen]),
             },
-            "moved_to_predicted": _mean(
+            "moved_to_predicted": mean_ratio(
                 [
                     (ours["moved"] + FLOOR) / (ours["predicted"] + FLOOR)
                     for _, _, ours in chosen
@@ -327,7 +304,7 @@ def _to_predicted(cell: Mapping[str, Any]) -> float:
     return statistics.median(ratios) if ratios else 1.0
 
 
-def _mean(ratios: Sequence[float]) -> float | None:
+def mean_ratio(ratios: Sequence[float]) -> float | None:
     """Geometric mean; a ratio of 0, of a time below the clock's resolution, counts as 1e-9."""
     return statistics.geometric_mean(max(ratio, 1e-9) for ratio in ratios) if ratios else None
 

@@ -14,7 +14,9 @@ import pytest
 
 pytest.importorskip("zarr", minversion="3")
 
+import dasktile
 from benchmarks import network, spilling
+from benchmarks.hosted import Hosted
 from benchmarks.meters import MODES, Cluster, Measured, Reading, fingerprint, same
 from benchmarks.network import Link
 from benchmarks.peer import Peer
@@ -263,3 +265,10 @@ def test_peer_answers(tmp_path: Path) -> None:
         failed = peer.cell("attention", "free", tmp_path / "nowhere", values=False)
         assert "error" in failed
         assert peer.cell("attention", "free", tmp_path, values=False)["read"] > 0
+
+
+def test_spilling_is_active_on_clusters_with_meters() -> None:
+    with Hosted("dasktile", 1) as engine:
+        counts = dasktile.metrics(engine.cluster.client)
+        # bytes on each tier: empty for a worker that keeps distributed's own mapping
+        assert [bool(worker.on) for worker in counts.workers.values()] == [True]

@@ -52,6 +52,7 @@ def traffic(
     homes = _homes(graph, workers, dict(resident or {}))
     received: Counter[str] = Counter()
     lost = [key for key, home in homes.items() if home is None]
+    _place_roots(graph, homes)
     for key, task in graph.items():
         if isinstance(task, DataNode):
             sizes.sizes[key] = sizeof(task.value)
@@ -91,3 +92,14 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
         if home is not None or not isinstance(task, DataNode):
             homes[key] = home
     return homes
+
+
+def _place_roots(graph: Mapping[Any, Any], homes: dict[Any, str | None]) -> None:
+    """Assign tasks without a home to that of most of their readers, as the plugin does."""
+    readers: dict[Any, Counter[str]] = {}
+    for key in reversed(dask.core.toposort(graph)):
+        if key in homes and homes[key] is None and (there := readers.get(key)):
+            homes[key] = max(there, key=lambda name: (there[name], name))
+        if (home := homes.get(key)) is not None:
+            for read in graph[key].dependencies:
+                readers.setdefault(read, Counter())[home] += 1

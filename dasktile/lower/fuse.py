@@ -46,6 +46,8 @@ class FuseLimits:
         Bytes of one result, by the last part of its layer's name.
     work
         Bytes of all results that one fused task may make.
+    inputs
+        Bytes that a fused task may read, if they are more than any of its tasks reads.
     threads
         Tasks that a worker runs at once.
     settings
@@ -56,6 +58,7 @@ class FuseLimits:
     free: Collection[str]
     size: Mapping[str, int]
     work: int
+    inputs: int
     threads: int = 1
     settings: LowerSettings = DEFAULTS
 
@@ -264,8 +267,7 @@ class _Fusion:
                 reads = [read for read in self.tasks[key].dependencies if not self.is_free(read)]
                 inputs.update(read for read in reads if read not in inside)
                 most = max(most, sum(map(self.size, reads)))
-            few = int(self.limits.work * self.limits.settings.input_share)
-            if sum(map(self.size, inputs)) > max(most, few):
+            if sum(map(self.size, inputs)) > max(most, self.limits.inputs):
                 pairs |= {
                     (self.layer[read], self.layer[key])
                     for key in keys

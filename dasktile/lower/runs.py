@@ -18,6 +18,10 @@ from math import inf
 
 Home = Hashable
 
+#: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
+#: inputs may be a small array that is broadcast.
+_SAME_SIZE = 1.25
+
 
 @dataclass(frozen=True, slots=True)
 class TaskTable:
@@ -70,6 +74,9 @@ class RunLimits:
         Least number of runs of one home and phase for every thread.
     remaining
         Tasks of a home and phase that may remain, picks included, as a share of those before.
+    span
+        Tasks of the home, of all phases, from the first to the last of a run, as a multiple of the
+        tasks that it may have.  A result that is needed soon must not wait for tasks that run late.
     task_bytes
         Bytes that are worth keeping in memory from one run to a later one for a task less.
     """
@@ -81,6 +88,7 @@ class RunLimits:
     threads: int = 1
     per_thread: int = 3
     remaining: float = 0.75
+    span: float = 4.0
     task_bytes: float = 0.8e6
 
 
@@ -121,7 +129,7 @@ class Run:
 
 
 def form_runs(table: TaskTable, limits: RunLimits) -> list[Run]:
-    """The runs of two or more tasks by which a graph has fewer tasks.
+    """The runs of two or more tasks by which a graph has fewer tasks, in the order to run them.
 
     Parameters
     ----------
@@ -164,7 +172,7 @@ def task_phases(table: TaskTable) -> list[int]:
             for read in table.reads[number]
             if all(phases[other] < late or other == number for other in readers[read])
         )
-        if table.sizes[number] >= kept:
+        if table.sizes[number] * _SAME_SIZE >= kept:
             phases[number] = late
     return phases
 
@@ -226,12 +234,19 @@ class _Forming:
             for home, phase in zip(table.homes, task_phases(table), strict=True)
         ]
 
+        #: For every task of a group, the tasks of its home that are before it in the order.
+        self.place: dict[int, int] = {}
+
     def runs(self) -> list[Run]:
         groups: dict[tuple[Home, int], list[int]] = {}
-        for number in self._inputs_first():
+        passed: dict[Home, int] = {}
+        order = self._inputs_first()
+        for number in order:
             group = self.group[number]
             if group is not None:
                 groups.setdefault(group, []).append(number)
+                self.place[number] = passed.get(group[0], 0)
+                passed[group[0]] = self.place[number] + self.table.counts[number]
         # by group: runs of it, as lists of tasks
         parts: dict[tuple[Home, int], list[Sequence[int]]] = {
             group: self._cut(numbers) for group, numbers in groups.items()
@@ -242,7 +257,9 @@ class _Forming:
             before = sum(map(len, parts.values()))
             parts = self._with_gain(groups, formed)
             if sum(map(len, parts.values())) == before:
-                return [run for runs in formed.values() for run in runs]
+                position = {number: at for at, number in enumerate(order)}
+                every = (run for runs in formed.values() for run in runs)
+                return sorted(every, key=lambda run: position[run.tasks[-1]])
 
     def _inputs_first(self) -> list[int]:
         """All tasks, each after its inputs, depth first from each task that nothing reads.
@@ -263,6 +280,19 @@ class _Forming:
                 return sizes[number] < sizes[reads[number][0]]
             released = sum(sizes[read] for read in reads[number] if unread[read] == 1)
             return released >= sizes[number]
+
+        #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
+        postponed: dict[int, list[int]] = {}
+
+        def is_postponed(number: int) -> bool:
+            after = self.readers[number]
+            if len(after) != 1 or missing[after[0]] == 1:
+                return False
+            most = max((sizes[read] for read in reads[number]), default=0)
+            if sizes[number] * _SAME_SIZE < most:
+                return False
+            postponed.setdefault(after[0], []).append(number)
+            return True
 
         order: list[int] = []
         for start in range(len(reads)):
@@ -290,11 +320,13 @@ class _Forming:
                         unread[read] -= 1
                     for reader in self.readers[number]:
                         missing[reader] -= 1
-                    ready.extend(
-                        reader
-                        for reader in reversed(self.readers[number])
-                        if not missing[reader] and not done[reader] and frees(reader)
-                    )
+                    for reader in reversed(self.readers[number]):
+                        if len(postponed.get(reader, ())) == missing[reader] > 0:
+                            ready.extend(postponed.pop(reader))
+                        elif missing[reader] or done[reader] or not frees(reader):
+                            continue
+                        elif not is_postponed(reader):
+                            ready.append(reader)
         return order
 
     def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
@@ -343,6 +375,7 @@ class _Forming:
             peak = max(peak, live + size)
             if position > start and (
                 count > most
+                or self.place[number] - self.place[group[start]] > limits.span * most
                 or received + peak > limits.work
                 or received > max(largest, limits.inputs)
             ):

@@ -172,7 +172,9 @@ def lower(
     if watched:
         computed = writer.computed(graph, dict(written), wanted or {}, watched)
     if fuse_bytes:
-        graph = writer.fused(graph, outputs, fuse_bytes, threads)
+        # bundles have fewer tasks without having the inputs of many tasks at the same time
+        share = 0.0 if bundle_tasks > 1 else settings.input_share
+        graph = writer.fused(graph, outputs, fuse_bytes, int(share * fuse_bytes), threads)
     renamed: Mapping[str, str] = {}
     if bundle_tasks > 1:
         keys = {name: _wanted_keys(name, chunks, wanted or {}) for name, chunks in written}
@@ -707,17 +709,22 @@ class _Writer:
         return HighLevelGraph(layers, dependencies)
 
     def fused(
-        self, graph: HighLevelGraph, outputs: Sequence[str], fuse_bytes: int, threads: int
+        self,
+        graph: HighLevelGraph,
+        outputs: Sequence[str],
+        fuse_bytes: int,
+        input_bytes: int,
+        threads: int,
     ) -> HighLevelGraph:
-        """The graph with fused tasks; all results of one of them take at most `fuse_bytes`."""
+        """The graph with fused tasks, each with as many bytes of results and of inputs."""
         written = self.layers.keys() & graph.layers.keys()
-        limits = self.limits(fuse_bytes, threads)
+        limits = self.limits(fuse_bytes, input_bytes, threads)
         layers, dependencies = fuse(graph.layers, graph.dependencies, written, outputs, limits)
         return HighLevelGraph(layers, dependencies)
 
     def bundle_limits(self, most: int, work: int, threads: int) -> BundleLimits:
         """What may be bundled: at most `most` tasks, with `work` bytes in memory."""
-        fusing = self.limits(work, threads)
+        fusing = self.limits(work, 0, threads)
         positions = {}
         for index, name in self.made.items():
             blocks = self.positions(index)
@@ -765,7 +772,7 @@ class _Writer:
         made = needed_blocks(graph, keys, tiles)
         return {index: made[self.made[index]] for index in watched if index in self.made}
 
-    def limits(self, work: int, threads: int) -> FuseLimits:
+    def limits(self, work: int, inputs: int, threads: int) -> FuseLimits:
         """What may be fused."""
         light, free, size = set(), set(), {}
         for index, name in self.made.items():
@@ -789,4 +796,4 @@ class _Writer:
                     name.rpartition("-")[2],
                     math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
                 )
-        return FuseLimits(light, free, size, work, threads, self.settings)
+        return FuseLimits(light, free, size, work, inputs, threads, self.settings)

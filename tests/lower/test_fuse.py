@@ -48,7 +48,7 @@ class Graph:
     ) -> HighLevelGraph:
         """The graph after fusion; tiles have one byte, except for those in `sizes`."""
         size = {layer.rpartition("-")[2]: 1 for layer in self.layers} | sizes
-        limits = FuseLimits({name(op) for op in light}, set(), size, work, threads)
+        limits = FuseLimits({name(op) for op in light}, set(), size, work, work // 4, threads)
         layers: dict[str, Any] = {
             key: MaterializedLayer(tasks) for key, tasks in self.layers.items()
         }
@@ -165,7 +165,7 @@ def test_annotated_layers_are_not_fused() -> None:
         )
         for key, tasks in graph.layers.items()
     }
-    limits = FuseLimits((), (), {}, 100)
+    limits = FuseLimits((), (), {}, 100, 25)
     fused, _ = fuse(layers, graph.dependencies, set(layers), {name("d")}, limits)
     assert fused[name("b")].annotations == {"resources": {"GPU": 1}}
     assert len(fused[name("b")]) == 2
@@ -186,7 +186,7 @@ def test_tasks_without_a_home_are_fused_only_if_they_follow_the_same_block(place
         {names[0]: set(), names[1]: {names[0]}},
         set(names),
         {names[1]},
-        FuseLimits((), (), {}, 100),
+        FuseLimits((), (), {}, 100, 25),
     )
     # tasks that follow the same block are on the same worker
     assert (len(fused) == 1) == bool(places)
@@ -271,7 +271,7 @@ def test_dask_does_not_rewrite_fused_tasks() -> None:
         reads = [TaskRef((name(op), block)) for op in "bc"]
         graph.layers[name("d")][key] = Task(key, np.concatenate, List(*reads))
     layers: dict[str, Any] = {key: MaterializedLayer(tasks) for key, tasks in graph.layers.items()}
-    limits = FuseLimits(set(), set(), {}, 100)
+    limits = FuseLimits(set(), set(), {}, 100, 25)
     fused = HighLevelGraph(*fuse(layers, graph.dependencies, set(layers), {name("d")}, limits))
     assert ops(fused) == {"d"}
     keys = list(fused)

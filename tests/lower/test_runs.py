@@ -131,12 +131,48 @@ def test_each_reader_elsewhere_has_one_pick_with_what_it_reads(seed: int) -> Non
 
 def test_the_phase_is_the_number_of_changes_of_home() -> None:
     #        0 at a, 1 at b, 2 at a reads both, 3 at a reads 0, 4 at a reads 2 and 3
-    tasks = table([[], [], [0, 1], [0], [2, 3]], ["a", "b", "a", "a", "a"])
-    assert task_phases(tasks) == [0, 0, 1, 0, 1]
+    reads: list[list[int]] = [[], [], [0, 1], [0], [2, 3]]
+    homes = ["a", "b", "a", "a", "a"]
+    assert task_phases(table(reads, homes, kept=[3])) == [0, 0, 1, 0, 1]
     # a task without a home may be anywhere; data is there from the start
     tasks = table([[], [0], [1], [2]], ["a", None, "a", "a"])
     assert task_phases(tasks) == [0, 1, 2, 2]
     assert task_phases(table([[], [0]], [None, "a"])) == [0, 0]
+
+
+def test_a_task_that_frees_no_memory_waits_for_its_readers() -> None:
+    # 0 and 1 at a; 2 at b reads 1; 3 at a reads 0; 4 at a reads 3 and 2
+    reads: list[list[int]] = [[], [], [1], [0], [3, 2]]
+    homes = ["a", "a", "b", "a", "a"]
+    assert task_phases(table(reads, homes, sizes=[9, 1, 1, 9, 9])) == [2, 0, 1, 2, 2]
+    # a smaller result is better kept than its input
+    assert task_phases(table(reads, homes, sizes=[9, 1, 1, 2, 9])) == [0, 0, 1, 0, 2]
+    # unless it has another reader at another worker, or a key of its own
+    reads.append([3])
+    assert task_phases(table(reads, [*homes, "b"], sizes=[9, 1, 1, 9, 9, 1]))[3] == 0
+    kept = table(reads[:5], homes, sizes=[9, 1, 1, 9, 9], kept=[3])
+    assert task_phases(kept)[3] == 0
+
+
+def test_a_run_does_not_wait_for_tasks_that_run_late() -> None:
+    # ten groups of eight tasks at a, each with a task at b that one at a reads; a sum of all
+    reads: list[list[int]] = []
+    homes: list[str] = []
+    for _ in range(10):
+        start = len(reads)
+        reads += [[] for _ in range(8)]
+        reads.append(list(range(start, start + 8)))
+        reads.append([start + 8])
+        homes += ["a"] * 8 + ["b", "a"]
+    tasks = table([*reads, list(range(9, 100, 10))], [*homes, "a"])
+    late = set(range(9, 100, 10))
+    most = {
+        span: max(
+            len(late.intersection(run.tasks)) for run in form_runs(tasks, loose(2, span=span))
+        )
+        for span in (4, 1000)
+    }
+    assert most == {4: 1, 1000: 2}
 
 
 def test_the_phase_of_sources_is_zero() -> None:

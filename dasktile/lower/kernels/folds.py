@@ -74,23 +74,21 @@ def _write_tree(
     if isinstance(kernel, Fold) and context.leader is not None and not _divided(context):
         _write_followed(kernel, context, emitted, partials, counts)
         return
-    workers = [_workers(context, label) if label in kernel.axes else 1
-               for label in range(len(counts))]  # fmt: skip
     level = 0
-    if any(parts > 1 for parts in workers) and not isinstance(shares, Follow):
+    runs = [_runs(context, label) if label in kernel.axes else [1] * count
+            for label, count in enumerate(counts)]  # fmt: skip
+    if any(len(runs[label]) > 1 for label in kernel.axes) and not isinstance(shares, Follow):
         # partials of one worker are combined on it first
-        local = [
-            count // parts if label in kernel.axes else 1
-            for label, (count, parts) in enumerate(zip(counts, workers, strict=True))
-        ]
-        while math.prod(local) > 1:
-            groups = _fan_in(local, kernel.axes, fan_in)
-            parts = [_parts(here, group, count // here)
-                     for here, group, count in zip(local, groups, counts, strict=True)]  # fmt: skip
+        while math.prod(map(_longest, runs)) > 1:
+            groups = _fan_in(list(map(_longest, runs)), kernel.axes, fan_in)
+            parts = [_parts(lengths, group) for lengths, group in zip(runs, groups, strict=True)]
             shares = tuple(share.grouped(part) for share, part in zip(shares, parts, strict=True))
             partials = _level(kernel, context, emitted, partials, parts, level, shares)
             counts = [len(part) for part in parts]
-            local = [-(-here // group) for here, group in zip(local, groups, strict=True)]
+            runs = [
+                [-(-length // group) for length in lengths]
+                for lengths, group in zip(runs, groups, strict=True)
+            ]
             level += 1
     pieces = _pieces(context)
     if pieces is not None:
@@ -101,7 +99,7 @@ def _write_tree(
     while math.prod(counts[axis] for axis in kernel.axes) > fan_in:
         reduced = [count if label in kernel.axes else 1 for label, count in enumerate(counts)]
         groups = _fan_in(reduced, kernel.axes, fan_in)
-        parts = [_parts(count, group) for count, group in zip(counts, groups, strict=True)]
+        parts = [_parts([count], group) for count, group in zip(counts, groups, strict=True)]
         partials = _level(kernel, context, emitted, partials, parts, level, result_at)
         counts = [len(part) for part in parts]
         level += 1
@@ -176,13 +174,20 @@ def _listed(keys: Sequence[Key], kernel: Fold) -> Any:
     return List(*nested)
 
 
-def _workers(context: LoweringContext, label: int) -> int:
-    """Number of workers that share a label; of its tiles where these are not divided evenly."""
+def _runs(context: LoweringContext, label: int) -> list[int]:
+    """Numbers of neighbouring blocks along a label that each worker has."""
+    count = len(context.tiling.cuts[label])
+    shares = context.work_at
+    if isinstance(shares, tuple) and label < len(shares) and shares[label].by:
+        return [run for run in shares[label].runs if run]
     parts = math.prod(
         size for size, cut in zip(context.mesh, context.tiling.mesh, strict=False) if cut == label
     )
-    count = len(context.tiling.cuts[label])
-    return parts if count % parts == 0 else count
+    return [count // parts] * parts if count % parts == 0 else [1] * count
+
+
+def _longest(runs: Sequence[int]) -> int:
+    return max(runs, default=1)
 
 
 def _fan_in(counts: Sequence[int], axes: Sequence[int], limit: int) -> list[int]:
@@ -194,12 +199,13 @@ def _fan_in(counts: Sequence[int], axes: Sequence[int], limit: int) -> list[int]
     return groups
 
 
-def _parts(count: int, group: int, times: int = 1) -> list[range]:
-    """Ranges of `group` neighbours in each of `times` runs of `count` blocks."""
+def _parts(runs: Sequence[int], group: int) -> list[range]:
+    """Ranges of at most `group` neighbours in each of several runs of blocks."""
+    ends = bounds(runs)
     return [
-        range(run * count + lo, run * count + min(lo + group, count))
-        for run in range(times)
-        for lo in range(0, count, group)
+        range(lo, min(lo + group, end))
+        for start, end in zip(ends[:-1], ends[1:], strict=True)
+        for lo in range(start, end, group)
     ]
 
 

@@ -65,7 +65,8 @@ def planned(gate: Path) -> da.Array:
 
 
 async def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + LIMIT
+    # before the time-out of the test, so that a failure says what was waited for
+    deadline = time.monotonic() + 0.8 * LIMIT
     while not true():
         assert time.monotonic() < deadline, "took too long"
         await asyncio.sleep(0.01)

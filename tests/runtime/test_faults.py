@@ -346,7 +346,11 @@ async def test_held_root_tasks_do_not_time_out(c, s, *workers, tmp_path):
 async def test_persisted_results_are_computed_on(c, s, *workers, tmp_path):
     await dasktile.enable(c)
     a = source(tmp_path / "gate")
-    b = c.persist(dasktile.optimize(a - a.mean(axis=0), workers=3))
+    # the few bytes that move are worth many tasks
+    with dask.config.set({"dasktile.cost.task-bytes": 1}):
+        centre = dasktile.optimize(a - a.mean(axis=0), workers=3)
+    assert centre.chunks != a.chunks
+    b = c.persist(centre)
     y = dasktile.optimize(b.T @ b, workers=3)
     future = c.compute(y)  # before there is anything
     await until_held(s)

@@ -88,7 +88,7 @@ class RunLimits:
     threads: int = 1
     per_thread: int = 3
     remaining: float = 0.75
-    span: float = 4.0
+    span: float = 2.0
     task_bytes: float = 0.8e6
 
 
@@ -264,9 +264,12 @@ class _Forming:
     def _inputs_first(self) -> list[int]:
         """All tasks, each after its inputs, depth first from each task that nothing reads.
 
-        A task whose inputs are there runs at once if it frees memory.
+        Of the inputs of a task, the one that most tasks must precede is first: the sum so far is
+        computed before the term that is added.  A task whose inputs are there runs at once if it
+        frees memory.
         """
         reads, sizes = self.table.reads, self.table.sizes
+        height = self._heights()
         done = [False] * len(reads)
         #: For every task, the inputs that are not there, and the readers that have not run.
         missing = list(map(len, reads))
@@ -276,8 +279,8 @@ class _Forming:
 
         def frees(number: int) -> bool:
             """Whether a task needs less memory than it releases, now or with its siblings."""
-            if len(reads[number]) == 1:
-                return sizes[number] < sizes[reads[number][0]]
+            if len(reads[number]) == 1 and sizes[number] < sizes[reads[number][0]]:
+                return True
             released = sum(sizes[read] for read in reads[number] if unread[read] == 1)
             return released >= sizes[number]
 
@@ -291,10 +294,16 @@ class _Forming:
             most = max((sizes[read] for read in reads[number]), default=0)
             if sizes[number] * _SAME_SIZE < most:
                 return False
-            postponed.setdefault(after[0], []).append(number)
+            others = postponed.setdefault(after[0], [])
+            if len(others) + 1 == missing[after[0]]:
+                ready.extend(postponed.pop(after[0]))
+                return False
+            others.append(number)
             return True
 
         order: list[int] = []
+        #: Tasks that can run now.
+        ready: list[int] = []
         for start in range(len(reads)):
             if self.readers[start]:
                 continue
@@ -307,20 +316,25 @@ class _Forming:
                 if done[number]:
                     continue
                 if waiting:
-                    stack.extend(reversed(waiting))
+                    # the next one is at the end
+                    stack.extend(sorted(waiting, key=lambda read: (height[read], -read)))
                     continue
-                ready = [number]
+                ready.append(number)
                 while ready:
                     number = ready.pop()
                     if done[number]:
                         continue
                     done[number] = True
                     order.append(number)
+                    candidates = list(self.readers[number])
                     for read in reads[number]:
                         unread[read] -= 1
+                        if unread[read] == 1:
+                            # the last reader of a result may release it
+                            candidates += [last for last in self.readers[read] if not done[last]]
                     for reader in self.readers[number]:
                         missing[reader] -= 1
-                    for reader in reversed(self.readers[number]):
+                    for reader in reversed(candidates):
                         if len(postponed.get(reader, ())) == missing[reader] > 0:
                             ready.extend(postponed.pop(reader))
                         elif missing[reader] or done[reader] or not frees(reader):
@@ -328,6 +342,13 @@ class _Forming:
                         elif not is_postponed(reader):
                             ready.append(reader)
         return order
+
+    def _heights(self) -> list[int]:
+        """For every task, the tasks on the longest path to it."""
+        height = [0] * len(self.readers)
+        for number in _first_phases(self.table)[1]:
+            height[number] = 1 + max((height[read] for read in self.table.reads[number]), default=0)
+        return height
 
     def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
         """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""
@@ -348,8 +369,9 @@ class _Forming:
     def _stop(self, group: Sequence[int], start: int, most: int) -> int:
         """Where the run that begins at `start` ends.
 
-        There, a bundle and the bytes that are kept for later runs cost least per task.  A run has
-        at least half of the tasks that it may have, unless it would exceed a limit in bytes.
+        There, a bundle, its picks and the bytes that are kept for later runs cost least per task.
+        A run has at least a quarter of the tasks that it may have, unless it would exceed a limit
+        in bytes.
         """
         table, limits = self.table, self.limits
         key = self.group[group[start]]
@@ -362,6 +384,8 @@ class _Forming:
         #: The largest number of bytes of inputs of one task, and of results in memory.
         largest = peak = 0
         count = 0
+        #: The groups of tasks of other homes that read a result; and results with other keys.
+        picks: set[Hashable] = set()
         best: tuple[bool, float, int] | None = None
         end = start + 1
         for position in range(start, len(group)):
@@ -395,12 +419,18 @@ class _Forming:
                 live += size
             if unread_here[number]:
                 crossing += size
+            elsewhere = {self.group[r] for r in readers if table.homes[r] != table.homes[number]}
+            if number in self.kept:
+                picks.add(number)
+            elif elsewhere:
+                picks.add(frozenset(elsewhere))
             if table.counts[number] == 0 and unread_here[number]:
                 continue  # Dask runs it in one task with its reader
             if live > limits.results:
                 continue
-            short = 2 * count < most and position + 1 < len(group)
-            rank = (short, (limits.task_bytes + crossing) / max(count, 1), -count)
+            short = 4 * count < most and position + 1 < len(group)
+            written = 1 if len(picks) == 1 and not crossing else 1 + len(picks)
+            rank = (short, (written * limits.task_bytes + crossing) / max(count, 1), -count)
             if best is None or rank <= best:
                 best, end = rank, position + 1
         return end

@@ -288,12 +288,16 @@ class GraphTasks:
             there = {places[read] for read in self.reads[number] if not self.is_free(read)}
             if len(there) == 1:
                 places[number] = there.pop()
-        # a task without inputs runs where its only readers are
+        # a task without inputs runs where its only readers are; not all inputs of a sum of many
+        # blocks, which would leave the other workers idle
         near = list(places)
+        known = [
+            place is not None or len(self.reads[number]) == 1 for number, place in enumerate(places)
+        ]
         for number in reversed(unknown):
             if near[number] is None and self.readers[number]:
                 there = {near[reader] for reader in self.readers[number]}
-                if len(there) == 1:
+                if len(there) == 1 and all(known[reader] for reader in self.readers[number]):
                     near[number] = there.pop()
         for number in unknown:
             reads = [read for read in self.reads[number] if not self.is_free(read)]

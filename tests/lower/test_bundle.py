@@ -134,6 +134,27 @@ def test_a_bundle_runs_no_more_tasks_than_it_may(most, workers) -> None:
     assert any(size >= most for size in sizes)
 
 
+def test_tasks_without_homes_do_not_all_run_where_their_sum_is_read(workers) -> None:
+    workers(4)
+    x = da.random.default_rng(0).random((400, 10), chunks=(10, 10))
+    parts = x.map_blocks(np.sum, axis=0, keepdims=True, chunks=(1, 10))
+    whole = da.from_delayed(sum(parts.to_delayed().flatten()), (1, 10), x.dtype)
+    array = whole / x.mean(axis=0)
+    new = dasktile.optimize(array)
+    assert_homes_are_even(new)
+    np.testing.assert_allclose(new.compute(scheduler="sync"), array.compute(scheduler="sync"))
+
+
+def assert_homes_are_even(array: da.Array) -> None:
+    """Check that no worker runs more than twice its share of the tasks in bundles."""
+    steps: Counter[int] = Counter()
+    for key, task in bundles_of(tasks_of(array)).items():
+        placement = decode(key[0])
+        assert placement is not None
+        steps[placement.position(key[1:])] += len(task.args[0])
+    assert not steps or max(steps.values()) <= 2 * sum(steps.values()) / 4
+
+
 def test_bundles_are_on_the_worker_of_their_tasks(workers) -> None:
     workers(4)
     graph = tasks_of(dasktile.optimize(small("jacobi")))

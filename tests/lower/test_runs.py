@@ -190,6 +190,37 @@ def test_runs_end_where_the_least_bytes_are_kept() -> None:
     assert Counter(len(run.tasks) for run in runs) == {5: 5, 6: 1}
 
 
+def test_a_run_reads_a_block_for_all_sums_that_need_it() -> None:
+    # a term of the first sum is made of each block, and one of the second sum of the block again
+    # and of a part of the first term; terms are added up one by one
+    reads: list[list[int]] = []
+    sizes: list[int] = []
+    first: list[int] = []
+    second: list[int] = []
+    for _ in range(12):
+        block = len(reads)
+        reads += [[], [block], [block + 1, *first], [block + 1], [block]]
+        first = [block + 2]
+        reads.append([block + 3, block + 4, *second])
+        second = [block + 5]
+        sizes += [100, 1, 1, 1, 100, 1]
+    runs = form_runs(table(reads, sizes=sizes), loose(16))
+    assert len(runs) > 3
+    assert max(sizes[number] for run in runs for number in run.returned) == 1
+
+
+def test_a_run_has_as_few_picks_as_it_can() -> None:
+    # pairs of a task and its reader; each of three other homes reads eight of them
+    reads: list[list[int]] = []
+    for _ in range(24):
+        reads += [[], [len(reads)]]
+    reads += [[16 * home + 2 * pair + 1 for pair in range(8)] for home in range(3)]
+    homes = ["a"] * 48 + ["b", "c", "d"]
+    runs = form_runs(table(reads, homes), loose(20))
+    assert [len(run.tasks) for run in runs] == [16, 16, 16]
+    assert all(run.whole for run in runs)
+
+
 def test_larger_bytes_make_shorter_runs() -> None:
     reads: list[list[int]] = [[] for _ in range(64)]
     reads.append(list(range(64)))
@@ -247,10 +278,10 @@ def test_a_group_with_little_gain_is_unchanged() -> None:
     # sixteen pairs, all of which must have keys of their own: nothing is gained
     reads = [[] if number % 2 == 0 else [number - 1] for number in range(32)]
     assert not form_runs(table(reads, kept=range(32)), loose(8))
-    # of 32 tasks, 16 picks and 4 bundles remain: 0.63 of them
+    # of 32 tasks, 16 bundles remain, which cost less than 4 bundles with 16 picks
     odd = range(1, 32, 2)
-    assert form_runs(table(reads, kept=odd), loose(8, remaining=0.63))
-    assert not form_runs(table(reads, kept=odd), loose(8, remaining=0.62))
+    assert len(form_runs(table(reads, kept=odd), loose(8, remaining=0.5))) == 16
+    assert not form_runs(table(reads, kept=odd), loose(8, remaining=0.49))
 
 
 def test_tasks_that_dask_fuses_count_once_with_their_reader() -> None:

@@ -1,0 +1,261 @@
+"""Simulation of a cluster that runs a graph: memory of every worker, bytes received, seconds.
+
+Workers run tasks as distributed's workers do.  A task is sent to its worker once its inputs are
+computed; the worker receives the inputs that it lacks and runs the task with the lowest priority
+of those that have all inputs.  Root tasks are sent when their worker has a free slot.  A result is
+in memory, on all workers that have received it, until its last reader has run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+#: Slots of a worker for root tasks, per thread: distributed's ``worker-saturation``.
+_SATURATION = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTasks:
+    """The tasks of a graph, by number, and where they run.
+
+    Parameters
+    ----------
+    reads
+        For every task, the numbers of the tasks that it reads.
+    sizes
+        Bytes of every result.
+    priorities
+        Of every task; among those that can run, a worker runs the one with the lowest first.
+    homes
+        The worker of every task, from 0; None for any worker.
+    working
+        Bytes that a task holds while it runs, besides its inputs and its result.
+    kept
+        Tasks whose results are in memory to the end.
+    data
+        Tasks that are data of the graph: they take no time, and every worker has them.
+    """
+
+    reads: Sequence[Sequence[int]]
+    sizes: Sequence[int]
+    priorities: Sequence[float]
+    homes: Sequence[int | None]
+    working: Sequence[int] = ()
+    kept: Collection[int] = ()
+    data: Collection[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Durations of the cluster.
+
+    Parameters
+    ----------
+    task
+        Seconds of a worker per task, whatever it does.
+    scheduler
+        Seconds of the scheduler per task, which it handles one by one.
+    memory
+        Bytes per second of a task, counted on its inputs and its result.
+    network
+        Bytes per second between two workers.
+    """
+
+    task: float = 2e-3
+    scheduler: float = 3e-4
+    memory: float = 1e9
+    network: float = 5e8
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A simulated run.
+
+    Parameters
+    ----------
+    peaks
+        For every worker, the largest number of bytes in its memory.
+    moved
+        Bytes that workers received from each other.
+    seconds
+        Until the last task has run.
+    """
+
+    peaks: tuple[int, ...]
+    moved: int
+    seconds: float
+
+
+def simulate(
+    tasks: PlacedTasks, workers: int, threads: int = 1, speeds: Speeds | None = None
+) -> Simulated:
+    """Simulate a run.
+
+    Parameters
+    ----------
+    tasks
+        The tasks.
+    workers, threads
+        Number of workers, and of tasks that each runs at once.
+    speeds
+        Durations; by default those of `Speeds`.
+    """
+    return _Simulation(tasks, workers, threads, speeds or Speeds()).run()
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker."""
+
+    idle: int
+    #: Root tasks that it may be sent.
+    slots: int
+    #: Tasks that can run, by priority.
+    ready: list[tuple[float, int]] = field(default_factory=list)
+    #: Root tasks that wait for a slot, by priority.
+    roots: list[tuple[float, int]] = field(default_factory=list)
+    #: Tasks that were sent and have not run.
+    sent: int = 0
+    memory: int = 0
+    peak: int = 0
+    #: When its last transfer ends.
+    receiving: float = 0.0
+
+    def hold(self, size: int) -> None:
+        self.memory += size
+        self.peak = max(self.peak, self.memory)
+
+
+class _Simulation:
+    """The state of a simulated run."""
+
+    def __init__(self, tasks: PlacedTasks, workers: int, threads: int, speeds: Speeds) -> None:
+        self.tasks, self.speeds = tasks, speeds
+        self.workers = [_Worker(threads, math.ceil(_SATURATION * threads)) for _ in range(workers)]
+        count = len(tasks.reads)
+        self.data = set(tasks.data)
+        self.kept = set(tasks.kept)
+        self.reads = [[read for read in reads if read not in self.data] for reads in tasks.reads]
+        self.readers: list[list[int]] = [[] for _ in range(count)]
+        for reader, reads in enumerate(self.reads):
+            for read in reads:
+                self.readers[read].append(reader)
+        self.waiting = list(map(len, self.reads))
+        self.unread = list(map(len, self.readers))
+        self.where: list[int] = [-1] * count
+        #: For every result in memory or on its way, when each worker has it.
+        self.there: list[dict[int, float]] = [{} for _ in range(count)]
+        #: Root tasks of any worker that wait for a slot, by priority.
+        self.queue: list[tuple[float, int]] = []
+        #: What happens: time, a counter, and a task that ends or, if negative, can run.
+        self.events: list[tuple[float, int, int]] = []
+        self.number = 0
+        self.scheduled = 0.0
+        self.moved = 0
+        self.now = 0.0
+
+    def run(self) -> Simulated:
+        for number, reads in enumerate(self.reads):
+            if not reads and number not in self.data:
+                home = self.tasks.homes[number]
+                heap = self.queue if home is None else self.workers[home].roots
+                heapq.heappush(heap, (self.tasks.priorities[number], number))
+        for at in range(len(self.workers)):
+            self._fill(at)
+        while self.events:
+            self.now, _, number = heapq.heappop(self.events)
+            if number < 0:
+                number = -1 - number
+                worker = self.workers[self.where[number]]
+                heapq.heappush(worker.ready, (self.tasks.priorities[number], number))
+                self._start(self.where[number])
+            else:
+                self._finish(number)
+        return Simulated(tuple(worker.peak for worker in self.workers), self.moved, self.now)
+
+    def _event(self, time: float, number: int) -> None:
+        self.number += 1
+        heapq.heappush(self.events, (time, self.number, number))
+
+    def _fill(self, at: int) -> None:
+        """Send root tasks to a worker that has free slots."""
+        worker = self.workers[at]
+        while worker.sent < worker.slots and (worker.roots or self.queue):
+            heap = min((heap for heap in (worker.roots, self.queue) if heap), key=lambda h: h[0])
+            self._send(heapq.heappop(heap)[1], at)
+
+    def _send(self, number: int, at: int) -> None:
+        """Send a task to a worker, which receives the inputs that it lacks."""
+        worker = self.workers[at]
+        self.where[number] = at
+        worker.sent += 1
+        self.scheduled = max(self.now, self.scheduled) + self.speeds.scheduler
+        can_run = self.scheduled
+        for read in self.reads[number]:
+            there = self.there[read]
+            if at not in there:
+                size = self.tasks.sizes[read]
+                start = max(self.scheduled, worker.receiving)
+                worker.receiving = there[at] = start + size / self.speeds.network
+                worker.hold(size)
+                self.moved += size
+            can_run = max(can_run, there[at])
+        self._event(can_run, -1 - number)
+
+    def _start(self, at: int) -> None:
+        """Run the tasks for which a worker has idle threads."""
+        worker, sizes = self.workers[at], self.tasks.sizes
+        while worker.idle and worker.ready:
+            _, number = heapq.heappop(worker.ready)
+            worker.idle -= 1
+            working = self.tasks.working[number] if self.tasks.working else 0
+            worker.hold(sizes[number] + working)
+            size = sizes[number] + sum(sizes[read] for read in self.reads[number])
+            self._event(self.now + self.speeds.task + size / self.speeds.memory, number)
+
+    def _finish(self, number: int) -> None:
+        """A task has run: release inputs, send readers, run the next task."""
+        at = self.where[number]
+        worker = self.workers[at]
+        worker.idle += 1
+        worker.sent -= 1
+        if self.tasks.working:
+            worker.memory -= self.tasks.working[number]
+        self.there[number][at] = self.now
+        for read in self.reads[number]:
+            self.unread[read] -= 1
+            if not self.unread[read]:
+                self._release(read)
+        if not self.unread[number]:
+            self._release(number)
+        for reader in self.readers[number]:
+            self.waiting[reader] -= 1
+            if not self.waiting[reader]:
+                self._send(reader, self._worker_of(reader))
+        for other in range(len(self.workers)) if self.queue else (at,):
+            self._fill(other)
+        self._start(at)
+
+    def _release(self, number: int) -> None:
+        if number not in self.kept:
+            for at in self.there[number]:
+                self.workers[at].memory -= self.tasks.sizes[number]
+            self.there[number] = {}
+
+    def _worker_of(self, number: int) -> int:
+        """The home of a task; else the worker with an input where it would start first."""
+        home = self.tasks.homes[number]
+        if home is not None:
+            return home
+        sizes, there = self.tasks.sizes, self.there
+        total = sum(sizes[read] for read in self.reads[number])
+
+        def cost(at: int) -> tuple[float, int]:
+            present = sum(sizes[read] for read in self.reads[number] if at in there[read])
+            wait = self.workers[at].sent * self.speeds.task
+            return (total - present) / self.speeds.network + wait, at
+
+        return min(sorted({at for read in self.reads[number] for at in there[read]}), key=cost)

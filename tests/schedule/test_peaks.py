@@ -1,0 +1,83 @@
+"""Simulated runs: memory of every worker, bytes received and seconds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+
+#: Speeds at which only tasks take time: a second each.
+STEPS = Speeds(task=1.0, scheduler=0.0, memory=float("inf"), network=float("inf"))
+
+
+def placed(reads: list[list[int]], homes: list[int | None], size: int = 1) -> PlacedTasks:
+    count = len(reads)
+    return PlacedTasks(reads, [size] * count, list(map(float, range(count))), homes)
+
+
+def test_a_chain_holds_two_results() -> None:
+    reads = [[number - 1] if number else [] for number in range(5)]
+    run = simulate(placed(reads, [0] * 5, size=10), 1, speeds=STEPS)
+    assert run.peaks == (20,)
+    assert (run.moved, run.seconds) == (0, 5.0)
+
+
+def test_a_result_is_on_both_workers_until_its_last_reader_has_run() -> None:
+    # 1 at worker 1 reads 0 of worker 0; 2 reads 1; 3 at worker 0 reads 0, after three others
+    reads = [[], [0], [1], [0], [], [], []]
+    tasks = placed(reads, [0, 1, 1, 0, 0, 0, 0], size=10)
+    tasks = replace(tasks, priorities=[0.0, 1.0, 2.0, 9.0, 3.0, 4.0, 5.0])
+    run = simulate(tasks, 2, speeds=STEPS)
+    assert run.moved == 10
+    # worker 1 has the copy of 0, and 1 and 2
+    assert run.peaks[1] == 30
+
+
+def test_results_of_outputs_stay_and_data_of_the_graph_is_free() -> None:
+    tasks = replace(placed([[], [0], [0]], [None, 0, 0], size=10), kept={1, 2}, data={0})
+    run = simulate(tasks, 1, speeds=STEPS)
+    assert (run.peaks, run.seconds) == ((20,), 2.0)
+
+
+def test_memory_of_a_running_task_is_released() -> None:
+    tasks = replace(placed([[], [0]], [0, 0]), working=[7, 0])
+    assert simulate(tasks, 1, speeds=STEPS).peaks == (8,)
+
+
+def test_a_worker_is_sent_few_root_tasks() -> None:
+    # sums of two roots each: with all roots in memory first, the peak would be 20
+    reads: list[list[int]] = []
+    for number in range(10):
+        reads += [[], [], [3 * number, 3 * number + 1]]
+    run = simulate(placed(reads, [0] * 30, size=1), 1, speeds=STEPS)
+    assert run.peaks[0] <= 5
+
+
+def test_tasks_of_any_worker_run_where_their_inputs_are() -> None:
+    reads: list[list[int]] = [[] for _ in range(8)] + [[number] for number in range(8)]
+    run = simulate(placed(reads, [None] * 16), 4, speeds=STEPS)
+    assert (run.moved, run.seconds) == (0, 4.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_limits_of_random_graphs(seed: int) -> None:
+    rng = random.Random(seed)
+    count, workers = rng.randint(1, 60), rng.randint(1, 4)
+    reads = [sorted(rng.sample(range(n), min(n, rng.choice([0, 1, 2])))) for n in range(count)]
+    sizes = [rng.randint(0, 9) for _ in range(count)]
+    homes = [rng.choice([None, *range(workers)]) for _ in range(count)]
+    priorities = [float(number) for number in range(count)]
+    tasks = PlacedTasks(reads, sizes, priorities, homes)
+    run = simulate(tasks, workers, threads=rng.randint(1, 3), speeds=STEPS)
+    assert run.seconds >= count / (3 * workers)
+    # every worker receives a result at most once
+    assert run.moved <= sum(sizes) * (workers - 1)
+    largest = max(
+        size + sum(sizes[r] for r in read) for size, read in zip(sizes, reads, strict=True)
+    )
+    assert largest <= max(run.peaks) <= sum(sizes)
+    one = simulate(replace(tasks, homes=[0] * count), 1, speeds=STEPS)
+    assert (one.moved, one.seconds) == (0, float(count))

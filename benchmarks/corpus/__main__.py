@@ -2,12 +2,16 @@
 
     python -m benchmarks.corpus [--workloads NAME ...] [--inputs random zarr] [--workers 4]
         [--rounds 1] [--size 1] [--engines stock dasktile] [--bundle N] [--json FILE]
+    python -m benchmarks.corpus --simulate [--workloads NAME ...] [--size 1] [--bundle N]
     python -m benchmarks.corpus --dry [--workloads NAME ...] [--inputs random zarr] [--size 1]
 
 ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within the time
 measured, on a cluster where `dasktile.enable` was called.  Each has a cluster of single-threaded
 processes of its own.  The engines run in turns, so that other load of the machine affects both.
 Medians of the rounds are reported, and geometric means of the ratios dasktile / Dask.
+
+``--simulate`` computes the graphs of both engines in this process, and simulates the workers
+(`dasktile.schedule.peaks`): tasks, bytes and memory that depend on no timing.
 
 ``--dry`` plans only, without a cluster: which arrays dasktile leaves alone, and why.
 
@@ -39,7 +43,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.corpus import WORKLOADS, Workload, chosen, dry
+from benchmarks.corpus import WORKLOADS, Workload, chosen, dry, simulated
 from benchmarks.corpus.inputs import KINDS, Source, source_of
 from benchmarks.corpus.values import agree, flattened
 from benchmarks.hosted import Hosted
@@ -345,6 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=float, default=1)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--bundle", type=int, default=0, metavar="TASKS")
+    parser.add_argument("--simulate", action="store_true", help="without a cluster")
     parser.add_argument("--dry", action="store_true", help="plan only, without a cluster")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
@@ -380,6 +385,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         dry.report(cells, console)
         return 1 if any("error" in cell for cell in cells) else 0
+    if options.simulate:
+        with tempfile.TemporaryDirectory(prefix="dasktile-corpus-") as name:
+            cells = simulated.run(
+                workloads,
+                options.inputs,
+                options.size,
+                options.workers,
+                options.bundle,
+                Path(name),
+                save,
+            )
+        simulated.report(cells, console)
+        return 0
     cells = run(
         workloads,
         kinds=options.inputs,

@@ -5,9 +5,13 @@ The graph is computed in this process, task by task, which gives the sizes.
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dask
 from dask._task_spec import Alias, DataNode, convert_legacy_graph
@@ -15,8 +19,17 @@ from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.order import order
 from dask.sizeof import sizeof
+from rich.console import Console
+from rich.table import Table
 
+import dasktile
+from benchmarks.corpus import Workload
+from benchmarks.corpus.inputs import source_of
+from benchmarks.placement import FLOOR, mean_ratio
+from dasktile import api
+from dasktile.cluster.target import Machine
 from dasktile.lower.bundle import pick, run_bundle
+from dasktile.report.explanation import format_bytes
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.peaks import PlacedTasks, Simulated, Speeds, simulate
 
@@ -35,8 +48,7 @@ def simulated(
     speeds
         Durations of the cluster.
     """
-    with dask.config.set({"distributed.worker.memory.spill": False}):
-        expr = collections_to_expr(list(collections)).optimize()
+    expr = collections_to_expr(list(collections)).optimize()
     graph: dict[Any, Any] = convert_legacy_graph(dict(expr.__dask_graph__()))
     ends = set(flatten(expr.__dask_keys__()))
     priorities = order(graph, return_stats=False)
@@ -143,3 +155,88 @@ def _homes(graph: Mapping[Any, Any], workers: int) -> dict[Hashable, int | None]
             for read in graph[key].dependencies:
                 readers.setdefault(read, Counter())[home] += 1
     return homes
+
+
+def run(
+    workloads: Sequence[Workload],
+    kinds: Sequence[str],
+    size: float,
+    workers: int,
+    bundle: int,
+    folder: Path,
+    done: Callable[[list[dict[str, Any]]], None] = lambda cells: None,
+) -> list[dict[str, Any]]:
+    """Simulate workloads as Dask runs them, and with plans.
+
+    Parameters
+    ----------
+    workloads, kinds, size
+        Entries of the corpus, kinds of their inputs, and factor of their sizes.
+    workers
+        Number of workers.
+    bundle
+        Tasks in a bundle at most; 0 for no bundles.
+    folder
+        Folder of files of inputs.
+    done
+        Called after every workload with all cells so far.
+
+    Returns
+    -------
+    One dict per workload, kind of inputs and engine, as `benchmarks.corpus.__main__.run` does.
+    """
+    cells: list[dict[str, Any]] = []
+    # workers on which tasks run where a plan places them
+    machine = Machine(workers, order=tuple(map(str, range(workers))), who_has=lambda blocks: {})
+    with (
+        warnings.catch_warnings(),
+        dask.config.set({"dasktile.bundle": bundle}),
+        mock.patch.object(api, "machine", lambda *_: machine),
+    ):
+        warnings.simplefilter("ignore")
+        for kind in kinds:
+            for workload in workloads:
+                for engine in ("stock", "dasktile"):
+                    where = {"workload": workload.name, "inputs": kind, "engine": engine}
+                    collections = workload.function(size, source_of(kind, folder))
+                    started = time.perf_counter()
+                    if engine == "dasktile":
+                        planned = dasktile.optimize(*collections, keep_chunks=workload.keep_chunks)
+                        collections = list(planned) if type(planned) is tuple else [planned]
+                    planning = time.perf_counter() - started
+                    cells.append({**where, "planning": planning, **numbers(collections, workers)})
+                done(cells)
+    return cells
+
+
+def numbers(collections: Sequence[Any], workers: int) -> dict[str, float]:
+    """The measurements of a simulated run."""
+    count, run = simulated(collections, workers)
+    return {"tasks": count, "moved": run.moved, "held": max(run.peaks), "seconds": run.seconds}
+
+
+def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print a table of the cells: Dask's numbers, and those of plans; and geometric means."""
+    table = Table(title="Simulated: Dask's numbers -> those of plans", title_justify="left")
+    for title in ("workload", "inputs"):
+        table.add_column(title)
+    for title in ("tasks", "moved", "peak of a worker", "seconds", "plan s"):
+        table.add_column(title, justify="right", no_wrap=True)
+    ratios: dict[str, list[float]] = {key: [] for key in ("tasks", "moved", "held", "seconds")}
+    for before, after in zip(cells[::2], cells[1::2], strict=True):
+        for key, values in ratios.items():
+            floor = FLOOR if key in ("moved", "held") else 1e-9
+            if before[key] or after[key]:
+                values.append(max(after[key], floor) / max(before[key], floor))
+        table.add_row(
+            before["workload"],
+            before["inputs"],
+            f"{before['tasks']} -> {after['tasks']}",
+            *(f"{format_bytes(before[k])} -> {format_bytes(after[k])}" for k in ("moved", "held")),
+            f"{before['seconds']:.2f} -> {after['seconds']:.2f}",
+            f"{after['planning']:.2f}",
+        )
+    means = [f"{mean_ratio(values) or 1:.3f}" for values in ratios.values()]
+    table.add_section()
+    table.add_row("geometric means of ratios", "", *means)
+    console.print(table)

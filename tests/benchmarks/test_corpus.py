@@ -168,3 +168,17 @@ def test_runner(
     assert "error" in failed
     assert ours["same"] and ours["tasks"] > 0 and ours["held"] > 0 and ours["planning"] > 0
     assert ours["cpu_seconds"] > ours["scheduler_seconds"] > 0
+
+
+def test_simulated_plans_have_fewer_tasks_and_move_no_more_bytes(tmp_path: Path) -> None:
+    file = tmp_path / "cells.json"
+    names = ["pangeo", "coiled.basic_sum_thin", "coiled.adjacent_groups", "dask_ml.newton_step"]
+    options = ["--simulate", "--size", "0.1", "--bundle", "32", "--json", str(file)]
+    assert main([*options, "--workloads", *names]) == 0
+    cells = json.loads(file.read_text())["cells"]
+    assert [cell["engine"] for cell in cells] == ["stock", "dasktile"] * (len(cells) // 2)
+    for before, after in zip(cells[::2], cells[1::2], strict=True):
+        assert after["tasks"] <= 0.75 * before["tasks"]
+        # a megabyte is worth a task
+        assert after["moved"] <= max(before["moved"], 1_000_000)
+        assert 0 < after["held"] <= max(8 * before["held"], 2**25)

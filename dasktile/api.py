@@ -191,7 +191,7 @@ def compare(
     kept = ""
     if any(name == "auto" and not isinstance(plan, str) for name, plan in plans):
         usual = tile(captured, target, "auto", target.memory_limit)
-        kept = usual.verdict if usual.tiled is None else ""
+        kept = usual.verdict if usual.unchanged else ""
     return comparison(target.workers, plans, kept)
 
 

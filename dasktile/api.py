@@ -231,7 +231,7 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
         planned, _ = accepted_plan(request)
     except UndeclaredReadError as error:
-        _warn_inconsistent(error)
+        _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
@@ -286,12 +286,11 @@ def _warn_unsupported() -> None:
     )
 
 
-def _warn_inconsistent(error: UndeclaredReadError) -> None:
+def _warn_inconsistent(error: UndeclaredReadError, stacklevel: int) -> None:
     warnings.warn(
-        f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
-        " such graphs of arrays that were rechunked",
+        f"dasktile leaves the input unchanged: {error}",
         InconsistentGraphWarning,
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 
@@ -302,7 +301,7 @@ def _guarded(function: Any, *arguments: Any) -> Any:
     except _REFUSALS:
         raise
     except UndeclaredReadError as error:
-        _warn_inconsistent(error)
+        _warn_inconsistent(error, stacklevel=4)
         return None
     except Exception as error:
         if config.setting("raise-errors"):

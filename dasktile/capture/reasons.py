@@ -54,7 +54,13 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
     module = getattr(function, "__module__", "") or ""
     if module.split(".")[0] in ("dask", "numpy", "scipy"):
         return f"{_name(function)} is not supported with these arguments"
-    if lookup(layer.task.func) is not None:
+    use = lookup(layer.task.func)
+    if use is not None and use.halo:
+        return (
+            f"user function {_name(function)} is registered with a halo, which is for map_overlap"
+            " and not for map_blocks"
+        )
+    if use is not None:
         return f"this call does not match how user function {_name(function)} is registered"
     return (
         f"the result of user function {_name(function)} may depend on the chunks; if not, "

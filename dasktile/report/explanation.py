@@ -487,7 +487,8 @@ def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
         return []
     lines = ["chunks kept:"]
     for reason, members in groups.items():
-        shown = ", ".join(map(str, members[:12])) + (", …" if len(members) > 12 else "")
+        named = [f"{index} {shortened(nodes[index].op, _NAME)}" for index in members[:12]]
+        shown = ", ".join(named) + (", …" if len(members) > 12 else "")
         lines.append(f"  {shown}: {reason}")
     return lines
 

@@ -102,7 +102,7 @@ def test_table() -> None:
                                            float64       1 of (3000, 3000)      68.7 MiB
 
         chunks kept:
-          1: user function in map_blocks"""
+          1 map_blocks of a very lo…: user function in map_blocks"""
     )
 
 

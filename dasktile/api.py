@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dask.array.optimization
@@ -83,6 +83,11 @@ def optimize(
     >>> x = da.random.default_rng(0).random((4000, 4000), chunks=(4000, 500))
     >>> y = dasktile.optimize(x.T @ x, workers=4)
     """
+    if any(isinstance(collection, HighLevelGraph) for collection in collections):
+        raise TypeError(
+            "optimize takes collections; got a HighLevelGraph. For dask's setting array_optimize"
+            " use dask.config.set(array_optimize=dasktile.array_optimize)"
+        )
     target = _arguments(method, workers, memory_limit, keep_chunks)
     holders = Holders()
     rebuilds = [holders.open(collection) for collection in collections]
@@ -139,7 +144,7 @@ def explain(
 
 def compare(
     *collections: Any,
-    methods: Sequence[str] = (),
+    methods: str | Iterable[str] | None = None,
     workers: Any = None,
     memory_limit: float | str | None = None,
 ) -> Comparison:
@@ -153,7 +158,8 @@ def compare(
     *collections, workers, memory_limit
         As in :func:`optimize`.
     methods
-        Names from ``dasktile.tiling.methods()``; by default ``"auto"``, then all others.
+        One name or several from ``dasktile.tiling.methods()``; by default ``"auto"``, then all
+        others.
 
     Returns
     -------
@@ -161,13 +167,14 @@ def compare(
 
     Raises
     ------
+    TypeError, ValueError
+        Naming the argument that is wrong, its value, and what is allowed.
     ValueError
         If tasks of the graph read keys of an array that are not its blocks.
     """
     require(CAPTURE, "dasktile.compare")
-    names = tuple(methods) or tuple(name for name in tiling.methods() if name != "exact")
-    for name in names:
-        target = _arguments(name, workers, memory_limit, False)
+    names = _method_names(methods)
+    target = _arguments("auto", workers, memory_limit, False)
     holders = Holders()
     for collection in collections:
         holders.open(collection)
@@ -184,7 +191,7 @@ def compare(
     kept = ""
     if any(name == "auto" and not isinstance(plan, str) for name, plan in plans):
         usual = tile(captured, target, "auto", target.memory_limit)
-        kept = usual.verdict if usual.tiled is None else ""
+        kept = usual.verdict if usual.unchanged else ""
     return comparison(target.workers, plans, kept)
 
 
@@ -224,7 +231,7 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
         planned, _ = accepted_plan(request)
     except UndeclaredReadError as error:
-        _warn_inconsistent(error)
+        _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
@@ -236,20 +243,38 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
 def _arguments(
     method: object, workers: object, memory_limit: object, keep_chunks: object
 ) -> Machine:
-    names = tiling.methods()
     for name, value in (("method", method), ("setting dasktile.method", config.setting("method"))):
-        message = f"{name} must be one of {', '.join(map(repr, names))}; got {value!r}"
-        if not isinstance(value, str):
-            raise TypeError(f"{message} of type {type(value).__name__}")
-        if value not in names:
-            raise ValueError(message)
+        _check_method(name, value)
     if not isinstance(keep_chunks, bool):
         raise TypeError(
             f"keep_chunks must be True or False; got {keep_chunks!r}"
             f" of type {type(keep_chunks).__name__}"
         )
-    config.tiling_settings()
+    config.check(stacklevel=4)
     return machine(workers, memory_limit)
+
+
+def _check_method(argument: str, value: object, allowed: str = "") -> None:
+    names = tiling.methods()
+    allowed = allowed or f"must be one of {', '.join(map(repr, names))}"
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} {allowed}; got {value!r} of type {type(value).__name__}")
+    if value not in names:
+        raise ValueError(f"{argument} {allowed}; got {value!r}")
+
+
+def _method_names(given: object) -> tuple[str, ...]:
+    """The names in the argument `methods`, each once."""
+    known = tiling.methods()
+    if given is None:
+        given = ()
+    allowed = f"must be one or several of {', '.join(map(repr, known))}"
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        given = (given,)
+    names = list(given)
+    for name in names:
+        _check_method("methods", name, allowed)
+    return tuple(dict.fromkeys(names)) or tuple(name for name in known if name != "exact")
 
 
 def _warn_unsupported() -> None:
@@ -261,12 +286,11 @@ def _warn_unsupported() -> None:
     )
 
 
-def _warn_inconsistent(error: UndeclaredReadError) -> None:
+def _warn_inconsistent(error: UndeclaredReadError, stacklevel: int) -> None:
     warnings.warn(
-        f"dasktile leaves the input unchanged: {error}. dask.graph_manipulation.clone makes"
-        " such graphs of arrays that were rechunked",
+        f"dasktile leaves the input unchanged: {error}",
         InconsistentGraphWarning,
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 
@@ -277,7 +301,7 @@ def _guarded(function: Any, *arguments: Any) -> Any:
     except _REFUSALS:
         raise
     except UndeclaredReadError as error:
-        _warn_inconsistent(error)
+        _warn_inconsistent(error, stacklevel=4)
         return None
     except Exception as error:
         if config.setting("raise-errors"):

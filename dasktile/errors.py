@@ -19,5 +19,9 @@ class MissingNameWarning(UserWarning):
     """A private name of Dask is missing in the installed version; a feature of dasktile is off."""
 
 
+class UnknownSettingWarning(UserWarning):
+    """A setting under ``dasktile`` in ``dask.config`` does not exist; it has no effect."""
+
+
 class InconsistentGraphWarning(UserWarning):
     """Tasks of a graph read keys that the graph does not declare; it was returned unchanged."""

@@ -510,6 +510,15 @@ def test_a_method_that_fails_raises_an_error() -> None:
             np.testing.assert_allclose(dask.compute(arrays, scheduler="sync")[0][2], A @ B + 2)
 
 
+@pytest.mark.parametrize("scheduler", ["sync", "threads"])
+def test_optimize_in_place_of_the_hook_names_the_hook(scheduler: str) -> None:
+    with (
+        dask.config.set(array_optimize=dasktile.optimize),
+        pytest.raises(TypeError, match=r"array_optimize=dasktile\.array_optimize"),
+    ):
+        product().compute(scheduler=scheduler)
+
+
 # explain --------------------------------------------------------------------------------
 
 

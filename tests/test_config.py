@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import yaml
 
 import dasktile
 from dasktile import config
+from dasktile.errors import UnknownSettingWarning
 from dasktile.tiling.settings import Settings
 
 FOLDER = Path(dasktile.__file__).parent
@@ -87,6 +90,7 @@ def test_settings_accept_strings_with_units(
         ("cost.bandwidth", 0),
         ("cost.bandwidth", "fast"),
         ("cost.task-bytes", None),
+        ("cost.task-bytes", 0),
         ("cost.flops", float("nan")),
         ("tiling.tiles-per-worker", 0),
         ("tiling.max-states", 2.5),
@@ -99,6 +103,81 @@ def test_errors_name_the_invalid_setting(name: str, value: object) -> None:
         pytest.raises(ValueError, match=rf"dasktile\.{name} must be"),
     ):
         config.tiling_settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("workers", "many", "an integer >= 1, or null"),
+        ("memory-limit", -1, "a number of bytes >= 1, a string such as '2 GB', or null"),
+        ("method", 3, "the name of a tiling method"),
+        ("bundle", "abc", "an integer >= 0"),
+        ("raise-errors", "no", "true or false"),
+        ("spill.keep-clean", "yes", "true or false"),
+        ("spill.dirty", 0.5, "a number >= 1"),
+        ("plan.task-seconds", "2 GB", "a positive number of seconds, or a string such as '1 ms'"),
+    ],
+)
+def test_settings_are_checked_even_if_they_are_not_used(
+    name: str, value: object, allowed: str
+) -> None:
+    message = f"setting dasktile.{name} must be {allowed}; got {value!r}"
+    with dask.config.set({f"dasktile.{name}": value}):
+        for call in (dasktile.optimize, dasktile.explain, dasktile.compare):
+            with pytest.raises(ValueError, match=re.escape(message)):
+                call(1, workers=2, memory_limit="1 GB")
+        with pytest.raises(ValueError, match=re.escape(message)):
+            dasktile.plan(1)
+    config.check()
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("bundel", "did you mean dasktile.bundle?"),
+        ("cost.task-byte", "did you mean dasktile.cost.task-bytes?"),
+        ("tilling.max-task", "did you mean dasktile.tiling.max-task?"),
+        ("min-tile", "did you mean dasktile.tiling.min-tile?"),
+        ("zzz", "allowed are workers, memory-limit"),
+    ],
+)
+def test_names_that_do_not_exist_give_one_warning(
+    name: str, near: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "_warned", set())
+    message = f"setting dasktile.{name} does not exist and has no effect; {near}"
+    with dask.config.set({f"dasktile.{name}": 16}):
+        with pytest.warns(UnknownSettingWarning, match=re.escape(message)) as caught:
+            dasktile.optimize(1)
+        assert len(caught) == 1 and caught[0].filename == __file__
+        with warnings.catch_warnings(), dask.config.set({"dasktile.workers": 7}):
+            warnings.simplefilter("error")
+            dasktile.optimize(1)
+
+
+def test_names_with_underscores_exist() -> None:
+    with warnings.catch_warnings(), dask.config.set({"dasktile": {"cost": {"task_bytes": 5}}}):
+        warnings.simplefilter("error")
+        config.check()
+        # dask.config.set replaces whole sections
+        assert config.tiling_settings() == Settings(task_bytes=5)
+
+
+@pytest.mark.parametrize("section", ["dasktile", "dasktile.cost"])
+def test_sections_cannot_be_values(section: str) -> None:
+    message = rf"{section} is a section and must contain settings \(.*task-bytes.*\); got 5"
+    with dask.config.set({section: 5}), pytest.raises(ValueError, match=message):
+        dasktile.optimize(1)
+    with dask.config.set({section: None}):
+        assert config.tiling_settings() == Settings()
+
+
+def test_settings_that_did_not_change_are_not_checked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config.check()
+    monkeypatch.setattr(config, "setting", None)
+    config.check()
 
 
 def test_bundles_can_be_turned_off_and_their_setting_is_checked() -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+README = EXAMPLES.parent / "README.md"
 
 
 @pytest.mark.parametrize(
@@ -30,3 +35,21 @@ def test_example(script, arguments, expected):
     )
     assert run.returncode == 0, run.stderr
     assert expected in run.stdout
+
+
+def test_readme() -> None:
+    """The blocks that need no cluster run one after the other, and print what is shown."""
+    text = README.read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\nprints\n\n```\n(.*?)```)?", text, re.S)
+    assert len(blocks) == 5
+    names: dict[str, Any] = {"__name__": "readme"}
+    shown = 0
+    for code, output in blocks:
+        if "Client(" in code:
+            continue
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, names)
+        assert printed.getvalue() == output
+        shown += bool(output)
+    assert shown == 2

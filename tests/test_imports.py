@@ -55,7 +55,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "_compat.distributed": ({"_compat.distributed"}, {"dask", "distributed", "tornado"}),
     "errors": (set(), set()),
-    "config": ({"tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
+    "config": ({"errors", "tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
     "cluster.settings": (set(), set()),
     "cluster.target": (
         {
@@ -228,6 +228,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.distributed",
             "cluster.clients",
+            "config",
             "runtime.scheduler.plugin",
             "runtime.worker.data",
             "runtime.worker.plugin",

@@ -44,22 +44,54 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     if (getattr(function, "__module__", "") or "").startswith("dasktile."):
         return "already tiled by dasktile"
     operation = key_split(name)
+    others = _no_arrays(view, name)
+    if others:
+        return f"{operation} reads results of {others}, which are not the blocks of an array"
     if any(key_split(key) != operation for key in itertools.islice(layer, SETTINGS.sampled_keys)):
-        return f"the task graph of {operation} is not supported"
-    return f"{_name(function) or operation} in this form is not supported"
+        return f"there is no rule for the tasks of {operation}, which may depend on the chunks"
+    title = _name(function)
+    if title in ("", "apply"):
+        # dask's own function that calls another one
+        title = operation
+    return f"there is no rule for this form of {title}, which may depend on the chunks"
 
 
 def _function_reason(layer: Blockwise, function: Any) -> str:
     """The reason for a layer that calls a function on every block."""
     module = getattr(function, "__module__", "") or ""
     if module.split(".")[0] in ("dask", "numpy", "scipy"):
-        return f"{_name(function)} is not supported with these arguments"
-    if lookup(layer.task.func) is not None:
+        if _name(function) == "getitem":
+            return "the sizes of a selection by a boolean array are unknown until it is computed"
+        return (
+            f"there is no rule for {_name(function)} with these arguments, whose result may depend"
+            " on the chunks"
+        )
+    use = lookup(layer.task.func)
+    if use is not None and use.halo:
+        return (
+            f"user function {_name(function)} is registered with a halo, which is for map_overlap"
+            " and not for map_blocks"
+        )
+    if use is not None:
         return f"this call does not match how user function {_name(function)} is registered"
+    title = f"user function {_name(function)}"
+    if _name(function).startswith("_") and "." in module:
+        # a private function of a package is not the user's own
+        title = f"function {_name(function)} of {module.partition('.')[0]}"
     return (
-        f"the result of user function {_name(function)} may depend on the chunks; if not, "
-        "declare it with dasktile.register_kernel"
+        f"the result of {title} may depend on the chunks; if not, declare it with"
+        " dasktile.register_kernel"
     )
+
+
+def _no_arrays(view: GraphView, name: str) -> str:
+    """Operations of the layers that a layer reads which are no arrays, such as delayed values."""
+    names = [
+        key_split(other)
+        for other in view.dependencies(name)
+        if view.array(other) is None and not _is_array(view.layers[other])
+    ]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _is_array(layer: Layer) -> bool:

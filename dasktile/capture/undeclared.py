@@ -107,7 +107,9 @@ class _Reads:
                 if not is_block(key, owner, info.numblocks):
                     raise UndeclaredReadError(
                         f"layer {name!r} reads {key!r}, which is in the layer of the array"
-                        f" {owner!r}, but is not one of its blocks"
+                        f" {owner!r}, but is not one of its blocks. dask.graph_manipulation.clone"
+                        " and bind make such graphs of rechunked arrays: give them"
+                        " omit=<the rechunked arrays>, or persist these arrays first"
                     )
         return undeclared
 

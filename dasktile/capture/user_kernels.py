@@ -62,7 +62,8 @@ def register_kernel(
         independent of each other.
     halo
         ``{axis: depth}``: the result at one position depends on `depth` elements on
-        either side.
+        either side.  For functions that are passed to ``map_overlap`` with a depth of at least
+        the halo and with ``trim=True``, its default.
 
     Returns
     -------
@@ -74,6 +75,37 @@ def register_kernel(
         If `function` is not callable, or another argument is not of the type given above.
     ValueError
         If not exactly one of the three ways is given, an axis twice, or a negative depth.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> import numpy as np
+    >>> x = da.from_array(np.arange(64.0).reshape(8, 8), chunks=(2, 8))
+
+    Every element by itself:
+
+    >>> def double(block):
+    ...     return 2 * block
+    >>> double = dasktile.register_kernel(double, elementwise=True)
+    >>> y = dasktile.optimize(x.map_blocks(double).T @ x, workers=2)
+
+    Whole rows:
+
+    >>> def ordered(block):
+    ...     return np.sort(block, axis=1)
+    >>> ordered = dasktile.register_kernel(ordered, whole_axes=1)
+    >>> y = dasktile.optimize(x.map_blocks(ordered).T @ x, workers=2)
+
+    One neighbour on either side along the first axis:
+
+    >>> def smooth(block):
+    ...     return (np.roll(block, 1, axis=0) + block + np.roll(block, -1, axis=0)) / 3
+    >>> smooth = dasktile.register_kernel(smooth, halo={0: 1})
+    >>> y = x.map_overlap(smooth, depth={0: 1}, boundary="reflect")
+    >>> z = dasktile.optimize(y, workers=2)
+    >>> z.chunks == y.chunks, np.allclose(z.compute(), y.compute())
+    (False, True)
     """
     if not callable(function):
         raise TypeError(f"function must be callable, got {function!r}")

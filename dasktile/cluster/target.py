@@ -108,11 +108,11 @@ def machine(workers: object = None, memory_limit: object = None) -> Machine:
     elif workers is not None:
         cluster = Machine(_count("workers", workers))
     elif (configured := config.setting("workers")) is not None:
-        cluster = Machine(_count("setting dasktile.workers", configured))
+        cluster = Machine(configured)
     else:
         cluster = _current_machine() or _local_machine()
-    if limit is None:
-        limit = _bytes("setting dasktile.memory-limit", config.setting("memory-limit"))
+    if limit is None and (configured := config.setting("memory-limit")) is not None:
+        limit = int(configured)
     return cluster if limit is None else replace(cluster, memory_limit=limit, limit_given=True)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import reprlib
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dask.base import is_dask_collection, tokenize
+from dask.base import tokenize, unpack_collections
 from dask.highlevelgraph import HighLevelGraph
 from dask.order import order as dask_order
 
@@ -138,26 +140,26 @@ class SchedulePlan:
         Parameters
         ----------
         *collections
-            The collections that were planned; needed only if the plan was loaded from a file.
+            What was planned; needed only if the plan was loaded from a file.
 
         Returns
         -------
-        One for one, a tuple for several.
+        One for one, a tuple for several; lists, tuples and dicts for those that were planned.
 
         Raises
         ------
+        TypeError
+            If an argument contains no dask collection.
         ValueError
             If there are no collections, or others than those that were planned.
         """
         given = collections or self._collections
-        if not all(map(is_dask_collection, given)):
-            kinds = ", ".join(type(collection).__name__ for collection in given)
-            raise TypeError(f"apply takes the dask collections that were planned; got {kinds}")
         if not given:
             raise ValueError(
                 "a plan loaded from a file has no collections: pass those that were planned"
             )
-        tasks = self._tasks if given is self._collections and self._tasks else TaskSet.of(given)
+        found, repack = _unpacked(given, "apply takes the dask collections that were planned")
+        tasks = self._tasks if given is self._collections and self._tasks else TaskSet.of(found)
         place = {key: position for position, key in enumerate(self.order)}
         missing = len(place.keys() - tasks.nodes.keys())
         if missing or not place.keys() >= tasks.running():
@@ -165,7 +167,7 @@ class SchedulePlan:
             if missing:
                 problem = f"{missing} of the plan's {len(place)} tasks are not in these collections"
             raise ValueError(f"{problem}: a plan applies to the planned expressions only")
-        results = tuple(ordered(collection, tasks, place) for collection in given)
+        results = repack([ordered(collection, tasks, place) for collection in found])
         return results[0] if len(results) == 1 else results
 
     def visualize(self, filename: str | Path = "plan.svg") -> Path:
@@ -183,6 +185,17 @@ class SchedulePlan:
         return draw(self._draw(), filename)
 
 
+def _unpacked(
+    given: Sequence[Any], allowed: str
+) -> tuple[Sequence[Any], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+    """The dask collections in arguments, each once, and a function that puts others there."""
+    if not given or not all(unpack_collections(each)[0] for each in given):
+        kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
+        raise TypeError(f"{allowed}; got {kinds}")
+    found, repack = unpack_collections(*given)
+    return found, lambda new: tuple(repack(new))
+
+
 def _change(old: str, new: str) -> str:
     """The new value, and the old one if it differs."""
     return new if new == old else f"{new} instead of {old}"
@@ -191,20 +204,81 @@ def _change(old: str, new: str) -> str:
 def load_plan(filename: str | Path) -> SchedulePlan:
     """Read a plan that :meth:`SchedulePlan.save` has written.
 
+    Parameters
+    ----------
+    filename
+        A file that :meth:`SchedulePlan.save` has written.
+
     Raises
     ------
+    TypeError
+        If `filename` is no path.
+    FileNotFoundError
+        If there is no such file.
     ValueError
         If the file contains no plan, or one of another version.
     """
-    message = f"{str(filename)!r} contains no plan of this version of dasktile"
+    if not isinstance(filename, (str, os.PathLike)):
+        raise TypeError(
+            "filename must be a string or a path; got"
+            f" {reprlib.repr(filename)} of type {type(filename).__name__}"
+        )
+    name = os.fspath(filename)
     try:
         fields = json.loads(Path(filename).read_text(encoding="utf-8"))
-        if fields.pop("version") != _VERSION:
-            raise ValueError(message)
-        order = tuple(_key(key) for key in fields.pop("order"))
-        return SchedulePlan(order=order, before=tuple(fields.pop("before")), **fields)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(message) from None
+    except ValueError:
+        raise ValueError(f"{name!r} contains no plan: it is not JSON") from None
+    if not isinstance(fields, dict) or "version" not in fields:
+        raise ValueError(
+            f"{name!r} contains no plan: it must be a file that the method save of a plan wrote"
+        )
+    version = fields.pop("version")
+    if version != _VERSION:
+        raise ValueError(
+            f"{name!r} contains a plan of version {version!r}; this dasktile reads version"
+            f" {_VERSION}. Plan the collections again"
+        )
+    for field_name, (allowed, valid) in _FIELDS.items():
+        if field_name not in fields:
+            raise ValueError(f"{name!r} contains no plan: {field_name!r} is missing")
+        if not valid(fields[field_name]):
+            raise ValueError(
+                f"{name!r} contains no plan: {field_name!r} must be {allowed};"
+                f" got {reprlib.repr(fields[field_name])}"
+            )
+    unknown = ", ".join(sorted(map(repr, fields.keys() - _FIELDS)))
+    if unknown:
+        raise ValueError(f"{name!r} contains no plan: a plan has no {unknown}")
+    order = tuple(_key(key) for key in fields.pop("order"))
+    return SchedulePlan(order=order, before=tuple(fields.pop("before")), **fields)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+#: The fields of a plan in a file: what is allowed, and whether a value is.
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "order": ("a list", lambda value: isinstance(value, list)),
+    "before": (
+        "three numbers",
+        lambda value: isinstance(value, list) and len(value) == 3 and all(map(_is_number, value)),
+    ),
+    "method": ("a string", lambda value: isinstance(value, str)),
+    **dict.fromkeys(
+        (
+            "swap_in_bytes",
+            "swap_out_bytes",
+            "makespan",
+            "lower_bound",
+            "time_bound",
+            "ideal",
+            "memory_limit",
+            "peak",
+        ),
+        ("a number", _is_number),
+    ),
+}
 
 
 def plan(
@@ -221,7 +295,7 @@ def plan(
     Parameters
     ----------
     *collections
-        Dask collections, planned together; or one
+        Dask collections, and lists, tuples and dicts of them, planned together; or one
         :class:`~dasktile.schedule.taskgraph.TaskGraph`.
     memory_limit
         Bytes of results that one worker can hold, as a number or as a string such as
@@ -259,6 +333,7 @@ def plan(
     >>> schedule = dasktile.plan(x @ x.T, memory_limit="100 MB", workers=1)
     >>> y = schedule.apply()
     """
+    config.check()
     link = _link(device)
     for name, value in (("search_seconds", search_seconds), ("seed", seed)):
         kind = Integral if name == "seed" else Real
@@ -275,16 +350,17 @@ def plan(
             raise ValueError("memory_limit must be given for a TaskGraph")
         names = graph.op_names or tuple(range(len(graph)))
         return _plan(graph, names, {}, limit, link, search_seconds, seed, repeat)
-    if not collections or not all(map(is_dask_collection, collections)):
-        kinds = ", ".join(type(each).__name__ for each in collections) or "nothing"
-        raise TypeError(f"plan takes dask collections, or one TaskGraph; got {kinds}")
+    found, _ = _unpacked(
+        collections,
+        "plan takes dask collections, lists, tuples and dicts of them, or one TaskGraph",
+    )
     if repeat:
         raise ValueError("repeat=True is for a TaskGraph: collections are computed once")
     target = machine(workers)
     limit = _limit(memory_limit, target) * target.workers
-    graphs = [collection.__dask_graph__() for collection in collections]
+    graphs = [collection.__dask_graph__() for collection in found]
     high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)))
-    optimized = TaskSet.of(collections)
+    optimized = TaskSet.of(found)
     sized = tasks(high, optimized.nodes, optimized.wanted)
     given = {"dask.order": _dask_order(sized)}
     schedule = _plan(
@@ -319,12 +395,12 @@ def _limit(memory_limit: object, target: Machine) -> int:
 
 def _link(device: object) -> HostLink:
     if device == "host":
-        speed = config.positive("plan.disk-bandwidth")
+        speed = config.setting("plan.disk-bandwidth")
         return HostLink(speed, speed, speed)
     if device == "cuda":
         speed, both = (
-            config.positive("plan.device-bandwidth"),
-            config.positive("plan.device-duplex"),
+            config.setting("plan.device-bandwidth"),
+            config.setting("plan.device-duplex"),
         )
         return HostLink(speed, speed, both)
     raise ValueError(f"device must be 'host' or 'cuda'; got {device!r}")
@@ -336,8 +412,8 @@ def _graph_of(sized: Tasks, target: Machine) -> TaskGraph:
     The duration of a task is the mean of earlier tasks of the same name, else an estimate from
     its bytes and operations.
     """
-    settings, seconds = target.settings(), config.positive("plan.task-seconds")
-    memory = config.positive("plan.memory-bandwidth")
+    settings, seconds = target.settings(), config.setting("plan.task-seconds")
+    memory = config.setting("plan.memory-bandwidth")
     if target.calibration is not None:
         seconds = target.calibration.task_seconds
         memory = target.calibration.memory or memory

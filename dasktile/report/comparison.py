@@ -6,8 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from dasktile.report.explanation import format_bytes
+from dasktile.report.explanation import format_bytes, shortened, wrapped
 from dasktile.tiling.plan import TilingPlan
+
+_TITLES = ("method", "moved", "times bound", "tasks", "largest task", "")
+#: Widest name of a method printed in full.
+_NAME = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +29,7 @@ class Choice:
     peak
         Bytes of the largest task: its inputs and its result.
     proven_optimal
-        True if it was proven that no tiling moves fewer bytes.
+        True if it was proven that no tiling moves fewer bytes, or if it moves none.
     refused
         Why the method found no tiling; empty if it found one.
     """
@@ -47,12 +51,13 @@ class Comparison:
     workers
         Processes that send bytes to each other.
     lower_bound
-        Bytes that every tiling in the model moves at least; 0 if the exact method was not
-        among those compared.
+        Bytes that every tiling in the model that uses all workers evenly moves at least; 0 if no
+        bound is known, as if neither ``"auto"`` nor ``"exact"`` is among the methods.  The input's
+        own chunks (``"none"``) move fewer bytes if they leave workers idle.
     choices
         One for each method.
     kept
-        Why ``optimize`` would return the input unchanged although ``"auto"`` finds a tiling; empty
+        Why ``optimize`` would keep the input's own chunks although ``"auto"`` finds a tiling; empty
         if it would not, or if ``"auto"`` was not among the methods.
     """
 
@@ -77,8 +82,7 @@ class Comparison:
     def __str__(self) -> str:
         if not self.choices:
             return "no dask arrays to tile"
-        titles = ("method", "moved", "times the least", "tasks", "largest task", "")
-        rows = [titles, *map(self._row, self.choices)]
+        rows = [_TITLES, *map(self._row, self.choices)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
@@ -89,22 +93,44 @@ class Comparison:
             for row in rows
         ]
         lines.insert(1, "-" * max(map(len, lines)))
+        text = "\n".join([wrapped(self._summary()), "", *lines])
+        notes = "\n".join(wrapped(note) for note in self._notes())
+        return f"{text}\n\n{notes}" if notes else text
+
+    def _summary(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"
-        bound = format_bytes(self.lower_bound)
-        text = f"{workers}; no tiling moves less than {bound}\n\n" + "\n".join(lines)
-        if self.kept:
-            text += f"\n\noptimize would return the input unchanged: {self.kept}"
-        return text
+        if not self.lower_bound and not any(choice.proven_optimal for choice in self.choices):
+            return f"{workers}; no lower bound of the moved bytes is known"
+        return (
+            f"{workers}; lower bound {format_bytes(self.lower_bound)}"
+            " of tilings that use all workers evenly"
+        )
 
     def _row(self, choice: Choice) -> tuple[str, ...]:
+        name = shortened(choice.method, _NAME)
         if choice.refused:
-            return choice.method, "", "", "", "", choice.refused
+            return name, "", "", "", "", "refused"
         least = self.lower_bound
-        times = "1.00" if choice.bytes <= least else f"{choice.bytes / least:.2f}" if least else "-"
-        remark = {"none": "the input's own chunks"}.get(choice.method, "")
-        remark = "proven optimal" if choice.proven_optimal else remark
-        return (choice.method, format_bytes(choice.bytes), times, f"{choice.tasks:,}",
-                format_bytes(choice.peak), remark)  # fmt: skip
+        if choice.bytes == least:
+            times = "1.00"
+        else:
+            times = f"{choice.bytes / least:.2f}" if 0 < least < choice.bytes else "-"
+        return (name, format_bytes(choice.bytes), times, f"{choice.tasks:,}",
+                format_bytes(choice.peak), "proven optimal" * choice.proven_optimal)  # fmt: skip
+
+    def _notes(self) -> Iterator[str]:
+        for choice in self.choices:
+            if choice.refused:
+                yield f"{choice.method}: {choice.refused}"
+            elif choice.method == "none":
+                uneven = choice.bytes < self.lower_bound
+                yield "none: the input's own chunks" + (
+                    ", which do not use all workers evenly: the lower bound does not hold for them"
+                    if uneven
+                    else ""
+                )
+        if self.kept:
+            yield f"optimize would keep the input's own chunks: {self.kept}"
 
 
 def comparison(
@@ -129,13 +155,19 @@ def comparison(
         for name, plan in plans
         if name in ("auto", "exact") and not isinstance(plan, str)
     ]
+    bound = max(bounds, default=0)
+    methods = [choice.bytes for choice in choices if not choice.refused and choice.method != "none"]
+    if bound > min(methods, default=0):
+        # a bound for the candidates of one mesh is none for those of another mesh
+        bound = 0
     least = min((choice.bytes for choice in choices if not choice.refused), default=0)
-    bound = min(max(bounds, default=0), least)
-    # A proof over the candidates of one mesh does not hold for those of another mesh.  All choices
-    # that move no more bytes than a proven one are as good.
-    proven = any(choice.proven_optimal and choice.bytes <= bound for choice in choices)
+    # all choices that move no more bytes than a proven one are as good
+    proven = {choice.bytes for choice in choices if choice.proven_optimal} & {bound} | {0}
     choices = [
-        replace(choice, proven_optimal=proven and not choice.refused and choice.bytes <= bound)
+        replace(
+            choice,
+            proven_optimal=not choice.refused and choice.bytes in proven and choice.bytes == least,
+        )
         for choice in choices
     ]
     return Comparison(workers, bound, tuple(choices), kept)

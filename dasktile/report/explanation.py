@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,10 +65,10 @@ class NodeReport:
 class Explanation:
     """The plan of an expression, and its predicted cost, before and after.
 
-    ``str()`` shows a table, one row for each array.  *chunks* are those of the input and *tiles*
-    those of the plan, as their count and the largest size; ``=`` if both are the same.  *moved
-    before* and *moved after* are the bytes that workers receive from each other for the
-    operation, with the chunks and with the tiles.
+    ``str()`` shows a table, two lines for each array.  *chunks* are those of the input and
+    *tiles*, below them, those of the plan, as their count and the largest size; ``=`` if both are
+    the same.  *moved before* and *moved after* are the bytes that workers receive from
+    each other for the operation, with the chunks and with the tiles.
 
     Parameters
     ----------
@@ -83,7 +84,8 @@ class Explanation:
     tasks_before, tasks_after
         Number of tasks.
     lower_bound
-        Bytes that every tiling in the model moves between workers at least.
+        Bytes that every tiling in the model that uses all workers evenly moves between workers at
+        least; 0 if no bound is known.
     proven_optimal
         True if no tiling in the model moves fewer bytes.
     changed
@@ -131,7 +133,8 @@ class Explanation:
 
     def __str__(self) -> str:
         kept = _kept_lines(self.nodes, self.verdict)
-        parts = [self._summary(), _table(self.nodes), "\n".join(kept)]
+        summary = "\n".join(map(wrapped, self._summary().split("\n")))
+        parts = [summary, _table(self.nodes), "\n".join(map(wrapped, kept))]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
@@ -221,6 +224,8 @@ class Explanation:
         return "\n".join(lines)
 
     def _certificate(self) -> str:
+        if not self.lower_bound and not self.proven_optimal:
+            return "no lower bound is known"
         bound = f"lower bound {format_bytes(self.lower_bound)}"
         if self.lower_bound > self.bytes_before:
             bound += " of tilings that use all workers evenly"
@@ -364,18 +369,22 @@ _TITLES = (
     "moved before",
     "moved after",
 )
-_RIGHT = (0, 7, 8)
-#: Widest operation name, and list of inputs, printed in full.
+#: Columns of a line of text.
+WIDTH = 80
+#: Widest operation name, list of inputs and dtype printed in full.
 _NAME = 24
 _FROM = 16
+_DTYPE = 16
+#: Widths of the first two in a table that is too wide otherwise.
+_NARROW_NAME = 10
+_NARROW_FROM = 6
 
 
 def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
     same = node.chunks_before == node.chunks_after
-    op = node.op if len(node.op) <= _NAME else node.op[: _NAME - 1] + "…"
     return (
         str(index),
-        op,
+        shortened(node.op, _NAME),
         _inputs(node.inputs),
         _shape(node.shape),
         node.dtype,
@@ -386,7 +395,7 @@ def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
     )
 
 
-def _inputs(numbers: Sequence[int]) -> str:
+def _inputs(numbers: Sequence[int], width: int = _FROM) -> str:
     """Numbers of inputs, runs of them as ``3-7``."""
     runs: list[list[int]] = []
     for number in numbers:
@@ -398,23 +407,74 @@ def _inputs(numbers: Sequence[int]) -> str:
         f"{first}-{last}" if last > first + 1 else " ".join(map(str, range(first, last + 1)))
         for first, last in runs
     )
-    return text if len(text) <= _FROM else text[: _FROM - 2].rpartition(" ")[0] + " …"
+    if len(text) <= width:
+        return text
+    # a number is shown in full or not at all
+    return f"{text[: width - 1].rpartition(' ')[0]} …".lstrip()
 
 
 def _table(nodes: Sequence[NodeReport]) -> str:
+    """A table with two lines for each array, so that it fits :data:`WIDTH`."""
     if not nodes:
         return ""
-    rows = [_TITLES, *(_cells(index, node) for index, node in enumerate(nodes))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    columns = _columns(nodes)
+    excess = sum(_width(column) for column in columns) + 2 * (len(columns) - 1) - WIDTH
+    name = max(_NARROW_NAME, min(_NAME, _width(columns[1]) - excess))
+    excess -= max(0, _width(columns[1]) - name)
+    inputs = max(_NARROW_FROM, min(_FROM, _width(columns[2]) - excess))
+    columns = _columns(nodes, name, inputs)
+    widths = list(map(_width, columns))
+    if sum(widths) + 2 * (len(columns) - 1) > WIDTH:
+        columns = [[cell.replace(", ", ",") for cell in column] for column in columns]
+        widths = list(map(_width, columns))
     lines = []
-    for row in rows:
+    for row in zip(*columns, strict=True):
         cells = [
-            cell.rjust(width) if column in _RIGHT else cell.ljust(width)
+            cell.rjust(width) if column in (0, len(columns) - 1) else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
+    lines.insert(2, "-" * max(map(len, lines)))
     return "\n".join(lines)
+
+
+def _columns(
+    nodes: Sequence[NodeReport], name: int = _NAME, inputs: int = _FROM
+) -> list[list[str]]:
+    """The columns of the table, titles first; `name` and `inputs` are the widest cells of two."""
+    _, op, reads, shape, dtype, chunks, tiles, before, after = _TITLES
+    columns = [["", ""], [op, ""], [reads, ""], [shape, dtype], [chunks, tiles], [before, after]]
+    for index, node in enumerate(nodes):
+        number, _, _, shape, dtype, chunks, tiles, before, after = _cells(index, node)
+        pairs = (
+            (number, ""),
+            (shortened(node.op, name), ""),
+            (_inputs(node.inputs, inputs), ""),
+            (shape, shortened(dtype, _DTYPE)),
+            (chunks, tiles),
+            (before, after),
+        )
+        for column, pair in zip(columns, pairs, strict=True):
+            column.extend(pair)
+    return columns
+
+
+def _width(column: Sequence[str]) -> int:
+    return max(map(len, column))
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, cut to a number of characters."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def wrapped(line: str) -> str:
+    """A line of text on several lines, of which the later ones are indented further."""
+    indent = line[: len(line) - len(line.lstrip())] + "  "
+    return "\n".join(
+        textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False,
+                      break_long_words=False)
+    )  # fmt: skip
 
 
 def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
@@ -427,7 +487,8 @@ def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
         return []
     lines = ["chunks kept:"]
     for reason, members in groups.items():
-        shown = ", ".join(map(str, members[:12])) + (", …" if len(members) > 12 else "")
+        named = [f"{index} {shortened(nodes[index].op, _NAME)}" for index in members[:12]]
+        shown = ", ".join(named) + (", …" if len(members) > 12 else "")
         lines.append(f"  {shown}: {reason}")
     return lines
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
+from dasktile import config
 from dasktile._compat import distributed as internals
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
@@ -70,6 +71,7 @@ def enable(
     worker_data
     """
     client = client_of(client)
+    config.check()
     placement = parse_flag("placement", placement)
     spill = None
     if parse_flag("spilling", spilling):

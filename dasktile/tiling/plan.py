@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from dasktile.ir import Program, TiledProgram
 
+#: The verdict of a plan in which chunks change.
+RETILED = "retiled"
+
 
 @dataclass(frozen=True, slots=True)
 class Price:
@@ -94,3 +97,8 @@ class TilingPlan:
     reasons: tuple[str, ...] = ()
     verdict: str = ""
     origin: tuple[int, ...] | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """True where all arrays keep their chunks: the tasks may still be placed on workers."""
+        return self.verdict != RETILED

@@ -16,7 +16,7 @@ from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
 from dasktile.tiling.methods import Method, get
-from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.plan import RETILED, Price, TilingPlan
 from dasktile.tiling.rematerialize import late_readers, recompute, spilled_bytes
 from dasktile.tiling.replicate import find_replicas
 from dasktile.tiling.rewrite import ExtendedProgram, Replica, extend
@@ -134,15 +134,13 @@ def tile(
         candidates.insert(0, recomputing)
     verdict = ""
     for after in candidates:
-        if force:
-            break
         verdict = _objection(unchanged, before, planner, after, memory_limit)
         if not verdict and bundled and placed:
             verdict = _objection_with_bundles(planner, before, after)
         if not verdict:
             break
     else:
-        after = before
+        after, verdict = (candidates[0], "") if force else (before, verdict)
     # nothing was proven for programs in which arrays are recomputed
     if after is recomputing:
         stated = None
@@ -214,7 +212,7 @@ def _plan(
             _reason(node, tiling, verdict)
             for node, tiling in zip(after.tiled.program.nodes, after.tiled.tilings, strict=True)
         ),
-        verdict=verdict or "retiled",
+        verdict=verdict or RETILED,
         origin=origin,
     )
 

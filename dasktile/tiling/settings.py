@@ -42,8 +42,9 @@ class CostModel:
         Tasks that a working set of the memory limit costs where it is exceeded.  It is above any
         other cost, so that the limit decides (chosen).
     fan_in
-        Partial results that one task of a reduction combines (chosen; Dask's ``split_every``
-        is 4 or more).
+        Partial results that one task of a reduction combines (chosen).
+    stock_fan_in
+        The same in Dask's own reductions (its default ``split_every``).
     exact_union
         Reads of one array by one node whose union is counted exactly; of more, the bounding box.
         The number of terms doubles with each read.
@@ -58,6 +59,7 @@ class CostModel:
     bundled_task: float = 0.125
     over_limit: float = 1e6
     fan_in: int = 8
+    stock_fan_in: int = 4
     exact_union: int = 3
 
 

@@ -205,7 +205,8 @@ class LocalCosts:
         tiles = math.prod(map(len, self.chunks(choice, parts)))
         if node.kind is Kind.CONTRACT and not self.retile:
             # stock dask keeps every partial product and sums them in a tree of its own
-            return every + (every / 4 + tiles if reduced > 1 else tiles)
+            sums = every / self.settings.model.stock_fan_in
+            return every + (sums + tiles if reduced > 1 else tiles)
         if node.kind is Kind.CONTRACT:
             partials = math.prod(
                 count for count, label in zip(choice.mesh_parts, node.labels, strict=True)
@@ -222,15 +223,23 @@ class LocalCosts:
         return every
 
     def working_set(self, choice: Choice, parts: Parts) -> int:
-        """Bytes of the tiles that one task reads and writes."""
+        """Bytes of the tiles that one task reads and writes.
+
+        It is not known which chunks a task of an unchanged operation reads; one of each input is
+        assumed.
+        """
         node = self.space.program.nodes[choice.node]
         longest = [max(self.cuts(choice, label, count)) for label, count in enumerate(parts)]
-        blocks = [
-            math.prod(_span(axis, longest, size) for axis, size in zip(
-                edge.axes, self.space.program.nodes[edge.producer].shape, strict=True))
-            * self.space.program.nodes[edge.producer].itemsize
-            for edge in node.edges
-        ]  # fmt: skip
+        blocks = []
+        for edge in node.edges:
+            producer = self.space.program.nodes[edge.producer]
+            sizes = producer.shape
+            if node.kind is Kind.OPAQUE and edge.chunks is not None:
+                sizes = tuple(max(cuts, default=0) for cuts in edge.chunks)
+            spans = (
+                _span(axis, longest, size) for axis, size in zip(edge.axes, sizes, strict=True)
+            )
+            blocks.append(math.prod(spans) * producer.itemsize)
         own = math.prod(
             size if axis.label is None else axis.width * longest[axis.label]
             for axis, size in zip(node.out, node.shape, strict=True)
@@ -239,7 +248,29 @@ class LocalCosts:
             # a view reads as many bytes as it writes, from any number of arrays
             return 2 * own * node.itemsize
         # a tile that is joined from pieces is in memory twice for a moment
-        return max([sum(blocks) + own * node.itemsize] + [2 * block for block in blocks])
+        return max(
+            [sum(blocks) + own * node.itemsize, self.combined(choice, parts)]
+            + [2 * block for block in blocks]
+        )
+
+    def combined(self, choice: Choice, parts: Parts) -> int:
+        """Bytes of a task that combines partial results: the partials and the tile."""
+        node = self.space.program.nodes[choice.node]
+        if node.kind not in (Kind.CONTRACT, Kind.FOLD):
+            return 0
+        # products that a worker makes one after the other are accumulated
+        counts = choice.mesh_parts if self.retile and node.kind is Kind.CONTRACT else parts
+        partials = math.prod(
+            len(self.cuts(choice, label, count))
+            for label, count in enumerate(counts)
+            if node.labels[label].role is Role.REDUCE
+        )
+        if partials < 2:
+            return 0
+        model = self.settings.model
+        read = min(partials, model.fan_in if self.retile else model.stock_fan_in)
+        tile = math.prod(max(cuts, default=0) for cuts in self.chunks(choice, parts))
+        return math.ceil(tile * (read * node.partial + node.itemsize))
 
     def chunks(self, choice: Choice, parts: Parts) -> Chunks:
         """Chunks of the array that the node makes, or keeps for its readers."""

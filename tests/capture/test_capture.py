@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
+from typing import Any
+
 import dask
 import dask.array as da
 import numpy as np
@@ -10,7 +13,7 @@ from dask._task_spec import Alias
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
-from dasktile.capture import highlevel
+from dasktile.capture import highlevel, user_kernels
 from dasktile.capture.base import ArrayInfo, Captured, NotRecognised, Recogniser, Verbatim
 from dasktile.capture.highlevel import RECOGNISERS, capture, capture_graph, describable
 from dasktile.capture.rules.blockwise import Contract, Map
@@ -385,6 +388,20 @@ class TestRegistry:
         # chunks along a whole axis change the result
         assert last(x.map_blocks(rank))[0].pinned
 
+    def test_examples_run_as_written(self) -> None:
+        results = doctest.testmod(user_kernels)
+        assert results.attempted > 10 and not results.failed
+
+    def test_a_halo_is_for_map_overlap(self) -> None:
+        def smooth(block: np.ndarray) -> np.ndarray:
+            return block
+
+        register_kernel(smooth, halo={0: 1})
+        assert last(x.map_blocks(smooth))[0].reason == (
+            "user function smooth is registered with a halo, which is for map_overlap and not for"
+            " map_blocks"
+        )
+
     def test_halo_is_kept(self) -> None:
         def smooth(block: np.ndarray) -> np.ndarray:
             return block
@@ -510,7 +527,7 @@ class TestWalk:
         with pytest.raises(KeyError, match="oops"):
             dasktile.optimize(x)
         with dask.config.set({"dasktile.raise-errors": False}):
-            assert "broken raised KeyError" in str(dasktile.explain(x))
+            assert "broken raised KeyError" in " ".join(str(dasktile.explain(x)).split())
             assert dasktile.optimize(x).compute().shape == x.shape
         (name,) = highlevel.failures
         assert name.endswith(".broken") and highlevel.failures[name] == 4
@@ -589,3 +606,32 @@ def test_programs_do_not_depend_on_names():
         ]
 
     assert shape_of(0) == shape_of(1) == shape_of(2)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        (lambda: x[x > 0.5].sum(), "the sizes of a selection by a boolean array are unknown"),
+        (lambda: da.linalg.svd(x.rechunk((4, -1)))[1] + 1, "getitem reads results of svd, which"),
+        (
+            lambda: da.from_delayed(dask.delayed(np.ones)(4), (4,), float) + 1,
+            "from-value reads results of ones, which are not the blocks of an array",
+        ),
+        (lambda: da.median(x, axis=0) + 1, "there is no rule for median with these arguments"),
+        (lambda: da.percentile(x[0], 50) + 1, "there is no rule for the tasks of percentile"),
+        (lambda: da.coarsen(np.mean, x, {0: 2}), "there is no rule for this form of coarsen"),
+    ],
+)
+def test_reasons_name_the_operation_and_say_why(expression: Any, reason: str) -> None:
+    reasons = [node.reason for node in capture([expression()]).program.nodes]
+    assert any(each.startswith(reason) for each in reasons), reasons
+
+
+def test_reasons_name_the_package_of_a_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    def _hidden(block: np.ndarray) -> np.ndarray:
+        return block
+
+    monkeypatch.setattr(_hidden, "__module__", "package.inner")
+    assert last(x.map_blocks(_hidden))[0].reason.startswith(
+        "the result of function _hidden of package may depend on the chunks"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import warnings
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -194,8 +195,23 @@ def test_an_array_beside_its_clone_is_unchanged_with_a_warning(eager: None) -> N
     ):
         result = both.compute(scheduler="sync")
     np.testing.assert_array_equal(result, expected)
-    with pytest.warns(InconsistentGraphWarning):
-        assert dasktile.optimize(both) is both
+    advice = r"clone and bind make .* omit=<the rechunked arrays>, or persist these arrays first$"
+    for call in (dasktile.optimize, dasktile.explain):
+        with pytest.warns(InconsistentGraphWarning, match=advice) as caught:
+            result = call(both)
+        assert [warning.filename for warning in caught] == [__file__]
+        assert result is both or "omit=<the rechunked arrays>" in str(result)
+
+
+def test_clones_without_the_rechunked_arrays_are_tiled(eager: None) -> None:
+    rechunked = da.from_array(np.arange(6), chunks=2).rechunk(3)
+    persisted = rechunked.persist(scheduler="sync") + 1
+    for array, omit in ((rechunked + 1, rechunked), (persisted, None)):
+        both = array + clone(array, omit=omit, seed=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", InconsistentGraphWarning)
+            assert dasktile.optimize(both) is not both
+        np.testing.assert_array_equal(both.compute(scheduler="sync"), 2 * (np.arange(6) + 1))
 
 
 def test_groups_along_two_dimensions_have_the_same_means_with_the_hook(eager: None) -> None:

@@ -78,6 +78,22 @@ def test_several_collections_are_planned_together() -> None:
     np.testing.assert_allclose(dask.compute(total, mean)[1], VALUES.mean())
 
 
+def test_containers_of_collections_are_planned() -> None:
+    x = source()
+    total, mean = x.sum(axis=0), x.mean()
+    plan = dasktile.plan((total, [mean, total]), memory_limit=8 * TILE, workers=1)
+    first, (second, third) = plan.apply()
+    np.testing.assert_allclose(first.compute(), VALUES.sum(axis=0))
+    np.testing.assert_allclose(second.compute(), VALUES.mean())
+    assert third.name == first.name
+    pair, named = plan.apply((total, mean), {"total": total})
+    np.testing.assert_allclose(pair[1].compute(), VALUES.mean())
+    np.testing.assert_allclose(named["total"].compute(), VALUES.sum(axis=0))
+    for given in ([], {"a": 3}, (1, [2])):
+        with pytest.raises(TypeError, match=r"lists, tuples and dicts of them.*got"):
+            dasktile.plan(x, given, memory_limit=8 * TILE, workers=1)
+
+
 def test_delayed_objects_are_planned() -> None:
     parts = [delayed(np.ones)(1000) for _ in range(4)]
     whole = delayed(sum)(parts)
@@ -164,10 +180,40 @@ def test_a_plan_can_be_saved(tmp_path: Path) -> None:
         loaded.apply(source() @ source().T)
     with pytest.raises(ValueError, match="has no timeline"):
         loaded.visualize(tmp_path / "plan.svg")
-    for text in ("{}", "[]", "no JSON", '{"version": 1}', '{"version": 1, "order": 3}'):
-        (tmp_path / "other.json").write_text(text)
-        with pytest.raises(ValueError, match="contains no plan"):
-            dasktile.load_plan(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "contains no plan: it must be a file that the method save"),
+        ("[]", "contains no plan: it must be a file that the method save"),
+        ("no JSON", "contains no plan: it is not JSON"),
+        ({"version": 7}, "contains a plan of version 7; this dasktile reads version 1"),
+        ({"peak": None}, "contains no plan: 'peak' is missing"),
+        ({"peak": "1 GB"}, "contains no plan: 'peak' must be a number; got '1 GB'"),
+        ({"order": 3}, "contains no plan: 'order' must be a list; got 3"),
+        ({"before": [1]}, r"contains no plan: 'before' must be three numbers; got \[1\]"),
+        ({"other": 1}, "contains no plan: a plan has no 'other'"),
+    ],
+)
+def test_files_that_contain_no_plan_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    if isinstance(content, dict):
+        plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+        fields = {**plan.to_dict(), **content}
+        content = json.dumps({name: value for name, value in fields.items() if value is not None})
+    path.write_text(content)
+    with pytest.raises(ValueError, match=f"other.json' {message}"):
+        dasktile.load_plan(path)
+
+
+@pytest.mark.parametrize("filename", [None, 3, {"order": []}])
+def test_a_plan_is_loaded_from_a_path(filename: Any, tmp_path: Path) -> None:
+    message = "filename must be a string or a path; got .* of type " + type(filename).__name__
+    with pytest.raises(TypeError, match=message):
+        dasktile.load_plan(filename)
+    with pytest.raises(FileNotFoundError, match=r"missing\.json"):
+        dasktile.load_plan(tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "html"])

@@ -87,25 +87,67 @@ def gram(tiled: bool = True) -> TilingPlan:
 def test_table() -> None:
     assert str(report.explanation(gram())) == textwrap.dedent(
         """\
-        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8 MiB: within 3 %); 15 tasks instead of 1,206
+        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8
+          MiB: within 3 %); 15 tasks instead of 1,206
         reads 137 MiB instead of 412 MiB from storage
 
-           operation                 from  shape         dtype    chunks             tiles              moved before  moved after
-        -------------------------------------------------------------------------------------------------------------------------
-        0  from-zarr                       (6000, 3000)  float64  3 of (6000, 1000)  =                           0 B          0 B
-        1  map_blocks of a very lo…  0     (6000, 3000)  float64  3 of (6000, 1000)  =                           0 B          0 B
-        2  matmul                    1     (3000, 3000)  float64  9 of (1000, 1000)  1 of (3000, 3000)       1.2 GiB     68.7 MiB
+           operation                 from  shape         chunks             moved before
+                                           dtype         tiles               moved after
+        --------------------------------------------------------------------------------
+        0  from-zarr                       (6000, 3000)  3 of (6000, 1000)           0 B
+                                           float64       =                           0 B
+        1  map_blocks of a very lo…  0     (6000, 3000)  3 of (6000, 1000)           0 B
+                                           float64       =                           0 B
+        2  matmul                    1     (3000, 3000)  9 of (1000, 1000)       1.2 GiB
+                                           float64       1 of (3000, 3000)      68.7 MiB
 
         chunks kept:
-          1: user function in map_blocks"""  # noqa: E501
+          1 map_blocks of a very lo…: user function in map_blocks"""
     )
 
 
+def test_tables_fit_80_columns_whatever_the_names() -> None:
+    plan = gram()
+    source, noise, product = plan.program.nodes
+    wide = replace(
+        noise,
+        op="a function with a name that is very long indeed",
+        dtype="[('first', '<f8'), ('second', '<f8')]",
+        shape=(14600, 50, 721, 1440),
+        chunks=((1,) * 14600, (50,), (721,), (1440,)),
+        reason="a reason of many words, " * 10,
+    )
+    program = Program((source, wide, product), (2,))
+    text = str(report.explanation(replace(plan, program=program, reasons=("", wide.reason, ""))))
+    assert max(map(len, text.splitlines())) <= 80
+    table = text.split("\n\n")[1].splitlines()
+    # the last column is aligned to the right
+    assert {len(line) for line in table} == {len(table[0])}
+    assert "14600 of (1,50,721,1440)" in text
+    assert " ".join(text.split()).count("a reason of many words") == 10
+
+
+def test_numbers_of_inputs_are_not_cut() -> None:
+    numbers = [2, 10, 12, 14, 16, 18, 20]
+    assert report._inputs(numbers) == "2 10 12 14 16 …"
+    for width in range(6, 20):
+        text = report._inputs(numbers, width)
+        assert len(text) <= width
+        assert set(text.split()) <= {*map(str, numbers), "…"}
+
+
+def test_an_unknown_lower_bound_is_not_shown() -> None:
+    text = " ".join(str(report.explanation(replace(gram(), lower_bound=0))).split())
+    assert "(no lower bound is known)" in text
+    text = str(report.explanation(replace(gram(), lower_bound=0, proven_optimal=True)))
+    assert "(lower bound 0 B: proven optimal)" in " ".join(text.split())
+
+
 def test_unchanged_plans_are_reported() -> None:
-    first, _, why = str(report.explanation(gram(tiled=False))).splitlines()[:3]
-    assert why == "the input's own chunks cost no more"
-    assert first.startswith("4 workers, unchanged: moves 1.2 GiB between workers")
-    assert first.endswith("; 1,206 tasks")
+    lines = str(report.explanation(gram(tiled=False))).split("\n\n")[0].splitlines()
+    assert lines[-1] == "the input's own chunks cost no more"
+    assert lines[0].startswith("4 workers, unchanged: moves 1.2 GiB between workers")
+    assert lines[1].endswith("; 1,206 tasks")
 
 
 def test_nothing_to_tile() -> None:

@@ -23,6 +23,7 @@ from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
+from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
 from dasktile.tiling.memo import tile_again
@@ -199,14 +200,21 @@ def accepted_plan(request: Request) -> tuple[PlannedRequest, Lowered | None]:
     """The plan, and its graph if that had to be written to check the plan.
 
     A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
-    direct readers, then keep their chunks.
+    direct readers, then keep their chunks.  So is a plan whose tiles are cut into so many pieces,
+    for the chunks that outputs keep, that the bytes saved are not worth the tasks.
     """
     pinned: dict[str, str] = {}
     for _ in range(2):
         planned = plan_request(request, pinned)
-        if planned.plan.tiled is None or not planned.watched():
+        if planned.plan.tiled is None:
+            return planned, None
+        converted = _is_converted(request, planned.plan)
+        if not converted and not planned.watched():
             return planned, None
         lowered = _lower(request, planned)
+        if converted and _has_costly_tasks(request, planned.plan, lowered):
+            verdict = "the chunks that the result keeps would be cut from the tiles by many tasks"
+            return replace(planned, plan=replace(planned.plan, tiled=None, verdict=verdict)), None
         if not _computes_unneeded(planned, lowered):
             return planned, lowered
         nodes = planned.plan.program.nodes
@@ -242,6 +250,27 @@ def _lower(request: Request, planned: PlannedRequest) -> Lowered:
         bundle_tasks=config.bundle_tasks() if machine.placed else 0,
         bundle_bytes=min(usual, machine.memory_limit or usual),
     )
+
+
+def _is_converted(request: Request, plan: TilingPlan) -> bool:
+    """Whether an output has other chunks than its tiles, which no cost in the plan contains."""
+    assert plan.tiled is not None
+    final = zip(plan.program.outputs, request.final_chunks(plan), strict=True)
+    return any(
+        chunks is not None and chunks != plan.tiled.tilings[node].chunks for node, chunks in final
+    )
+
+
+def _has_costly_tasks(request: Request, plan: TilingPlan, lowered: Lowered) -> bool:
+    """Whether a graph has far more tasks than the input's, which the bytes saved are not worth."""
+    before = count_tasks(request.graph, [array.name for array in request.arrays])
+    after = sum(map(len, lowered.graph.layers.values()))
+    saved = sum(
+        (price.bytes + sum(price.read) + price.spilled) * sign
+        for price, sign in ((plan.before, 1), (plan.after, -1))
+    )
+    more = after - LOWER_DEFAULTS.most_growth * before
+    return more > 0 and saved < more * request.machine.settings().task_bytes
 
 
 def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:

@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--size", type=float, default=1)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--bundle", type=int, default=0, metavar="TASKS")
+    parser.add_argument("--bundle", type=int, default=32, metavar="TASKS")
     parser.add_argument("--simulate", action="store_true", help="without a cluster")
     parser.add_argument("--dry", action="store_true", help="plan only, without a cluster")
     parser.add_argument("--json", type=Path, metavar="FILE")

@@ -20,7 +20,7 @@ import numpy as np
 from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Share, Tiling, Where, bounds
 from dasktile.tiling.candidates import Option, Space, array_labels, mesh_axes_of
 from dasktile.tiling.conversion import conversion_of, conversion_tables
-from dasktile.tiling.grid import split
+from dasktile.tiling.grid import sizes, split
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
 from dasktile.tiling.tiles import Choice, LocalCosts, Parts
@@ -161,10 +161,8 @@ class Splitter:
             _, spots, _ = array_labels(node, self.space.axes.kept[index])
             lengths = node.shape
             fixed: tuple[tuple[int, ...] | None, ...] = (None,) * len(node.shape)
-            own = tuple(
-                sizes if axis.label is not None and self._is_fixed(node, axis.label) else None
-                for axis, sizes in zip(node.out, node.chunks, strict=True)
-            )
+            pinned = [axis.label is not None and self._is_fixed(node, axis.label)
+                      for axis in node.out]  # fmt: skip
         else:
             axis_classes, spots = classes, grids
             lengths = tuple(label.size for label in node.labels)
@@ -173,19 +171,27 @@ class Splitter:
                 else (label.size,) if label.role is Role.WHOLE else None
                 for number, label in enumerate(node.labels)
             )  # fmt: skip
-            own = (None,) * len(lengths)
+            pinned = []
         if option.follow is not None:
             leader = self.space.program.nodes[option.follow.node]
             along = {place: axis for axis, place in enumerate(option.follow.dims)
                      if place is not None}  # fmt: skip
             fixed = tuple(
-                leader.chunks[along[place]] if place in along else sizes
-                for place, sizes in enumerate(fixed)
+                leader.chunks[along[place]] if place in along else cuts
+                for place, cuts in enumerate(fixed)
             )
         mesh_parts = tuple(
             math.prod(size for size, cut in zip(shape, option.mesh, strict=True) if cut == label)
             for label in range(len(lengths))
         )
+        own: tuple[tuple[int, ...] | None, ...] = (None,) * len(lengths)
+        if keep:
+            # blocks that cross a cut of the mesh would have no home
+            cut_at = (bounds(sizes(*cut)) for cut in zip(lengths, mesh_parts, spots, strict=True))
+            own = tuple(
+                made if is_pinned and set(at) <= set(bounds(made)) else None
+                for made, is_pinned, at in zip(node.chunks, pinned, cut_at, strict=True)
+            )
         reads = tuple(
             (edge.axes, producer.shape, producer.itemsize)
             for edge in node.edges
@@ -497,7 +503,7 @@ class Splitter:
         node = self.space.program.nodes[choice.node]
         if choice.option.follow is not None:
             return choice.option.follow.seen([axis.label for axis in node.out])
-        for column, (axis, sizes) in enumerate(zip(node.out, chunks, strict=True)):
+        for column, (axis, cuts) in enumerate(zip(node.out, chunks, strict=True)):
             if axis.label is None:
                 shares.append(Share())
                 continue
@@ -509,7 +515,7 @@ class Splitter:
             # on a diagonal two axes run along one label
             by = tuple(mesh_axis for mesh_axis in by if mesh_axis not in taken)
             taken.update(by)
-            shares.append(self._share(choice, axis.label, by, sizes, axis.width))
+            shares.append(self._share(choice, axis.label, by, cuts, axis.width))
         return tuple(shares)
 
     def _share(

@@ -1,0 +1,38 @@
+"""The number of tasks of a graph."""
+
+from __future__ import annotations
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from dasktile import api
+from dasktile.cluster.target import Machine
+from dasktile.lower.count import count_tasks
+
+
+def test_tasks_of_all_layers_that_arrays_depend_on_are_counted() -> None:
+    x = da.ones((60, 60), chunks=10)
+    y = x + 1
+    assert count_tasks(y.dask, [y.name]) == 2 * 36
+    assert count_tasks(y.dask, [x.name]) == 36
+    # layers that are written when they are needed
+    new = y.rechunk((60, 1))
+    assert count_tasks(new.dask, [new.name]) == len(dict(new.dask))
+
+
+def test_a_plan_whose_tiles_are_cut_into_many_pieces_is_not_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(4, order=tuple("abcd"), who_has=lambda blocks: {})
+    monkeypatch.setattr(api, "machine", lambda *_: machine)
+    # Dask rechunks in two steps; every block of the result is cut from all 480
+    x = da.random.default_rng(0).random((480, 72, 144), chunks=(1, 72, 144))
+    y = x.rechunk((-1, 18, 24))
+    assert dasktile.optimize(y, keep_chunks=True) is y
+    explanation = dasktile.explain(y, keep_chunks=True)
+    assert not explanation.changed
+    assert "many tasks" in explanation.verdict
+    z = da.from_array(np.ones((48, 72)), chunks=(4, 72)).rechunk((-1, 18))
+    assert dasktile.optimize(z, keep_chunks=True).chunks == z.chunks

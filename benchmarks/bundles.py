@@ -1,6 +1,6 @@
 """The effect of bundles: processor time, seconds, tasks, bytes moved and memory on a local cluster.
 
-    python -m benchmarks.bundles [--workloads NAME ...] [--bundle 0 16] [--workers 4] [--rounds 3]
+    python -m benchmarks.bundles [--workloads NAME ...] [--bundle 0 32] [--workers 4] [--rounds 3]
         [--size 1] [--json FILE]
 
 Every workload has random inputs, which may not be cut otherwise, and small chunks, so that the
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
-    parser.add_argument("--bundle", nargs="+", type=int, default=[0, 16])
+    parser.add_argument("--bundle", nargs="+", type=int, default=[0, 32])
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=float, default=1)

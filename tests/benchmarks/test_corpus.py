@@ -172,7 +172,10 @@ def test_runner(
 
 def test_simulated_plans_have_fewer_tasks_and_move_no_more_bytes(tmp_path: Path) -> None:
     file = tmp_path / "cells.json"
-    names = ["pangeo", "coiled.basic_sum_thin", "coiled.adjacent_groups", "dask_ml.newton_step"]
+    names = [
+        *("pangeo.vorticity", "pangeo.quadratic_means", "pangeo.eulerian_mean"),
+        *("coiled.basic_sum_thin", "coiled.adjacent_groups", "dask_ml.newton_step"),
+    ]
     options = ["--simulate", "--size", "0.1", "--bundle", "32", "--json", str(file)]
     assert main([*options, "--workloads", *names]) == 0
     cells = json.loads(file.read_text())["cells"]

@@ -10,8 +10,10 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import dask
 import dask.array as da
@@ -365,7 +367,12 @@ def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
             if twice:
                 again = dasktile.optimize(*new)
                 new = again if isinstance(again, tuple) else (again,)
-        with dask.config.set({**EAGER, "dasktile.bundle": 0}):
+        # without bundles, tasks are fused by the same rule
+        fused = partial(lower, settings=replace(MANY, input_share=0.0))
+        with (
+            dask.config.set({**EAGER, "dasktile.bundle": 0}),
+            mock.patch.object(pipeline, "lower", fused),
+        ):
             plain = dasktile.optimize(*arrays, **options)
             plain = plain if isinstance(plain, tuple) else (plain,)
         graph = tasks_of(*new)

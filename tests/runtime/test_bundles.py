@@ -142,11 +142,15 @@ def test_bundles_run_where_their_tasks_would(client: Client) -> None:
         home = plugin.homes.table(placement.workers)[placement.position(key[1:])]
         homes[home] += 1
         ts = client.cluster.scheduler.tasks[key]
-        assert home == plugin.roots.homes.get(key, min(ts.worker_restrictions))
-    assert len(homes) == 4
+        # held until the worker has a slot, or sent: one may follow the other between two reads
+        held = plugin.roots.homes.get(key)
+        assert home in {held, *(ts.worker_restrictions or ()), plugin.roots.homes.get(key)}
     # roots are sent to workers as these have slots
-    assert plugin.roots.homes
+    some_held = bool(plugin.roots.homes)
+    # before any assertion: a closed gate would block the next test
     OPEN.set()
+    assert len(homes) == 4
+    assert some_held
     np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
 
 

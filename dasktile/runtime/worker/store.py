@@ -308,8 +308,9 @@ class TileStore(MutableMapping[Any, Any]):
             for part in entry.parts:
                 if self._is_spilled(part.unit):
                     self._spilled_total = self._spilled_total.plus(memory=-part.size)
+                part.unit.keys.pop(key, None)
+            # only then: an instruction for one unit may drop another one of the same value
             for unit in entry.units():
-                del unit.keys[key]
                 if unit.keys:
                     self._execute(self._residency.expect({unit: unit.next_use()}))
                 else:

@@ -872,6 +872,11 @@ def test_played(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         played(kind, seed, 150, tmp_path, monkeypatch)
 
 
+def test_bytes_of_a_deleted_tuple(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The removal of one part of a deleted tuple drops another part from the host's memory."""
+    played(Kind(device=True), 1048, 200, tmp_path, monkeypatch)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_threads_for_long(kind: Kind, tmp_path: Path) -> None:

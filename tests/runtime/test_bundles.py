@@ -13,7 +13,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, Scheduler, wait
+from distributed.scheduler import TaskState
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
@@ -58,14 +59,55 @@ def is_empty_afterwards(client: Client) -> Iterator[None]:
         time.sleep(0.01)
 
 
-def bundle_keys(client: Client) -> set[Any]:
-    """Keys of the bundles that the scheduler has."""
-    tasks = [*client.cluster.scheduler.tasks.values()]
-    return {ts.key for ts in tasks if getattr(ts.run_spec, "func", None) is run_bundle}
+# Run on the scheduler's event loop: between two reads of another thread, tasks may be sent.
+
+
+def bundles(dask_scheduler: Scheduler) -> list[TaskState]:
+    """The bundles of graphs that the scheduler's plugins have seen."""
+    return [
+        ts
+        for ts in dask_scheduler.tasks.values()
+        if getattr(ts.run_spec, "func", None) is run_bundle and ts.state != "released"
+    ]
+
+
+def count_bundles(dask_scheduler: Scheduler) -> int:
+    return len(bundles(dask_scheduler))
+
+
+def homes_and_workers(dask_scheduler: Scheduler) -> list[tuple[str, str]]:
+    """The planned and the actual worker of every bundle."""
+    plugin: Any = dask_scheduler.plugins["dasktile"]
+    pairs = []
+    for ts in bundles(dask_scheduler):
+        placement = decode(ts.key[0])
+        assert placement is not None
+        home = plugin.homes.table(placement.workers)[placement.position(ts.key[1:])]
+        held = plugin.roots.homes.get(ts.key)
+        [worker] = [held] if held is not None else ts.worker_restrictions
+        pairs.append((home, worker))
+    return pairs
+
+
+def held_roots(dask_scheduler: Scheduler) -> int:
+    """Number of root tasks that are held back."""
+    plugin: Any = dask_scheduler.plugins["dasktile"]
+    return len(plugin.roots.homes)
 
 
 #: Whether `gated` tasks may end; workers share it, since they are in this process.
 OPEN = threading.Event()
+
+
+@contextmanager
+def closed_gate() -> Iterator[None]:
+    """Let `gated` tasks wait until the end of the block, or until the gate is opened in it."""
+    OPEN.clear()
+    try:
+        yield
+    finally:
+        OPEN.set()
+
 
 #: How often `flaky` was called, by block.
 CALLS: Counter[Any] = Counter()
@@ -101,13 +143,12 @@ def is_bundled(array: da.Array) -> bool:
     return any(getattr(task, "func", None) is run_bundle for task in dict(array.dask).values())
 
 
-def until_bundles(client: Client) -> set[Any]:
-    """Wait until the scheduler has bundles; returns their keys."""
+def until_bundles(client: Client) -> None:
+    """Wait until the scheduler has bundles."""
     deadline = time.monotonic() + LIMIT
-    while not (keys := bundle_keys(client)):
+    while not client.run_on_scheduler(count_bundles):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    return keys
 
 
 def test_as_many_bytes_move_as_without_bundles(client: Client) -> None:
@@ -132,25 +173,14 @@ def test_as_many_bytes_move_as_without_bundles(client: Client) -> None:
 
 
 def test_bundles_run_where_their_tasks_would(client: Client) -> None:
-    OPEN.clear()
-    future = client.compute(dasktile.optimize(mapped(gated), workers=client))
-    plugin: Any = client.cluster.scheduler.plugins["dasktile"]
-    homes: Counter[str] = Counter()
-    for key in until_bundles(client):
-        placement = decode(key[0])
-        assert placement is not None
-        home = plugin.homes.table(placement.workers)[placement.position(key[1:])]
-        homes[home] += 1
-        ts = client.cluster.scheduler.tasks[key]
-        # held until the worker has a slot, or sent: one may follow the other between two reads
-        held = plugin.roots.homes.get(key)
-        assert home in {held, *(ts.worker_restrictions or ()), plugin.roots.homes.get(key)}
-    # roots are sent to workers as these have slots
-    some_held = bool(plugin.roots.homes)
-    # before any assertion: a closed gate would block the next test
-    OPEN.set()
-    assert len(homes) == 4
-    assert some_held
+    with closed_gate():
+        future = client.compute(dasktile.optimize(mapped(gated), workers=client))
+        until_bundles(client)
+        workers = client.run_on_scheduler(homes_and_workers)
+        # roots are sent to workers as these have slots
+        assert client.run_on_scheduler(held_roots)
+    assert all(home == worker for home, worker in workers)
+    assert len({home for home, _ in workers}) == 4
     np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
 
 
@@ -185,21 +215,19 @@ def test_persisted_results_are_computed_on(client: Client) -> None:
 
 
 def test_a_computation_can_be_cancelled_and_repeated(client: Client) -> None:
-    OPEN.clear()
     new = dasktile.optimize(mapped(gated), workers=client)
-    future = client.compute(new)
-    until_bundles(client)
-    future.cancel()
-    OPEN.set()
+    with closed_gate():
+        future = client.compute(new)
+        until_bundles(client)
+        future.cancel()
     np.testing.assert_array_equal(client.compute(new).result(LIMIT), np.full(3000, 6000.0))
 
 
 def test_the_hook_bundles_on_the_scheduler(client: Client) -> None:
-    OPEN.clear()
     with dask.config.set({"array_optimize": dasktile.array_optimize}):
-        future = client.compute(mapped(gated))
-        assert until_bundles(client)
-        OPEN.set()
+        with closed_gate():
+            future = client.compute(mapped(gated))
+            until_bundles(client)
         np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
 
 

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,7 +29,7 @@ from benchmarks.corpus.inputs import source_of
 from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
 from dasktile.cluster.target import Machine
-from dasktile.lower.bundle import pick, run_bundle
+from dasktile.lower.bundle import run_bundle
 from dasktile.report.explanation import format_bytes
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.peaks import PlacedTasks, Simulated, Speeds, simulate
@@ -95,37 +96,36 @@ def measured_sizes(
     return sizes, working
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A task of a bundle that notes the bytes of the bundle's results that are in memory."""
+
+    task: Any
+    sizes: dict[Any, int]
+    live: list[int]
+
+    @property
+    def key(self) -> Any:
+        return self.task.key
+
+    @property
+    def dependencies(self) -> Any:
+        return self.task.dependencies
+
+    def __call__(self, known: Mapping[Any, Any]) -> Any:
+        value = self.task(known)
+        self.sizes[self.key] = sizeof(value)
+        self.live.append(self.sizes[self.key] + sum(self.sizes.get(key, 0) for key in known))
+        return value
+
+
 def _run(task: Any, values: Mapping[Any, Any]) -> tuple[Any, int]:
     """The value of a bundle, and the bytes of its results that are in memory together."""
-    steps, returned, places, *reads = task.args
-    known: dict[Any, Any] = {}
-    for parts, read in zip(places, reads, strict=True):
-        for key, path in parts:
-            known[key] = pick(values[read.key], path)
-    inputs = set(known)
-    readers = Counter(read for step in steps for read in step.dependencies)
-    readers.update(_flat(returned))
-    live = peak = 0
-    for step in steps:
-        known[step.key] = step(known)
-        live += sizeof(known[step.key])
-        peak = max(peak, live)
-        for read in step.dependencies:
-            readers[read] -= 1
-            if not readers[read]:
-                value = known.pop(read)
-                live -= 0 if read in inputs else sizeof(value)
-    return _collected(returned, known), peak
-
-
-def _flat(keys: Any) -> list[Any]:
-    return [one for part in keys for one in _flat(part)] if isinstance(keys, list) else [keys]
-
-
-def _collected(keys: Any, known: Mapping[Any, Any]) -> Any:
-    if isinstance(keys, list):
-        return tuple(_collected(part, known) for part in keys)
-    return known[keys]
+    tasks, returned, places, *reads = task.args
+    live: list[int] = []
+    sizes: dict[Any, int] = {}
+    steps = [_Step(step, sizes, live) for step in tasks]
+    return run_bundle(steps, returned, places, *(values[read.key] for read in reads)), max(live)
 
 
 def _homes(graph: Mapping[Any, Any], workers: int) -> dict[Hashable, int | None]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask.blockwise import optimize_blockwise
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 
@@ -467,7 +468,7 @@ def run_bundle(
     for parts, value in zip(reads, values, strict=True):
         for key, path in parts:
             known[key] = pick(value, path)
-    readers: dict[Key, int] = dict.fromkeys(_flat(returned), 1)
+    readers: dict[Key, int] = dict.fromkeys(flatten([returned]), 1)
     for task in tasks:
         for read in task.dependencies:
             readers[read] = readers.get(read, 0) + 1
@@ -493,14 +494,6 @@ def pick(value: Any, path: Path) -> Any:
     for index in path:
         value = value[index]
     return value
-
-
-def _flat(keys: Any) -> Iterator[Key]:
-    if isinstance(keys, list):
-        for part in keys:
-            yield from _flat(part)
-    else:
-        yield keys
 
 
 def _collected(keys: Any, known: Mapping[Key, Any]) -> Any:

@@ -151,11 +151,9 @@ def task_phases(table: TaskTable) -> list[int]:
     all its readers have its home: it runs in one bundle with a reader, which Dask would fuse it
     with.
     """
-    phases, order = _first_phases(table)
-    readers: list[list[int]] = [[] for _ in phases]
-    for number, reads in enumerate(table.reads):
-        for read in reads:
-            readers[read].append(number)
+    order = _inputs_first(table.reads)
+    phases = _first_phases(table, order)
+    readers = readers_of(table.reads)
     fixed = {*table.kept, *table.sources}
     for number in reversed(order):
         home, after = table.homes[number], readers[number]
@@ -177,35 +175,50 @@ def task_phases(table: TaskTable) -> list[int]:
     return phases
 
 
-def _first_phases(table: TaskTable) -> tuple[list[int], list[int]]:
-    """The number of changes of home on the longest path to every task, and an order of all tasks.
+def _first_phases(table: TaskTable, order: Sequence[int]) -> list[int]:
+    """The number of changes of home on the longest path to every task."""
+    phases = [0] * len(table.reads)
+    for number in order:
+        if number not in table.sources:
+            phases[number] = max(
+                (phases[read] + _changes(table, read, number) for read in table.reads[number]),
+                default=0,
+            )
+    return phases
 
-    In the order every task follows its inputs.
-    """
-    phase: list[int | None] = [None] * len(table.reads)
+
+def _inputs_first(reads: Sequence[Sequence[int]]) -> list[int]:
+    """All tasks, each after its inputs, depth first."""
+    done = [False] * len(reads)
     order: list[int] = []
-    for start in range(len(table.reads)):
+    for start in range(len(reads)):
         stack = [start]
         while stack:
-            current = stack[-1]
-            waiting = [read for read in table.reads[current] if phase[read] is None]
-            if phase[current] is None and waiting:
+            number = stack[-1]
+            waiting = [read for read in reads[number] if not done[read]]
+            if waiting and not done[number]:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            if phase[current] is not None:
-                continue
-            order.append(current)
-            phase[current] = max(
-                (
-                    (phase[read] or 0) + _changes(table, read, current)
-                    for read in table.reads[current]
-                ),
-                default=0,
-            )
-            if current in table.sources:
-                phase[current] = 0
-    return [number or 0 for number in phase], order
+            if not done[number]:
+                done[number] = True
+                order.append(number)
+    return order
+
+
+def readers_of(reads: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For every task, the tasks that read it, ascending.
+
+    Parameters
+    ----------
+    reads
+        For every task, the tasks that it reads.
+    """
+    readers: list[list[int]] = [[] for _ in reads]
+    for reader, numbers in enumerate(reads):
+        for number in numbers:
+            readers[number].append(reader)
+    return readers
 
 
 def _changes(table: TaskTable, read: int, reader: int) -> int:
@@ -222,11 +235,7 @@ class _Forming:
     def __init__(self, table: TaskTable, limits: RunLimits) -> None:
         self.table, self.limits = table, limits
         self.loose = set(table.loose)
-        count = len(table.reads)
-        self.readers: list[list[int]] = [[] for _ in range(count)]
-        for number, reads in enumerate(table.reads):
-            for read in reads:
-                self.readers[read].append(number)
+        self.readers = readers_of(table.reads)
         self.kept = set(table.kept)
         #: For every task, the home and the phase; None for a task that no run may contain.
         self.group: list[tuple[Home, int] | None] = [
@@ -240,7 +249,7 @@ class _Forming:
     def runs(self) -> list[Run]:
         groups: dict[tuple[Home, int], list[int]] = {}
         passed: dict[Home, int] = {}
-        order = self._inputs_first()
+        order = self._order()
         for number in order:
             group = self.group[number]
             if group is not None:
@@ -261,7 +270,7 @@ class _Forming:
                 every = (run for runs in formed.values() for run in runs)
                 return sorted(every, key=lambda run: position[run.tasks[-1]])
 
-    def _inputs_first(self) -> list[int]:
+    def _order(self) -> list[int]:
         """All tasks, each after its inputs, depth first from each task that nothing reads.
 
         Of the inputs of a task, the one that most tasks must precede is first: the sum so far is
@@ -346,7 +355,7 @@ class _Forming:
     def _heights(self) -> list[int]:
         """For every task, the tasks on the longest path to it."""
         height = [0] * len(self.readers)
-        for number in _first_phases(self.table)[1]:
+        for number in _inputs_first(self.table.reads):
             height[number] = 1 + max((height[read] for read in self.table.reads[number]), default=0)
         return height
 

@@ -21,7 +21,7 @@ from dasktile._compat.dask import Alias, ArrayOverlapLayer, DataNode, Task
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.runs import TaskTable
+from dasktile.lower.runs import TaskTable, readers_of
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
@@ -131,10 +131,7 @@ class GraphTasks:
             sorted(number[read] for read in task.dependencies if read in number)
             for task in self.tasks
         ]
-        self.readers: list[list[int]] = [[] for _ in self.keys]
-        for reader, reads in enumerate(self.reads):
-            for read in reads:
-                self.readers[read].append(reader)
+        self.readers = readers_of(self.reads)
         self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
         self.frozen = self._frozen()

@@ -9,48 +9,33 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from dasktile.ir import Follow, Program, TiledProgram, Tiling, Where
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.planner import MemoryLimitError, tile
-from dasktile.tiling.settings import Settings
 
 #: Plans that are kept, the latest used.
 _SIZE = 64
 
 
-def tile_again(
-    program: Program,
-    *,
-    workers: int,
-    threads: int,
-    memory_limit: int | None,
-    method: str,
-    settings: Settings,
-    placed: bool,
-    bundled: bool,
-    force: bool,
-) -> TilingPlan:
+def tile_again(program: Program, **options: Any) -> TilingPlan:
     """As :func:`dasktile.tiling.tile`, but at once for a program that was tiled before.
 
     Two programs are the same if they differ in names only.
+
+    Parameters
+    ----------
+    program
+        The program.
+    options
+        The keyword arguments of :func:`dasktile.tiling.tile`.
     """
-    options = (workers, threads, memory_limit, method, settings, placed, bundled, force)
     try:
-        plan = _plan(_numbered(program), *options)
+        plan = _plan(_numbered(program), **options)
     except MemoryLimitError:
         # once more for a message with the names
-        return tile(
-            program,
-            workers=workers,
-            threads=threads,
-            memory_limit=memory_limit,
-            method=method,
-            settings=settings,
-            placed=placed,
-            bundled=bundled,
-            force=force,
-        )
+        return tile(program, **options)
     return _named(plan, [node.name for node in program.nodes])
 
 
@@ -60,28 +45,8 @@ def forget() -> None:
 
 
 @lru_cache(_SIZE)
-def _plan(
-    program: Program,
-    workers: int,
-    threads: int,
-    memory_limit: int | None,
-    method: str,
-    settings: Settings,
-    placed: bool,
-    bundled: bool,
-    force: bool,
-) -> TilingPlan:
-    return tile(
-        program,
-        workers=workers,
-        threads=threads,
-        memory_limit=memory_limit,
-        method=method,
-        settings=settings,
-        placed=placed,
-        bundled=bundled,
-        force=force,
-    )
+def _plan(program: Program, **options: Any) -> TilingPlan:
+    return tile(program, **options)
 
 
 def _numbered(program: Program) -> Program:

@@ -580,7 +580,7 @@ def test_bytes_of_many_results_are_measured_and_not_guessed() -> None:
         key: task for layer in new.layers.values() for key, task in layer.items()
         if task.func is run_bundle and isinstance(task.args[1], list)
     }  # fmt: skip
-    assert max(len(list(bundles._flat(task.args[1]))) for task in several.values()) > 10
+    assert max(len(list(flatten([task.args[1]]))) for task in several.values()) > 10
 
     def longest(keys: Any) -> int:
         return max([len(keys), *map(longest, keys)]) if isinstance(keys, list) else 0

@@ -294,17 +294,18 @@ class _Written:
         """
         tasks = self.tasks
         phases = task_phases(tasks.table)
+        #: Layers whose tasks are written anew.
         computed = {
             tasks.layer[number]
             for number, reads in enumerate(tasks.reads)
-            if reads or number in self.run_of
+            if reads or number in self.run_of or number in self.changed
         }
         #: By layer: the tasks that stay in it, and those in new layers, by phase.
         original: dict[str, dict[Key, Any]] = {}
         new: dict[tuple[int, str], dict[Key, Any]] = {}
         outputs: dict[str, dict[Key, Any]] = {}
         for number, name in enumerate(tasks.layer):
-            if number in tasks.frozen or (name not in computed and number not in self.changed):
+            if number in tasks.frozen or name not in computed:
                 original.setdefault(name, {})[tasks.keys[number]] = tasks.tasks[number]
                 continue
             if number in self.shared:

@@ -119,23 +119,23 @@ def _run_limits(limits: BundleLimits) -> RunLimits:
 def _most_tasks(graph: HighLevelGraph, outputs: Collection[str]) -> int:
     """Tasks that Dask runs for a graph of plain tasks at most, after it has fused chains."""
     tasks = {key: task for layer in graph.layers.values() for key, task in layer.items()}
-    reader: dict[Key, Any] = {}
+    reader: dict[Key, Key] = {}
     shared: set[Key] = set()
-    for task in tasks.values():
+    for key, task in tasks.items():
         for read in getattr(task, "dependencies", ()):
             if read in reader:
                 shared.add(read)
-            reader[read] = task
+            reader[read] = key
     fused = {
         key
         for key, task in tasks.items()
         if key in reader
         and key not in shared
         and head_of(key) not in outputs
-        and fuses(task, reader[key])
+        and fuses(task, tasks[reader[key]])
     }
     # a chain has a key of its own, and an alias of it
-    chains = {reader[key].key for key in fused} - fused
+    chains = {reader[key] for key in fused} - fused
     return len(tasks) - len(fused) + len(chains)
 
 

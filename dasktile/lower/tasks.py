@@ -190,7 +190,8 @@ class GraphTasks:
                 if key in needed and key not in self.number:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
-                    self.tasks.append(task)
+                    # dask.graph_manipulation.clone leaves old keys in tasks
+                    self.tasks.append(task if task.key == key else task.substitute({}, key=key))
                     self.layer.append(name)
 
     def _inputs_first(self) -> list[int]:

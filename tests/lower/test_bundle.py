@@ -23,6 +23,7 @@ from dask._task_spec import DataNode, Task, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
+from dask.graph_manipulation import clone
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dask.sizeof import sizeof
 from hypothesis import given
@@ -487,6 +488,19 @@ def test_outputs_that_are_data_have_all_of_their_blocks(named: list[str]) -> Non
     assert bundles_of(dict(made.graph))
     name = made.names.get("a", "a")
     assert dask.get(dict(made.graph), [(name, n) for n in range(3)]) == (0, 1, 2)
+
+
+def test_tasks_of_clones_are_bundled(workers) -> None:
+    """Their keys are those of the clones, although the tasks name those of the originals."""
+    workers(2)
+    x = da.random.default_rng(0).random((60, 60), chunks=10)
+    y = clone(x)
+    assert any(task.key != key for key, task in dict(y.dask).items())
+    new = dasktile.optimize((y + y.T).sum(axis=0))
+    assert bundles_of(tasks_of(new))
+    # dask itself refuses to fuse the tasks of clones
+    expected = (x + x.T).sum(axis=0).compute(scheduler="sync")
+    np.testing.assert_allclose(new.compute(scheduler="sync"), expected)
 
 
 def test_tasks_on_which_only_unwanted_blocks_depend_are_missing() -> None:

@@ -229,7 +229,8 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
-        planned, _ = accepted_plan(request)
+        planned, lowered = accepted_plan(request)
+        peaks = pipeline.predicted_peaks(request, planned, lowered)
     except UndeclaredReadError as error:
         _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
@@ -237,7 +238,7 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
         )
     plan = planned.plan
     seconds = request.machine.seconds(plan)
-    return report.explanation(plan, request.final_chunks(plan), unknown, seconds)
+    return report.explanation(plan, request.final_chunks(plan), unknown, seconds, peaks)
 
 
 def _arguments(

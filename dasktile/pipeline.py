@@ -24,8 +24,11 @@ from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.count import count_tasks
+from dasktile.lower.placed import placed_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
-from dasktile.lower.writer import Lowered, lower
+from dasktile.lower.tasks import BundleLimits, noted_blocks
+from dasktile.lower.writer import Lowered, lower, wanted_keys
+from dasktile.schedule.peaks import PlacedTasks, simulate
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
 
@@ -226,6 +229,36 @@ def accepted_plan(request: Request) -> tuple[PlannedRequest, Lowered | None]:
         }
     verdict = "a re-tiled graph would compute blocks that Dask would not compute"
     return replace(planned, plan=replace(planned.plan, tiled=None, verdict=verdict)), None
+
+
+def predicted_peaks(
+    request: Request, planned: PlannedRequest, lowered: Lowered | None
+) -> tuple[int | None, int | None]:
+    """Bytes in memory of the worker that holds most, as Dask runs the input and as planned.
+
+    The graphs are simulated, with their results left on the workers.  None where sizes of results
+    are not known well enough, and for graphs of so many tasks that this would take long.
+    """
+    names = [array.name for array in request.arrays]
+    if count_tasks(request.graph, names) > LOWER_DEFAULTS.max_simulated:
+        return None, None
+    wanted = {
+        array.name: wanted_keys(array.name, array.chunks, planned.wanted)
+        for array in request.arrays
+    }
+    stock = BundleLimits((), {}, (), 0, 0, noted=noted_blocks(request.graph))
+    before = _peak(request.machine, *placed_tasks(request.graph, wanted, stock))
+    if planned.plan.tiled is None:
+        return before, before
+    after = (lowered or _lower(request, planned)).tasks(request.machine.placed)
+    return before, _peak(request.machine, *after)
+
+
+def _peak(machine: Machine, tasks: PlacedTasks, guessed: float) -> int | None:
+    settings = LOWER_DEFAULTS
+    if guessed > settings.most_guessed or len(tasks.reads) > settings.max_simulated:
+        return None
+    return max(simulate(tasks, machine.workers, machine.threads).peaks)
 
 
 def _lower(request: Request, planned: PlannedRequest) -> Lowered:

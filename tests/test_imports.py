@@ -28,7 +28,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "schedule.compiled": (set(), {"numba", "numpy"}),
     "lower": (
-        {"_compat.dask", "ir", "capture", "lower", "schedule.placement"},
+        {"_compat.dask", "ir", "capture", "lower", "schedule.peaks", "schedule.placement"},
         {"dask", "numpy"},
     ),
     "algebra.subscripts": (set(), set()),
@@ -113,6 +113,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "config",
             "ir",
             "lower",
+            "schedule.peaks",
             "tiling",
         },
         {"dask"},

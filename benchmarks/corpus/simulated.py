@@ -18,7 +18,6 @@ import dask
 from dask._task_spec import Alias, DataNode, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
-from dask.order import order
 from dask.sizeof import sizeof
 from rich.console import Console
 from rich.table import Table
@@ -30,9 +29,13 @@ from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
 from dasktile.cluster.target import Machine
 from dasktile.lower.bundle import run_bundle
+from dasktile.lower.placed import TaskMemory, placed
 from dasktile.report.explanation import format_bytes
 from dasktile.schedule.homes import Homes
-from dasktile.schedule.peaks import PlacedTasks, Simulated, Speeds, simulate
+from dasktile.schedule.peaks import Simulated, Speeds, simulate
+
+#: Relative error of a predicted peak up to which it counts as right.
+NEAR = 0.2
 
 
 def simulated(
@@ -52,20 +55,10 @@ def simulated(
     expr = collections_to_expr(list(collections)).optimize()
     graph: dict[Any, Any] = convert_legacy_graph(dict(expr.__dask_graph__()))
     ends = set(flatten(expr.__dask_keys__()))
-    priorities = order(graph, return_stats=False)
-    keys = sorted(graph, key=priorities.__getitem__)
-    number = {key: at for at, key in enumerate(keys)}
     sizes, working = measured_sizes(graph, ends)
     homes = _homes(graph, workers)
-    tasks = PlacedTasks(
-        reads=[[number[read] for read in graph[key].dependencies] for key in keys],
-        sizes=[sizes[key] for key in keys],
-        priorities=list(map(float, range(len(keys)))),
-        homes=[homes[key] for key in keys],
-        working=[working.get(key, 0) for key in keys],
-        kept={number[key] for key in ends},
-        data={at for at, key in enumerate(keys) if isinstance(graph[key], DataNode)},
-    )
+    known = {key: TaskMemory(sizes[key], working.get(key, 0), homes[key]) for key in graph}
+    tasks = placed(graph, ends, known, by_place=True)
     count = sum(not isinstance(task, (DataNode, Alias)) for task in graph.values())
     return count, simulate(tasks, workers, speeds=speeds)
 
@@ -86,7 +79,7 @@ def measured_sizes(
             working[key] = max(0, peak - sizes[key])
         else:
             values[key] = task(values)
-            sizes[key] = 0 if isinstance(task, Alias) else sizeof(values[key])
+            sizes[key] = sizeof(values[key])
         for read in task.dependencies:
             readers[read] -= 1
             if not readers[read] and read not in ends:
@@ -196,15 +189,29 @@ def run(
         warnings.simplefilter("ignore")
         for kind in kinds:
             for workload in workloads:
-                for engine in ("stock", "dasktile"):
+                collections = workload.function(size, source_of(kind, folder))
+                started = time.perf_counter()
+                planned = dasktile.optimize(*collections, keep_chunks=workload.keep_chunks)
+                planning = time.perf_counter() - started
+                told = dasktile.explain(*collections, keep_chunks=workload.keep_chunks)
+                runs = {
+                    "stock": (collections, 0.0, told.peak_before),
+                    "dasktile": (
+                        planned if type(planned) is tuple else (planned,),
+                        planning,
+                        told.peak_after,
+                    ),
+                }
+                for engine, (graphs, seconds, peak) in runs.items():
                     where = {"workload": workload.name, "inputs": kind, "engine": engine}
-                    collections = workload.function(size, source_of(kind, folder))
-                    started = time.perf_counter()
-                    if engine == "dasktile":
-                        planned = dasktile.optimize(*collections, keep_chunks=workload.keep_chunks)
-                        collections = list(planned) if type(planned) is tuple else [planned]
-                    planning = time.perf_counter() - started
-                    cells.append({**where, "planning": planning, **numbers(collections, workers)})
+                    cells.append(
+                        {
+                            **where,
+                            "planning": seconds,
+                            "predicted": peak,
+                            **numbers(graphs, workers),
+                        }
+                    )
                 done(cells)
     return cells
 
@@ -240,3 +247,13 @@ def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
     table.add_section()
     table.add_row("geometric means of ratios", "", *means)
     console.print(table)
+    for engine, whose in (("stock", "Dask's graphs"), ("dasktile", "plans")):
+        pairs = [
+            (cell["predicted"], cell["held"])
+            for cell in cells
+            if cell["engine"] == engine and cell["predicted"] is not None
+        ]
+        close = sum(abs(predicted - held) <= NEAR * max(held, 1) for predicted, held in pairs)
+        console.print(
+            f"explain predicts the peak within {NEAR:.0%} for {close} of {len(pairs)} {whose}"
+        )

@@ -30,6 +30,7 @@ from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import new_layer_name
+from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share
 from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
 from dasktile.schedule.placement import MARK, Placement, decode
@@ -53,10 +54,13 @@ class Bundled:
         The graph.
     names
         Names of the outputs that have other names than before, by their names before.
+    memory
+        What is known of each task; None for a graph without bundles.
     """
 
     graph: HighLevelGraph
     names: Mapping[str, str] = field(default_factory=dict)
+    memory: GraphMemory | None = None
 
 
 def bundle(
@@ -99,7 +103,7 @@ def bundle(
     outputs = {written.names.get(name, name) for name in wanted}
     if _most_tasks(new, outputs) >= sum(tasks.table.counts):
         return Bundled(graph)
-    return Bundled(new, written.names)
+    return Bundled(new, written.names, written.memory())
 
 
 def _run_limits(limits: BundleLimits) -> RunLimits:
@@ -283,6 +287,45 @@ class _Written:
                 path = path[: len(path) - len(inside_of[first])]
                 self.remote.update((part, _Part(own, inside_of[part])) for part in results)
             self.picks[-1].append((own, path))
+
+    # Sizes
+
+    def memory(self) -> GraphMemory:
+        """What is known of each task of the new graph."""
+        tasks = self.tasks
+        places = tasks.places if tasks.limits.mesh else [None] * len(tasks.keys)
+        memory = {
+            self.key_of[number]: TaskMemory(tasks.sizes[number], 0, places[number])
+            for number in range(len(tasks.keys))
+            if number not in self.run_of
+        }
+        for at, run in enumerate(self.runs):
+            place = places[run.tasks[0]]
+            size = sum(tasks.sizes[number] for number in run.returned)
+            memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
+            for (own, _), results in zip(self.picks[at], run.picks, strict=False):
+                memory[own] = TaskMemory(sum(tasks.sizes[number] for number in results), 0, place)
+        return GraphMemory(memory, guessed_share(tasks))
+
+    def _live(self, run: Run) -> int:
+        """Bytes of the results of a run that are in memory at the same time."""
+        sizes, members = self.tasks.sizes, set(run.tasks)
+        unread = {
+            number: sum(reader in members for reader in self.tasks.readers[number])
+            for number in run.tasks
+        }
+        for number in run.returned:
+            unread[number] += 1
+        live = peak = 0
+        for number in run.tasks:
+            live += sizes[number]
+            peak = max(peak, live)
+            for read in self.tasks.reads[number]:
+                if read in members:
+                    unread[read] -= 1
+                    if not unread[read]:
+                        live -= sizes[read]
+        return peak
 
     # Tasks
 

@@ -12,15 +12,17 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
+from operator import getitem as operator_getitem
 from typing import Any
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dasktile._compat.dask import Alias, ArrayOverlapLayer, DataNode, Task
+from dasktile._compat.dask import Alias, ArrayOverlapLayer, DataNode, Task, getitem
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.reshard import getitem_any
 from dasktile.lower.runs import TaskTable, readers_of
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
@@ -29,6 +31,65 @@ Key = Any
 
 #: Kinds of tasks that can be rewritten to read other keys.
 _PLAIN = (Task, Anchored, Alias)
+
+#: Functions that slice.
+_SLICING = (operator_getitem, getitem, getitem_any)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedBlocks:
+    """The blocks of a layer, according to its annotations.
+
+    Parameters
+    ----------
+    chunks
+        Chunk sizes along each axis.
+    itemsize
+        Bytes of an element.
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    itemsize: int
+
+    def shape(self, block: tuple[Any, ...]) -> tuple[int, ...] | None:
+        """The shape of a block; None for places that are no block.
+
+        Parameters
+        ----------
+        block
+            Its place along each axis.
+        """
+        try:
+            return tuple(sizes[at] for sizes, at in zip(self.chunks, block, strict=True))
+        except (TypeError, ValueError, IndexError):
+            return None
+
+
+def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
+    """By layer, its blocks according to its annotations; not for layers of unknown chunks.
+
+    Parameters
+    ----------
+    graph
+        A graph whose layers are not merged: the chunks noted for the first step of a reduction are
+        those of its input.
+    """
+    noted: dict[str, NotedBlocks] = {}
+    for name, layer in graph.layers.items():
+        notes = layer.collection_annotations or {}
+        chunks: Any = notes.get("chunks")
+        dtype: Any = notes.get("dtype")
+        options = getattr(getattr(layer, "task", None), "kwargs", None) or {}
+        reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
+        try:
+            cut = tuple(
+                (1,) * len(sizes) if axis in reduced else tuple(map(int, sizes))
+                for axis, sizes in enumerate(chunks)
+            )
+            noted[name] = NotedBlocks(cut, dtype.itemsize)
+        except (TypeError, ValueError, AttributeError):
+            continue  # unknown chunks
+    return noted
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +110,8 @@ class BundleLimits:
         Bytes of a bundle's inputs and of its results that are in memory at the same time.
     threads
         Tasks that a worker runs at once.
+    noted
+        By the name of a layer, its blocks; by default according to the annotations of the graph.
     positions
         By the token of an array whose name has no placement, the mesh positions of its blocks:
         persisted arrays, and arrays of the input graph.
@@ -62,6 +125,7 @@ class BundleLimits:
     tasks: int
     work: int
     threads: int = 1
+    noted: Mapping[str, NotedBlocks] | None = None
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
 
@@ -103,8 +167,10 @@ class GraphTasks:
         Frozen tasks; see the module.
     homes, places
         Mesh position of every task that a bundle may run, None for others; that of every task.
-    sizes
-        Bytes of every result.
+    noted
+        By the name of a layer, its blocks according to its annotations.
+    sizes, guessed
+        Bytes of every result, and the tasks for which they are a guess.
     kept
         Tasks that are wanted blocks of outputs.
     table
@@ -139,6 +205,8 @@ class GraphTasks:
         self.homes = [
             place if self._may_run(number) else None for number, place in enumerate(self.places)
         ]
+        self.noted = noted_blocks(graph) if limits.noted is None else limits.noted
+        self.guessed: set[int] = set()
         self.sizes = self._sizes()
         self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
         self.table = TaskTable(
@@ -307,20 +375,26 @@ class GraphTasks:
 
     def _sizes(self) -> list[int]:
         """Bytes of every result, estimated for slices and other tasks of unknown size."""
-        noted = self._noted_sizes()
         sizes = [0] * len(self.keys)
         unknown = set()
         for number, key in enumerate(self.keys):
             name = str(head_of(key))
-            size = self.limits.size.get(name.rpartition("-")[2], noted.get(name))
+            size = self.limits.size.get(name.rpartition("-")[2])
+            if size is None and (shape := self._block_shape(number)) is not None:
+                size = math.prod(shape) * self.noted[name].itemsize
             if self.is_free(number):
                 continue
             if size is None:
                 unknown.add(number)
             else:
                 sizes[number] = size
+        shapes: dict[int, tuple[int, ...]] = {}
         for number in self.inputs_first:
             if number not in unknown:
+                continue
+            share = self._sliced(number, shapes)
+            if share is not None:
+                sizes[number] = int(share * sizes[self.reads[number][0]])
                 continue
             inputs = max((sizes[read] for read in self.reads[number]), default=0)
             parts = [
@@ -329,20 +403,50 @@ class GraphTasks:
                 if sizes[reader]
             ]
             sizes[number] = min(inputs, max(parts)) if parts else inputs
+            task = self.tasks[number]
+            # together the slices that a task joins have the size of its result
+            is_piece = bool(parts) and getattr(task, "func", None) in _SLICING
+            if not is_piece and type(task) is not DataNode:
+                self.guessed.add(number)
         return sizes
 
-    def _noted_sizes(self) -> dict[str, int]:
-        """By layer, bytes of a chunk according to its annotations."""
-        noted: dict[str, int] = {}
-        for name, layer in self.graph.layers.items():
-            notes = layer.collection_annotations or {}
-            chunksize: Any = notes.get("chunksize")
-            dtype: Any = notes.get("dtype")
-            try:
-                noted[name] = int(math.prod(chunksize)) * dtype.itemsize
-            except (TypeError, ValueError, AttributeError):
-                continue  # sizes are unknown
-        return noted
+    def _sliced(self, number: int, shapes: dict[int, tuple[int, ...]]) -> float | None:
+        """The share of its only input that a slice is; None if that is unknown.
+
+        Parameters
+        ----------
+        number
+            The task.
+        shapes
+            Shapes of the slices so far; that of this one is added.
+        """
+        task, reads = self.tasks[number], self.reads[number]
+        if len(reads) != 1 or reads != [self.number.get(read) for read in task.dependencies]:
+            return None
+        shape = shapes.get(reads[0]) or self._block_shape(reads[0])
+        if type(task) is Alias:
+            if shape is not None:
+                shapes[number] = shape
+            return 1.0
+        if shape is None or getattr(task, "func", None) not in _SLICING or len(task.args) != 2:
+            return None
+        index = task.args[1] if type(task.args[1]) is tuple else (task.args[1],)
+        if len(index) > len(shape) or not all(type(part) in (slice, int) for part in index):
+            return None
+        cut = [
+            len(range(*part.indices(size))) if type(part) is slice else 1
+            for part, size in zip(index, shape, strict=False)
+        ]
+        cut += shape[len(index) :]
+        if len(index) == len(shape) and all(type(part) is slice for part in index):
+            shapes[number] = tuple(cut)
+        return math.prod(cut) / max(1, math.prod(shape))
+
+    def _block_shape(self, number: int) -> tuple[int, ...] | None:
+        """The shape of a block, according to the annotations of its layer; None if unknown."""
+        key = self.keys[number]
+        noted = self.noted.get(str(head_of(key)))
+        return noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
 
 
 def _is_opaque(layer: Any) -> bool:

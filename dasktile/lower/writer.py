@@ -38,12 +38,13 @@ from dasktile.ir import (
     windows,
 )
 from dasktile.lower.anchored import anchor_tasks
-from dasktile.lower.bundle import bundle
+from dasktile.lower.bundle import Bundled, bundle
 from dasktile.lower.emit import LoweringContext, emit, home_position, placement
 from dasktile.lower.fuse import FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.names import new_layer_name
+from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
     Windows,
     block_windows,
@@ -55,9 +56,10 @@ from dasktile.lower.reshard import (
 )
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import BundleLimits
+from dasktile.schedule.peaks import PlacedTasks
 from dasktile.schedule.placement import token
 
-__all__ = ["Lowered", "lower"]
+__all__ = ["Lowered", "lower", "wanted_keys"]
 
 #: For every block, the places in the mesh that need it.
 Copies = dict[tuple[int, ...], tuple[int, ...]]
@@ -78,6 +80,8 @@ class Lowered:
         For every output of the program, the name of its array and its chunks.
     layers
         For every node that was written or carried over, the layer that holds its array.
+    tasks
+        Returns what `placed_tasks` does; the argument says whether tasks run where they are placed.
     computed
         For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
     """
@@ -86,6 +90,7 @@ class Lowered:
     names: tuple[str, ...]
     chunks: tuple[Chunks, ...]
     layers: Mapping[int, str]
+    tasks: Callable[[bool], tuple[PlacedTasks, float]]
     computed: Mapping[int, Needed] = field(default_factory=dict)
 
 
@@ -175,25 +180,40 @@ def lower(
         # bundles have fewer tasks without having the inputs of many tasks at the same time
         share = 0.0 if bundle_tasks > 1 else settings.input_share
         graph = writer.fused(graph, outputs, fuse_bytes, int(share * fuse_bytes), threads)
-    renamed: Mapping[str, str] = {}
+    keys = {name: wanted_keys(name, chunks, wanted or {}) for name, chunks in written}
+    bundled = Bundled(graph)
     if bundle_tasks > 1:
-        keys = {name: _wanted_keys(name, chunks, wanted or {}) for name, chunks in written}
         limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads)
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
-        graph, renamed = bundled.graph, bundled.names
+    renamed = {name: bundled.names.get(name, name) for name in keys}
+
+    def tasks(by_place: bool) -> tuple[PlacedTasks, float]:
+        limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads)
+        ends = {renamed[name]: [(renamed[name], *key[1:]) for key in keys[name]] for name in keys}
+        return placed_tasks(bundled.graph, ends, limits, bundled.memory, by_place)
+
     return Lowered(
-        graph,
-        tuple(renamed.get(name, name) for name, _ in written),
+        bundled.graph,
+        tuple(renamed[name] for name, _ in written),
         tuple(chunks for _, chunks in written),
-        {index: name for index, name in writer.made.items() if name in graph.layers},
+        {index: name for index, name in writer.made.items() if name in bundled.graph.layers},
+        tasks,
         computed,
     )
 
 
-def _wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:
-    """The keys of the blocks of an output that are wanted."""
+def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:
+    """The keys of the blocks of an output that are wanted.
+
+    Parameters
+    ----------
+    name, chunks
+        The output's name and chunks.
+    wanted
+        By the name of an output, which of its blocks are wanted; of others all are.
+    """
     blocks = product(*(range(len(sizes)) for sizes in chunks))
     return [(name, *block) for block in blocks if name not in wanted or wanted[name][block]]
 
@@ -762,7 +782,7 @@ class _Writer:
     ) -> dict[int, Needed]:
         """For the watched nodes, which of their tiles the wanted blocks of the outputs need."""
         keys = [
-            key for name, chunks in outputs.items() for key in _wanted_keys(name, chunks, wanted)
+            key for name, chunks in outputs.items() for key in wanted_keys(name, chunks, wanted)
         ]
         tiles = {
             self.made[index]: tuple(map(len, self.tiling(index).chunks))

@@ -103,6 +103,11 @@ class Explanation:
         Predicted run time in seconds, a rough sum of three terms: operations of the busiest
         worker, bytes over the bandwidth of all workers, and overhead of all tasks.  Reading
         from storage is left out.  None without a measurement (``dasktile.calibrate``).
+    peak_before, peak_after
+        Bytes of results in memory of the worker that holds most, in a simulation of the graph as
+        Dask runs it and of the plan's, with the result left on the workers.  Nothing is spilled in
+        it.  None if the sizes of results are not known well enough, and for graphs of very many
+        tasks.
     """
 
     workers: int
@@ -124,6 +129,8 @@ class Explanation:
     seconds_after: float | None = None
     spilled_before: int = 0
     spilled_after: int = 0
+    peak_before: int | None = None
+    peak_after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -210,6 +217,12 @@ class Explanation:
         if self.spilled_before or self.spilled_after:
             where = " to disk, because arrays read in several passes do not fit in memory"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
+        if self.peak_after is not None:
+            if self.changed and self.peak_before is not None:
+                peaks = (self.peak_before, self.peak_after)
+                lines.append(_instead("holds at most about", *peaks, " on one worker"))
+            else:
+                lines.append(f"holds at most about {format_bytes(self.peak_after)} on one worker")
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
@@ -248,6 +261,7 @@ def explanation(
     outputs: Sequence[Chunks | None] = (),
     unknown: Sequence[_Unknown] = (),
     seconds: tuple[float, float] | None = None,
+    peaks: tuple[int | None, int | None] = (None, None),
 ) -> Explanation:
     """Describe a plan.
 
@@ -261,6 +275,9 @@ def explanation(
         Arrays on top of the program whose chunk sizes are not known.
     seconds
         Predicted seconds of the input and of the plan; None without a prediction.
+    peaks
+        Predicted bytes in memory of the worker that holds most, of the input and of the plan; None
+        for each without a prediction.
     """
     before, after = seconds or (None, None)
     handed = {
@@ -307,6 +324,8 @@ def explanation(
         spilled_after=plan.after.spilled,
         seconds_before=before,
         seconds_after=after,
+        peak_before=peaks[0],
+        peak_after=peaks[1],
     )
 
 

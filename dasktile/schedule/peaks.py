@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -163,8 +164,10 @@ class _Simulation:
                 home = self.tasks.homes[number]
                 heap = self.queue if home is None else self.workers[home].roots
                 heapq.heappush(heap, (self.tasks.priorities[number], number))
-        for at in range(len(self.workers)):
-            self._fill(at)
+        # the next root task is sent to the worker with fewest
+        for slots in range(1, 1 + self.workers[0].slots):
+            for at in range(len(self.workers)):
+                self._fill(at, slots)
         while self.events:
             self.now, _, number = heapq.heappop(self.events)
             if number < 0:
@@ -180,10 +183,10 @@ class _Simulation:
         self.number += 1
         heapq.heappush(self.events, (time, self.number, number))
 
-    def _fill(self, at: int) -> None:
-        """Send root tasks to a worker that has free slots."""
+    def _fill(self, at: int, slots: int = sys.maxsize) -> None:
+        """Send root tasks to a worker that has free slots, of which it may use some."""
         worker = self.workers[at]
-        while worker.sent < worker.slots and (worker.roots or self.queue):
+        while worker.sent < min(slots, worker.slots) and (worker.roots or self.queue):
             heap = min((heap for heap in (worker.roots, self.queue) if heap), key=lambda h: h[0])
             self._send(heapq.heappop(heap)[1], at)
 

@@ -19,6 +19,7 @@ import dasktile
 from benchmarks.corpus import WORKLOADS, chosen, dry
 from benchmarks.corpus.__main__ import main, summary
 from benchmarks.corpus.inputs import Stored, random, scaled
+from benchmarks.corpus.simulated import NEAR
 from benchmarks.corpus.values import agree, flattened
 
 #: Size at which workloads have tens of tasks.
@@ -185,3 +186,6 @@ def test_simulated_plans_have_fewer_tasks_and_move_no_more_bytes(tmp_path: Path)
         # a megabyte is worth a task
         assert after["moved"] <= max(before["moved"], 1_000_000)
         assert 0 < after["held"] <= max(8 * before["held"], 2**25)
+        if after["predicted"] is not None:
+            assert abs(after["predicted"] - after["held"]) <= NEAR * after["held"]
+    assert sum(cell["predicted"] is not None for cell in cells) > len(cells) // 2

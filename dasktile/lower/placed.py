@@ -1,0 +1,205 @@
+"""The tasks that Dask runs for a graph, for a simulation: their inputs, sizes and workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dask.blockwise import optimize_blockwise
+from dask.highlevelgraph import HighLevelGraph
+from dask.order import order
+
+from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
+from dasktile.capture.base import GraphView
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
+from dasktile.schedule.peaks import PlacedTasks
+
+Key = Any
+
+
+@dataclass(frozen=True, slots=True)
+class TaskMemory:
+    """What is known of one task.
+
+    Parameters
+    ----------
+    size
+        Bytes of its result.
+    working
+        Bytes that it holds while it runs, besides its inputs and its result.
+    place
+        Its mesh position; None if it has none.
+    """
+
+    size: int
+    working: int = 0
+    place: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GraphMemory:
+    """What is known of the tasks of a graph.
+
+    Parameters
+    ----------
+    tasks
+        By key, what is known of each task.
+    guessed
+        Bytes of results whose sizes are guesses, as a share of those of all results; infinite if
+        nothing at all is known of some.
+    """
+
+    tasks: Mapping[Key, TaskMemory]
+    guessed: float
+
+
+def guessed_share(tasks: GraphTasks) -> float:
+    """`GraphMemory.guessed` of the tasks of a graph.
+
+    Parameters
+    ----------
+    tasks
+        The tasks.
+    """
+    if any(not tasks.sizes[number] for number in tasks.guessed):
+        return math.inf
+    return sum(tasks.sizes[number] for number in tasks.guessed) / max(1, sum(tasks.sizes))
+
+
+def placed_tasks(
+    graph: HighLevelGraph,
+    wanted: Mapping[str, Collection[Key]],
+    limits: BundleLimits,
+    known: GraphMemory | None = None,
+    by_place: bool = False,
+) -> tuple[PlacedTasks, float]:
+    """The tasks that Dask runs, after it has merged layers, culled the graph and fused chains.
+
+    With them, `GraphMemory.guessed`.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    wanted
+        By the name of the layer of an output, the keys of it that are wanted.
+    limits
+        Sizes and homes, as for bundles.
+    known
+        What is known of each task of a graph with bundles; None for other graphs.
+    by_place
+        Whether tasks run on the workers of their mesh positions.
+    """
+    ends = {key for keys in wanted.values() for key in keys}
+    if known is None:
+        graph = optimize_blockwise(graph, keys=[(name,) for name in wanted])
+        known = _known(GraphTasks(graph, wanted, (), limits))
+    return placed(_culled(graph, ends), ends, known.tasks, by_place), known.guessed
+
+
+def placed(
+    tasks: Mapping[Key, Any], ends: Collection[Key], known: Mapping[Key, TaskMemory], by_place: bool
+) -> PlacedTasks:
+    """Tasks as a simulation sees them: chains are one task, and aliases are their targets.
+
+    Parameters
+    ----------
+    tasks
+        The tasks by key.
+    ends
+        The wanted keys.
+    known
+        What is known of each task.
+    by_place
+        Whether tasks run on the workers of their mesh positions.
+    """
+    keys = _ordered(tasks)
+    target = {key: _target(tasks, key) for key in keys}
+    place = {key: at for at, key in enumerate(keys)}
+    reads = {
+        key: list(dict.fromkeys(target[read] for read in _inputs(tasks, key, place)))
+        for key in keys
+        if target[key] == key
+    }
+    readers: dict[Key, list[Key]] = {}
+    for key, inputs in reads.items():
+        for read in inputs:
+            readers.setdefault(read, []).append(key)
+    kept = {target[key] for key in ends if key in tasks}
+    #: The task that Dask runs instead of each: itself, or the last one of its chain.
+    last: dict[Key, Key] = {}
+    for key in reversed(list(reads)):
+        after = readers.get(key, [])
+        fused = len(after) == 1 and key not in kept and fuses(tasks[key], tasks[after[0]])
+        last[key] = last[after[0]] if fused else key
+    run = [key for key in reads if last[key] == key]
+    number = {key: at for at, key in enumerate(run)}
+    inputs_of: list[dict[int, None]] = [{} for _ in run]
+    for key, inputs in reads.items():
+        for read in inputs:
+            if last[read] != last[key]:
+                inputs_of[number[last[key]]][number[last[read]]] = None
+    memory = [known.get(key, TaskMemory(0)) for key in run]
+    return PlacedTasks(
+        reads=[list(inputs) for inputs in inputs_of],
+        sizes=[task.size for task in memory],
+        priorities=list(map(float, range(len(run)))),
+        homes=[task.place if by_place else None for task in memory],
+        working=[task.working for task in memory],
+        kept={number[key] for key in kept},
+        data={at for at, key in enumerate(run) if type(tasks[key]) is DataNode},
+    )
+
+
+def _ordered(tasks: Mapping[Key, Any]) -> list[Key]:
+    """The keys in Dask's order, which with numbers in place of keys does not depend on hashes."""
+    keys = sorted(tasks, key=str)
+    number = {key: at for at, key in enumerate(keys)}
+    graph: dict[Any, Any] = {}
+    for at, key in enumerate(keys):
+        reads = (number[read] for read in _inputs(tasks, key, number))
+        graph[at] = Task(at, _nothing, *map(TaskRef, reads))
+    priorities = order(graph, return_stats=False)
+    return sorted(keys, key=lambda key: priorities[number[key]])
+
+
+def _inputs(tasks: Mapping[Key, Any], key: Key, place: Mapping[Key, int]) -> list[Key]:
+    """The tasks that a task reads, in a given order."""
+    reads = [read for read in tasks[key].dependencies if read in place]
+    return sorted(reads, key=place.__getitem__)
+
+
+def _nothing() -> None:
+    """What the tasks of a graph do that is only ordered."""
+
+
+def _target(tasks: Mapping[Key, Any], key: Key) -> Key:
+    """The task that makes a result, which may have other keys by aliases."""
+    while type(tasks[key]) is Alias and tasks[key].target in tasks:
+        key = tasks[key].target
+    return key
+
+
+def _known(tasks: GraphTasks) -> GraphMemory:
+    places = tasks.places if tasks.limits.mesh else [None] * len(tasks.keys)
+    known = {
+        key: TaskMemory(size, 0, place)
+        for key, size, place in zip(tasks.keys, tasks.sizes, places, strict=True)
+    }
+    return GraphMemory(known, guessed_share(tasks))
+
+
+def _culled(graph: HighLevelGraph, wanted: Collection[Key]) -> dict[Key, Any]:
+    """The tasks that the wanted keys depend on."""
+    view = GraphView(graph)
+    every = {key: task for name in graph.layers for key, task in view.tasks(name).items()}
+    stack = [key for key in wanted if key in every]
+    needed = set(stack)
+    while stack:
+        for read in every[stack.pop()].dependencies:
+            if read in every and read not in needed:
+                needed.add(read)
+                stack.append(read)
+    return {key: task for key, task in every.items() if key in needed}

@@ -1,0 +1,106 @@
+"""The tasks of a graph as a simulation of workers sees them, and the peaks that `explain` shows."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask._task_spec import Alias, DataNode, Task, TaskRef
+
+import dasktile
+from benchmarks.bundles import WORKLOADS
+from benchmarks.corpus.simulated import simulated
+from dasktile import api
+from dasktile.cluster.target import Machine
+from dasktile.lower.placed import TaskMemory, placed
+
+
+@pytest.fixture
+def four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for workers of a cluster, on which tasks run where they are planned."""
+    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
+    monkeypatch.setattr(api, "machine", lambda *_: target)
+
+
+def task(key: Any, *reads: Any) -> Task:
+    return Task(key, max, *map(TaskRef, reads))
+
+
+def test_chains_are_one_task_and_aliases_are_their_targets() -> None:
+    tasks = {
+        "data": DataNode("data", 1),
+        "a": task("a", "data"),
+        "b": task("b", "a"),
+        "other": Alias("other", "b"),
+        "c": task("c", "other", "data"),
+        "d": task("d", "b"),
+    }
+    known = {key: TaskMemory(size, 0, 1) for size, key in enumerate(tasks, 1)}
+    result = placed(tasks, {"c", "d", "other"}, known, by_place=True)
+    sizes: Sequence[int] = result.sizes
+    # `a` runs within `b`, which is also the result `other`
+    assert sorted(sizes) == sorted(known[key].size for key in ("data", "b", "c", "d"))
+    at = {size: number for number, size in enumerate(sizes)}
+    data, b, c, d = (at[known[key].size] for key in ("data", "b", "c", "d"))
+    assert [sorted(result.reads[number]) for number in (data, b, c, d)] == [
+        [],
+        [data],
+        sorted([b, data]),
+        [b],
+    ]
+    assert set(result.kept) == {b, c, d}
+    assert set(result.data) == {data}
+    assert set(result.homes) == {1}
+    assert set(placed(tasks, {"c"}, known, by_place=False).homes) == {None}
+
+
+@pytest.mark.parametrize("name", ["ndvi", "weekly_maxima", "scores", "transposed"])
+def test_peaks_are_those_of_the_real_sizes(name: str, four_workers: None) -> None:
+    array = WORKLOADS[name](0.3)
+    told = dasktile.explain(array)
+    for peak, graph in ((told.peak_before, array), (told.peak_after, dasktile.optimize(array))):
+        assert peak is not None
+        real = max(simulated([graph], 4)[1].peaks)
+        assert abs(peak - real) <= 0.2 * real
+
+
+def test_an_unchanged_graph_has_one_peak() -> None:
+    told = dasktile.explain(da.ones((4000, 1000), chunks=1000) + 1, workers=4)
+    assert not told.changed
+    # a block of 8 MB on each worker
+    assert told.peak_before == told.peak_after == 8_000_000
+    assert "holds at most about 7.6 MiB on one worker" in str(told)
+
+
+def test_no_peak_without_sizes(four_workers: None) -> None:
+    blocks = [
+        da.from_delayed(dask.delayed(np.ones)((n, 10)), (np.nan, 10), float) for n in (1, 2, 3)
+    ]
+    x = da.ones((300, 10), chunks=100)
+    told = dasktile.explain(x.T @ x, da.concatenate(blocks).sum())
+    assert told.peak_before is None
+    assert "on one worker" not in str(told)
+
+
+@pytest.mark.parametrize("seed", ["0", "1"])
+def test_peaks_do_not_depend_on_hashes(seed: str, four_workers: None) -> None:
+    code = (
+        "import dasktile\n"
+        "from dasktile import api\n"
+        "from dasktile.cluster.target import Machine\n"
+        "from benchmarks.bundles import WORKLOADS\n"
+        "api.machine = lambda *_: Machine(4, 1, order=tuple('0123'), who_has=lambda b: {})\n"
+        "told = dasktile.explain(WORKLOADS['ndvi'](0.3))\n"
+        "print(told.peak_before, told.peak_after)\n"
+    )
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+    told = dasktile.explain(WORKLOADS["ndvi"](0.3))
+    assert run.stdout.decode().split() == [str(told.peak_before), str(told.peak_after)]

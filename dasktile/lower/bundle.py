@@ -377,7 +377,9 @@ class _Written:
             layers[name] = _layer(group, tasks.graph.layers.get(part))
         for name, group in outputs.items():
             before = tasks.graph.layers[name]
-            layer = _layer(group, before)
+            # blocks that are not wanted may be frozen
+            frozen = original.get(name, {}) if name not in self.names else {}
+            layer = _layer({**frozen, **group}, before)
             layer.collection_annotations = before.collection_annotations
             layers[self.names.get(name, name)] = layer
         return self._connected(layers)

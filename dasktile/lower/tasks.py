@@ -3,7 +3,7 @@
 A task is *frozen* if a task reads it, directly or not, whose inputs must keep their keys: a task
 of a layer class that dasktile does not know (Dask's P2P rechunk), of a layer whose annotations
 are functions of keys, or of another kind than plain functions.  A frozen task keeps its key, its
-inputs and its layer.
+inputs and its layer.  So does a future, a block of a persisted array.
 """
 
 from __future__ import annotations
@@ -191,6 +191,7 @@ class GraphTasks:
         self._ends = {key for keys in wanted.values() for key in keys}
         #: The number of every key.
         self.number: dict[Key, int] = {}
+        self._futures: set[Key] = set()
         self._number_tasks(order)
         number = self.number
         self.reads = [
@@ -244,7 +245,14 @@ class GraphTasks:
         view = GraphView(self.graph)
         places = {name: place for place, name in enumerate(order)}
         names = sorted(self.graph.layers, key=lambda name: places.get(name, len(places)))
-        every = {name: view.tasks(name) for name in names}
+        every = {name: dict(view.tasks(name)) for name in names}
+        for name, tasks in every.items():
+            layer = self.graph.layers[name]
+            if isinstance(layer, MaterializedLayer) and len(layer) > len(tasks):
+                # futures, which dask does not convert to tasks
+                futures = {key: DataNode(key, None) for key in layer if key not in tasks}
+                self._futures.update(futures)
+                tasks.update(futures)
         merged = {key: task for layer in every.values() for key, task in layer.items()}
         stack = list(self._ends)
         needed: set[Key] = set()
@@ -258,8 +266,7 @@ class GraphTasks:
                 if key in needed and key not in self.number:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
-                    # dask.graph_manipulation.clone leaves old keys in tasks
-                    self.tasks.append(task if task.key == key else task.substitute({}, key=key))
+                    self.tasks.append(task if task.key == key else _with_key(task, key))
                     self.layer.append(name)
 
     def _inputs_first(self) -> list[int]:
@@ -284,6 +291,7 @@ class GraphTasks:
             number
             for number, task in enumerate(self.tasks)
             if self.layer[number] in opaque
+            or self.keys[number] in self._futures
             or (type(task) in (Task, Anchored) and iscoroutinefunction(task.func))
         ]
         blocks: dict[str, list[int]] = {name: [] for name in self.wanted}
@@ -447,6 +455,11 @@ class GraphTasks:
         key = self.keys[number]
         noted = self.noted.get(str(head_of(key)))
         return noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
+
+
+def _with_key(task: Any, key: Key) -> Any:
+    """A task with another key: dask.graph_manipulation.clone leaves old keys in tasks."""
+    return Alias(key, task.target) if type(task) is Alias else task.substitute({}, key=key)
 
 
 def _is_opaque(layer: Any) -> bool:

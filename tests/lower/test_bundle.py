@@ -19,7 +19,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask._task_spec import DataNode, Task, TaskRef, convert_legacy_graph
+from dask._task_spec import Alias, DataNode, Task, TaskRef, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
@@ -518,6 +518,55 @@ def test_tasks_on_which_only_unwanted_blocks_depend_are_missing() -> None:
     steps = {step.key for task in bundles_of(dict(new)).values() for step in task.args[0]}
     assert steps
     assert steps <= {*((op, n) for op in "ab" for n in (0, 1, 4, 5)), ("d", 0), ("d", 4)}
+
+
+@pytest.mark.parametrize("is_output", [False, True])
+def test_futures_keep_their_layer(is_output: bool) -> None:
+    """A future in a graph is a reference to its own key."""
+    graph, _ = chain(12)
+    futures = {("a", n): TaskRef(("a", n)) for n in range(12)}
+    layers = {**graph.layers, "a": MaterializedLayer(futures)}
+    graph = HighLevelGraph(layers, graph.dependencies)
+    limits = BundleLimits((), {}, (), 8, 100, settings=MANY)
+    wanted = {"c": [("c", 0)], **({"a": list(futures)} if is_output else {})}
+    made = bundle(graph, wanted, [], list("abc"), limits)
+    assert bundles_of(dict(made.graph))
+    assert dict(made.graph.layers["a"]) == futures
+    assert "a" not in made.names
+    # or the layer would be culled
+    assert made.graph.dependencies[made.names["c"]] & {"a"} or any(
+        "a" in made.graph.dependencies[name] for name in made.graph.dependencies[made.names["c"]]
+    )
+    values = {key: n for n, key in enumerate(futures)}
+    assert dask.get({**dict(made.graph), **values}, (made.names["c"], 0)) == 144
+
+
+def test_frozen_blocks_of_an_output_stay_in_its_layer() -> None:
+    """Only blocks that are not wanted are frozen."""
+    a = {("a", 0): Task(("a", 0), int, 1)}
+    b = {("b", i, j): Task(("b", i, j), total, TaskRef(("a", 0)), i, j)
+         for i in range(40) for j in range(4)}  # fmt: skip
+    x = {("x", i): Task(("x", i), total, *(TaskRef(("b", i, j)) for j in range(4)))
+         for i in range(40)}  # fmt: skip
+    y = {("y", 0): Task(("y", 0), total, TaskRef(("x", 0)))}
+    layers = {"a": MaterializedLayer(a), "b": MaterializedLayer(b), "x": MaterializedLayer(x)}
+    layers["y"] = MaterializedLayer(y, annotations={"priority": lambda key: 1})
+    graph = HighLevelGraph(layers, {"a": set(), "b": {"a"}, "x": {"b"}, "y": {"x"}})
+    limits = BundleLimits((), {}, (), 16, 100, settings=MANY)
+    wanted = {"y": [("y", 0)], "x": [("x", i) for i in range(2, 40)]}
+    new = bundle(graph, wanted, ["x", "y"], list("abxy"), limits).graph
+    assert bundles_of(dict(new))
+    assert dask.get(dict(new), [("y", 0), ("x", 5)]) == dask.get(dict(graph), [("y", 0), ("x", 5)])
+
+
+def test_aliases_of_clones_are_bundled() -> None:
+    graph, outputs = chain(12)
+    # the alias names another key than its own
+    layers = {**graph.layers, "b": MaterializedLayer(
+        {("b", n): Alias(("old", n), ("a", n)) for n in range(12)})}  # fmt: skip
+    new = bundled(HighLevelGraph(layers, graph.dependencies), outputs)
+    assert bundles_of(dict(new))
+    assert dask.get(dict(new), ("c", 0)) == 2 * sum(range(12))
 
 
 def test_outputs_with_any_name_have_a_name_of_their_own() -> None:

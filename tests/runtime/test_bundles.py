@@ -13,7 +13,8 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, wait
+from dask.core import flatten
+from distributed import Client, LocalCluster, Scheduler, futures_of, wait
 from distributed.scheduler import TaskState
 
 import dasktile
@@ -212,6 +213,24 @@ def test_persisted_results_are_computed_on(client: Client) -> None:
     values -= values.mean(axis=0)
     total = dasktile.optimize((kept @ kept.T).sum(axis=0), workers=client)
     np.testing.assert_allclose(total.compute(), (values @ values.T).sum(axis=0), atol=1e-6)
+
+
+def test_graphs_hold_the_futures_of_persisted_inputs(client: Client) -> None:
+    """The user may forget the inputs."""
+    x = da.random.default_rng(0).random((3000, 1000), chunks=100)
+    x = dasktile.optimize(x, workers=client).persist()
+    wait(x, timeout=LIMIT)
+    values = x.compute()
+    y = x - x.mean(axis=0)
+    z = ((y + y[::-1]) ** 2).sum(axis=0)
+    new = dasktile.optimize(z, workers=client)
+    assert len(futures_of(new)) == x.npartitions
+    _, same = dasktile.optimize(z, x, workers=client)
+    assert len(futures_of(same)) == x.npartitions
+    assert set(flatten(same.__dask_keys__())) <= set(dict(same.dask))
+    del x, y, z, same, _
+    values -= values.mean(axis=0)
+    np.testing.assert_allclose(new.compute(), ((values + values[::-1]) ** 2).sum(axis=0))
 
 
 def test_a_computation_can_be_cancelled_and_repeated(client: Client) -> None:

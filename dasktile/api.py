@@ -230,7 +230,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
         planned, lowered = accepted_plan(request)
-        peaks = pipeline.predicted_peaks(request, planned, lowered)
+        peaks = _peaks(request, planned, lowered)
     except UndeclaredReadError as error:
         _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
@@ -239,6 +239,19 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     plan = planned.plan
     seconds = request.machine.seconds(plan)
     return report.explanation(plan, request.final_chunks(plan), unknown, seconds, peaks)
+
+
+def _peaks(
+    request: Request, planned: pipeline.PlannedRequest, lowered: Any
+) -> tuple[int | None, int | None]:
+    """Predicted peaks of memory; none if an error prevents it, as the plan is right without."""
+    try:
+        return pipeline.predicted_peaks(request, planned, lowered)
+    except Exception:
+        if config.setting("raise-errors"):
+            raise
+        logger.debug("dasktile failed to predict memory", exc_info=True)
+        return None, None
 
 
 def _arguments(

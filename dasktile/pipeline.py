@@ -26,7 +26,7 @@ from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.count import count_tasks
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
-from dasktile.lower.tasks import BundleLimits, noted_blocks
+from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered, lower, wanted_keys
 from dasktile.schedule.peaks import PlacedTasks, simulate
 from dasktile.tiling.memo import tile_again
@@ -234,29 +234,30 @@ def accepted_plan(request: Request) -> tuple[PlannedRequest, Lowered | None]:
 def predicted_peaks(
     request: Request, planned: PlannedRequest, lowered: Lowered | None
 ) -> tuple[int | None, int | None]:
-    """Bytes in memory of the worker that holds most, as Dask runs the input and as planned.
+    """Bytes of results on the worker that holds most, as Dask runs the input and as planned.
 
-    The graphs are simulated, with their results left on the workers.  None where sizes of results
-    are not known well enough, and for graphs of so many tasks that this would take long.
+    The graphs are simulated, with the arrays left on the workers.  None where the sizes of results
+    are not known well enough, where other collections read the arrays, and for graphs of so many
+    tasks that this would take long.
     """
-    names = [array.name for array in request.arrays]
-    if count_tasks(request.graph, names) > LOWER_DEFAULTS.max_simulated:
+    names, most = [array.name for array in request.arrays], LOWER_DEFAULTS.max_simulated
+    if request.above or count_tasks(request.graph, names) > most:
         return None, None
-    wanted = {
-        array.name: wanted_keys(array.name, array.chunks, planned.wanted)
-        for array in request.arrays
-    }
-    stock = BundleLimits((), {}, (), 0, 0, noted=noted_blocks(request.graph))
+    needed = planned.wanted or _wanted(request)
+    wanted = {name: wanted_keys(name, array.chunks, needed)
+              for name, array in zip(names, request.arrays, strict=True)}  # fmt: skip
+    stock = BundleLimits((), {}, (), 0, 0)
     before = _peak(request.machine, *placed_tasks(request.graph, wanted, stock))
     if planned.plan.tiled is None:
         return before, before
-    after = (lowered or _lower(request, planned)).tasks(request.machine.placed)
-    return before, _peak(request.machine, *after)
+    lowered = lowered or _lower(request, planned)
+    if count_tasks(lowered.graph, lowered.names) > most:
+        return before, None
+    return before, _peak(request.machine, *lowered.tasks(request.machine.placed))
 
 
 def _peak(machine: Machine, tasks: PlacedTasks, guessed: float) -> int | None:
-    settings = LOWER_DEFAULTS
-    if guessed > settings.most_guessed or len(tasks.reads) > settings.max_simulated:
+    if guessed > LOWER_DEFAULTS.most_guessed:
         return None
     return max(simulate(tasks, machine.workers, machine.threads).peaks)
 
@@ -336,8 +337,7 @@ def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
     wanted: dict[str, Needed] = {}
     needed: dict[str, Needed] = {}
     if plan.tiled is not None:
-        outputs = {array.name: array.numblocks for array in request.arrays}
-        wanted = needed_blocks(request.graph, request.keys, outputs, request.above)
+        wanted = _wanted(request)
         needed = _needed(request, captured, wanted)
     if plan.origin is not None:
         captured = extend(captured, plan.program, plan.origin)
@@ -355,6 +355,12 @@ def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
         }
         plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
     return PlannedRequest(captured, plan, wanted, needed)
+
+
+def _wanted(request: Request) -> dict[str, Needed]:
+    """By the name of an array, which of its blocks are wanted."""
+    outputs = {array.name: array.numblocks for array in request.arrays}
+    return needed_blocks(request.graph, request.keys, outputs, request.above)
 
 
 def _needed(

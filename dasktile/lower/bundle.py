@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.blockwise import optimize_blockwise
@@ -32,7 +32,7 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share
 from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, noted_blocks
 from dasktile.schedule.placement import MARK, Placement, decode
 
 Key = Any
@@ -90,6 +90,7 @@ def bundle(
     """
     if limits.tasks < 2 or missing(FUSE):
         return Bundled(graph)
+    limits = replace(limits, noted=noted_blocks(graph))
     # as Dask does, so that tasks are counted as Dask runs them
     merged = optimize_blockwise(graph, keys=[(name,) for name in wanted])
     if sum(map(len, merged.layers.values())) > limits.settings.max_tasks:
@@ -303,7 +304,9 @@ class _Written:
             place = places[run.tasks[0]]
             size = sum(tasks.sizes[number] for number in run.returned)
             memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
-            for (own, _), results in zip(self.picks[at], run.picks, strict=False):
+            for (own, _), results in zip(
+                self.picks[at], run.picks[: len(self.picks[at])], strict=True
+            ):
                 memory[own] = TaskMemory(sum(tasks.sizes[number] for number in results), 0, place)
         return GraphMemory(memory, guessed_share(tasks))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.blockwise import optimize_blockwise
@@ -13,7 +13,7 @@ from dask.order import order
 
 from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
 from dasktile.capture.base import GraphView
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, noted_blocks
 from dasktile.schedule.peaks import PlacedTasks
 
 Key = Any
@@ -94,6 +94,7 @@ def placed_tasks(
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
+        limits = replace(limits, noted=noted_blocks(graph))
         graph = optimize_blockwise(graph, keys=[(name,) for name in wanted])
         known = _known(GraphTasks(graph, wanted, (), limits))
     return placed(_culled(graph, ends), ends, known.tasks, by_place), known.guessed
@@ -154,13 +155,15 @@ def placed(
 
 
 def _ordered(tasks: Mapping[Key, Any]) -> list[Key]:
-    """The keys in Dask's order, which with numbers in place of keys does not depend on hashes."""
+    """The keys about in Dask's order; ties are broken by numbers, as hashes would change them."""
     keys = sorted(tasks, key=str)
     number = {key: at for at, key in enumerate(keys)}
     graph: dict[Any, Any] = {}
     for at, key in enumerate(keys):
         reads = (number[read] for read in _inputs(tasks, key, number))
-        graph[at] = Task(at, _nothing, *map(TaskRef, reads))
+        # the order treats data in its own way
+        is_data = type(tasks[key]) is DataNode
+        graph[at] = DataNode(at, None) if is_data else Task(at, _nothing, *map(TaskRef, reads))
     priorities = order(graph, return_stats=False)
     return sorted(keys, key=lambda key: priorities[number[key]])
 

@@ -45,7 +45,7 @@ class LowerSettings:
         of those before; otherwise there are no bundles of them (chosen).
     max_simulated
         Tasks of a graph above which ``explain`` does not simulate it (chosen: a task takes about
-        50 microseconds).
+        200 microseconds).
     most_guessed
         Bytes of results of unknown size, as a share of those of all results, above which no peak of
         memory is predicted (chosen).
@@ -64,7 +64,7 @@ class LowerSettings:
     bundles_per_thread: int = 3
     bundle_task_bytes: float = 0.8e6
     bundle_remaining: float = 0.75
-    max_simulated: int = 20_000
+    max_simulated: int = 10_000
     most_guessed: float = 0.1
     most_growth: float = 1.5
 

@@ -66,7 +66,7 @@ class NotedBlocks:
 
 
 def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
-    """By layer, its blocks according to its annotations; not for layers of unknown chunks.
+    """By layer, its blocks according to its annotations; not for layers of unknown sizes.
 
     Parameters
     ----------
@@ -86,7 +86,8 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
                 (1,) * len(sizes) if axis in reduced else tuple(map(int, sizes))
                 for axis, sizes in enumerate(chunks)
             )
-            noted[name] = NotedBlocks(cut, dtype.itemsize)
+            if not dtype.hasobject:
+                noted[name] = NotedBlocks(cut, dtype.itemsize)
         except (TypeError, ValueError, AttributeError):
             continue  # unknown chunks
     return noted

@@ -17,6 +17,9 @@ from dasktile.tiling.plan import TilingPlan
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
 
+#: Begins the line of predicted memory.
+_HOLDS = "results in memory: at most about"
+
 #: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
 
@@ -104,10 +107,11 @@ class Explanation:
         worker, bytes over the bandwidth of all workers, and overhead of all tasks.  Reading
         from storage is left out.  None without a measurement (``dasktile.calibrate``).
     peak_before, peak_after
-        Bytes of results in memory of the worker that holds most, in a simulation of the graph as
-        Dask runs it and of the plan's, with the result left on the workers.  Nothing is spilled in
-        it.  None if the sizes of results are not known well enough, and for graphs of very many
-        tasks.
+        Bytes of results of tasks in memory of the worker that holds most, in a simulation of the
+        graph as Dask runs it and of the plan's, with the arrays left on the workers.  Of the plan
+        they include results within bundles, but neither includes what other functions allocate
+        while they run, nor inputs that are in memory already.  Nothing is spilled.  None if the
+        sizes of results are not known well enough, and for graphs of very many tasks.
     """
 
     workers: int
@@ -220,9 +224,9 @@ class Explanation:
         if self.peak_after is not None:
             if self.changed and self.peak_before is not None:
                 peaks = (self.peak_before, self.peak_after)
-                lines.append(_instead("holds at most about", *peaks, " on one worker"))
+                lines.append(_instead(_HOLDS, *peaks, " on one worker"))
             else:
-                lines.append(f"holds at most about {format_bytes(self.peak_after)} on one worker")
+                lines.append(f"{_HOLDS} {format_bytes(self.peak_after)} on one worker")
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"

@@ -238,8 +238,7 @@ class _Simulation:
             self.waiting[reader] -= 1
             if not self.waiting[reader]:
                 self._send(reader, self._worker_of(reader))
-        for other in range(len(self.workers)) if self.queue else (at,):
-            self._fill(other)
+        self._fill(at)
         self._start(at)
 
     def _release(self, number: int) -> None:

@@ -76,7 +76,7 @@ def test_an_unchanged_graph_has_one_peak() -> None:
     assert not told.changed
     # a block of 8 MB on each worker
     assert told.peak_before == told.peak_after == 8_000_000
-    assert "holds at most about 7.6 MiB on one worker" in str(told)
+    assert "results in memory: at most about 7.6 MiB on one worker" in str(told)
 
 
 def test_no_peak_without_sizes(four_workers: None) -> None:

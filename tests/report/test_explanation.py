@@ -237,8 +237,11 @@ def test_peaks_of_memory() -> None:
         text = str(report.explanation(gram(tiled), peaks=peaks))  # type: ignore[arg-type]
         return next((line for line in text.split("\n") if "one worker" in line), "")
 
-    alone = "holds at most about 1.0 MiB on one worker"
-    assert line(3 * 2**20, 2**20) == "holds at most about 1.0 MiB instead of 3.0 MiB on one worker"
+    alone = "results in memory: at most about 1.0 MiB on one worker"
+    assert (
+        line(3 * 2**20, 2**20)
+        == "results in memory: at most about 1.0 MiB instead of 3.0 MiB on one worker"
+    )
     assert line(2**20, 2**20) == f"{alone}, as before"
     assert line(None, 2**20) == alone
     assert line(2**20, 2**20, tiled=False) == alone

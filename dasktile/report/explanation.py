@@ -226,7 +226,8 @@ class Explanation:
                 peaks = (self.peak_before, self.peak_after)
                 lines.append(_instead(_HOLDS, *peaks, " on one worker"))
             else:
-                lines.append(f"{_HOLDS} {format_bytes(self.peak_after)} on one worker")
+                unknown = "; unknown before" if self.changed else ""
+                lines.append(f"{_HOLDS} {format_bytes(self.peak_after)} on one worker{unknown}")
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"

@@ -17,6 +17,9 @@ from dataclasses import dataclass, field
 #: Slots of a worker for root tasks, per thread: distributed's ``worker-saturation``.
 _SATURATION = 1.1
 
+#: Multiples of it, modulo 1, are spread evenly.
+_GOLDEN = 0.6180339887
+
 
 @dataclass(frozen=True, slots=True)
 class PlacedTasks:
@@ -63,12 +66,16 @@ class Speeds:
         Bytes per second of a task, counted on its inputs and its result.
     network
         Bytes per second between two workers.
+    variation
+        The largest deviation of the duration of a task, as a share of it: otherwise workers would
+        run in step, and one of them would always be the first to have room.
     """
 
     task: float = 2e-3
     scheduler: float = 3e-4
     memory: float = 1e9
     network: float = 5e8
+    variation: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +224,9 @@ class _Simulation:
             working = self.tasks.working[number] if self.tasks.working else 0
             worker.hold(sizes[number] + working)
             size = sizes[number] + sum(sizes[read] for read in self.reads[number])
-            self._event(self.now + self.speeds.task + size / self.speeds.memory, number)
+            duration = self.speeds.task + size / self.speeds.memory
+            vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
+            self._event(self.now + duration * vary, number)
 
     def _finish(self, number: int) -> None:
         """A task has run: release inputs, send readers, run the next task."""
@@ -248,16 +257,21 @@ class _Simulation:
             self.there[number] = {}
 
     def _worker_of(self, number: int) -> int:
-        """The home of a task; else the worker with an input where it would start first."""
+        """The home of a task; else the worker with an input where it would start first.
+
+        Of several, as distributed's ``worker_objective``, the one with the fewest bytes.  The time
+        counts in whole tasks: smaller differences are noise.
+        """
         home = self.tasks.homes[number]
         if home is not None:
             return home
         sizes, there = self.tasks.sizes, self.there
         total = sum(sizes[read] for read in self.reads[number])
 
-        def cost(at: int) -> tuple[float, int]:
+        def cost(at: int) -> tuple[float, int, int]:
             present = sum(sizes[read] for read in self.reads[number] if at in there[read])
             wait = self.workers[at].sent * self.speeds.task
-            return (total - present) / self.speeds.network + wait, at
+            start = (total - present) / self.speeds.network + wait
+            return int(start / self.speeds.task), self.workers[at].memory, at
 
         return min(sorted({at for read in self.reads[number] for at in there[read]}), key=cost)

@@ -10,7 +10,7 @@ import pytest
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
 
 #: Speeds at which only tasks take time: a second each.
-STEPS = Speeds(task=1.0, scheduler=0.0, memory=float("inf"), network=float("inf"))
+STEPS = Speeds(task=1.0, scheduler=0.0, memory=float("inf"), network=float("inf"), variation=0.0)
 
 
 def placed(reads: list[list[int]], homes: list[int | None], size: int = 1) -> PlacedTasks:

@@ -30,7 +30,7 @@ from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import new_layer_name
-from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share
+from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, noted_blocks
 from dasktile.schedule.placement import MARK, Placement, decode
@@ -294,14 +294,13 @@ class _Written:
     def memory(self) -> GraphMemory:
         """What is known of each task of the new graph."""
         tasks = self.tasks
-        places = tasks.places if tasks.limits.mesh else [None] * len(tasks.keys)
         memory = {
-            self.key_of[number]: TaskMemory(tasks.sizes[number], 0, places[number])
+            self.key_of[number]: task_memory(tasks, number)
             for number in range(len(tasks.keys))
             if number not in self.run_of
         }
         for at, run in enumerate(self.runs):
-            place = places[run.tasks[0]]
+            place = task_memory(tasks, run.tasks[0]).place
             size = sum(tasks.sizes[number] for number in run.returned)
             memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
             for (own, _), results in zip(

@@ -55,6 +55,18 @@ class GraphMemory:
     guessed: float
 
 
+def task_memory(tasks: GraphTasks, number: int) -> TaskMemory:
+    """What is known of a task that is in no bundle.
+
+    Parameters
+    ----------
+    tasks, number
+        The tasks of the graph, and the number of the task.
+    """
+    place = tasks.places[number] if tasks.limits.mesh else None
+    return TaskMemory(tasks.sizes[number], 0, place)
+
+
 def guessed_share(tasks: GraphTasks) -> float:
     """`GraphMemory.guessed` of the tasks of a graph.
 
@@ -186,11 +198,7 @@ def _target(tasks: Mapping[Key, Any], key: Key) -> Key:
 
 
 def _known(tasks: GraphTasks) -> GraphMemory:
-    places = tasks.places if tasks.limits.mesh else [None] * len(tasks.keys)
-    known = {
-        key: TaskMemory(size, 0, place)
-        for key, size, place in zip(tasks.keys, tasks.sizes, places, strict=True)
-    }
+    known = {key: task_memory(tasks, number) for number, key in enumerate(tasks.keys)}
     return GraphMemory(known, guessed_share(tasks))
 
 

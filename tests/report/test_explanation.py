@@ -233,8 +233,8 @@ def test_format_bytes(count: float, text: str) -> None:
 
 
 def test_peaks_of_memory() -> None:
-    def line(*peaks: int | None, tiled: bool = True) -> str:
-        text = str(report.explanation(gram(tiled), peaks=peaks))  # type: ignore[arg-type]
+    def line(before: int | None, after: int | None, tiled: bool = True) -> str:
+        text = str(report.explanation(gram(tiled), peaks=(before, after)))
         return next((line for line in text.split("\n") if "one worker" in line), "")
 
     alone = "results in memory: at most about 1.0 MiB on one worker"

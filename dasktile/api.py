@@ -229,29 +229,29 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
-        planned, lowered = accepted_plan(request)
-        peaks = _peaks(request, planned, lowered)
+        accepted = _predicted(request, accepted_plan(request))
     except UndeclaredReadError as error:
         _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
-    plan = planned.plan
+    plan = accepted.planned.plan
     seconds = request.machine.seconds(plan)
-    return report.explanation(plan, request.final_chunks(plan), unknown, seconds, peaks)
+    before = None if accepted.before is None else accepted.before.peak
+    after = None if accepted.after is None else accepted.after.peak
+    final = request.final_chunks(plan)
+    return report.explanation(plan, final, unknown, seconds, (before, after))
 
 
-def _peaks(
-    request: Request, planned: pipeline.PlannedRequest, lowered: Any
-) -> tuple[int | None, int | None]:
-    """Predicted peaks of memory; none if an error prevents it, as the plan is right without."""
+def _predicted(request: Request, accepted: pipeline.Accepted) -> pipeline.Accepted:
+    """The plan with predictions; without if an error prevents them, as the plan is right."""
     try:
-        return pipeline.predicted_peaks(request, planned, lowered)
+        return pipeline.predicted(request, accepted)
     except Exception:
         if config.setting("raise-errors"):
             raise
         logger.debug("dasktile failed to predict memory", exc_info=True)
-        return None, None
+        return accepted
 
 
 def _arguments(

@@ -5,9 +5,11 @@ Everything here takes the arrays of a :class:`Request`, whichever public functio
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -24,13 +26,32 @@ from dasktile.collections.output_chunks import storable
 from dasktile.collections.unpack import Holders, Member, Rewritten
 from dasktile.ir import Chunks, TiledProgram
 from dasktile.lower.count import count_tasks
-from dasktile.lower.placed import placed_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
-from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered, lower, wanted_keys
-from dasktile.schedule.peaks import PlacedTasks, simulate
+from dasktile.prediction import (
+    LEAST_GAIN,
+    MAX_TASKS,
+    MORE_MOVED,
+    SMALL_PEAK,
+    Prediction,
+    least_cost,
+    predict_input,
+    predict_plan,
+)
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.settings import Settings
+
+logger = logging.getLogger("dasktile")
+
+#: Why the input is unchanged where its tiles would have to be cut.
+MANY_PIECES = "the chunks that the result keeps would be cut from the tiles by many tasks"
+
+#: Why the input is unchanged where Dask's own graph is predicted to be better in every respect.
+NO_GAIN = "Dask's own graph is predicted to take no more time, bytes or memory"
+
+#: Why arrays keep their chunks where these are predicted to cost less.
+OWN_CHUNKS = "in bundles of tasks, the input's own chunks are predicted to cost less"
 
 #: Arrays that must have the same chunks along each shared dimension.
 Group = tuple[Member, ...]
@@ -165,12 +186,32 @@ class PlannedRequest:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A plan that can be carried out.
+
+    Parameters
+    ----------
+    planned
+        The plan.
+    lowered
+        Its graph, if that had to be written.
+    before, after
+        What the input and the plan are predicted to take; None where nothing is predicted.
+    """
+
+    planned: PlannedRequest
+    lowered: Lowered | None = None
+    before: Prediction | None = None
+    after: Prediction | None = None
+
+
 def rewrite(request: Request) -> Rewritten | None:
     """The arrays of a request after tiling; None if the input should not change."""
-    planned, lowered = accepted_plan(request)
-    if planned.plan.tiled is None:
+    accepted = accepted_plan(request)
+    if accepted.planned.plan.tiled is None:
         return None
-    lowered = lowered or _lower(request, planned)
+    lowered = accepted.lowered or _lower(request, accepted.planned)
     names = [array.name for array in request.arrays]
     return Rewritten(
         lowered.graph,
@@ -191,6 +232,11 @@ def rewrite_graph(graph: HighLevelGraph, keys: Any, target: Machine) -> HighLeve
     return None if new is None else splice(graph, ends, new.graph)
 
 
+def _captured(request: Request, pinned: Mapping[str, str]) -> Captured:
+    """The captured program with the homes of its blocks."""
+    return located(captured_program(request, pinned), request.machine)
+
+
 def captured_program(request: Request, pinned: Mapping[str, str] | None = None) -> Captured:
     """The captured program; with the setting `raise-errors`, errors of recognisers are raised."""
     captured = capture_graph(request.graph, request.arrays, pinned)
@@ -199,67 +245,117 @@ def captured_program(request: Request, pinned: Mapping[str, str] | None = None) 
     return captured
 
 
-def accepted_plan(request: Request) -> tuple[PlannedRequest, Lowered | None]:
-    """The plan, and its graph if that had to be written to check the plan.
+def accepted_plan(request: Request) -> Accepted:
+    """The plan that is carried out.
+
+    With the method ``"auto"``, and where tasks are bundled, it is the one of three whose run is
+    predicted to cost least: the usual plan, one with smaller tiles, and the input's own chunks.
+    """
+    captured = _captured(request, {})
+    usual = _accepted(request, captured, request.machine.settings())
+    if not (request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1):
+        return usual
+    try:
+        return _cheapest(request, captured, predicted(request, usual))
+    except Exception:
+        if config.setting("raise-errors"):
+            raise
+        logger.debug("dasktile failed to compare plans", exc_info=True)
+        return usual
+
+
+def predicted(request: Request, accepted: Accepted) -> Accepted:
+    """The same plan with predictions of its run and of the input's, where they are possible."""
+    if accepted.before is not None or request.above:
+        # what other collections read from the arrays is not known
+        return accepted
+    needed = accepted.planned.wanted or _wanted(request)
+    wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
+    if count_tasks(request.graph, wanted) > MAX_TASKS:
+        return accepted
+    before = predict_input(request.graph, wanted, request.machine)
+    return _with_prediction(request, replace(accepted, before=before))
+
+
+def _with_prediction(request: Request, accepted: Accepted) -> Accepted:
+    """The same plan with its graph and a prediction of its run; that of the input is there."""
+    if accepted.planned.plan.tiled is None:
+        return replace(accepted, after=accepted.before)
+    lowered = accepted.lowered or _lower(request, accepted.planned)
+    after = None
+    if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
+        after = predict_plan(lowered, request.machine)
+    return replace(accepted, lowered=lowered, after=after)
+
+
+def _cheapest(request: Request, captured: Captured, usual: Accepted) -> Accepted:
+    """The plan whose run is predicted to cost least; the usual one if nothing is predicted.
+
+    Others are tried where the usual plan needs more memory than the input.
+    """
+    best, before, after, seen = usual, usual.before, usual.after, [usual.planned.plan.tiled]
+    if before is None or after is None:
+        return usual
+    settings = request.machine.settings()
+    most_moved = after.moved + MORE_MOVED * before.moved
+    if after.peak > max(before.peak, SMALL_PEAK):
+        small_tiles = partial(_accepted, request, captured, settings.for_bundles(), force=True)
+        own_chunks = partial(_accepted, request, captured, settings, keep=OWN_CHUNKS)
+        for plan in (small_tiles, own_chunks):
+            other = plan()
+            if other.planned.plan.tiled in seen:
+                continue
+            seen.append(other.planned.plan.tiled)
+            highest = LEAST_GAIN * after.cost
+            bundles = sum(other.planned.plan.after.tasks) / config.bundle_tasks()
+            if other.planned.plan.tiled is not None and least_cost(bundles, before.peak) > highest:
+                continue
+            other = _with_prediction(request, replace(other, before=before))
+            run = other.after
+            if run is not None and run.moved <= most_moved and run.cost < highest:
+                best, after = other, run
+    return _unchanged(best, NO_GAIN) if before.dominates(after) else best
+
+
+def _accepted(request: Request, captured: Captured, settings: Settings, **options: Any) -> Accepted:
+    """A plan, and its graph if that had to be written to check the plan.
 
     A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
     direct readers, then keep their chunks.  So is a plan whose tiles are cut into so many pieces,
     for the chunks that outputs keep, that the bytes saved are not worth the tasks.
     """
-    pinned: dict[str, str] = {}
     for _ in range(2):
-        planned = plan_request(request, pinned)
+        planned = plan_request(request, captured, settings, **options)
+        accepted = Accepted(planned)
         if planned.plan.tiled is None:
-            return planned, None
+            return accepted
         converted = _is_converted(request, planned.plan)
         if not converted and not planned.watched():
-            return planned, None
+            return accepted
         lowered = _lower(request, planned)
         if converted and _has_costly_tasks(request, planned.plan, lowered):
-            verdict = "the chunks that the result keeps would be cut from the tiles by many tasks"
-            return replace(planned, plan=replace(planned.plan, tiled=None, verdict=verdict)), None
+            return _unchanged(
+                accepted,
+                "the chunks that the result keeps would be cut from the tiles by many tasks",
+            )
         if not _computes_unneeded(planned, lowered):
-            return planned, lowered
+            return replace(accepted, lowered=lowered)
         nodes = planned.plan.program.nodes
-        partial = [node.name in planned.needed for node in nodes]
+        some = [node.name in planned.needed for node in nodes]
         pinned = {
             node.name: "only some blocks of this array, or of its inputs, are needed"
             for index, node in enumerate(nodes)
-            if partial[index] or any(partial[edge.producer] for edge in node.edges)
+            if some[index] or any(some[edge.producer] for edge in node.edges)
         }
-    verdict = "a re-tiled graph would compute blocks that Dask would not compute"
-    return replace(planned, plan=replace(planned.plan, tiled=None, verdict=verdict)), None
+        captured = _captured(request, pinned)
+    return _unchanged(accepted, "a re-tiled graph would compute blocks that Dask would not compute")
 
 
-def predicted_peaks(
-    request: Request, planned: PlannedRequest, lowered: Lowered | None
-) -> tuple[int | None, int | None]:
-    """Bytes of results on the worker that holds most, as Dask runs the input and as planned.
-
-    The graphs are simulated, with the arrays left on the workers.  None where the sizes of results
-    are not known well enough, where other collections read the arrays, and for graphs of so many
-    tasks that this would take long.
-    """
-    names, most = [array.name for array in request.arrays], LOWER_DEFAULTS.max_simulated
-    if request.above or count_tasks(request.graph, names) > most:
-        return None, None
-    needed = planned.wanted or _wanted(request)
-    wanted = {name: wanted_keys(name, array.chunks, needed)
-              for name, array in zip(names, request.arrays, strict=True)}  # fmt: skip
-    stock = BundleLimits((), {}, (), 0, 0)
-    before = _peak(request.machine, *placed_tasks(request.graph, wanted, stock))
-    if planned.plan.tiled is None:
-        return before, before
-    lowered = lowered or _lower(request, planned)
-    if count_tasks(lowered.graph, lowered.names) > most:
-        return before, None
-    return before, _peak(request.machine, *lowered.tasks(request.machine.placed))
-
-
-def _peak(machine: Machine, tasks: PlacedTasks, guessed: float) -> int | None:
-    if guessed > LOWER_DEFAULTS.most_guessed:
-        return None
-    return max(simulate(tasks, machine.workers, machine.threads).peaks)
+def _unchanged(accepted: Accepted, verdict: str) -> Accepted:
+    """The input as it is, for a reason."""
+    planned = accepted.planned
+    plan = replace(planned.plan, tiled=None, verdict=verdict)
+    return Accepted(replace(planned, plan=plan), before=accepted.before, after=accepted.before)
 
 
 def _lower(request: Request, planned: PlannedRequest) -> Lowered:
@@ -322,18 +418,19 @@ def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:
     )
 
 
-def plan_request(request: Request, pinned: Mapping[str, str]) -> PlannedRequest:
-    """Choose tiles; arrays named in `pinned` keep their chunks, for the reasons given there."""
+def plan_request(
+    request: Request, captured: Captured, settings: Settings, **options: Any
+) -> PlannedRequest:
+    """Choose tiles; the options are those of `tile`."""
     target = request.machine
-    captured = located(captured_program(request, pinned), target)
-
+    decide = partial(tile, captured, target, request.method, settings=settings, **options)
     try:
-        plan = tile(captured, target, request.method, target.memory_limit)
+        plan = decide(limit=target.memory_limit)
     except tiling.MemoryLimitError:
         if target.limit_given:
             raise
         # the limit is a default, so it is better exceeded than met by the smallest tiles
-        plan = tile(captured, target, request.method, None)
+        plan = decide(limit=None)
     wanted: dict[str, Needed] = {}
     needed: dict[str, Needed] = {}
     if plan.tiled is not None:
@@ -383,17 +480,25 @@ def _needed(
 
 
 def tile(
-    captured: Captured, target: Machine, method: str, limit: int | None, force: bool = False
+    captured: Captured,
+    target: Machine,
+    method: str,
+    limit: int | None,
+    *,
+    settings: Settings | None = None,
+    force: bool = False,
+    keep: str = "",
 ) -> TilingPlan:
-    """Tile a captured program; with `force`, even if the input's own chunks are cheaper."""
+    """Tile a captured program; `settings`, `force` and `keep` are as in `dasktile.tiling.tile`."""
     return tile_again(
         captured.program,
         workers=target.workers,
         threads=target.threads,
         memory_limit=limit,
         method=method,
-        settings=target.settings(),
+        settings=settings or target.settings(),
         placed=target.placed,
         bundled=config.bundle_tasks() > 1,
         force=force,
+        keep=keep,
     )

@@ -102,6 +102,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "collections.unpack": ({"ir", "collections.boundary", "capture.base"}, {"dask"}),
     "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
+    "prediction": ({"cluster.target", "lower", "schedule.peaks"}, {"dask"}),
     "pipeline": (
         {
             "capture",
@@ -113,7 +114,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "config",
             "ir",
             "lower",
-            "schedule.peaks",
+            "prediction",
             "tiling",
         },
         {"dask"},

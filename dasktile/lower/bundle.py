@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
@@ -29,10 +28,11 @@ from dasktile._compat.dask import FUSE, Alias, TaskRef, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.count import count_tasks
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, noted_blocks
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
 from dasktile.schedule.placement import MARK, Placement, decode
 
 Key = Any
@@ -88,14 +88,9 @@ def bundle(
     limits
         What may be bundled.
     """
-    if limits.tasks < 2 or missing(FUSE):
+    if limits.tasks < 2 or missing(FUSE) or count_tasks(graph, wanted) > limits.settings.max_tasks:
         return Bundled(graph)
-    limits = replace(limits, noted=noted_blocks(graph))
-    # as Dask does, so that tasks are counted as Dask runs them
-    merged = optimize_blockwise(graph, keys=[(name,) for name in wanted])
-    if sum(map(len, merged.layers.values())) > limits.settings.max_tasks:
-        return Bundled(graph)
-    tasks = GraphTasks(merged, wanted, order, limits)
+    tasks = GraphTasks(graph, wanted, order, limits)
     runs = form_runs(tasks.table, _run_limits(limits))
     if not runs:
         return Bundled(graph)
@@ -300,7 +295,7 @@ class _Written:
             if number not in self.run_of
         }
         for at, run in enumerate(self.runs):
-            place = task_memory(tasks, run.tasks[0]).place
+            place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
             size = sum(tasks.sizes[number] for number in run.returned)
             memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
             for (own, _), results in zip(

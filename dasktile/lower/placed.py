@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dask.blockwise import optimize_blockwise
 from dask.highlevelgraph import HighLevelGraph
 from dask.order import order
 
 from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
 from dasktile.capture.base import GraphView
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, noted_blocks
+from dasktile.lower.run_order import readers_of
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
 from dasktile.schedule.peaks import PlacedTasks
 
 Key = Any
@@ -63,7 +64,9 @@ def task_memory(tasks: GraphTasks, number: int) -> TaskMemory:
     tasks, number
         The tasks of the graph, and the number of the task.
     """
-    place = tasks.places[number] if tasks.limits.mesh else None
+    # the scheduler plugin finds a home for a task whose name gives none
+    known = tasks.limits.mesh and not tasks.is_loose(number)
+    place = tasks.places[number] if known else None
     return TaskMemory(tasks.sizes[number], 0, place)
 
 
@@ -106,10 +109,11 @@ def placed_tasks(
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
-        limits = replace(limits, noted=noted_blocks(graph))
-        graph = optimize_blockwise(graph, keys=[(name,) for name in wanted])
-        known = _known(GraphTasks(graph, wanted, (), limits))
-    return placed(_culled(graph, ends), ends, known.tasks, by_place), known.guessed
+        numbered = GraphTasks(graph, wanted, (), limits)
+        tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
+    else:
+        tasks = _culled(graph, ends)
+    return placed(tasks, ends, known.tasks, by_place), known.guessed
 
 
 def placed(
@@ -155,15 +159,44 @@ def placed(
             if last[read] != last[key]:
                 inputs_of[number[last[key]]][number[last[read]]] = None
     memory = [known.get(key, TaskMemory(0)) for key in run]
+    data = {at for at, key in enumerate(run) if type(tasks[key]) is DataNode}
+    homes = [task.place if by_place else None for task in memory]
+    _place_others(homes, [[read for read in reads if read not in data] for reads in inputs_of])
     return PlacedTasks(
         reads=[list(inputs) for inputs in inputs_of],
         sizes=[task.size for task in memory],
         priorities=list(map(float, range(len(run)))),
-        homes=[task.place if by_place else None for task in memory],
+        homes=homes,
         working=[task.working for task in memory],
         kept={number[key] for key in kept},
-        data={at for at, key in enumerate(run) if type(tasks[key]) is DataNode},
+        data=data,
     )
+
+
+def _place_others(homes: list[int | None], reads: Sequence[Sequence[int]]) -> None:
+    """Place tasks without a position next to others, as the scheduler plugin does.
+
+    Parameters
+    ----------
+    homes
+        The mesh position of every task; None for tasks without one, some of which get one.
+    reads
+        The tasks that each task reads.
+    """
+    readers = readers_of(reads)
+    for number in range(len(homes)):
+        after = [homes[reader] for reader in readers[number]]
+        if homes[number] is None and not reads[number] and after and None not in after:
+            homes[number] = _most_common(after)
+    for number, inputs in enumerate(reads):
+        there = [homes[read] for read in inputs if len(readers[read]) == 1]
+        if homes[number] is None and inputs and len(there) == len(inputs) and None not in there:
+            homes[number] = _most_common(there)
+
+
+def _most_common(homes: Sequence[int | None]) -> int | None:
+    counts = Counter(homes)
+    return max(counts, key=lambda home: (counts[home], home or 0))
 
 
 def _ordered(tasks: Mapping[Key, Any]) -> list[Key]:

@@ -97,6 +97,7 @@ def reshard(
     cut: Callable[[Any, Any], Any] = getitem,
     copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
     place_of: Callable[[Block, Block], int] | None = None,
+    fuses: bool = False,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array into other tiles.
 
@@ -120,12 +121,18 @@ def reshard(
         If given, the source has such keys.  Takes a block, and a block of the source from
         which it is cut, and returns the place of the copy to read.  A copy is cut from copies
         of the same place.
+    fuses
+        Whether Dask may fuse a tile with the task that reads it, if it is all that is cut from a
+        block.
     """
     axes = [_pieces(axis, sizes) for axis, sizes in zip(windows, chunks, strict=True)]
     piece = slices_layer_name(token)
     tasks: dict[Key, GraphNode] = {}
     # whether pieces are cut by separate tasks, not by the tasks of the new tiles
     separate = (copies is not None and place_of is None) or joins(windows, chunks)
+    # of a block that is cut into several pieces only these should be sent
+    once = all(len({part.block for (part, *_) in axis}) == len(axis) for axis in axes)
+    kind = Task if fuses and once and not separate else Anchored
     blocks = product(*(range(len(axis)) for axis in axes))
 
     def refs(block: Block, per_axis: Sequence[tuple[_Piece, ...]], place: int | None) -> list[Key]:
@@ -138,13 +145,13 @@ def reshard(
             target: Key = (source, *copy, *whole)
             if not separate:
                 key: Key = (name, *(() if place is None else (place,)), *block)
-                tasks[key] = _cut_piece(key, target, parts, cut)
+                tasks[key] = _cut_piece(key, target, parts, cut, kind)
             elif all(part.cut is None for part in parts):
                 keys.append(target)
             else:
                 key = (piece, *copy, *(part.number for part in parts))
                 if key not in tasks:
-                    tasks[key] = _cut_piece(key, target, parts, cut)
+                    tasks[key] = _cut_piece(key, target, parts, cut, kind)
                 keys.append(key)
         return keys
 
@@ -185,13 +192,17 @@ class _Piece:
 
 
 def _cut_piece(
-    key: Key, target: Key, parts: Sequence[_Piece], cut: Callable[[Any, Any], Any]
+    key: Key,
+    target: Key,
+    parts: Sequence[_Piece],
+    cut: Callable[[Any, Any], Any],
+    kind: type[Task],
 ) -> GraphNode:
-    """The task of one piece of one block."""
+    """The task of one piece of one block, of a class of tasks."""
     if all(part.cut is None for part in parts):
         return Alias(key, target)
     index = tuple(_ALL if part.cut is None else part.cut for part in parts)
-    return Anchored(key, cut, TaskRef(target), index)
+    return kind(key, cut, TaskRef(target), index)
 
 
 def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piece, ...]]:

@@ -16,11 +16,9 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
-Home = Hashable
+from dasktile.lower.run_order import SAME_SIZE, inputs_first, readers_of, run_order
 
-#: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
-#: inputs may be a small array that is broadcast.
-_SAME_SIZE = 1.25
+Home = Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ def task_phases(table: TaskTable) -> list[int]:
     all its readers have its home: it runs in one bundle with a reader, which Dask would fuse it
     with.
     """
-    order = _inputs_first(table.reads)
+    order = inputs_first(table.reads)
     phases = _first_phases(table, order)
     readers = readers_of(table.reads)
     fixed = {*table.kept, *table.sources}
@@ -170,7 +168,7 @@ def task_phases(table: TaskTable) -> list[int]:
             for read in table.reads[number]
             if all(phases[other] < late or other == number for other in readers[read])
         )
-        if table.sizes[number] * _SAME_SIZE >= kept:
+        if table.sizes[number] * SAME_SIZE >= kept:
             phases[number] = late
     return phases
 
@@ -185,40 +183,6 @@ def _first_phases(table: TaskTable, order: Sequence[int]) -> list[int]:
                 default=0,
             )
     return phases
-
-
-def _inputs_first(reads: Sequence[Sequence[int]]) -> list[int]:
-    """All tasks, each after its inputs, depth first."""
-    done = [False] * len(reads)
-    order: list[int] = []
-    for start in range(len(reads)):
-        stack = [start]
-        while stack:
-            number = stack[-1]
-            waiting = [read for read in reads[number] if not done[read]]
-            if waiting and not done[number]:
-                stack.extend(reversed(waiting))
-                continue
-            stack.pop()
-            if not done[number]:
-                done[number] = True
-                order.append(number)
-    return order
-
-
-def readers_of(reads: Sequence[Sequence[int]]) -> list[list[int]]:
-    """For every task, the tasks that read it, ascending.
-
-    Parameters
-    ----------
-    reads
-        For every task, the tasks that it reads.
-    """
-    readers: list[list[int]] = [[] for _ in reads]
-    for reader, numbers in enumerate(reads):
-        for number in numbers:
-            readers[number].append(reader)
-    return readers
 
 
 def _changes(table: TaskTable, read: int, reader: int) -> int:
@@ -249,13 +213,14 @@ class _Forming:
     def runs(self) -> list[Run]:
         groups: dict[tuple[Home, int], list[int]] = {}
         passed: dict[Home, int] = {}
-        order = self._order()
+        table = self.table
+        order = run_order(table.reads, table.sizes, table.homes, self.kept)
         for number in order:
             group = self.group[number]
             if group is not None:
                 groups.setdefault(group, []).append(number)
                 self.place[number] = passed.get(group[0], 0)
-                passed[group[0]] = self.place[number] + self.table.counts[number]
+                passed[group[0]] = self.place[number] + table.counts[number]
         # by group: runs of it, as lists of tasks
         parts: dict[tuple[Home, int], list[Sequence[int]]] = {
             group: self._cut(numbers) for group, numbers in groups.items()
@@ -269,95 +234,6 @@ class _Forming:
                 position = {number: at for at, number in enumerate(order)}
                 every = (run for runs in formed.values() for run in runs)
                 return sorted(every, key=lambda run: position[run.tasks[-1]])
-
-    def _order(self) -> list[int]:
-        """All tasks, each after its inputs, depth first from each task that nothing reads.
-
-        Of the inputs of a task, the one that most tasks must precede is first: the sum so far is
-        computed before the term that is added.  A task whose inputs are there runs at once if it
-        frees memory.
-        """
-        reads, sizes = self.table.reads, self.table.sizes
-        height = self._heights()
-        done = [False] * len(reads)
-        #: For every task, the inputs that are not there, and the readers that have not run.
-        missing = list(map(len, reads))
-        unread = [
-            len(readers) + (number in self.kept) for number, readers in enumerate(self.readers)
-        ]
-
-        def frees(number: int) -> bool:
-            """Whether a task needs less memory than it releases, now or with its siblings."""
-            if len(reads[number]) == 1 and sizes[number] < sizes[reads[number][0]]:
-                return True
-            released = sum(sizes[read] for read in reads[number] if unread[read] == 1)
-            return released >= sizes[number]
-
-        #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
-        postponed: dict[int, list[int]] = {}
-
-        def is_postponed(number: int) -> bool:
-            after = self.readers[number]
-            if len(after) != 1 or missing[after[0]] == 1:
-                return False
-            most = max((sizes[read] for read in reads[number]), default=0)
-            if sizes[number] * _SAME_SIZE < most:
-                return False
-            others = postponed.setdefault(after[0], [])
-            if len(others) + 1 == missing[after[0]]:
-                ready.extend(postponed.pop(after[0]))
-                return False
-            others.append(number)
-            return True
-
-        order: list[int] = []
-        #: Tasks that can run now.
-        ready: list[int] = []
-        for start in range(len(reads)):
-            if self.readers[start]:
-                continue
-            stack = [start]
-            while stack:
-                number = stack[-1]
-                waiting = [read for read in reads[number] if not done[read]]
-                if done[number] or not waiting:
-                    stack.pop()
-                if done[number]:
-                    continue
-                if waiting:
-                    # the next one is at the end
-                    stack.extend(sorted(waiting, key=lambda read: (height[read], -read)))
-                    continue
-                ready.append(number)
-                while ready:
-                    number = ready.pop()
-                    if done[number]:
-                        continue
-                    done[number] = True
-                    order.append(number)
-                    candidates = list(self.readers[number])
-                    for read in reads[number]:
-                        unread[read] -= 1
-                        if unread[read] == 1:
-                            # the last reader of a result may release it
-                            candidates += [last for last in self.readers[read] if not done[last]]
-                    for reader in self.readers[number]:
-                        missing[reader] -= 1
-                    for reader in reversed(candidates):
-                        if len(postponed.get(reader, ())) == missing[reader] > 0:
-                            ready.extend(postponed.pop(reader))
-                        elif missing[reader] or done[reader] or not frees(reader):
-                            continue
-                        elif not is_postponed(reader):
-                            ready.append(reader)
-        return order
-
-    def _heights(self) -> list[int]:
-        """For every task, the tasks on the longest path to it."""
-        height = [0] * len(self.readers)
-        for number in _inputs_first(self.table.reads):
-            height[number] = 1 + max((height[read] for read in self.table.reads[number]), default=0)
-        return height
 
     def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
         """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""

@@ -43,12 +43,6 @@ class LowerSettings:
     bundle_remaining
         Tasks of one home and phase that remain at most, bundles and picks included, as a share
         of those before; otherwise there are no bundles of them (chosen).
-    max_simulated
-        Tasks of a graph above which ``explain`` does not simulate it (chosen: a task takes about
-        200 microseconds).
-    most_guessed
-        Bytes of results of unknown size, as a share of those of all results, above which no peak of
-        memory is predicted (chosen).
     most_growth
         Tasks of a plan's graph over those of the input's graph, above which the tasks more must be
         worth the bytes saved (chosen: the tasks that Dask fuses are in neither count).
@@ -64,8 +58,6 @@ class LowerSettings:
     bundles_per_thread: int = 3
     bundle_task_bytes: float = 0.8e6
     bundle_remaining: float = 0.75
-    max_simulated: int = 10_000
-    most_guessed: float = 0.1
     most_growth: float = 1.5
 
 

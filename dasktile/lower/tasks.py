@@ -15,15 +15,24 @@ from inspect import iscoroutinefunction
 from operator import getitem as operator_getitem
 from typing import Any
 
-from dask.blockwise import Blockwise
+from dask.blockwise import Blockwise, optimize_blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dasktile._compat.dask import Alias, ArrayOverlapLayer, DataNode, Task, getitem
+from dasktile._compat.dask import (
+    Alias,
+    ArrayOverlapLayer,
+    DataNode,
+    Task,
+    getitem,
+    mean_chunk,
+    moment_chunk,
+)
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.reshard import getitem_any
-from dasktile.lower.runs import TaskTable, readers_of
+from dasktile.lower.run_order import readers_of
+from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
@@ -45,7 +54,7 @@ class NotedBlocks:
     chunks
         Chunk sizes along each axis.
     itemsize
-        Bytes of an element.
+        Bytes per element, of all arrays of a result.
     """
 
     chunks: tuple[tuple[int, ...], ...]
@@ -79,7 +88,8 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         notes = layer.collection_annotations or {}
         chunks: Any = notes.get("chunks")
         dtype: Any = notes.get("dtype")
-        options = getattr(getattr(layer, "task", None), "kwargs", None) or {}
+        task: Any = getattr(layer, "task", None)
+        options = getattr(task, "kwargs", None) or {}
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
         try:
             cut = tuple(
@@ -87,10 +97,18 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
                 for axis, sizes in enumerate(chunks)
             )
             if not dtype.hasobject:
-                noted[name] = NotedBlocks(cut, dtype.itemsize)
+                noted[name] = NotedBlocks(cut, dtype.itemsize * _arrays_of(task))
         except (TypeError, ValueError, AttributeError):
             continue  # unknown chunks
     return noted
+
+
+def _arrays_of(task: Any) -> int:
+    """Arrays in the result of a task: the first step of a mean or a moment returns several."""
+    function = getattr(task, "func", None)
+    if function is None or function not in (mean_chunk, moment_chunk):
+        return 1
+    return 2 if function is mean_chunk else 1 + int(task.kwargs.get("order", 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +120,7 @@ class BundleLimits:
     mesh
         Sizes of the axes of the worker mesh; empty where all tasks run in one process.
     size
-        Bytes of one result, by the last part of its layer's name.
+        Bytes of one result, by the name of its layer or the last part of that name.
     free
         Names of layers that are on every worker: the array-likes that are read.
     tasks
@@ -111,8 +129,6 @@ class BundleLimits:
         Bytes of a bundle's inputs and of its results that are in memory at the same time.
     threads
         Tasks that a worker runs at once.
-    noted
-        By the name of a layer, its blocks; by default according to the annotations of the graph.
     positions
         By the token of an array whose name has no placement, the mesh positions of its blocks:
         persisted arrays, and arrays of the input graph.
@@ -126,7 +142,6 @@ class BundleLimits:
     tasks: int
     work: int
     threads: int = 1
-    noted: Mapping[str, NotedBlocks] | None = None
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
 
@@ -143,7 +158,9 @@ def fuses(task: Any, reader: Any) -> bool:
 
 
 class GraphTasks:
-    """The tasks of a graph that some keys depend on, by number.
+    """The tasks that Dask runs for some keys of a graph, by number.
+
+    Dask merges layers first, which may leave fewer tasks.
 
     Parameters
     ----------
@@ -158,6 +175,8 @@ class GraphTasks:
 
     Attributes
     ----------
+    graph
+        The graph with merged layers.
     keys, tasks, layer
         Key of every task, the task, and the name of its layer.
     reads, readers
@@ -185,7 +204,10 @@ class GraphTasks:
         order: Sequence[str],
         limits: BundleLimits,
     ) -> None:
-        self.graph, self.wanted, self.limits = graph, wanted, limits
+        self.graph = optimize_blockwise(graph, keys=[(name,) for name in wanted])
+        self.wanted, self.limits = wanted, limits
+        # merged layers have other annotations
+        self.noted = noted_blocks(graph)
         self.keys: list[Key] = []
         self.tasks: list[Any] = []
         self.layer: list[str] = []
@@ -207,7 +229,6 @@ class GraphTasks:
         self.homes = [
             place if self._may_run(number) else None for number, place in enumerate(self.places)
         ]
-        self.noted = noted_blocks(graph) if limits.noted is None else limits.noted
         self.guessed: set[int] = set()
         self.sizes = self._sizes()
         self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
@@ -388,7 +409,7 @@ class GraphTasks:
         unknown = set()
         for number, key in enumerate(self.keys):
             name = str(head_of(key))
-            size = self.limits.size.get(name.rpartition("-")[2])
+            size = self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
             if size is None and (shape := self._block_shape(number)) is not None:
                 size = math.prod(shape) * self.noted[name].itemsize
             if self.is_free(number):

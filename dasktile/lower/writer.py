@@ -463,10 +463,22 @@ class _Writer:
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
-            tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of)
+            fuses = self.is_computed_by_reader(index)
+            tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of, fuses)
             self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, lengths(wanted))
         return name
+
+    def is_computed_by_reader(self, index: int) -> bool:
+        """Whether a block may be computed where its only reader is, as it needs no other."""
+        program = self.captured.program
+        reads = [
+            edge
+            for reader in program.consumers(index)
+            for edge in program.nodes[reader].edges
+            if edge.producer == index
+        ]
+        return not self.node(index).edges and len(reads) == 1 and index not in program.outputs
 
     def describe(self, name: str, index: int, chunks: Chunks) -> None:
         """Add the collection annotations that Dask gives to layers of arrays."""
@@ -745,14 +757,20 @@ class _Writer:
     def bundle_limits(self, most: int, work: int, threads: int) -> BundleLimits:
         """What may be bundled: at most `most` tasks, with `work` bytes in memory."""
         fusing = self.limits(work, 0, threads)
+        size = dict(fusing.size)
         positions = {}
         for index, name in self.made.items():
+            node, code = self.node(index), name.rpartition("-")[2]
+            if node.partial and code in size:
+                # the steps of an operation have its token
+                size[name] = size[code]
+                size[code] = math.ceil(size[code] * node.partial / node.itemsize)
             blocks = self.positions(index)
             if blocks:
                 positions[token(name)] = blocks
         return BundleLimits(
             mesh=self.tiled.mesh,
-            size=fusing.size,
+            size=size,
             free=fusing.free,
             tasks=most,
             work=work,

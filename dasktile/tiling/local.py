@@ -186,12 +186,18 @@ class Splitter:
         )
         own: tuple[tuple[int, ...] | None, ...] = (None,) * len(lengths)
         if keep:
-            # blocks that cross a cut of the mesh would have no home
-            cut_at = (bounds(sizes(*cut)) for cut in zip(lengths, mesh_parts, spots, strict=True))
             own = tuple(
-                made if is_pinned and set(at) <= set(bounds(made)) else None
-                for made, is_pinned, at in zip(node.chunks, pinned, cut_at, strict=True)
+                cuts if is_pinned else None
+                for cuts, is_pinned in zip(node.chunks, pinned, strict=True)
             )
+        elif self.retile:
+            own = tuple(self._natural(node, label) for label in range(len(lengths)))
+        # blocks that cross a cut of the mesh would have no home
+        cut_at = (bounds(sizes(*cut)) for cut in zip(lengths, mesh_parts, spots, strict=True))
+        own = tuple(
+            cuts if cuts is not None and set(at) <= set(bounds(cuts)) else None
+            for cuts, at in zip(own, cut_at, strict=True)
+        )
         reads = tuple(
             (edge.axes, producer.shape, producer.itemsize)
             for edge in node.edges
@@ -203,6 +209,29 @@ class Splitter:
         return Choice(
             index, keep, option, axis_classes, lengths, spots, fixed, own, mesh_parts, family
         )
+
+    def _natural(self, node: Node, label: int) -> tuple[int, ...]:
+        """Chunk sizes along a label that need no join.
+
+        They are those in which an input is made, if these are pinned, else those of the input
+        graph.
+        """
+        for edge in node.edges:
+            choice = self.choices[self.space.source(edge.producer)]
+            made = self.space.program.nodes[edge.producer]
+            for axis, spec in enumerate(edge.axes):
+                if spec != AxisMap(label) or made.shape[axis] != node.labels[label].size:
+                    continue
+                along = AxisMap(axis) if choice.keep else made.out[axis]
+                if along.label is None or not along.identity:
+                    continue
+                pinned = choice.keep or self._is_fixed(made, along.label)
+                cuts = choice.fixed[along.label] if pinned else None
+                if choice.own[along.label] is not None:
+                    cuts = choice.own[along.label]
+                if cuts is not None:
+                    return cuts
+        return node.labels[label].cuts
 
     def _is_fixed(self, node: Node, label: int) -> bool:
         """Whether a label of a node keeps the cuts of the input."""
@@ -345,7 +374,9 @@ class Splitter:
             while steps[-1] * 2 < high and high % (steps[-1] * 2) == 0:
                 steps.append(steps[-1] * 2)
             made = [] if own is None else [len(own)]
-            ladders.append(list(dict.fromkeys([*made, *steps, high])))
+            # of equal costs the first one is chosen
+            steps = [*made, *steps, high] if choice.keep else [*steps, high, *made]
+            ladders.append(list(dict.fromkeys(steps)))
         while math.prod(map(len, ladders)) > 4 * most:
             longest = max(range(len(ladders)), key=lambda label: (len(ladders[label]), -label))
             if len(ladders[longest]) == 2:

@@ -49,6 +49,7 @@ def tile(
     placed: bool = False,
     bundled: bool = False,
     force: bool = False,
+    keep: str = "",
 ) -> TilingPlan:
     """Decide how every array of a program is tiled.
 
@@ -74,6 +75,8 @@ def tile(
     force
         True to return what the method decides even if the input's own chunks cost less, so that
         methods can be compared.
+    keep
+        Why the input's own chunks are kept whatever the method decides; empty if they are not.
 
     Raises
     ------
@@ -87,9 +90,9 @@ def tile(
     name = method if isinstance(method, str) else method.choose.__name__
     unchanged = _Planner(program, mesh, workers, settings, memory_limit, threads)
     before = unchanged.candidate(get("auto"), TIE)
-    if method == "none":
+    if method == "none" or keep:
         return _plan(
-            program, workers, name, before, before, "method 'none'", None, placed,
+            program, workers, name, before, before, keep or "method 'none'", None, placed,
             settings.acceptance,
         )  # fmt: skip
     chosen = get(method) if isinstance(method, str) else method

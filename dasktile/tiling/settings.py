@@ -9,7 +9,7 @@ Sources are named in the docstrings: *measured* numbers were timed when the rule
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,8 @@ class CostModel:
         tile travels (chosen).
     join_byte
         Cost of copying one byte within a worker to join tiles, in bytes moved (chosen).
+    scarce_join_byte
+        The same in plans for less memory, as a joined tile is in memory beside its pieces (chosen).
     bundled_task
         Cost of a task that a bundle runs, as a share of the cost of a task (measured: a tenth to
         an eighth of the processor time for bundles of 16).
@@ -56,6 +58,7 @@ class CostModel:
     shared_read_placed: float = 0.25
     missing_tile: float = 4.0
     join_byte: float = 0.75
+    scarce_join_byte: float = 3.0
     bundled_task: float = 0.125
     over_limit: float = 1e6
     fan_in: int = 8
@@ -121,10 +124,15 @@ class LocalLimits:
         Combinations of part counts among which the solver chooses for one node.
     many_tiles
         Factor over the target number of tiles beyond which no more are made for overlap.
+    small_tile, small_tiles
+        ``min_tile`` and ``tiles_per_worker`` where tasks are bundled, in plans for less memory
+        (chosen).
     """
 
     max_cuts: int = 32
     many_tiles: int = 4
+    small_tile: int = 2**20
+    small_tiles: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +283,13 @@ class Settings:
     acceptance: Acceptance = Acceptance()
     finer: FinerSearch = FinerSearch()
     solver: SolverLimits = SolverLimits()
+
+    def for_bundles(self) -> Settings:
+        """Settings for plans that need less memory: tasks cost what they cost in bundles."""
+        return replace(
+            self,
+            model=replace(self.model, join_byte=self.model.scarce_join_byte),
+            task_bytes=self.task_bytes * self.model.bundled_task,
+            min_tile=min(self.min_tile, self.local.small_tile),
+            tiles_per_worker=max(self.tiles_per_worker, self.local.small_tiles),
+        )

@@ -129,7 +129,7 @@ def test_there_are_fewer_tasks_with_the_same_values_and_bytes_moved(name, worker
 def test_a_bundle_runs_no_more_tasks_than_it_may(most, workers) -> None:
     workers(4)
     with dask.config.set({"dasktile.bundle": most}):
-        graph = tasks_of(dasktile.optimize(small("transposed")))
+        graph = tasks_of(dasktile.optimize(small("transposed"), method="exact"))
     sizes = [len(task.args[0]) for task in bundles_of(graph).values()]
     assert sizes
     # chains that Dask would fuse count as one task
@@ -175,7 +175,7 @@ def test_bundles_are_on_the_worker_of_their_tasks(workers) -> None:
 
 def test_readers_of_other_workers_read_picks(workers) -> None:
     workers(4)
-    graph = tasks_of(dasktile.optimize(small("transposed")))
+    graph = tasks_of(dasktile.optimize(small("transposed"), method="exact"))
     homes: dict[Any, int] = {}
     for key in graph:
         placement = decode(key[0])
@@ -204,7 +204,7 @@ def test_results_of_a_bundle_are_limited_in_bytes(workers) -> None:
     array = small("transposed")  # tiles of 320 kB
     usual = 2**22
     with dask.config.set({"dasktile.tiling.usual-task": usual}):
-        graph = tasks_of(dasktile.optimize(array))
+        graph = tasks_of(dasktile.optimize(array, method="exact"))
     several = bundles_of(graph)
     assert several
     values = dict(zip(several, dask.get(graph, list(several)), strict=True))

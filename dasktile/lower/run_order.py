@@ -1,0 +1,233 @@
+"""The order of tasks from which runs are cut: results should be in memory for a short time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+
+#: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
+#: inputs may be a small array that is broadcast.
+SAME_SIZE = 1.25
+
+
+def inputs_first(reads: Sequence[Sequence[int]]) -> list[int]:
+    """All tasks, each after its inputs, depth first.
+
+    Parameters
+    ----------
+    reads
+        For every task, the numbers of the tasks that it reads.
+    """
+    done = [False] * len(reads)
+    order: list[int] = []
+    for start in range(len(reads)):
+        stack = [start]
+        while stack:
+            number = stack[-1]
+            waiting = [read for read in reads[number] if not done[read]]
+            if waiting and not done[number]:
+                stack.extend(reversed(waiting))
+                continue
+            stack.pop()
+            if not done[number]:
+                done[number] = True
+                order.append(number)
+    return order
+
+
+def readers_of(reads: Sequence[Sequence[int]]) -> list[list[int]]:
+    """For every task, the tasks that read it, ascending.
+
+    Parameters
+    ----------
+    reads
+        For every task, the numbers of the tasks that it reads.
+    """
+    readers: list[list[int]] = [[] for _ in reads]
+    for reader, numbers in enumerate(reads):
+        for number in numbers:
+            readers[number].append(reader)
+    return readers
+
+
+def run_order(
+    reads: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    homes: Sequence[Hashable],
+    kept: Collection[int],
+) -> list[int]:
+    """All tasks, each after its inputs: of two orders, the one that needs less memory.
+
+    In the first one, each task follows its inputs as closely as possible.  In the second one, a
+    result that is in memory is also released early by running tasks for its last reader.
+
+    Parameters
+    ----------
+    reads
+        For every task, the numbers of the tasks that it reads.
+    sizes
+        Bytes of every result.
+    homes
+        Home of every task; None for tasks that no run may contain.
+    kept
+        Tasks whose results are in memory to the end.
+    """
+    orders = [_DepthFirst(reads, sizes, kept, eager).order() for eager in (False, True)]
+    return min(orders, key=lambda order: peak(order, reads, sizes, homes, kept))
+
+
+def peak(
+    order: Iterable[int],
+    reads: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    homes: Sequence[Hashable],
+    kept: Collection[int],
+) -> int:
+    """Bytes of results at one home at most, if tasks run one by one in an order.
+
+    Parameters
+    ----------
+    order
+        All tasks, each after its inputs.
+    reads, sizes, homes, kept
+        As in `run_order`.
+    """
+    unread = [len(readers) for readers in readers_of(reads)]
+    for number in kept:
+        unread[number] += 1
+    live = dict.fromkeys(homes, 0)
+    most = 0
+    for number in order:
+        home = homes[number]
+        live[home] += sizes[number]
+        if home is not None:
+            most = max(most, live[home])
+        for read in reads[number]:
+            unread[read] -= 1
+            if not unread[read]:
+                live[homes[read]] -= sizes[read]
+    return most
+
+
+class _DepthFirst:
+    """All tasks, each after its inputs, depth first from each task that nothing reads.
+
+    Of the inputs of a task, the one that most tasks must precede is first: the sum so far is
+    computed before the term that is added.  A task whose inputs are there runs at once if it frees
+    memory.
+
+    Parameters
+    ----------
+    reads, sizes, kept
+        As in `run_order`.
+    eager
+        Whether tasks without inputs run for a task that lacks them, if it then frees memory.
+    """
+
+    def __init__(
+        self,
+        reads: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        kept: Collection[int],
+        eager: bool,
+    ) -> None:
+        self.reads, self.sizes, self.eager = reads, sizes, eager
+        self.readers = readers_of(reads)
+        self.height = self._heights()
+        self.done = [False] * len(reads)
+        #: For every task, the inputs that are not there, and the readers that have not run.
+        self.missing = list(map(len, reads))
+        self.unread = [len(readers) for readers in self.readers]
+        for number in kept:
+            self.unread[number] += 1
+        #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
+        self.postponed: dict[int, list[int]] = {}
+        #: Tasks that can run now; the next one is at the end.
+        self.ready: list[int] = []
+
+    def order(self) -> list[int]:
+        order: list[int] = []
+        for start, readers in enumerate(self.readers):
+            if readers:
+                continue
+            stack = [start]
+            while stack:
+                number = stack[-1]
+                waiting = [read for read in self.reads[number] if not self.done[read]]
+                if waiting and not self.done[number]:
+                    # the next one is at the end
+                    stack.extend(sorted(waiting, key=lambda read: (self.height[read], -read)))
+                    continue
+                stack.pop()
+                self.ready.append(number)
+                while self.ready:
+                    number = self.ready.pop()
+                    if not self.done[number]:
+                        order.append(number)
+                        self._run(number)
+        return order
+
+    def _run(self, number: int) -> None:
+        """Note that a task has run, and add the tasks that should run next."""
+        self.done[number] = True
+        candidates = list(self.readers[number])
+        for read in self.reads[number]:
+            self.unread[read] -= 1
+            if self.unread[read] == 1:
+                # the last reader of a result may release it
+                candidates += [last for last in self.readers[read] if not self.done[last]]
+        for reader in self.readers[number]:
+            self.missing[reader] -= 1
+        for reader in reversed(candidates):
+            if len(self.postponed.get(reader, ())) == self.missing[reader] > 0:
+                self.ready += self.postponed.pop(reader)
+            elif self.done[reader]:
+                continue
+            elif self.missing[reader]:
+                self.ready += self._with_inputs(reader)
+            elif self._frees(reader) and not self._is_postponed(reader):
+                self.ready.append(reader)
+
+    def _released(self, number: int) -> int:
+        """Bytes of the results whose last reader is a task."""
+        return sum(
+            self.sizes[read]
+            for read in self.reads[number]
+            if self.done[read] and self.unread[read] == 1
+        )
+
+    def _frees(self, number: int) -> bool:
+        """Whether a task needs less memory than it releases, now or with its siblings."""
+        reads, sizes = self.reads[number], self.sizes
+        if len(reads) == 1 and sizes[number] < sizes[reads[0]]:
+            return True
+        return self._released(number) >= sizes[number]
+
+    def _with_inputs(self, number: int) -> list[int]:
+        """A task and the inputs that it lacks, if they need no more memory than it releases."""
+        lacking = [read for read in self.reads[number] if not self.done[read]]
+        if not self.eager or any(self.reads[read] for read in lacking):
+            return []
+        made = self.sizes[number] + sum(self.sizes[read] for read in lacking)
+        return [number, *lacking] if made <= SAME_SIZE * self._released(number) else []
+
+    def _is_postponed(self, number: int) -> bool:
+        """Whether a task waits until its reader has its other inputs."""
+        after = self.readers[number]
+        if len(after) != 1 or self.missing[after[0]] == 1:
+            return False
+        most = max((self.sizes[read] for read in self.reads[number]), default=0)
+        if self.sizes[number] * SAME_SIZE < most:
+            return False
+        others = self.postponed.setdefault(after[0], [])
+        if len(others) + 1 == self.missing[after[0]]:
+            self.ready += self.postponed.pop(after[0])
+            return False
+        others.append(number)
+        return True
+
+    def _heights(self) -> list[int]:
+        """For every task, the tasks on the longest path to it."""
+        height = [0] * len(self.reads)
+        for number in inputs_first(self.reads):
+            height[number] = 1 + max((height[read] for read in self.reads[number]), default=0)
+        return height

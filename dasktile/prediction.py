@@ -1,0 +1,129 @@
+"""What running a graph is predicted to take: a simulation of the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.cluster.target import Machine
+from dasktile.lower.placed import placed_tasks
+from dasktile.lower.tasks import BundleLimits
+from dasktile.lower.writer import Lowered
+from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+
+#: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
+MAX_TASKS = 10_000
+
+#: Bytes of results of unknown size, as a share of those of all results, above which nothing is
+#: predicted (chosen).
+MOST_GUESSED = 0.1
+
+#: Power of the peak of memory by which seconds are multiplied to compare two runs (chosen: a run
+#: that needs half the memory may take a quarter longer).
+MEMORY_EXPONENT = 0.3
+
+#: Cost of a plan over that of the usual plan below which it takes its place (chosen: less is within
+#: the error of the simulation).
+LEAST_GAIN = 0.9
+
+
+#: Bytes moved more than by the usual plan that a plan may move, as a share of those that the input
+#: moves (chosen).
+MORE_MOVED = 0.05
+
+#: Bytes of results on a worker that are not worth a search for less (chosen).
+SMALL_PEAK = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What running a graph takes, the results being left on the workers.
+
+    Parameters
+    ----------
+    seconds
+        Until the last task has run, without the time that its function takes.
+    moved
+        Bytes that workers receive from each other.
+    peak
+        Bytes of results on the worker that holds most.
+    """
+
+    seconds: float
+    moved: int
+    peak: int
+
+    @property
+    def cost(self) -> float:
+        """Seconds, times a power of the memory."""
+        return self.seconds * max(1, self.peak) ** MEMORY_EXPONENT
+
+    def dominates(self, other: Prediction) -> bool:
+        """Whether a run takes no more of anything, and less of something.
+
+        Parameters
+        ----------
+        other
+            Another run.
+        """
+        own, others = (
+            (self.seconds, self.moved, self.peak),
+            (other.seconds, other.moved, other.peak),
+        )
+        return own != others and all(a <= b for a, b in zip(own, others, strict=True))
+
+
+def least_cost(tasks: float, peak: int) -> float:
+    """The cost of a run in which the scheduler alone takes time.
+
+    Parameters
+    ----------
+    tasks
+        Number of tasks.
+    peak
+        Bytes of results on the worker that holds most.
+    """
+    return Prediction(tasks * Speeds().scheduler, 0, peak).cost
+
+
+def predict_input(
+    graph: HighLevelGraph,
+    wanted: Mapping[str, Collection[Any]],
+    machine: Machine,
+) -> Prediction | None:
+    """What Dask's own graph takes; None if the sizes of results are unknown.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    wanted
+        By the name of an array, the keys of it that are wanted.
+    machine
+        The workers.
+    """
+    limits = BundleLimits((), {}, (), 0, 0)
+    return _predict(machine, *placed_tasks(graph, wanted, limits))
+
+
+def predict_plan(lowered: Lowered, machine: Machine) -> Prediction | None:
+    """What the graph of a plan takes; None if the sizes of results are unknown.
+
+    Parameters
+    ----------
+    lowered
+        The graph.
+    machine
+        The workers.
+    """
+    return _predict(machine, *lowered.tasks(machine.placed))
+
+
+def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction | None:
+    if guessed > MOST_GUESSED:
+        return None
+    run = simulate(tasks, machine.workers, machine.threads)
+    return Prediction(run.seconds, run.moved, max(run.peaks))

@@ -1,0 +1,83 @@
+"""The order from which runs are cut: valid, and with little memory."""
+
+from __future__ import annotations
+
+import random
+
+from dasktile.lower.run_order import inputs_first, peak, readers_of, run_order
+
+
+def random_reads(rng: random.Random, count: int) -> list[list[int]]:
+    return [
+        sorted(rng.sample(range(number), rng.randint(0, min(3, number)))) for number in range(count)
+    ]
+
+
+def is_valid(order: list[int], reads: list[list[int]]) -> bool:
+    place = {number: at for at, number in enumerate(order)}
+    return sorted(order) == list(range(len(reads))) and all(
+        place[read] < place[number] for number, each in enumerate(reads) for read in each
+    )
+
+
+def counted_peak(
+    order: list[int], reads: list[list[int]], sizes: list[int], homes: list[int], kept: set[int]
+) -> int:
+    """The peak, counted anew after every task."""
+    most = 0
+    for at, number in enumerate(order):
+        later = {read for reader in order[at:] for read in reads[reader]}
+        held = [n for n in order[: at + 1] if n in later or n in kept or n == number]
+        most = max(most, *(sum(sizes[n] for n in held if homes[n] == home) for home in set(homes)))
+    return most
+
+
+def test_every_task_follows_its_inputs_and_the_peak_is_right() -> None:
+    for seed in range(100):
+        rng = random.Random(seed)
+        count = rng.randint(1, 30)
+        reads = random_reads(rng, count)
+        sizes = [rng.randint(0, 9) for _ in range(count)]
+        homes = [rng.randrange(3) for _ in range(count)]
+        kept = set(rng.sample(range(count), rng.randint(0, count // 2)))
+        order = run_order(reads, sizes, homes, kept)
+        assert is_valid(order, reads)
+        assert is_valid(inputs_first(reads), reads)
+        # results that nothing reads are released when they are made
+        unread = {number for number, readers in enumerate(readers_of(reads)) if not readers}
+        kept |= unread
+        assert peak(order, reads, sizes, homes, kept) == counted_peak(
+            order, reads, sizes, homes, kept
+        )
+
+
+def test_readers() -> None:
+    assert readers_of([[], [0], [0, 1]]) == [[1, 2], [2], []]
+
+
+def test_blocks_of_two_arrays_are_read_together() -> None:
+    """Means of u * u, v * v and u * v: no block waits for the last of the three."""
+    count = 20
+    u, v = list(range(count)), list(range(count, 2 * count))
+    reads: list[list[int]] = [[] for _ in u + v]
+    partials = []
+    for pairs in (zip(u), zip(v), zip(u, v, strict=True)):
+        partials.append(list(range(len(reads), len(reads) + count)))
+        reads += [list(pair) for pair in pairs]
+    reads += partials
+    sizes = [100] * (2 * count) + [1] * (3 * count + 3)
+    order = run_order(reads, sizes, [0] * len(reads), set())
+    assert is_valid(order, reads)
+    assert peak(order, reads, sizes, [0] * len(reads), set()) <= 2 * 100 + 3 * count + 3
+
+
+def test_terms_of_a_sum_are_computed_one_by_one() -> None:
+    # 0 + 1 -> 2; 2 + 3 -> 4; ...
+    reads: list[list[int]] = [[], [], [0, 1]]
+    for _ in range(10):
+        last = len(reads) - 1
+        reads += [[], [last, last + 1]]
+    assert peak(
+        run_order(reads, [1] * len(reads), [0] * len(reads), set()),
+        reads, [1] * len(reads), [0] * len(reads), set(),
+    ) == 3  # fmt: skip

@@ -1,0 +1,125 @@
+"""Of several plans, the one whose run is predicted to cost least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from benchmarks.corpus.simulated import simulated
+from dasktile import api
+from dasktile.cluster.target import Machine
+from dasktile.prediction import LEAST_GAIN, Prediction, least_cost
+
+
+@pytest.fixture(autouse=True)
+def four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan for workers of a cluster, on which tasks run where they are planned."""
+    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
+    monkeypatch.setattr(api, "machine", lambda *_: target)
+
+
+def noise(shape: tuple[int, ...], chunks: Any) -> da.Array:
+    return da.random.default_rng(0).random(shape, chunks=chunks)
+
+
+def rechunked_sum() -> da.Array:
+    """Small blocks that Dask joins; a sum needs no join."""
+    return noise((2250, 2250), 150).rechunk(580).sum()
+
+
+def residuals() -> da.Array:
+    x = noise((160, 160, 160), 32)
+    return (x - x.mean(axis=0)).sum()
+
+
+def neighbours() -> da.Array:
+    x = noise((1000, 1000), 100).rechunk((200, 500))
+    return x.sum(axis=0)
+
+
+EXPRESSIONS = [rechunked_sum, residuals, neighbours]
+
+
+@pytest.mark.parametrize("make", EXPRESSIONS)
+def test_a_plan_needs_no_more_memory_than_dask(make: Any) -> None:
+    array = make()
+    optimized = dasktile.optimize(array)
+    (stock_tasks, stock), (tasks, planned) = simulated([array], 4), simulated([optimized], 4)
+    assert max(planned.peaks) <= max(stock.peaks)
+    assert planned.moved <= stock.moved
+    assert tasks < stock_tasks / 4
+    np.testing.assert_allclose(*dask.compute(array, optimized, scheduler="sync"), atol=1e-9)
+
+
+@pytest.mark.parametrize("make", EXPRESSIONS)
+def test_the_usual_plan_is_replaced_only_by_a_cheaper_one(make: Any) -> None:
+    chosen, usual = (
+        simulated([dasktile.optimize(make(), method=method)], 4)[1] for method in ("auto", "exact")
+    )
+    cost = Prediction(chosen.seconds, chosen.moved, max(chosen.peaks)).cost
+    assert cost <= 1.05 * Prediction(usual.seconds, usual.moved, max(usual.peaks)).cost
+    stock = simulated([make()], 4)[1]
+    assert chosen.moved <= usual.moved + 0.06 * stock.moved
+
+
+@pytest.mark.parametrize("make", EXPRESSIONS)
+def test_explain_shows_the_plan_that_optimize_carries_out(make: Any) -> None:
+    told = dasktile.explain(make())
+    _, run = simulated([dasktile.optimize(make())], 4)
+    assert told.peak_after == pytest.approx(max(run.peaks), rel=0.05)
+
+
+def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    array = residuals()
+    worse = Prediction(100.0, 10**9, 10**9)
+    monkeypatch.setattr("dasktile.pipeline.predict_plan", lambda *_: worse)
+    assert dasktile.optimize(array) is array
+    told = dasktile.explain(array)
+    assert not told.changed
+    assert told.peak_before == told.peak_after
+    assert "Dask's own graph is predicted to take no more time" in str(told)
+
+
+def test_slices_of_blocks_that_nothing_else_reads_are_no_tasks_of_their_own() -> None:
+    for array in (noise((2750, 2750), 250)[::3], noise((1000, 1000), 250)[5:, 7:]):
+        assert simulated([dasktile.optimize(array)], 4)[0] <= simulated([array], 4)[0]
+
+
+def test_other_methods_are_not_replaced() -> None:
+    # with its own chunks this is a quarter of the tasks
+    assert "method 'none'" in str(dasktile.explain(rechunked_sum(), method="none"))
+
+
+def test_an_error_of_the_prediction_leaves_the_usual_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("dasktile.pipeline.predict_input", fails)
+    with dask.config.set({"dasktile.raise-errors": False}):
+        assert dasktile.optimize(residuals()) is not None
+        assert dasktile.explain(residuals()).peak_after is None
+    with dask.config.set({"dasktile.raise-errors": True}), pytest.raises(ZeroDivisionError):
+        dasktile.optimize(residuals())
+
+
+def test_the_cost_of_a_run() -> None:
+    run = Prediction(2.0, 100, 1000)
+    assert Prediction(2.0, 100, 500).cost == pytest.approx(run.cost / 2**0.3)
+    assert Prediction(1.0, 100, 1000).cost == pytest.approx(run.cost / 2)
+    assert least_cost(100, 1000) < least_cost(200, 1000)
+    assert 0 < LEAST_GAIN < 1
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [((2.0, 100, 1000), False), ((2.0, 101, 1000), True), ((1.0, 101, 1000), False)],
+)
+def test_one_run_dominates_another(other: tuple[float, int, int], expected: bool) -> None:
+    assert Prediction(2.0, 100, 1000).dominates(Prediction(*other)) is expected

@@ -240,7 +240,8 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     before = None if accepted.before is None else accepted.before.peak
     after = None if accepted.after is None else accepted.after.peak
     final = request.final_chunks(plan)
-    return report.explanation(plan, final, unknown, seconds, (before, after))
+    room = request.machine.room
+    return report.explanation(plan, final, unknown, seconds, (before, after), room)
 
 
 def _predicted(request: Request, accepted: pipeline.Accepted) -> pipeline.Accepted:

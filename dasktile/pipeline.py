@@ -291,14 +291,14 @@ def _with_prediction(request: Request, accepted: Accepted) -> Accepted:
 def _cheapest(request: Request, captured: Captured, usual: Accepted) -> Accepted:
     """The plan whose run is predicted to cost least; the usual one if nothing is predicted.
 
-    Others are tried where the usual plan needs more memory than the input.
+    Others are tried where the usual plan needs more memory than the input, or more than there is.
     """
     best, before, after, seen = usual, usual.before, usual.after, [usual.planned.plan.tiled]
     if before is None or after is None:
         return usual
     settings = request.machine.settings()
     most_moved = after.moved + MORE_MOVED * before.moved
-    if after.peak > max(before.peak, SMALL_PEAK):
+    if after.spilled or after.peak > max(before.peak, SMALL_PEAK):
         small_tiles = partial(_accepted, request, captured, settings.for_bundles(), force=True)
         own_chunks = partial(_accepted, request, captured, settings, keep=OWN_CHUNKS)
         for plan in (small_tiles, own_chunks):

@@ -34,6 +34,10 @@ LEAST_GAIN = 0.9
 #: moves (chosen).
 MORE_MOVED = 0.05
 
+#: Bytes a second between a worker's memory and its disk (the default of the setting
+#: ``dasktile.plan.disk-bandwidth``).
+DISK_SPEED = 400e6
+
 #: Bytes of results on a worker that are not worth a search for less (chosen).
 SMALL_PEAK = 2**20
 
@@ -49,17 +53,26 @@ class Prediction:
     moved
         Bytes that workers receive from each other.
     peak
-        Bytes of results on the worker that holds most.
+        Bytes of results on the worker that holds most, if it spills none.
+    room
+        Bytes of results that a worker holds before it spills; None if that is unknown.
     """
 
     seconds: float
     moved: int
     peak: int
+    room: int | None = None
+
+    @property
+    def spilled(self) -> int:
+        """Bytes that the worker that holds most spills at least."""
+        return 0 if self.room is None else max(0, self.peak - self.room)
 
     @property
     def cost(self) -> float:
-        """Seconds, times a power of the memory."""
-        return self.seconds * max(1, self.peak) ** MEMORY_EXPONENT
+        """Seconds, times a power of the memory; bytes that are spilled are read back."""
+        seconds = self.seconds + 2 * self.spilled / DISK_SPEED
+        return seconds * max(1, self.peak) ** MEMORY_EXPONENT
 
     def dominates(self, other: Prediction) -> bool:
         """Whether a run takes no more of anything, and less of something.
@@ -126,4 +139,4 @@ def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction
     if guessed > MOST_GUESSED:
         return None
     run = simulate(tasks, machine.workers, machine.threads)
-    return Prediction(run.seconds, run.moved, max(run.peaks))
+    return Prediction(run.seconds, run.moved, max(run.peaks), machine.room)

@@ -123,3 +123,24 @@ def test_the_cost_of_a_run() -> None:
 )
 def test_one_run_dominates_another(other: tuple[float, int, int], expected: bool) -> None:
     assert Prediction(2.0, 100, 1000).dominates(Prediction(*other)) is expected
+
+
+def test_explain_says_whether_the_results_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(limit: int | None, given: bool = False) -> str:
+        target = Machine(4, 1, limit, given, order=tuple("0123"), who_has=lambda blocks: {})
+        monkeypatch.setattr(api, "machine", lambda *_: target)
+        return " ".join(str(dasktile.explain(noise((2000, 2000), 500) + 1)).split())
+
+    assert "7.6 MiB on one worker: fits" in told(10**8)
+    assert "on one worker: spills at least 3.8 MiB, as 3.8 MiB fit" in told(4_000_000)
+    # a limit of the user says nothing of the worker
+    for text in (told(None), told(10**8, given=True)):
+        assert "fits" not in text
+        assert "on one worker" in text
+
+
+def test_a_run_that_spills_costs_more() -> None:
+    fits, spills = (Prediction(1.0, 0, 10**9, room) for room in (2 * 10**9, 5 * 10**8))
+    assert fits.spilled == 0
+    assert spills.spilled == 5 * 10**8
+    assert fits.cost < spills.cost

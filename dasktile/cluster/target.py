@@ -69,6 +69,13 @@ class Machine:
         """True where tasks run on the workers of a plan."""
         return bool(self.order)
 
+    @property
+    def room(self) -> int | None:
+        """Bytes of results that a worker holds before it spills; None if that is unknown."""
+        if self.memory_limit is None or self.limit_given:
+            return None
+        return self.memory_limit * self.threads
+
     def settings(self) -> Settings:
         """Constants of the cost model: measured values, except for those that the user set."""
         return config.tiling_settings(self.calibration)

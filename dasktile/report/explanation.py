@@ -112,6 +112,8 @@ class Explanation:
         they include results within bundles, but neither includes what other functions allocate
         while they run, nor inputs that are in memory already.  Nothing is spilled.  None if the
         sizes of results are not known well enough, and for graphs of very many tasks.
+    room
+        Bytes of results that a worker holds before it spills; None if that is unknown.
     """
 
     workers: int
@@ -135,6 +137,7 @@ class Explanation:
     spilled_after: int = 0
     peak_before: int | None = None
     peak_after: int | None = None
+    room: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -222,12 +225,7 @@ class Explanation:
             where = " to disk, because arrays read in several passes do not fit in memory"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
         if self.peak_after is not None:
-            if self.changed and self.peak_before is not None:
-                peaks = (self.peak_before, self.peak_after)
-                lines.append(_instead(_HOLDS, *peaks, " on one worker"))
-            else:
-                unknown = "; unknown before" if self.changed else ""
-                lines.append(f"{_HOLDS} {format_bytes(self.peak_after)} on one worker{unknown}")
+            lines.append(self._memory(self.peak_after))
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
@@ -240,6 +238,18 @@ class Explanation:
         if not self.changed and self.verdict:
             lines.append(self.verdict)
         return "\n".join(lines)
+
+    def _memory(self, peak: int) -> str:
+        """What the worker that holds most has in memory, and whether that fits."""
+        verdict = ""
+        if self.room is not None:
+            excess = max(0, peak - self.room)
+            spills = f"spills at least {format_bytes(excess)}, as {format_bytes(self.room)} fit"
+            verdict = f": {spills if excess else 'fits'}"
+        if self.changed and self.peak_before is not None:
+            return _instead(_HOLDS, self.peak_before, peak, " on one worker") + verdict
+        unknown = ", unknown before" if self.changed else ""
+        return f"{_HOLDS} {format_bytes(peak)} on one worker{unknown}{verdict}"
 
     def _certificate(self) -> str:
         if not self.lower_bound and not self.proven_optimal:
@@ -267,6 +277,7 @@ def explanation(
     unknown: Sequence[_Unknown] = (),
     seconds: tuple[float, float] | None = None,
     peaks: tuple[int | None, int | None] = (None, None),
+    room: int | None = None,
 ) -> Explanation:
     """Describe a plan.
 
@@ -283,6 +294,8 @@ def explanation(
     peaks
         Predicted bytes in memory of the worker that holds most, of the input and of the plan; None
         for each without a prediction.
+    room
+        Bytes of results that a worker holds before it spills; None if that is unknown.
     """
     before, after = seconds or (None, None)
     handed = {
@@ -331,6 +344,7 @@ def explanation(
         seconds_after=after,
         peak_before=peaks[0],
         peak_after=peaks[1],
+        room=room,
     )
 
 

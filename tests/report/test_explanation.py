@@ -243,6 +243,6 @@ def test_peaks_of_memory() -> None:
         == "results in memory: at most about 1.0 MiB instead of 3.0 MiB on one worker"
     )
     assert line(2**20, 2**20) == f"{alone}, as before"
-    assert line(None, 2**20) == f"{alone}; unknown before"
+    assert line(None, 2**20) == f"{alone}, unknown before"
     assert line(2**20, 2**20, tiled=False) == alone
     assert line(2**20, None) == ""

@@ -211,10 +211,10 @@ class Splitter:
         )
 
     def _natural(self, node: Node, label: int) -> tuple[int, ...]:
-        """Chunk sizes along a label that need no join.
+        """Chunk sizes along a label for which few blocks are joined.
 
-        They are those in which an input is made, if these are pinned, else those of the input
-        graph.
+        They are those in which an input is made, if it must be made in them, else those of the
+        input graph.
         """
         for edge in node.edges:
             choice = self.choices[self.space.source(edge.producer)]
@@ -225,10 +225,9 @@ class Splitter:
                 along = AxisMap(axis) if choice.keep else made.out[axis]
                 if along.label is None or not along.identity:
                     continue
-                pinned = choice.keep or self._is_fixed(made, along.label)
-                cuts = choice.fixed[along.label] if pinned else None
-                if choice.own[along.label] is not None:
-                    cuts = choice.own[along.label]
+                cuts = choice.own[along.label]
+                if cuts is None and self._is_fixed(made, along.label):
+                    cuts = choice.fixed[along.label]
                 if cuts is not None:
                     return cuts
         return node.labels[label].cuts

@@ -37,8 +37,8 @@ class Choice:
     fixed
         Chunk sizes of each label that may not be chosen; None for the others.
     own
-        For each label, the chunk sizes that the array is made in, if these may not be chosen.
-        Only for kept arrays.
+        For each label, chunk sizes for which few blocks are joined; None if no cut of the mesh
+        allows them.  For kept arrays, those that the array must be made in.
     mesh_parts
         Parts into which the mesh cuts each label.
     family

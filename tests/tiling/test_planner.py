@@ -64,6 +64,21 @@ def test_soft_grids_are_divided_where_they_are_too_coarse():
     assert sizes(100, 6, Soft(grid)) == (20, 20, 20, 20, 10, 10)
 
 
+@pytest.mark.parametrize("chunk", [150, 100])
+def test_plans_for_less_memory_join_no_blocks(chunk):
+    build = Builder()
+    x = build.source((2400, 2400), (chunk, chunk), pinned=True)
+    build.fold(x, [0])
+    program = build.program()
+    options = {"workers": 4, "placed": True, "bundled": True, "force": True}
+    usual = tile(program, **options)
+    small = tile(program, settings=Settings().for_bundles(), **options)
+    assert sum(usual.after.tasks) < sum(small.after.tasks)
+    assert sum(usual.after.joined) > sum(small.after.joined) == 0
+    assert max(small.after.peak) < max(usual.after.peak) / 4
+    assert small.after.bytes == usual.after.bytes
+
+
 def test_solver_agrees_with_trying_everything():
     rng = np.random.default_rng(0)
     for _ in range(200):

@@ -293,7 +293,7 @@ def _cheapest(request: Request, captured: Captured, usual: Accepted) -> Accepted
 
     Others are tried where the usual plan needs more memory than the input, or more than there is.
     """
-    best, before, after, seen = usual, usual.before, usual.after, [usual.planned.plan.tiled]
+    best, before, after = usual, usual.before, usual.after
     if before is None or after is None:
         return usual
     settings = request.machine.settings()
@@ -303,18 +303,24 @@ def _cheapest(request: Request, captured: Captured, usual: Accepted) -> Accepted
         own_chunks = partial(_accepted, request, captured, settings, keep=OWN_CHUNKS)
         for plan in (small_tiles, own_chunks):
             other = plan()
-            if other.planned.plan.tiled in seen:
-                continue
-            seen.append(other.planned.plan.tiled)
             highest = LEAST_GAIN * after.cost
-            bundles = sum(other.planned.plan.after.tasks) / config.bundle_tasks()
-            if other.planned.plan.tiled is not None and least_cost(bundles, before.peak) > highest:
+            if not _may_cost_less(other, usual, before.peak, highest):
                 continue
             other = _with_prediction(request, replace(other, before=before))
             run = other.after
             if run is not None and run.moved <= most_moved and run.cost < highest:
                 best, after = other, run
+                break
     return _unchanged(best, NO_GAIN) if before.dominates(after) else best
+
+
+def _may_cost_less(other: Accepted, usual: Accepted, peak: int, highest: float) -> bool:
+    """Whether a plan may cost less than `highest`, as far as is known without its graph."""
+    plan = other.planned.plan
+    if plan.tiled is None:
+        return True
+    bundles = sum(plan.after.tasks) / config.bundle_tasks()
+    return plan.tiled != usual.planned.plan.tiled and least_cost(bundles, peak) < highest
 
 
 def _accepted(request: Request, captured: Captured, settings: Settings, **options: Any) -> Accepted:

@@ -144,3 +144,8 @@ def test_a_run_that_spills_costs_more() -> None:
     assert fits.spilled == 0
     assert spills.spilled == 5 * 10**8
     assert fits.cost < spills.cost
+
+
+def test_kept_arrays_may_have_more_axes_than_labels() -> None:
+    array = da.fft.fftshift(da.ones((1, 2, 2, 2)))
+    np.testing.assert_array_equal(dasktile.optimize(array).compute(), np.ones((1, 2, 2, 2)))

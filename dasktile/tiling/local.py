@@ -226,7 +226,7 @@ class Splitter:
                 if along.label is None or not along.identity:
                     continue
                 cuts = choice.own[along.label]
-                if cuts is None and self._is_fixed(made, along.label):
+                if cuts is None and not choice.keep and self._is_fixed(made, along.label):
                     cuts = choice.fixed[along.label]
                 if cuts is not None:
                     return cuts

@@ -240,7 +240,7 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     before = None if accepted.before is None else accepted.before.peak
     after = None if accepted.after is None else accepted.after.peak
     final = request.final_chunks(plan)
-    room = request.machine.room
+    room = pipeline.room(request, accepted)
     return report.explanation(plan, final, unknown, seconds, (before, after), room)
 
 

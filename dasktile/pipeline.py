@@ -29,14 +29,15 @@ from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower, wanted_keys
 from dasktile.prediction import (
-    LEAST_GAIN,
+    CLEARLY_LESS,
     MAX_TASKS,
     MORE_MOVED,
+    MOST_UNEVEN,
     SMALL_PEAK,
     Prediction,
-    least_cost,
     predict_input,
     predict_plan,
+    rough_cost,
 )
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
@@ -51,7 +52,7 @@ MANY_PIECES = "the chunks that the result keeps would be cut from the tiles by m
 NO_GAIN = "Dask's own graph is predicted to take no more time, bytes or memory"
 
 #: Why arrays keep their chunks where these are predicted to cost less.
-OWN_CHUNKS = "in bundles of tasks, the input's own chunks are predicted to cost less"
+OWN_CHUNKS = "the input's own chunks are predicted to cost less"
 
 #: Arrays that must have the same chunks along each shared dimension.
 Group = tuple[Member, ...]
@@ -248,15 +249,17 @@ def captured_program(request: Request, pinned: Mapping[str, str] | None = None) 
 def accepted_plan(request: Request) -> Accepted:
     """The plan that is carried out.
 
-    With the method ``"auto"``, and where tasks are bundled, it is the one of three whose run is
-    predicted to cost least: the usual plan, one with smaller tiles, and the input's own chunks.
+    With the method ``"auto"``, and where tasks are bundled, the usual plan is compared with others
+    by predicted runs.
     """
     captured = _captured(request, {})
     usual = _accepted(request, captured, request.machine.settings())
-    if not (request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1):
+    may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
+    # the simulation knows no bytes of inputs that are on workers already
+    if not may_compare or any(node.homes for node in captured.program.nodes):
         return usual
     try:
-        return _cheapest(request, captured, predicted(request, usual))
+        return _cheapest(request, captured, usual)
     except Exception:
         if config.setting("raise-errors"):
             raise
@@ -266,15 +269,30 @@ def accepted_plan(request: Request) -> Accepted:
 
 def predicted(request: Request, accepted: Accepted) -> Accepted:
     """The same plan with predictions of its run and of the input's, where they are possible."""
-    if accepted.before is not None or request.above:
-        # what other collections read from the arrays is not known
-        return accepted
-    needed = accepted.planned.wanted or _wanted(request)
+    if accepted.before is None and _is_predictable(request):
+        accepted = replace(accepted, before=_predict_input(request, accepted.planned))
+        return _with_prediction(request, accepted)
+    return accepted
+
+
+def room(request: Request, accepted: Accepted) -> int | None:
+    """Bytes of results that a worker holds before it spills; None if that is unknown."""
+    if request.machine.room is None:
+        return None
+    there = sum(node.nbytes for node in accepted.planned.plan.program.nodes if node.homes)
+    return max(0, request.machine.room - there // request.machine.workers)
+
+
+def _is_predictable(request: Request) -> bool:
+    # what other collections read from the arrays is not known
+    names = [array.name for array in request.arrays]
+    return not request.above and count_tasks(request.graph, names) <= MAX_TASKS
+
+
+def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:
+    needed = planned.wanted or _wanted(request)
     wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
-    if count_tasks(request.graph, wanted) > MAX_TASKS:
-        return accepted
-    before = predict_input(request.graph, wanted, request.machine)
-    return _with_prediction(request, replace(accepted, before=before))
+    return predict_input(request.graph, wanted, request.machine)
 
 
 def _with_prediction(request: Request, accepted: Accepted) -> Accepted:
@@ -289,38 +307,58 @@ def _with_prediction(request: Request, accepted: Accepted) -> Accepted:
 
 
 def _cheapest(request: Request, captured: Captured, usual: Accepted) -> Accepted:
-    """The plan whose run is predicted to cost least; the usual one if nothing is predicted.
+    """The usual plan, or another one whose run is predicted to cost clearly less.
 
-    Others are tried where the usual plan needs more memory than the input, or more than there is.
+    If the usual plan needs more memory than the input, or more than there is, a plan with small
+    tiles is tried, and then the input's own chunks.
     """
-    best, before, after = usual, usual.before, usual.after
-    if before is None or after is None:
+    before = _predict_input(request, usual.planned) if _is_predictable(request) else None
+    if before is None:
+        return usual
+    usual = _with_prediction(request, replace(usual, before=before))
+    best, after = usual, usual.after
+    if after is None:
         return usual
     settings = request.machine.settings()
-    most_moved = after.moved + MORE_MOVED * before.moved
+    highest, most_moved = CLEARLY_LESS * after.cost, after.moved + MORE_MOVED * before.moved
     if after.spilled or after.peak > max(before.peak, SMALL_PEAK):
-        small_tiles = partial(_accepted, request, captured, settings.for_bundles(), force=True)
-        own_chunks = partial(_accepted, request, captured, settings, keep=OWN_CHUNKS)
-        for plan in (small_tiles, own_chunks):
+        small = partial(_accepted, request, captured, settings.for_less_memory(), force=True)
+        own = partial(_accepted, request, captured, settings, keep=OWN_CHUNKS)
+        for plan in (small, own):
             other = plan()
-            highest = LEAST_GAIN * after.cost
-            if not _may_cost_less(other, usual, before.peak, highest):
+            if not _may_replace(request, other.planned.plan, usual.planned.plan):
+                continue
+            bundles = sum(other.planned.plan.after.tasks) / config.bundle_tasks()
+            if other.planned.plan.tiled is not None and rough_cost(bundles, before.peak) > highest:
                 continue
             other = _with_prediction(request, replace(other, before=before))
             run = other.after
             if run is not None and run.moved <= most_moved and run.cost < highest:
                 best, after = other, run
                 break
-    return _unchanged(best, NO_GAIN) if before.dominates(after) else best
+    unchanged = _unchanged(best, NO_GAIN)
+    if before.dominates(after) and _may_replace(request, unchanged.planned.plan, best.planned.plan):
+        return unchanged
+    return best
 
 
-def _may_cost_less(other: Accepted, usual: Accepted, peak: int, highest: float) -> bool:
-    """Whether a plan may cost less than `highest`, as far as is known without its graph."""
-    plan = other.planned.plan
-    if plan.tiled is None:
-        return True
-    bundles = sum(plan.after.tasks) / config.bundle_tasks()
-    return plan.tiled != usual.planned.plan.tiled and least_cost(bundles, peak) < highest
+def _may_replace(request: Request, plan: TilingPlan, usual: TilingPlan) -> bool:
+    """Whether a plan is another one than the usual plan, and no worse in the model's prices.
+
+    The simulation leaves out reads from storage, arrays that are held from one pass to the next,
+    and the time that functions take.
+    """
+    if plan.tiled == usual.tiled:
+        return False
+    price, least = (plan.before if plan.tiled is None else plan.after), usual.after
+    limit = request.machine.memory_limit if request.machine.limit_given else None
+    return (
+        sum(price.read) <= sum(least.read)
+        and price.spilled <= least.spilled
+        and price.bytes <= least.bytes + MORE_MOVED * usual.before.bytes
+        and price.balance <= max(least.balance, MOST_UNEVEN)
+        and (limit is None or max(price.peak, default=0) <= limit)
+    )
 
 
 def _accepted(request: Request, captured: Captured, settings: Settings, **options: Any) -> Accepted:
@@ -340,10 +378,7 @@ def _accepted(request: Request, captured: Captured, settings: Settings, **option
             return accepted
         lowered = _lower(request, planned)
         if converted and _has_costly_tasks(request, planned.plan, lowered):
-            return _unchanged(
-                accepted,
-                "the chunks that the result keeps would be cut from the tiles by many tasks",
-            )
+            return _unchanged(accepted, MANY_PIECES)
         if not _computes_unneeded(planned, lowered):
             return replace(accepted, lowered=lowered)
         nodes = planned.plan.program.nodes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -13,6 +13,7 @@ from dasktile.lower.placed import placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+from dasktile.tiling.seconds import Calibration
 
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
 MAX_TASKS = 10_000
@@ -27,12 +28,15 @@ MEMORY_EXPONENT = 0.3
 
 #: Cost of a plan over that of the usual plan below which it takes its place (chosen: less is within
 #: the error of the simulation).
-LEAST_GAIN = 0.9
-
+CLEARLY_LESS = 0.9
 
 #: Bytes moved more than by the usual plan that a plan may move, as a share of those that the input
 #: moves (chosen).
 MORE_MOVED = 0.05
+
+#: Work of the busiest worker over the mean beyond which a plan takes no other's place: the time
+#: that functions take is not predicted (chosen).
+MOST_UNEVEN = 1.5
 
 #: Bytes a second between a worker's memory and its disk (the default of the setting
 #: ``dasktile.plan.disk-bandwidth``).
@@ -65,7 +69,7 @@ class Prediction:
 
     @property
     def spilled(self) -> int:
-        """Bytes that the worker that holds most spills at least."""
+        """Bytes that do not fit on the worker that holds most."""
         return 0 if self.room is None else max(0, self.peak - self.room)
 
     @property
@@ -89,8 +93,8 @@ class Prediction:
         return own != others and all(a <= b for a, b in zip(own, others, strict=True))
 
 
-def least_cost(tasks: float, peak: int) -> float:
-    """The cost of a run in which the scheduler alone takes time.
+def rough_cost(tasks: float, peak: int) -> float:
+    """The cost of a run of which only the scheduler's time is known.
 
     Parameters
     ----------
@@ -138,5 +142,17 @@ def predict_plan(lowered: Lowered, machine: Machine) -> Prediction | None:
 def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction | None:
     if guessed > MOST_GUESSED:
         return None
-    run = simulate(tasks, machine.workers, machine.threads)
+    run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
     return Prediction(run.seconds, run.moved, max(run.peaks), machine.room)
+
+
+def _speeds(measured: Calibration | None) -> Speeds:
+    """The speeds of a cluster, as far as they were measured."""
+    speeds = Speeds()
+    if measured is None:
+        return speeds
+    return replace(
+        speeds,
+        network=measured.bandwidth or speeds.network,
+        memory=measured.memory or speeds.memory,
+    )

@@ -102,7 +102,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "collections.unpack": ({"ir", "collections.boundary", "capture.base"}, {"dask"}),
     "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
-    "prediction": ({"cluster.target", "lower", "schedule.peaks"}, {"dask"}),
+    "prediction": ({"cluster.target", "lower", "schedule.peaks", "tiling.seconds"}, {"dask"}),
     "pipeline": (
         {
             "capture",

@@ -13,7 +13,7 @@ import dasktile
 from benchmarks.corpus.simulated import simulated
 from dasktile import api
 from dasktile.cluster.target import Machine
-from dasktile.prediction import LEAST_GAIN, Prediction, least_cost
+from dasktile.prediction import CLEARLY_LESS, Prediction, rough_cost
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +77,8 @@ def test_explain_shows_the_plan_that_optimize_carries_out(make: Any) -> None:
 def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    array = residuals()
+    array = noise((4000, 100), 100).sum(axis=0)
+    assert dasktile.optimize(array) is not array
     worse = Prediction(100.0, 10**9, 10**9)
     monkeypatch.setattr("dasktile.pipeline.predict_plan", lambda *_: worse)
     assert dasktile.optimize(array) is array
@@ -113,8 +114,8 @@ def test_the_cost_of_a_run() -> None:
     run = Prediction(2.0, 100, 1000)
     assert Prediction(2.0, 100, 500).cost == pytest.approx(run.cost / 2**0.3)
     assert Prediction(1.0, 100, 1000).cost == pytest.approx(run.cost / 2)
-    assert least_cost(100, 1000) < least_cost(200, 1000)
-    assert 0 < LEAST_GAIN < 1
+    assert rough_cost(100, 1000) < rough_cost(200, 1000)
+    assert 0 < CLEARLY_LESS < 1
 
 
 @pytest.mark.parametrize(
@@ -125,18 +126,20 @@ def test_one_run_dominates_another(other: tuple[float, int, int], expected: bool
     assert Prediction(2.0, 100, 1000).dominates(Prediction(*other)) is expected
 
 
+def plan_for(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {}, **options)
+    monkeypatch.setattr(api, "machine", lambda *_: target)
+
+
 def test_explain_says_whether_the_results_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(limit: int | None, given: bool = False) -> str:
-        target = Machine(4, 1, limit, given, order=tuple("0123"), who_has=lambda blocks: {})
-        monkeypatch.setattr(api, "machine", lambda *_: target)
+    def told(room: int | None) -> str:
+        plan_for(monkeypatch, room=room)
         return " ".join(str(dasktile.explain(noise((2000, 2000), 500) + 1)).split())
 
     assert "7.6 MiB on one worker: fits" in told(10**8)
-    assert "on one worker: spills at least 3.8 MiB, as 3.8 MiB fit" in told(4_000_000)
-    # a limit of the user says nothing of the worker
-    for text in (told(None), told(10**8, given=True)):
-        assert "fits" not in text
-        assert "on one worker" in text
+    assert "on one worker: about 3.8 MiB spill, as 3.8 MiB fit" in told(4_000_000)
+    assert "7.6 MiB on one worker" in told(None)
+    assert "fit" not in told(None)
 
 
 def test_a_run_that_spills_costs_more() -> None:
@@ -149,3 +152,56 @@ def test_a_run_that_spills_costs_more() -> None:
 def test_kept_arrays_may_have_more_axes_than_labels() -> None:
     array = da.fft.fftshift(da.ones((1, 2, 2, 2)))
     np.testing.assert_array_equal(dasktile.optimize(array).compute(), np.ones((1, 2, 2, 2)))
+
+
+class Store:
+    """An array-like of ones in storage."""
+
+    def __init__(self, shape: tuple[int, ...], chunks: tuple[int, ...]) -> None:
+        self.shape, self.chunks, self.dtype, self.ndim = shape, chunks, np.dtype(float), len(shape)
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.broadcast_to(1.0, self.shape)[index]
+
+
+ONE_TASK = {
+    "created": lambda: (da.ones((4000, 4000), chunks=-1) + 1).sum(),
+    "product": lambda: (da.ones((1000, 1000), chunks=-1) @ da.ones((1000, 1000), chunks=-1)).sum(),
+    "stored": lambda: (da.from_array(Store((4000, 4000), (500, 4000)), chunks=-1) * 2).sum(),
+}
+
+
+@pytest.mark.parametrize("name", ONE_TASK)
+def test_work_is_spread_although_one_task_is_predicted_to_be_faster(name: str) -> None:
+    # the time that functions take is not known
+    told = dasktile.explain(ONE_TASK[name]())
+    assert told.changed
+    assert told.balance_after < 1.1 < told.balance_before
+
+
+def test_a_limit_of_the_user_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 20_000_000
+    plan_for(monkeypatch, memory_limit=limit, limit_given=True)
+    x = da.from_array(Store((4000, 4000), (500, 4000)), chunks=(1000, 4000))
+    for array in ((x + 1).sum(axis=1), x.max(axis=0), x.rechunk(-1).sum()):
+        assert dasktile.explain(array).changed
+
+
+def test_no_plan_that_reads_less_is_given_up() -> None:
+    x = da.from_array(Store((4000, 4000), (4000, 250)), chunks=(1000, 4000))
+    told = dasktile.explain((x + 1).sum())
+    assert told.changed
+    assert told.read_after < told.read_before
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays"), [("mean", 1), ("nanmean", 2), ("var", 3), ("nanstd", 3), ("sum", 1)]
+)
+def test_sizes_of_first_steps_of_reductions(name: str, arrays: int) -> None:
+    x = noise((4000, 500), (1000, 500))
+    array = getattr(da, name)(x, axis=0)
+    # four results of the first step, of one row, are combined by one task
+    _, run = simulated([array], 4)
+    told = dasktile.explain(array, method="none")
+    assert told.peak_before == pytest.approx(max(run.peaks), rel=0.1)
+    assert told.peak_before >= 4 * arrays * 500 * 8

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
@@ -41,6 +42,8 @@ class Machine:
     limit_given
         True for a user-given limit (argument or configuration), which a plan must not exceed.  A
         limit derived from the workers' memory is a target only.
+    room
+        Bytes of results that a process holds before it spills; None if that is unknown.
     order
         Addresses of the workers in the order of their mesh positions; empty where tasks do not run
         on the workers of the plan, because the scheduler plugin is missing.
@@ -57,6 +60,7 @@ class Machine:
     threads: int = 1
     memory_limit: int | None = None
     limit_given: bool = False
+    room: int | None = None
     order: tuple[str, ...] = ()
     who_has: Callable[[Mapping[Any, Any]], Mapping[Any, Sequence[str]]] | None = field(
         default=None, compare=False
@@ -68,13 +72,6 @@ class Machine:
     def placed(self) -> bool:
         """True where tasks run on the workers of a plan."""
         return bool(self.order)
-
-    @property
-    def room(self) -> int | None:
-        """Bytes of results that a worker holds before it spills; None if that is unknown."""
-        if self.memory_limit is None or self.limit_given:
-            return None
-        return self.memory_limit * self.threads
 
     def settings(self) -> Settings:
         """Constants of the cost model: measured values, except for those that the user set."""
@@ -285,9 +282,13 @@ def _cluster(identity: Mapping[str, Any], settings: ClusterSettings = _DEFAULT) 
     # Workers in one process hand arrays to each other without copying them:
     # "inproc://host/pid/number".
     processes: dict[str, int] = {}
+    rooms: dict[str, float] = {}
     for address, facts in workers.items():
         shared = address.rpartition("/")[0] if address.startswith("inproc:") else address
         processes[shared] = processes.get(shared, 0) + int(facts["nthreads"])
+        # a worker without a limit never spills
+        room = settings.memory_share * (facts.get("memory_limit") or inf)
+        rooms[shared] = rooms.get(shared, 0.0) + room
     limits = [
         settings.memory_share * facts["memory_limit"] / max(1, facts["nthreads"])
         for facts in workers.values()
@@ -297,4 +298,5 @@ def _cluster(identity: Mapping[str, Any], settings: ClusterSettings = _DEFAULT) 
         len(processes),
         max(1, min(processes.values())),
         int(min(limits)) if limits else None,
+        room=int(least) if (least := min(rooms.values())) < inf else None,
     )

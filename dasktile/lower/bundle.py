@@ -28,11 +28,10 @@ from dasktile._compat.dask import FUSE, Alias, TaskRef, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.count import count_tasks
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
 
 Key = Any
@@ -88,9 +87,12 @@ def bundle(
     limits
         What may be bundled.
     """
-    if limits.tasks < 2 or missing(FUSE) or count_tasks(graph, wanted) > limits.settings.max_tasks:
+    if limits.tasks < 2 or missing(FUSE):
         return Bundled(graph)
-    tasks = GraphTasks(graph, wanted, order, limits)
+    fewer = merged(graph, wanted)
+    if sum(map(len, fewer.graph.layers.values())) > limits.settings.max_tasks:
+        return Bundled(graph)
+    tasks = GraphTasks(fewer, wanted, order, limits)
     runs = form_runs(tasks.table, _run_limits(limits))
     if not runs:
         return Bundled(graph)

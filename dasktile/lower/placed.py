@@ -14,7 +14,7 @@ from dask.order import order
 from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
 from dasktile.capture.base import GraphView
 from dasktile.lower.run_order import readers_of
-from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses
+from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.peaks import PlacedTasks
 
 Key = Any
@@ -109,7 +109,7 @@ def placed_tasks(
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
-        numbered = GraphTasks(graph, wanted, (), limits)
+        numbered = GraphTasks(merged(graph, wanted), wanted, (), limits)
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _culled(graph, ends)
@@ -174,7 +174,7 @@ def placed(
 
 
 def _place_others(homes: list[int | None], reads: Sequence[Sequence[int]]) -> None:
-    """Place tasks without a position next to others, as the scheduler plugin does.
+    """Place tasks without a position next to others, much as the scheduler plugin does.
 
     Parameters
     ----------

@@ -97,7 +97,7 @@ def reshard(
     cut: Callable[[Any, Any], Any] = getitem,
     copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
     place_of: Callable[[Block, Block], int] | None = None,
-    fuses: bool = False,
+    may_fuse: bool = False,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array into other tiles.
 
@@ -121,7 +121,7 @@ def reshard(
         If given, the source has such keys.  Takes a block, and a block of the source from
         which it is cut, and returns the place of the copy to read.  A copy is cut from copies
         of the same place.
-    fuses
+    may_fuse
         Whether Dask may fuse a tile with the task that reads it, if it is all that is cut from a
         block.
     """
@@ -132,7 +132,7 @@ def reshard(
     separate = (copies is not None and place_of is None) or joins(windows, chunks)
     # of a block that is cut into several pieces only these should be sent
     once = all(len({part.block for (part, *_) in axis}) == len(axis) for axis in axes)
-    kind = Task if fuses and once and not separate else Anchored
+    kind = Task if may_fuse and once and not separate else Anchored
     blocks = product(*(range(len(axis)) for axis in axes))
 
     def refs(block: Block, per_axis: Sequence[tuple[_Piece, ...]], place: int | None) -> list[Key]:

@@ -134,13 +134,23 @@ class _DepthFirst:
         self.readers = readers_of(reads)
         self.height = self._heights()
         self.done = [False] * len(reads)
-        #: For every task, the inputs that are not there, and the readers that have not run.
-        self.missing = list(map(len, reads))
+        #: For every task, the readers that have not run; one more for results that are kept.
         self.unread = [len(readers) for readers in self.readers]
         for number in kept:
             self.unread[number] += 1
+        #: For every task, the inputs that are not there, those of them that have inputs
+        #: themselves, and the bytes of the others.
+        self.missing = list(map(len, reads))
+        self.missing_inner = [sum(bool(reads[read]) for read in each) for each in reads]
+        self.missing_bytes = [
+            sum(sizes[read] for read in each if not reads[read]) for each in reads
+        ]
+        #: For every task, the bytes of the results of which it is the last reader.
+        self.released = [0] * len(reads)
         #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
         self.postponed: dict[int, list[int]] = {}
+        #: Tasks whose missing inputs run for them.
+        self.requested: set[int] = set()
         #: Tasks that can run now; the next one is at the end.
         self.ready: list[int] = []
 
@@ -170,45 +180,52 @@ class _DepthFirst:
         """Note that a task has run, and add the tasks that should run next."""
         self.done[number] = True
         candidates = list(self.readers[number])
+        if self.unread[number] == 1:
+            self._note_last_reader(number)
         for read in self.reads[number]:
             self.unread[read] -= 1
             if self.unread[read] == 1:
                 # the last reader of a result may release it
-                candidates += [last for last in self.readers[read] if not self.done[last]]
+                candidates += self._note_last_reader(read)
         for reader in self.readers[number]:
             self.missing[reader] -= 1
+            if self.reads[number]:
+                self.missing_inner[reader] -= 1
+            else:
+                self.missing_bytes[reader] -= self.sizes[number]
         for reader in reversed(candidates):
             if len(self.postponed.get(reader, ())) == self.missing[reader] > 0:
                 self.ready += self.postponed.pop(reader)
             elif self.done[reader]:
                 continue
             elif self.missing[reader]:
-                self.ready += self._with_inputs(reader)
+                if self._frees_with_inputs(reader):
+                    self.requested.add(reader)
+                    lacking = (read for read in self.reads[reader] if not self.done[read])
+                    self.ready += [reader, *lacking]
             elif self._frees(reader) and not self._is_postponed(reader):
                 self.ready.append(reader)
 
-    def _released(self, number: int) -> int:
-        """Bytes of the results whose last reader is a task."""
-        return sum(
-            self.sizes[read]
-            for read in self.reads[number]
-            if self.done[read] and self.unread[read] == 1
-        )
+    def _note_last_reader(self, number: int) -> list[int]:
+        """Note which task releases a result, if one does; return it in a list."""
+        last = [reader for reader in self.readers[number] if not self.done[reader]]
+        for reader in last:
+            self.released[reader] += self.sizes[number]
+        return last
 
     def _frees(self, number: int) -> bool:
         """Whether a task needs less memory than it releases, now or with its siblings."""
         reads, sizes = self.reads[number], self.sizes
         if len(reads) == 1 and sizes[number] < sizes[reads[0]]:
             return True
-        return self._released(number) >= sizes[number]
+        return self.released[number] >= sizes[number]
 
-    def _with_inputs(self, number: int) -> list[int]:
-        """A task and the inputs that it lacks, if they need no more memory than it releases."""
-        lacking = [read for read in self.reads[number] if not self.done[read]]
-        if not self.eager or any(self.reads[read] for read in lacking):
-            return []
-        made = self.sizes[number] + sum(self.sizes[read] for read in lacking)
-        return [number, *lacking] if made <= SAME_SIZE * self._released(number) else []
+    def _frees_with_inputs(self, number: int) -> bool:
+        """Whether a task and the inputs that it lacks need no more memory than it releases."""
+        if not self.eager or self.missing_inner[number] or number in self.requested:
+            return False
+        made = self.sizes[number] + self.missing_bytes[number]
+        return made <= SAME_SIZE * self.released[number]
 
     def _is_postponed(self, number: int) -> bool:
         """Whether a task waits until its reader has its other inputs."""

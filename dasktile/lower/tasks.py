@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import iscoroutinefunction
 from operator import getitem as operator_getitem
 from typing import Any
@@ -26,6 +27,7 @@ from dasktile._compat.dask import (
     getitem,
     mean_chunk,
     moment_chunk,
+    nannumel,
 )
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
@@ -105,10 +107,46 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
 
 def _arrays_of(task: Any) -> int:
     """Arrays in the result of a task: the first step of a mean or a moment returns several."""
-    function = getattr(task, "func", None)
+    function, options = getattr(task, "func", None), dict(getattr(task, "kwargs", None) or {})
+    while isinstance(function, partial):
+        options = {**function.keywords, **options}
+        function = function.func
     if function is None or function not in (mean_chunk, moment_chunk):
         return 1
-    return 2 if function is mean_chunk else 1 + int(task.kwargs.get("order", 2))
+    if function is mean_chunk:
+        # other counts than those of NaNs are one number that is broadcast
+        return 2 if options.get("numel") is nannumel else 1
+    return 1 + int(options.get("order", 2))
+
+
+@dataclass(frozen=True, slots=True)
+class MergedGraph:
+    """A graph whose layers Dask has merged, which may leave fewer tasks.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    noted
+        By layer of the graph before, its blocks according to its annotations.
+    """
+
+    graph: HighLevelGraph
+    noted: Mapping[str, NotedBlocks]
+
+
+def merged(graph: HighLevelGraph, wanted: Collection[str]) -> MergedGraph:
+    """Merge the layers of a graph as Dask does before it runs it.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    wanted
+        Names of layers of which keys are wanted.
+    """
+    after = optimize_blockwise(graph, keys=[(name,) for name in wanted])
+    return MergedGraph(after, noted_blocks(graph))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +196,7 @@ def fuses(task: Any, reader: Any) -> bool:
 
 
 class GraphTasks:
-    """The tasks that Dask runs for some keys of a graph, by number.
-
-    Dask merges layers first, which may leave fewer tasks.
+    """The tasks of a graph that some keys depend on, by number.
 
     Parameters
     ----------
@@ -175,8 +211,6 @@ class GraphTasks:
 
     Attributes
     ----------
-    graph
-        The graph with merged layers.
     keys, tasks, layer
         Key of every task, the task, and the name of its layer.
     reads, readers
@@ -199,15 +233,13 @@ class GraphTasks:
 
     def __init__(
         self,
-        graph: HighLevelGraph,
+        graph: MergedGraph,
         wanted: Mapping[str, Collection[Key]],
         order: Sequence[str],
         limits: BundleLimits,
     ) -> None:
-        self.graph = optimize_blockwise(graph, keys=[(name,) for name in wanted])
+        self.graph, self.noted = graph.graph, graph.noted
         self.wanted, self.limits = wanted, limits
-        # merged layers have other annotations
-        self.noted = noted_blocks(graph)
         self.keys: list[Key] = []
         self.tasks: list[Any] = []
         self.layer: list[str] = []

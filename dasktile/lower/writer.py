@@ -463,22 +463,24 @@ class _Writer:
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
-            fuses = self.is_computed_by_reader(index)
-            tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of, fuses)
+            alone = self.is_computed_by_reader(index)
+            tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of, alone)
             self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, lengths(wanted))
         return name
 
     def is_computed_by_reader(self, index: int) -> bool:
         """Whether a block may be computed where its only reader is, as it needs no other."""
-        program = self.captured.program
+        program, node = self.captured.program, self.node(index)
+        if node.edges or node.resident or index in program.outputs:
+            return False
         reads = [
             edge
             for reader in program.consumers(index)
             for edge in program.nodes[reader].edges
             if edge.producer == index
         ]
-        return not self.node(index).edges and len(reads) == 1 and index not in program.outputs
+        return len(reads) == 1
 
     def describe(self, name: str, index: int, chunks: Chunks) -> None:
         """Add the collection annotations that Dask gives to layers of arrays."""

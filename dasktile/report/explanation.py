@@ -113,7 +113,8 @@ class Explanation:
         while they run, nor inputs that are in memory already.  Nothing is spilled.  None if the
         sizes of results are not known well enough, and for graphs of very many tasks.
     room
-        Bytes of results that a worker holds before it spills; None if that is unknown.
+        Bytes of results that a worker holds before it spills, besides inputs that are in memory
+        already; None if that is unknown.
     """
 
     workers: int
@@ -243,9 +244,8 @@ class Explanation:
         """What the worker that holds most has in memory, and whether that fits."""
         verdict = ""
         if self.room is not None:
-            excess = max(0, peak - self.room)
-            spills = f"spills at least {format_bytes(excess)}, as {format_bytes(self.room)} fit"
-            verdict = f": {spills if excess else 'fits'}"
+            excess, room = max(0, peak - self.room), format_bytes(self.room)
+            verdict = f": about {format_bytes(excess)} spill, as {room} fit" if excess else ": fits"
         if self.changed and self.peak_before is not None:
             return _instead(_HOLDS, self.peak_before, peak, " on one worker") + verdict
         unknown = ", unknown before" if self.changed else ""

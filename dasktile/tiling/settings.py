@@ -284,8 +284,8 @@ class Settings:
     finer: FinerSearch = FinerSearch()
     solver: SolverLimits = SolverLimits()
 
-    def for_bundles(self) -> Settings:
-        """Settings for plans that need less memory: tasks cost what they cost in bundles."""
+    def for_less_memory(self) -> Settings:
+        """Settings for plans with small tiles: tasks cost what they cost in bundles."""
         return replace(
             self,
             model=replace(self.model, join_byte=self.model.scarce_join_byte),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from typing import Any
 
 from dasktile.lower.run_order import inputs_first, peak, readers_of, run_order
 
@@ -81,3 +83,32 @@ def test_terms_of_a_sum_are_computed_one_by_one() -> None:
         run_order(reads, [1] * len(reads), [0] * len(reads), set()),
         reads, [1] * len(reads), [0] * len(reads), set(),
     ) == 3  # fmt: skip
+
+
+def count_lines(reads: list[list[int]]) -> int:
+    """Lines of the module that are run to order tasks."""
+    count = 0
+
+    def trace(frame: Any, event: str, _: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace if frame.f_code.co_filename.endswith("run_order.py") else None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run_order(reads, [1] * len(reads), [0] * len(reads), set())
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_time_is_in_proportion_to_the_reads() -> None:
+    def one_reader(count: int) -> list[list[int]]:
+        return [[] for _ in range(count)] + [list(range(count))]
+
+    def all_read_all(count: int) -> list[list[int]]:
+        return [[] for _ in range(count)] + [list(range(count)) for _ in range(count)]
+
+    assert count_lines(one_reader(400)) < 2.5 * count_lines(one_reader(200))
+    assert count_lines(all_read_all(40)) < 5 * count_lines(all_read_all(20))

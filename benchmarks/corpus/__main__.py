@@ -43,6 +43,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+import dasktile
 from benchmarks.corpus import WORKLOADS, Workload, chosen, dry, simulated
 from benchmarks.corpus.inputs import KINDS, Source, source_of
 from benchmarks.corpus.values import agree, flattened
@@ -119,6 +120,27 @@ class Engine(Hosted):
                 failure = _failure(error)
         self.restart()
         return failure, []
+
+    def predicted(self, workload: Workload, size: float, source: Source) -> int | None:
+        """What `dasktile.explain` says of the results in memory of the worker that holds most.
+
+        Parameters
+        ----------
+        workload, size, source
+            The workload, its size and the source of its inputs.
+        """
+        with (
+            self.cluster.client.as_current(),
+            dask.config.set({"dasktile.bundle": self.bundle}),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            told = dasktile.explain(
+                *workload.function(size, source),
+                workers=self.cluster.client,
+                keep_chunks=workload.keep_chunks,
+            )
+        return told.peak_after if self.planned else told.peak_before
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -205,7 +227,8 @@ def _cell(
                 result["same"] = agree(expected, values)
             results[engine.name].append(result)
     cells = {}
-    for name, by_round in results.items():
+    for engine in engines:
+        name, by_round = engine.name, results[engine.name]
         failed = next((result for result in by_round if "error" in result), None)
         cells[name] = failed or {
             **{
@@ -214,6 +237,7 @@ def _cell(
                 if key != "same"
             },
             "same": by_round[0]["same"],
+            "predicted": engine.predicted(workload, size, source),
             "rounds": by_round,
         }
     gc.collect()
@@ -411,6 +435,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report(cells, console)
     if len(set(options.engines)) > 1:
         report_summary(summary(cells), console)
+    simulated.report_predictions(cells, console)
     return 1 if any("error" in cell or not cell["same"] for cell in cells) else 0
 
 

@@ -247,11 +247,16 @@ def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
     table.add_section()
     table.add_row("geometric means of ratios", "", *means)
     console.print(table)
+    report_predictions(cells, console)
+
+
+def report_predictions(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
+    """Print for how many cells `dasktile.explain` predicts the peak of memory."""
     for engine, whose in (("stock", "Dask's graphs"), ("dasktile", "plans")):
         pairs = [
             (cell["predicted"], cell["held"])
             for cell in cells
-            if cell["engine"] == engine and cell["predicted"] is not None
+            if cell["engine"] == engine and cell.get("predicted") is not None
         ]
         close = sum(abs(predicted - held) <= NEAR * max(held, 1) for predicted, held in pairs)
         console.print(

@@ -72,7 +72,7 @@ def test_plans_for_less_memory_join_no_blocks(chunk):
     program = build.program()
     options = {"workers": 4, "placed": True, "bundled": True, "force": True}
     usual = tile(program, **options)
-    small = tile(program, settings=Settings().for_bundles(), **options)
+    small = tile(program, settings=Settings().for_less_memory(), **options)
     assert sum(usual.after.tasks) < sum(small.after.tasks)
     assert sum(usual.after.joined) > sum(small.after.joined) == 0
     assert max(small.after.peak) < max(usual.after.peak) / 4

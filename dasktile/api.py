@@ -229,7 +229,7 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
-        accepted = _predicted(request, accepted_plan(request))
+        accepted = pipeline.predicted(request, accepted_plan(request))
     except UndeclaredReadError as error:
         _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
@@ -242,17 +242,6 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     final = request.final_chunks(plan)
     room = pipeline.room(request, accepted)
     return report.explanation(plan, final, unknown, seconds, (before, after), room)
-
-
-def _predicted(request: Request, accepted: pipeline.Accepted) -> pipeline.Accepted:
-    """The plan with predictions; without if an error prevents them, as the plan is right."""
-    try:
-        return pipeline.predicted(request, accepted)
-    except Exception:
-        if config.setting("raise-errors"):
-            raise
-        logger.debug("dasktile failed to predict memory", exc_info=True)
-        return accepted
 
 
 def _arguments(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -258,21 +258,30 @@ def accepted_plan(request: Request) -> Accepted:
     # the simulation knows no bytes of inputs that are on workers already
     if not may_compare or any(node.homes for node in captured.program.nodes):
         return usual
-    try:
-        return _cheapest(request, captured, usual)
-    except Exception:
-        if config.setting("raise-errors"):
-            raise
-        logger.debug("dasktile failed to compare plans", exc_info=True)
-        return usual
+    return _unless_error(partial(_cheapest, request, captured), usual)
 
 
 def predicted(request: Request, accepted: Accepted) -> Accepted:
     """The same plan with predictions of its run and of the input's, where they are possible."""
+
+    def predict(plan: Accepted) -> Accepted:
+        plan = replace(plan, before=_predict_input(request, plan.planned))
+        return _with_prediction(request, plan)
+
     if accepted.before is None and _is_predictable(request):
-        accepted = replace(accepted, before=_predict_input(request, accepted.planned))
-        return _with_prediction(request, accepted)
+        return _unless_error(predict, accepted)
     return accepted
+
+
+def _unless_error(change: Callable[[Accepted], Accepted], plan: Accepted) -> Accepted:
+    """What a function makes of a plan; the plan itself, which is right, if it raises an error."""
+    try:
+        return change(plan)
+    except Exception:
+        if config.setting("raise-errors"):
+            raise
+        logger.debug("dasktile failed to predict a run", exc_info=True)
+        return plan
 
 
 def room(request: Request, accepted: Accepted) -> int | None:

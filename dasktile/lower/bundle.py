@@ -300,9 +300,8 @@ class _Written:
             place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
             size = sum(tasks.sizes[number] for number in run.returned)
             memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
-            for (own, _), results in zip(
-                self.picks[at], run.picks[: len(self.picks[at])], strict=True
-            ):
+            # a bundle that is read as a whole has no picks
+            for (own, _), results in zip(self.picks[at], run.picks, strict=False):
                 memory[own] = TaskMemory(sum(tasks.sizes[number] for number in results), 0, place)
         return GraphMemory(memory, guessed_share(tasks))
 

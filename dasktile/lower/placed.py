@@ -161,7 +161,8 @@ def placed(
     memory = [known.get(key, TaskMemory(0)) for key in run]
     data = {at for at, key in enumerate(run) if type(tasks[key]) is DataNode}
     homes = [task.place if by_place else None for task in memory]
-    _place_others(homes, [[read for read in reads if read not in data] for reads in inputs_of])
+    if by_place:
+        _place_others(homes, [[read for read in reads if read not in data] for reads in inputs_of])
     return PlacedTasks(
         reads=[list(inputs) for inputs in inputs_of],
         sizes=[task.size for task in memory],

@@ -71,7 +71,10 @@ def run_order(
     kept
         Tasks whose results are in memory to the end.
     """
-    orders = [_DepthFirst(reads, sizes, kept, eager).order() for eager in (False, True)]
+    readers, height = readers_of(reads), _heights(reads)
+    orders = [
+        _DepthFirst(reads, readers, sizes, height, kept, eager).order() for eager in (False, True)
+    ]
     return min(orders, key=lambda order: peak(order, reads, sizes, homes, kept))
 
 
@@ -119,6 +122,10 @@ class _DepthFirst:
     ----------
     reads, sizes, kept
         As in `run_order`.
+    readers
+        For every task, the tasks that read it.
+    height
+        For every task, the tasks on the longest path to it.
     eager
         Whether tasks without inputs run for a task that lacks them, if it then frees memory.
     """
@@ -126,16 +133,17 @@ class _DepthFirst:
     def __init__(
         self,
         reads: Sequence[Sequence[int]],
+        readers: Sequence[Sequence[int]],
         sizes: Sequence[int],
+        height: Sequence[int],
         kept: Collection[int],
         eager: bool,
     ) -> None:
-        self.reads, self.sizes, self.eager = reads, sizes, eager
-        self.readers = readers_of(reads)
-        self.height = self._heights()
+        self.reads, self.readers, self.sizes = reads, readers, sizes
+        self.height, self.eager = height, eager
         self.done = [False] * len(reads)
         #: For every task, the readers that have not run; one more for results that are kept.
-        self.unread = [len(readers) for readers in self.readers]
+        self.unread = list(map(len, readers))
         for number in kept:
             self.unread[number] += 1
         #: For every task, the inputs that are not there, those of them that have inputs
@@ -242,9 +250,10 @@ class _DepthFirst:
         others.append(number)
         return True
 
-    def _heights(self) -> list[int]:
-        """For every task, the tasks on the longest path to it."""
-        height = [0] * len(self.reads)
-        for number in inputs_first(self.reads):
-            height[number] = 1 + max((height[read] for read in self.reads[number]), default=0)
-        return height
+
+def _heights(reads: Sequence[Sequence[int]]) -> list[int]:
+    """For every task, the tasks on the longest path to it."""
+    height = [0] * len(reads)
+    for number in inputs_first(reads):
+        height[number] = 1 + max((height[read] for read in reads[number]), default=0)
+    return height

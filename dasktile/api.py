@@ -10,6 +10,7 @@ from typing import Any
 import dask.array.optimization
 from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import disable_gc
 
 from dasktile import config, pipeline, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
@@ -229,7 +230,8 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
-        accepted = pipeline.predicted(request, accepted_plan(request))
+        with disable_gc():
+            accepted = pipeline.predicted(request, accepted_plan(request))
     except UndeclaredReadError as error:
         _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
@@ -301,7 +303,9 @@ def _warn_inconsistent(error: UndeclaredReadError, stacklevel: int) -> None:
 def _guarded(function: Any, *arguments: Any) -> Any:
     """Call a function; an error inside dasktile becomes a warning, and the result None."""
     try:
-        return function(*arguments)
+        # nearly all objects of a plan live until its end, so that searches for garbage find none
+        with disable_gc():
+            return function(*arguments)
     except _REFUSALS:
         raise
     except UndeclaredReadError as error:

@@ -146,6 +146,7 @@ class GraphView:
     _tasks: dict[str, dict[Key, GraphNode]] = field(default_factory=dict, repr=False)
     _heads: dict[str, frozenset[Any]] = field(default_factory=dict, repr=False)
     _reads: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    _known: dict[str, Keys] = field(default_factory=dict, repr=False)
 
     @property
     def layers(self) -> Mapping[str, Layer]:
@@ -161,9 +162,49 @@ class GraphView:
         """The tasks of a layer as dask's task objects; tuples are converted."""
         if name not in self._tasks:
             layer = self.layers[name]
-            known = self.keys((name, *self.graph.dependencies.get(name, ())))
-            self._tasks[name] = dict(convert_legacy_graph(dict(layer), known))
+            self._tasks[name] = dict(convert_legacy_graph(dict(layer), self._known_keys(name)))
         return self._tasks[name]
+
+    def needed_tasks(self, wanted: Iterable[Key]) -> dict[str, dict[Key, GraphNode | None]]:
+        """By layer, the tasks that some keys depend on, in the order of the layer.
+
+        Others are not converted, and layers of which none is needed not generated.  A key is None
+        where its layer has the future of this key.
+        """
+        by_head: dict[Any, list[str]] = {}
+        for name in self.layers:
+            for head in self._key_heads(name):
+                by_head.setdefault(head, []).append(name)
+        layers: dict[str, dict[Key, Any]] = {}
+        found: dict[str, dict[Key, GraphNode | None]] = {}
+        seen = set(wanted)
+        stack = list(seen)
+        while stack:
+            key = stack.pop()
+            for name in by_head.get(head_of(key), ()):
+                if name not in layers:
+                    layers[name] = dict(self.layers[name])
+                if key not in layers[name]:
+                    continue
+                task = layers[name][key]
+                if not isinstance(task, GraphNode):
+                    task = convert_legacy_graph({key: task}, self._known_keys(name)).get(key)
+                found.setdefault(name, {})[key] = task
+                if task is not None:
+                    new = task.dependencies - seen
+                    seen |= new
+                    stack.extend(new)
+        return {
+            name: {key: found[name][key] for key in layers[name] if key in found[name]}
+            for name in self.layers
+            if name in found
+        }
+
+    def _known_keys(self, name: str) -> Keys:
+        """The keys that tasks of a layer may read."""
+        if name not in self._known:
+            self._known[name] = self.keys((name, *self.graph.dependencies.get(name, ())))
+        return self._known[name]
 
     def keys(self, names: Iterable[str]) -> Keys:
         """The keys of some layers."""

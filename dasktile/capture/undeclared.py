@@ -18,7 +18,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
 from dasktile.capture.base import GraphView, has_blocks
@@ -68,14 +68,14 @@ class _Reads:
     def undeclared(self, name: str) -> set[str]:
         """The layers that a layer reads and does not declare.
 
-        Layers without materialized tasks, other than Blockwise, declare their own reads.
+        Layers of other classes than Blockwise and MaterializedLayer declare their own reads.
         """
         layer = self.view.layers[name]
         declared = {*self.view.graph.dependencies.get(name, ()), name}
         if isinstance(layer, Blockwise):
             heads = set(map(head_of, read_by(layer)))
             return {other for other in heads if other in self.view.layers} - declared
-        if not layer.is_materialized():
+        if not isinstance(layer, MaterializedLayer):
             return set()
         tasks: Mapping[Key, Any] = layer
         if any(map(_may_be_legacy, layer.values())):

@@ -238,13 +238,5 @@ def _known(tasks: GraphTasks) -> GraphMemory:
 
 def _culled(graph: HighLevelGraph, wanted: Collection[Key]) -> dict[Key, Any]:
     """The tasks that the wanted keys depend on."""
-    view = GraphView(graph)
-    every = {key: task for name in graph.layers for key, task in view.tasks(name).items()}
-    stack = [key for key in wanted if key in every]
-    needed = set(stack)
-    while stack:
-        for read in every[stack.pop()].dependencies:
-            if read in every and read not in needed:
-                needed.add(read)
-                stack.append(read)
-    return {key: task for key, task in every.items() if key in needed}
+    layers = GraphView(graph).needed_tasks(wanted).values()
+    return {key: task for layer in layers for key, task in layer.items() if task is not None}

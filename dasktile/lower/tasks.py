@@ -296,28 +296,14 @@ class GraphTasks:
 
     def _number_tasks(self, order: Sequence[str]) -> None:
         """Number the tasks that the wanted keys depend on."""
-        view = GraphView(self.graph)
         places = {name: place for place, name in enumerate(order)}
-        names = sorted(self.graph.layers, key=lambda name: places.get(name, len(places)))
-        every = {name: dict(view.tasks(name)) for name in names}
-        for name, tasks in every.items():
-            layer = self.graph.layers[name]
-            if isinstance(layer, MaterializedLayer) and len(layer) > len(tasks):
-                # futures, which dask does not convert to tasks
-                futures = {key: DataNode(key, None) for key in layer if key not in tasks}
-                self._futures.update(futures)
-                tasks.update(futures)
-        merged = {key: task for layer in every.values() for key, task in layer.items()}
-        stack = list(self._ends)
-        needed: set[Key] = set()
-        while stack:
-            key = stack.pop()
-            if key not in needed and key in merged:
-                needed.add(key)
-                stack.extend(merged[key].dependencies)
-        for name in names:
-            for key, task in every[name].items():
-                if key in needed and key not in self.number:
+        needed = GraphView(self.graph).needed_tasks(self._ends)
+        for name in sorted(needed, key=lambda name: places.get(name, len(places))):
+            for key, task in needed[name].items():
+                if task is None:
+                    self._futures.add(key)
+                    task = DataNode(key, None)
+                if key not in self.number:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
                     self.tasks.append(task if task.key == key else _with_key(task, key))

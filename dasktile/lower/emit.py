@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import singledispatch
+from functools import cached_property, singledispatch
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
@@ -15,7 +15,7 @@ from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import Placement, token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoweringContext:
     """A node to write, its tiling, and the layers that it reads.
 
@@ -93,9 +93,10 @@ class LoweringContext:
         decided = None if where is None else self.tiling.held_at
         return step_layer_name(self.name, step, placement(self.mesh, decided, where or ()))
 
-    def home_position(self, block: Sequence[int]) -> int:
+    @cached_property
+    def home_position(self) -> Callable[[Sequence[int]], int]:
         """Position in the mesh of the home worker of a block of the loop nest."""
-        return home_position(self.mesh, self.work_at, self.leader, block)
+        return home_position(self.mesh, self.work_at, self.leader)
 
 
 def placement(
@@ -110,17 +111,22 @@ def placement(
 
 
 def home_position(
-    mesh: tuple[int, ...], work_at: Where, leader: Node | None, block: Sequence[int]
-) -> int:
-    """Position in the mesh of the home worker of a block of a loop nest."""
+    mesh: tuple[int, ...], work_at: Where, leader: Node | None = None
+) -> Callable[[Sequence[int]], int]:
+    """A function: the position in the mesh of the home worker of a block of a loop nest."""
     if not isinstance(work_at, Follow):
-        return Placement(mesh, work_at).position(block)
+        return Placement(mesh, work_at).position
     if leader is None or leader.homes is None:
-        return 0
-    number = 0
-    for dim, sizes in zip(work_at.dims, leader.chunks, strict=True):
-        number = number * len(sizes) + (0 if dim is None else block[dim])
-    return leader.homes[number][0] if leader.homes[number] else 0
+        return lambda block: 0
+    homes, numblocks, dims = leader.homes, tuple(map(len, leader.chunks)), work_at.dims
+
+    def position(block: Sequence[int]) -> int:
+        number = 0
+        for dim, count in zip(dims, numblocks, strict=True):
+            number = number * count + (0 if dim is None else block[dim])
+        return homes[number][0] if homes[number] else 0
+
+    return position
 
 
 @dataclass(slots=True)

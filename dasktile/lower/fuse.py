@@ -142,6 +142,10 @@ class _Fusion:
         #: For persisted arrays that other layers follow, the token of their name.
         self._followed = {name: token(name) for name in reads if token(name) in tokens}
         self.homes = {key: self._placed_home(key) for key in self.tasks}
+        #: By the name in a key, bytes of the result.
+        self._sizes: dict[str, int] = {}
+        #: For tasks that were asked for, whether they read results of other workers.
+        self._remote: dict[Any, bool] = {}
         self.order = self._readers_first()
         #: Number of tasks by layer and home.
         self.counts: Counter[tuple[str, Hashable]] = Counter()
@@ -229,11 +233,13 @@ class _Fusion:
 
     def reads_remote(self, key: Any) -> bool:
         """Whether a task reads a result that may be on another worker."""
-        return any(
-            self.home(read) != self.homes[key]
-            for read in self.tasks[key].dependencies
-            if not self.is_free(read)
-        )
+        if key not in self._remote:
+            home = self.homes[key]
+            self._remote[key] = any(
+                self.home(read) != home and not self.is_free(read)
+                for read in self.tasks[key].dependencies
+            )
+        return self._remote[key]
 
     def home(self, key: Any) -> Hashable:
         """An identifier of a key's home worker, None if it has none."""
@@ -245,7 +251,10 @@ class _Fusion:
 
     def size(self, key: Any) -> int:
         """Bytes of a result, 0 if that is unknown."""
-        return self.limits.size.get(_name(key).rpartition("-")[2], 0)
+        name = _name(key)
+        if name not in self._sizes:
+            self._sizes[name] = self.limits.size.get(name.rpartition("-")[2], 0)
+        return self._sizes[name]
 
     def _violations(self) -> set[tuple[str, str]]:
         """Pairs of layers to keep separate, since groups of their tasks break a rule.

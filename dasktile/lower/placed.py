@@ -132,44 +132,40 @@ def placed(
     by_place
         Whether tasks run on the workers of their mesh positions.
     """
-    keys = _ordered(tasks)
-    target = {key: _target(tasks, key) for key in keys}
-    place = {key: at for at, key in enumerate(keys)}
-    reads = {
-        key: list(dict.fromkeys(target[read] for read in _inputs(tasks, key, place)))
-        for key in keys
-        if target[key] == key
-    }
-    readers: dict[Key, list[Key]] = {}
-    for key, inputs in reads.items():
-        for read in inputs:
-            readers.setdefault(read, []).append(key)
-    kept = {target[key] for key in ends if key in tasks}
+    keys, inputs_of = _ordered(tasks)
+    number = {key: at for at, key in enumerate(keys)}
+    target = [number[_target(tasks, key)] for key in keys]
+    reads = [
+        list(dict.fromkeys(target[read] for read in inputs)) if target[at] == at else []
+        for at, inputs in enumerate(inputs_of)
+    ]
+    readers = readers_of(reads)
+    kept = {target[number[key]] for key in ends if key in number}
     #: The task that Dask runs instead of each: itself, or the last one of its chain.
-    last: dict[Key, Key] = {}
-    for key in reversed(list(reads)):
-        after = readers.get(key, [])
-        fused = len(after) == 1 and key not in kept and fuses(tasks[key], tasks[after[0]])
-        last[key] = last[after[0]] if fused else key
-    run = [key for key in reads if last[key] == key]
-    number = {key: at for at, key in enumerate(run)}
-    inputs_of: list[dict[int, None]] = [{} for _ in run]
-    for key, inputs in reads.items():
+    last = list(range(len(keys)))
+    for at in reversed(range(len(keys))):
+        after = readers[at]
+        if len(after) == 1 and at not in kept and fuses(tasks[keys[at]], tasks[keys[after[0]]]):
+            last[at] = last[after[0]]
+    run = [at for at in range(len(keys)) if last[at] == at == target[at]]
+    place = {at: position for position, at in enumerate(run)}
+    read_by: list[dict[int, None]] = [{} for _ in run]
+    for at, inputs in enumerate(reads):
         for read in inputs:
-            if last[read] != last[key]:
-                inputs_of[number[last[key]]][number[last[read]]] = None
-    memory = [known.get(key, TaskMemory(0)) for key in run]
-    data = {at for at, key in enumerate(run) if type(tasks[key]) is DataNode}
+            if last[read] != last[at]:
+                read_by[place[last[at]]][place[last[read]]] = None
+    memory = [known.get(keys[at], TaskMemory(0)) for at in run]
+    data = {position for position, at in enumerate(run) if type(tasks[keys[at]]) is DataNode}
     homes = [task.place if by_place else None for task in memory]
     if by_place:
-        _place_others(homes, [[read for read in reads if read not in data] for reads in inputs_of])
+        _place_others(homes, [[read for read in reads if read not in data] for reads in read_by])
     return PlacedTasks(
-        reads=[list(inputs) for inputs in inputs_of],
+        reads=[list(inputs) for inputs in read_by],
         sizes=[task.size for task in memory],
         priorities=list(map(float, range(len(run)))),
         homes=homes,
         working=[task.working for task in memory],
-        kept={number[key] for key in kept},
+        kept={place[at] for at in kept},
         data=data,
     )
 
@@ -200,24 +196,29 @@ def _most_common(homes: Sequence[int | None]) -> int | None:
     return max(counts, key=lambda home: (counts[home], home or 0))
 
 
-def _ordered(tasks: Mapping[Key, Any]) -> list[Key]:
-    """The keys about in Dask's order; ties are broken by numbers, as hashes would change them."""
+def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
+    """The keys about in Dask's order, and for each the places of those that it reads, ascending.
+
+    Dask breaks ties by hashes of keys; here numbers break them, so that nothing depends on hashes.
+    """
     keys = sorted(tasks, key=str)
     number = {key: at for at, key in enumerate(keys)}
-    graph: dict[Any, Any] = {}
-    for at, key in enumerate(keys):
-        reads = (number[read] for read in _inputs(tasks, key, number))
-        # the order treats data in its own way
-        is_data = type(tasks[key]) is DataNode
-        graph[at] = DataNode(at, None) if is_data else Task(at, _nothing, *map(TaskRef, reads))
+    reads = [
+        sorted(number[read] for read in tasks[key].dependencies if read in number) for key in keys
+    ]
+    data = DataNode(None, None)
+    # the order treats data in its own way
+    graph = {
+        at: data if type(tasks[key]) is DataNode else Task(at, _nothing, *map(TaskRef, reads[at]))
+        for at, key in enumerate(keys)
+    }
     priorities = order(graph, return_stats=False)
-    return sorted(keys, key=lambda key: priorities[number[key]])
-
-
-def _inputs(tasks: Mapping[Key, Any], key: Key, place: Mapping[Key, int]) -> list[Key]:
-    """The tasks that a task reads, in a given order."""
-    reads = [read for read in tasks[key].dependencies if read in place]
-    return sorted(reads, key=place.__getitem__)
+    ordered = sorted(range(len(keys)), key=priorities.__getitem__)
+    place = {number: at for at, number in enumerate(ordered)}
+    return (
+        [keys[number] for number in ordered],
+        [sorted(place[read] for read in reads[number]) for number in ordered],
+    )
 
 
 def _nothing() -> None:

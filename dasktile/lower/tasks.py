@@ -248,6 +248,8 @@ class GraphTasks:
         self.number: dict[Key, int] = {}
         self._futures: set[Key] = set()
         self._number_tasks(order)
+        #: The first item of every key.
+        self.heads = [str(head_of(key)) for key in self.keys]
         number = self.number
         self.reads = [
             sorted(number[read] for read in task.dependencies if read in number)
@@ -280,17 +282,16 @@ class GraphTasks:
 
     def is_free(self, number: int) -> bool:
         """Whether a result is on every worker."""
-        return head_of(self.keys[number]) in self.limits.free
+        return self.heads[number] in self.limits.free
 
     def is_loose(self, number: int) -> bool:
         """Whether the name of a task does not give its home."""
         home = self.homes[number]
         if home is None or not self.limits.mesh:
             return False
-        key = self.keys[number]
         # the scheduler plugin places slices where their inputs are
-        is_slice = str(head_of(key)).startswith(SLICE_PREFIX)
-        return not is_slice and self._placed_home(key) != home
+        is_slice = self.heads[number].startswith(SLICE_PREFIX)
+        return not is_slice and self._placed_home(number) != home
 
     # Tasks
 
@@ -327,12 +328,17 @@ class GraphTasks:
             if type(task) not in (*_PLAIN, DataNode):
                 # others of its layer may belong to it, as those of a P2P rechunk do
                 opaque.add(self.layer[number])
+        #: By the identity of a function, whether it is a coroutine function.
+        coroutine: dict[int, bool] = {}
+        for task in self.tasks:
+            if type(task) in (Task, Anchored) and id(task.func) not in coroutine:
+                coroutine[id(task.func)] = iscoroutinefunction(task.func)
         stack = [
             number
             for number, task in enumerate(self.tasks)
             if self.layer[number] in opaque
             or self.keys[number] in self._futures
-            or (type(task) in (Task, Anchored) and iscoroutinefunction(task.func))
+            or (type(task) in (Task, Anchored) and coroutine[id(task.func)])
         ]
         blocks: dict[str, list[int]] = {name: [] for name in self.wanted}
         for number in range(len(self.keys)):
@@ -363,9 +369,9 @@ class GraphTasks:
             self._placements[name] = decode(name)
         return self._placements[name]
 
-    def _placed_home(self, key: Key) -> int | None:
-        """The mesh position that a key's name gives, None if it gives none."""
-        placement = self._placement(str(head_of(key)))
+    def _placed_home(self, number: int) -> int | None:
+        """The mesh position that the name of a task gives, None if it gives none."""
+        placement, key = self._placement(self.heads[number]), self.keys[number]
         if placement is None or type(key) is not tuple:
             return None
         if placement.follow is not None:
@@ -379,8 +385,8 @@ class GraphTasks:
     def _location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
         key = self.keys[number]
-        blocks = self.limits.positions.get(token(str(head_of(key))))
-        return blocks.get(key[1:]) if blocks and type(key) is tuple else self._placed_home(key)
+        blocks = self.limits.positions.get(token(self.heads[number]))
+        return blocks.get(key[1:]) if blocks and type(key) is tuple else self._placed_home(number)
 
     def _may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""
@@ -425,8 +431,7 @@ class GraphTasks:
         """Bytes of every result, estimated for slices and other tasks of unknown size."""
         sizes = [0] * len(self.keys)
         unknown = set()
-        for number, key in enumerate(self.keys):
-            name = str(head_of(key))
+        for number, name in enumerate(self.heads):
             size = self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
             if size is None and (shape := self._block_shape(number)) is not None:
                 size = math.prod(shape) * self.noted[name].itemsize
@@ -493,7 +498,7 @@ class GraphTasks:
     def _block_shape(self, number: int) -> tuple[int, ...] | None:
         """The shape of a block, according to the annotations of its layer; None if unknown."""
         key = self.keys[number]
-        noted = self.noted.get(str(head_of(key)))
+        noted = self.noted.get(self.heads[number])
         return noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
 
 

@@ -329,10 +329,11 @@ def _nearest(
     mesh: tuple[int, ...], where: Where | None, copies: Copies
 ) -> Callable[[tuple[int, ...], tuple[int, ...]], int]:
     """A function that chooses a copy of a block to read: the reader's own, else the first."""
+    own = home_position(mesh, where) if isinstance(where, tuple) else None
 
     def nearest(block: tuple[int, ...], source: tuple[int, ...]) -> int:
         places = copies[source]
-        place = home_position(mesh, where, None, block) if isinstance(where, tuple) else places[0]
+        place = places[0] if own is None else own(block)
         return place if place in places else places[0]
 
     return nearest
@@ -417,8 +418,9 @@ class _Writer:
             sum(at * math.prod(mesh[axis + 1 :]) for axis, at in zip(axes, place, strict=True))
             for place in product(*(range(mesh[axis]) for axis in axes))
         ]
+        position = home_position(mesh, where)
         return {
-            block: tuple(home_position(mesh, where, None, block) + step for step in steps)
+            block: tuple(position(block) + step for step in steps)
             for block in product(*(range(len(sizes)) for sizes in chunks))
         }
 
@@ -630,11 +632,10 @@ class _Writer:
     def copies(self, edge: Edge, tiling: Tiling) -> Copies:
         """For every block along an edge, the places in the mesh that need it."""
         needed: dict[tuple[int, ...], set[int]] = {}
-        leader = self.leader(tiling)
+        position = home_position(self.tiled.mesh, tiling.work_at or (), self.leader(tiling))
         for full in product(*(range(len(sizes)) for sizes in tiling.cuts)):
             block = tuple(0 if axis.label is None else full[axis.label] for axis in edge.axes)
-            place = home_position(self.tiled.mesh, tiling.work_at or (), leader, full)
-            needed.setdefault(block, set()).add(place)
+            needed.setdefault(block, set()).add(position(full))
         return {block: tuple(sorted(places)) for block, places in needed.items()}
 
     def copy(self, index: int, wanted: Windows, source: _Source, copies: Copies) -> str:
@@ -791,7 +792,8 @@ class _Writer:
         if held is None or not self.tiled.mesh or self.made[index] != node.name:
             return {}
         leader = self.node(held.node) if isinstance(held, Follow) else None
-        return {block: home_position(self.tiled.mesh, held, leader, block) for block in blocks}
+        position = home_position(self.tiled.mesh, held, leader)
+        return {block: position(block) for block in blocks}
 
     def computed(
         self,

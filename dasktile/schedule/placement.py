@@ -226,6 +226,7 @@ def primary(index: Sequence[int], places: Sequence[_Place]) -> _Place:
     return places[sum(index) % len(places)]
 
 
+@lru_cache(maxsize=4096)
 def token(array: str) -> str:
     """A hash of the name of an array, of ten letters."""
     return blake2b(array.encode(), digest_size=5).hexdigest()

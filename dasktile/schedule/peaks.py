@@ -71,8 +71,8 @@ class Speeds:
         run in step, and one of them would always be the first to have room.
     """
 
-    task: float = 2e-3
-    scheduler: float = 3e-4
+    task: float = 3e-3
+    scheduler: float = 1e-3
     memory: float = 1e9
     network: float = 5e8
     variation: float = 0.1

@@ -38,6 +38,10 @@ from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
 
 
+#: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
+_WATCHED = 0.5
+
+
 @dataclass(slots=True, eq=False)
 class _Tile:
     key: Hashable
@@ -145,6 +149,9 @@ class Residency:
         #: Buffers of views, by the memory that they share.
         self._shared: dict[Hashable, Buffer] = {}
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
+        #: Buffers whose ranks are out of date, in the order of their changes.  They are updated
+        #: when a tier has too little room, which most tiers never have.
+        self._unranked: dict[Buffer, None] = {}
         self._requests: dict[Hashable, _Request] = {}
         #: Requests that are not granted yet, in order.
         self._queued: deque[_Request] = deque()
@@ -178,11 +185,15 @@ class Residency:
 
     def staying(self, tier: int) -> int:
         """Bytes on a tier, without the tiles that are being evicted or dying."""
+        self._update_ranks()
         return self.used[tier] - self._freeing[tier]
 
     @property
     def crowded(self) -> bool:
         """Whether a tier exceeds its capacity and evictions from it are in progress."""
+        if all(used <= capacity for used, capacity in zip(self.used, self.capacity, strict=True)):
+            return False
+        self._update_ranks()
         return any(
             freeing and used > capacity
             for freeing, used, capacity in zip(self._freeing, self.used, self.capacity, strict=True)
@@ -334,7 +345,14 @@ class Residency:
         return self._next_instructions() if changed else []
 
     def age(self) -> list[Instruction]:
-        """Some time has passed: tiles that were dying at the last call already can be evicted."""
+        """Some time has passed: tiles that were dying at the last call already can be evicted.
+
+        While all tiers are rather empty, tiles are not looked at.
+        """
+        sizes = zip(self.used, self.capacity, strict=True)
+        if all(used <= _WATCHED * capacity for used, capacity in sizes):
+            return []
+        self._update_ranks()
         for buffer, waited in list(self._dying.items()):
             if waited:
                 self._make_evictable(buffer)
@@ -529,6 +547,7 @@ class Residency:
     def _fetch_requested(self, out: list[Instruction]) -> None:
         """Fetch the tiles that requests wait for, as far as there is room."""
         while self._fetches:
+            self._update_ranks()
             tile = self._next_fetch()
             if tile.waiting and not tile.removed and not tile.is_home and not tile.is_fetched:
                 source = min(tile.on)
@@ -633,6 +652,8 @@ class Residency:
         """
         if self._full[tier]:
             return False
+        if self.used[tier] + size <= self.capacity[tier]:
+            return True
         while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
                 buffer = self._queues[tier].first(self._now, stored)
@@ -675,7 +696,7 @@ class Residency:
             self._cancel_eviction(buffer)
             over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._fetches)
             chosen = buffer.next_when_chosen
-            self._rank(buffer)
+            self._update_rank(buffer)
             # if its next use is earlier than when it was chosen, another one may be chosen now
             nearer = chosen is not None and (buffer.next is None or buffer.next < chosen)
             may = buffer in self._queues[buffer.tier]
@@ -763,6 +784,7 @@ class Residency:
                 self._freeing[tier] -= buffer.size
                 del self._dying[buffer]
             self._queues[tier].discard(buffer)
+            self._unranked.pop(buffer, None)
             self.used[tier] -= buffer.size
             self._full[tier] = False
             if buffer.shared is not None:
@@ -783,7 +805,18 @@ class Residency:
                 self._drop_tile(tile, tier, out)
 
     def _rank(self, buffer: Buffer) -> None:
+        """Have the rank of a buffer updated before it is used."""
+        self._unranked[buffer] = None
+
+    def _update_ranks(self) -> None:
+        while self._unranked:
+            changed, self._unranked = self._unranked, {}
+            for buffer in changed:
+                self._update_rank(buffer)
+
+    def _update_rank(self, buffer: Buffer) -> None:
         """Update the rank of a buffer for eviction, and whether it may be evicted."""
+        self._unranked.pop(buffer, None)
         self._mark_dying(buffer)
         tier = buffer.tier
         uses = [tile.next for tile in buffer.tiles]

@@ -115,6 +115,10 @@ class Variable:
 
     # All of the following is called with the engine's lock held.
 
+    @property
+    def _is_busy(self) -> bool:
+        return self._writing or bool(self._reading) or bool(self._queue)
+
     def _append(self, operation: _Operation, writes: bool) -> bool:
         """Queue an operation; True if it need not wait for this variable."""
         if self._queue or self._writing or (writes and self._reading):
@@ -279,6 +283,20 @@ class Engine:
         free = function if function is not None else _nothing
         operation = _Operation(free, *self._check((), (variable,), lane), False, True)
         return self._push(operation, deletes=variable)
+
+    def delete_idle(self, variable: Variable) -> bool:
+        """Delete a variable if nothing that was pushed on it is left; whether it is deleted.
+
+        Parameters
+        ----------
+        variable
+            The variable.
+        """
+        with self._lock:
+            if variable._is_busy:
+                return False
+            variable._deleted = True
+            return True
 
     def wait(self, variable: Variable, timeout: float | None = None) -> None:
         """Wait until all operations pushed on a variable so far are done.

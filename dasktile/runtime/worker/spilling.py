@@ -363,16 +363,20 @@ class Spilling(Guarded):
         stimulus_id: str,
     ) -> Any:
         """Receive results of a peer after pending evictions."""
-        # no memory is reserved for them: two workers that wait for each other would deadlock
-        self._release(await self._request((), 1))
+        await self._wait_for_evictions()
         return await self._original_methods.gather_dep(
             worker, to_gather, total_nbytes, stimulus_id=stimulus_id
         )
 
     async def update_data(self, data: dict[Any, Any], stimulus_id: str | None = None) -> Any:
         """Receive scattered results after pending evictions."""
-        self._release(await self._request((), 1))
+        await self._wait_for_evictions()
         return self._original_methods.update_data(data, stimulus_id=stimulus_id)
+
+    async def _wait_for_evictions(self) -> None:
+        if self.store.crowded:
+            # no memory is reserved: two workers that wait for each other would deadlock
+            self._release(await self._request((), 1))
 
     async def _request(
         self,

@@ -446,6 +446,12 @@ class TileStore(MutableMapping[Any, Any]):
         """Those bytes of a tier that are being evicted."""
         return self._residency.used[tier] - self._residency.staying(tier)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether a tier exceeds its capacity and evictions from it are in progress."""
+        with self._lock:
+            return self._residency.crowded
+
     def capacity(self, tier: int) -> float:
         """Present capacity of a tier in bytes."""
         return self._residency.capacity[tier]
@@ -565,7 +571,7 @@ class TileStore(MutableMapping[Any, Any]):
         """Wait for evictions while memory is full."""
         while True:
             with self._lock:
-                if not self._residency.crowded or not self._engine.left:
+                if not self.crowded or not self._engine.left:
                     return
             self._engine.wait_all()
 
@@ -708,8 +714,9 @@ class TileStore(MutableMapping[Any, Any]):
                 self._values.pop(key, None)
             if self._memories.get(id(held.content)) is unit:
                 del self._memories[id(held.content)]
-            # a value that is being copied stays until that is done
-            self._engine.delete(variable, partial(_keep_alive, held), "inline")
+            if not self._engine.delete_idle(variable):
+                # a value that is being copied stays until that is done
+                self._engine.delete(variable, partial(_keep_alive, held), "inline")
         else:
             free = partial(self._tiers[tier - 1].free, held)
             self._engine.delete(variable, free, f"{tier - 1} to {tier}")

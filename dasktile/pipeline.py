@@ -48,8 +48,8 @@ logger = logging.getLogger("dasktile")
 #: Why the input is unchanged where its tiles would have to be cut.
 MANY_PIECES = "the chunks that the result keeps would be cut from the tiles by many tasks"
 
-#: Why the input is unchanged where Dask's own graph is predicted to be better in every respect.
-NO_GAIN = "Dask's own graph is predicted to take no more time, bytes or memory"
+#: Why the input is unchanged where Dask's own graph is predicted to be better.
+NO_GAIN = "Dask's own graph is predicted to cost less"
 
 #: Why arrays keep their chunks where these are predicted to cost less.
 OWN_CHUNKS = "the input's own chunks are predicted to cost less"
@@ -345,8 +345,11 @@ def _cheapest(request: Request, captured: Captured, usual: Accepted) -> Accepted
             if run is not None and run.moved <= most_moved and run.cost < highest:
                 best, after = other, run
                 break
+    if best.planned.plan.tiled is None:
+        return best
     unchanged = _unchanged(best, NO_GAIN)
-    if before.dominates(after) and _may_replace(request, unchanged.planned.plan, best.planned.plan):
+    better = before.dominates(after) or before.is_clearly_cheaper(after, request.machine.workers)
+    if better and _may_replace(request, unchanged.planned.plan, best.planned.plan):
         return unchanged
     return best
 

@@ -38,6 +38,10 @@ MORE_MOVED = 0.05
 #: that functions take is not predicted (chosen).
 MOST_UNEVEN = 1.5
 
+#: Bytes a second between two workers of a slow network, at which a run that moves more must still
+#: cost less (chosen).
+SLOW_NETWORK = 1e8
+
 #: Bytes a second between a worker's memory and its disk (the default of the setting
 #: ``dasktile.plan.disk-bandwidth``).
 DISK_SPEED = 400e6
@@ -91,6 +95,20 @@ class Prediction:
             (other.seconds, other.moved, other.peak),
         )
         return own != others and all(a <= b for a, b in zip(own, others, strict=True))
+
+    def is_clearly_cheaper(self, other: Prediction, workers: int) -> bool:
+        """Whether a run costs clearly less than another one, on a slow network, too.
+
+        Parameters
+        ----------
+        other
+            Another run.
+        workers
+            Number of workers that receive the bytes that only this run moves.
+        """
+        more = max(0, self.moved - other.moved) / workers
+        slow = replace(self, seconds=self.seconds + more / SLOW_NETWORK)
+        return slow.cost < CLEARLY_LESS * other.cost
 
 
 def rough_cost(tasks: float, peak: int) -> float:

@@ -85,7 +85,7 @@ def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(
     told = dasktile.explain(array)
     assert not told.changed
     assert told.peak_before == told.peak_after
-    assert "Dask's own graph is predicted to take no more time" in str(told)
+    assert "Dask's own graph is predicted to cost less" in str(told)
 
 
 def test_slices_of_blocks_that_nothing_else_reads_are_no_tasks_of_their_own() -> None:
@@ -124,6 +124,27 @@ def test_the_cost_of_a_run() -> None:
 )
 def test_one_run_dominates_another(other: tuple[float, int, int], expected: bool) -> None:
     assert Prediction(2.0, 100, 1000).dominates(Prediction(*other)) is expected
+
+
+@pytest.mark.parametrize(("moved", "expected"), [(10**6, True), (10**8, True), (10**9, False)])
+def test_a_run_is_cheaper_on_a_slow_network_too(moved: int, expected: bool) -> None:
+    other = Prediction(2.0, 10**6, 1000)
+    assert Prediction(1.0, moved, 1000).is_clearly_cheaper(other, workers=4) is expected
+    assert not Prediction(1.9, 10**6, 1000).is_clearly_cheaper(other, workers=4)
+
+
+def test_the_input_is_unchanged_if_its_own_graph_costs_clearly_less(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    array = noise((4000, 100), 100).sum(axis=0)
+    told = dasktile.explain(array)
+    assert told.changed
+    own = Prediction(1.0, 10**6, told.peak_before)
+    monkeypatch.setattr("dasktile.pipeline.predict_input", lambda *_: own)
+    for seconds, changed in ((0.9, True), (2.0, False)):
+        run = Prediction(seconds, 0, told.peak_before)
+        monkeypatch.setattr("dasktile.pipeline.predict_plan", lambda *_, run=run: run)
+        assert (dasktile.optimize(array) is not array) is changed
 
 
 def plan_for(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:

@@ -37,7 +37,6 @@ from dataclasses import dataclass, field
 from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
 
-
 #: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
 _WATCHED = 0.5
 

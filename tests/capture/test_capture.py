@@ -14,7 +14,14 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
 from dasktile.capture import highlevel, user_kernels
-from dasktile.capture.base import ArrayInfo, Captured, NotRecognised, Recogniser, Verbatim
+from dasktile.capture.base import (
+    ArrayInfo,
+    Captured,
+    GraphView,
+    NotRecognised,
+    Recogniser,
+    Verbatim,
+)
 from dasktile.capture.highlevel import RECOGNISERS, capture, capture_graph, describable
 from dasktile.capture.rules.blockwise import Contract, Map
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -635,3 +642,26 @@ def test_reasons_name_the_package_of_a_private_function(monkeypatch: pytest.Monk
     assert last(x.map_blocks(_hidden))[0].reason.startswith(
         "the result of function _hidden of package may depend on the chunks"
     )
+
+
+def test_only_the_tasks_that_keys_depend_on_are_converted() -> None:
+    x = da.ones((8, 8), chunks=2)
+    y = da.overlap.overlap(x, depth=1, boundary="reflect") + 1
+    view = GraphView(y.__dask_graph__())
+    needed = view.needed_tasks([(y.name, 0, 0)])
+    whole = GraphView(y.__dask_graph__())
+    every = {key: task for name in whole.layers for key, task in whole.tasks(name).items()}
+    stack, keys = [(y.name, 0, 0)], set()
+    while stack:
+        key = stack.pop()
+        if key not in keys:
+            keys.add(key)
+            stack.extend(every[key].dependencies)
+    found = {key: task for tasks in needed.values() for key, task in tasks.items()}
+    assert set(found) == keys
+    assert {key: task.dependencies for key, task in found.items()} == {
+        key: every[key].dependencies for key in keys
+    }
+    for name, tasks in needed.items():
+        assert list(tasks) == [key for key in view.layers[name] if key in tasks]
+    assert len(found) < len(every) / 4

@@ -164,6 +164,20 @@ def test_deletion_is_a_write(engine: Engine, steps: Steps) -> None:
     assert engine.left == 0
 
 
+def test_a_variable_without_operations_is_deleted_at_once(engine: Engine, steps: Steps) -> None:
+    a, b = engine.new_variable("a"), engine.new_variable("b")
+    engine.push(int, [a])
+    engine.push(int, mutates=[b])
+    assert not engine.delete_idle(a)
+    assert not engine.delete_idle(b)
+    steps.all()
+    for variable in (a, b):
+        assert engine.delete_idle(variable)
+        with pytest.raises(DeletedVariableError):
+            engine.push(int, [variable])
+    assert engine.left == 0
+
+
 def test_variables_of_failed_operations_can_be_deleted(engine: Engine, steps: Steps) -> None:
     a = engine.new_variable()
     freed: list[int] = []

@@ -472,6 +472,29 @@ def test_removed_tiles_leave_no_entries_in_the_eviction_queues() -> None:
     assert sum(len(ranked._heap) for queue in queues for ranked in queue._all()) < 200
 
 
+def test_tiles_are_ranked_only_when_a_tier_lacks_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranked: list[Any] = []
+    original = Residency._update_rank
+
+    def update(residency: Residency, buffer: Any) -> None:
+        ranked.append(buffer)
+        original(residency, buffer)
+
+    monkeypatch.setattr(Residency, "_update_rank", update)
+    worker = Worker(200, None)
+    for number in range(100):
+        worker.add(number, 1, number)
+        worker.request("task", number, now=number)
+        worker.release("task")
+        worker.do(worker.residency.expect({number: 1000 - number}))
+        worker.do(worker.residency.age())
+    assert ranked == []
+    # the one whose use is the furthest is evicted
+    worker.add("large", 101, 0)
+    assert len(ranked) >= 100
+    assert [copy.key for copy in worker.flights] == [0]
+
+
 def test_a_device_with_less_room_than_its_capacity() -> None:
     worker = Worker(4, 8, None)
     for key in "abcdef":

@@ -85,7 +85,7 @@ class Measured:
 
     def __init__(self, enabled: bool, workers: int) -> None:
         self.cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
-        self.client = Client(self.cluster, set_as_default=False)
+        self.client = Client(self.cluster)
         if enabled:
             dasktile.enable(self.client)
         self.processes = [psutil.Process(pid) for pid in self.client.run(os.getpid).values()]
@@ -106,8 +106,9 @@ class Measured:
         keys, ends = graph(tasks, tag)
         own, workers = time.process_time(), _processor_seconds(self.processes)
         start = time.perf_counter()
-        futures = self.client.get(keys, ends, sync=False, optimize_graph=False)
-        wait(futures)
+        with self.client.as_current():
+            futures = self.client.get(keys, ends, sync=False, optimize_graph=False)
+            wait(futures)
         seconds = time.perf_counter() - start
         scheduler = time.process_time() - own
         spent = _processor_seconds(self.processes) - workers

@@ -14,6 +14,7 @@ from dasktile.tiling import MemoryLimitError
 
 if TYPE_CHECKING:
     from dasktile.cluster.calibration import calibrate
+    from dasktile.computing import compute
     from dasktile.orders.plan import SchedulePlan, load_plan, plan
     from dasktile.runtime.install import disable, enable
     from dasktile.runtime.metrics import metrics
@@ -30,6 +31,7 @@ __all__ = [
     "array_optimize",
     "calibrate",
     "compare",
+    "compute",
     "disable",
     "einsum",
     "enable",
@@ -47,6 +49,7 @@ __all__ = [
 _LAZY = {
     "SchedulePlan": "dasktile.orders.plan",
     "calibrate": "dasktile.cluster.calibration",
+    "compute": "dasktile.computing",
     "disable": "dasktile.runtime.install",
     "enable": "dasktile.runtime.install",
     "load_plan": "dasktile.orders.plan",

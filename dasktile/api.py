@@ -243,7 +243,8 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     after = None if accepted.after is None else accepted.after.peak
     final = request.final_chunks(plan)
     room = pipeline.room(request, accepted)
-    return report.explanation(plan, final, unknown, seconds, (before, after), room)
+    joined = pipeline.joined(request, plan)
+    return report.explanation(plan, final, unknown, seconds, (before, after), room, joined)
 
 
 def _arguments(

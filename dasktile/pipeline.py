@@ -292,6 +292,21 @@ def room(request: Request, accepted: Accepted) -> int | None:
     return max(0, request.machine.room - there // request.machine.workers)
 
 
+def joined(request: Request, plan: TilingPlan) -> int:
+    """Bytes of the results that Dask joins on one worker: those of several blocks, on a cluster."""
+    if request.machine.who_has is None:
+        return 0
+    tilings = plan.tiled.tilings if plan.tiled is not None else None
+    total = 0
+    for node, array, chunks in zip(
+        plan.program.outputs, request.arrays, request.final_chunks(plan), strict=True
+    ):
+        tiles = chunks or (tilings[node].chunks if tilings is not None else array.chunks)
+        if math.prod(map(len, tiles)) > 1:
+            total += math.prod(array.shape) * array.dtype.itemsize
+    return total
+
+
 def _is_predictable(request: Request) -> bool:
     # what other collections read from the arrays is not known
     names = [array.name for array in request.arrays]

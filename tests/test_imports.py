@@ -136,6 +136,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
+    "computing": ({"api", "runtime.results"}, {"dask", "distributed", "rich"}),
     "algebra": (set(), set()),
     "cluster": (set(), set()),
     "collections": (set(), set()),
@@ -160,6 +161,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"distributed"},
     ),
+    "runtime.results": (set(), {"dask", "distributed", "numpy"}),
     "runtime.settings": (set(), set()),
     "runtime.scheduler.priorities": ({"_compat.distributed"}, set()),
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
@@ -286,6 +288,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "orders.plan",
             "report.explanation",
             "cluster.calibration",
+            "computing",
             "runtime.install",
             "runtime.metrics",
             "runtime.worker.data",
@@ -463,7 +466,7 @@ def test_importing_dasktile_does_not_start_distributed() -> None:
 #: What is documented of distributed, and may be imported anywhere.
 DOCUMENTED = {
     *("Client", "LocalCluster", "Scheduler", "SchedulerPlugin", "Status", "Worker"),
-    *("WorkerPlugin", "default_client", "wait"),
+    *("WorkerPlugin", "default_client", "wait", "Future", "as_completed", "futures_of"),
 }
 
 #: What objects of distributed are called.

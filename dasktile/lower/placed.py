@@ -208,7 +208,7 @@ def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
     ]
     data = DataNode(None, None)
     # the order treats data in its own way
-    graph = {
+    graph: dict[Any, Any] = {
         at: data if type(tasks[key]) is DataNode else Task(at, _nothing, *map(TaskRef, reads[at]))
         for at, key in enumerate(keys)
     }

@@ -17,6 +17,9 @@ from dasktile.tiling.plan import TilingPlan
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
 
+#: Bytes of results from which the summary says where they are joined.
+_LARGE = 2**20
+
 #: Begins the line of predicted memory.
 _HOLDS = "results in memory: at most about"
 
@@ -115,6 +118,9 @@ class Explanation:
     room
         Bytes of results that a worker holds before it spills, besides inputs that are in memory
         already; None if that is unknown.
+    joined
+        Bytes of the results that have several blocks, on a cluster: ``dask.compute`` joins these
+        on one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
     """
 
     workers: int
@@ -139,6 +145,7 @@ class Explanation:
     peak_before: int | None = None
     peak_after: int | None = None
     room: int | None = None
+    joined: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -227,6 +234,11 @@ class Explanation:
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
         if self.peak_after is not None:
             lines.append(self._memory(self.peak_after))
+        if self.joined >= _LARGE:
+            lines.append(
+                f"dask.compute joins {format_bytes(self.joined)} of results on one worker,"
+                " dasktile.compute in the client"
+            )
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
@@ -278,6 +290,7 @@ def explanation(
     seconds: tuple[float, float] | None = None,
     peaks: tuple[int | None, int | None] = (None, None),
     room: int | None = None,
+    joined: int = 0,
 ) -> Explanation:
     """Describe a plan.
 
@@ -296,6 +309,8 @@ def explanation(
         for each without a prediction.
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
+    joined
+        Bytes of the results that Dask joins on one worker.
     """
     before, after = seconds or (None, None)
     handed = {
@@ -345,6 +360,7 @@ def explanation(
         peak_before=peaks[0],
         peak_after=peaks[1],
         room=room,
+        joined=joined,
     )
 
 

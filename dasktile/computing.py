@@ -1,0 +1,111 @@
+"""``compute``: optimise collections, compute them, and join the results in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dask.base import compute as dask_compute
+from dask.base import get_scheduler, unpack_collections
+from dask.diagnostics.progress import ProgressBar
+from distributed import Client
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from dasktile.api import optimize
+from dasktile.runtime.results import gather
+
+
+def compute(
+    *collections: Any,
+    method: str = "auto",
+    workers: Any = None,
+    memory_limit: float | str | None = None,
+    traverse: bool = True,
+    progress: bool = False,
+) -> tuple[Any, ...]:
+    """Optimise collections and compute them, as ``dask.compute(*optimize(...))`` does.
+
+    On a cluster of distributed the results are joined in this process: Dask first joins all blocks
+    of a result on one worker, which needs memory for all of it, and sends it to the client then.
+
+    Parameters
+    ----------
+    *collections
+        Dask collections, also in lists, tuples, dicts and other containers.  Other objects are
+        returned as they are.
+    method, memory_limit
+        As for :func:`optimize`.
+    workers
+        As for :func:`optimize`; a ``distributed.Client`` also computes the results.
+    traverse
+        False to look for collections in no containers.
+    progress
+        Whether to show a progress bar on the standard error stream.
+
+    Returns
+    -------
+    The results, one for each argument.
+
+    Raises
+    ------
+    TypeError
+        If the client is asynchronous, and as for :func:`optimize`.
+    ValueError
+        As for :func:`optimize`.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> x = da.ones((1000, 1000), chunks=(100, 1000))
+    >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
+    """
+    found, repack = unpack_collections(*collections, traverse=traverse)
+    if not found:
+        return collections
+    client = _client(workers, found)
+    optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
+    if len(found) == 1:
+        optimized = (optimized,)
+    if client is not None:
+        with _shown(progress) as received:
+            return _repacked(repack, gather(client, optimized, received))
+    if not progress:
+        return _repacked(repack, dask_compute(*optimized, traverse=False))
+    with ProgressBar(out=sys.stderr):
+        return _repacked(repack, dask_compute(*optimized, traverse=False))
+
+
+def _repacked(repack: Callable[[Any], Any], results: Any) -> tuple[Any, ...]:
+    return tuple(repack(tuple(results)))
+
+
+def _client(workers: Any, collections: Any) -> Client | None:
+    """The client that computes collections; None if no cluster does."""
+    client = workers
+    if not isinstance(client, Client):
+        # as dask.compute chooses, by its configuration and the current client
+        client = getattr(get_scheduler(collections=collections), "__self__", None)
+    if not isinstance(client, Client):
+        return None
+    if client.asynchronous:
+        raise TypeError(
+            "compute needs a client that is not asynchronous; got one with asynchronous=True. Use"
+            " await client.gather(client.compute(dasktile.optimize(x)))"
+        )
+    return client
+
+
+@contextmanager
+def _shown(progress: bool) -> Iterator[Callable[[int, int], object]]:
+    """A function that shows how many blocks have arrived."""
+    if not progress:
+        yield lambda count, total: None
+        return
+    columns = (TextColumn("blocks"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task("blocks", total=None)
+        yield lambda count, total: bar.update(task, completed=count, total=total)

@@ -1,0 +1,199 @@
+"""``compute``: the same results as Dask's, joined in the client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import dask.bag as db
+import numpy as np
+import pytest
+import xarray as xr
+from distributed import Client, LocalCluster
+
+import dasktile
+from dasktile.runtime import results
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp",
+        memory_limit="16 GiB",
+        dashboard_address=None,
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster) as client:
+        dasktile.enable(client)
+        yield client
+        dasktile.disable(client)
+
+
+def noise(seed: int = 0) -> da.Array:
+    return da.random.default_rng(seed).random((300, 300), chunks=100)
+
+
+def sparse_blocks(block: np.ndarray) -> Any:
+    return np.ma.masked_greater(block, 0.5)
+
+
+def dataset() -> xr.Dataset:
+    return xr.Dataset({"t": (("x", "y"), noise()), "u": (("x",), noise(1).mean(axis=1))})
+
+
+COLLECTIONS = {
+    "several blocks": lambda: noise() + 1,
+    "one block": lambda: noise().sum(),
+    "a matrix product": lambda: noise().T @ noise(),
+    "another dtype than declared": lambda: noise().map_blocks(
+        lambda block: block.astype("f4"), dtype="f8", meta=np.empty((0, 0))
+    ),
+    "masked arrays": lambda: noise().map_blocks(sparse_blocks, meta=np.ma.empty((0, 0))),
+    "unknown sizes": lambda: noise()[noise() > 0.5],
+    "no elements": lambda: noise()[:0],
+    "a dataset": lambda: dataset() * 2,
+    "a data array": lambda: dataset().t.mean("y"),
+    "a delayed object": lambda: dask.delayed(sum)([1, 2, 3]),
+    "a bag": lambda: db.from_sequence(range(10), npartitions=3).map(str),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTIONS)
+def test_results_are_those_of_dask(client: Client, name: str) -> None:
+    collection = COLLECTIONS[name]()
+    (result,) = dasktile.compute(collection)
+    (expected,) = dask.compute(collection)
+    assert type(result) is type(expected)
+    if isinstance(expected, (xr.Dataset, xr.DataArray)):
+        xr.testing.assert_allclose(result, expected)
+    elif isinstance(expected, np.ndarray):
+        assert result.dtype == expected.dtype
+        np.testing.assert_allclose(result, expected)
+        np.testing.assert_array_equal(np.ma.getmaskarray(result), np.ma.getmaskarray(expected))
+    else:
+        assert result == pytest.approx(expected) if np.isscalar(expected) else result == expected
+
+
+def test_containers_and_other_objects(client: Client) -> None:
+    x = noise()
+    nested, other, same = dasktile.compute({"mean": [x.mean(), "text"]}, 5, x.mean())
+    assert nested == {"mean": [same, "text"]}
+    assert other == 5
+    assert same == pytest.approx(x.mean().compute())
+    assert dasktile.compute(1, [x], traverse=False)[1] == [x]
+    assert dasktile.compute() == ()
+
+
+def test_no_task_joins_blocks_on_a_worker(cluster: LocalCluster, client: Client) -> None:
+    seen: list[str] = []
+
+    def transition(key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        if finish == "processing":
+            seen.append(str(key))
+
+    plugin = cluster.scheduler.plugins["dasktile"]
+    original = plugin.transition
+
+    def both(*args: Any, **kwargs: Any) -> None:
+        transition(*args, **kwargs)
+        original(*args, **kwargs)
+
+    plugin.transition = both
+    try:
+        dasktile.compute(noise() + 1)
+        assert seen
+        assert not any("finalize" in key for key in seen)
+        seen.clear()
+        dask.compute(noise() + 1)
+        assert any("finalize" in key for key in seen)
+    finally:
+        del plugin.transition
+
+
+def test_blocks_are_received_a_limited_number_of_bytes_at_a_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "MOST_BYTES", 2 * noise().nbytes // 9)
+    asked: list[int] = []
+    original = client.gather
+
+    def counted(futures: Any, **options: Any) -> Any:
+        asked.append(len(futures))
+        return original(futures, **options)
+
+    monkeypatch.setattr(client, "gather", counted)
+    with dask.config.set({"dasktile.bundle": 0}):
+        (result,) = dasktile.compute(noise())
+    monkeypatch.undo()
+    np.testing.assert_array_equal(result, noise().compute())
+    assert sum(asked) == 9
+    assert max(asked) <= 2
+
+
+def test_nothing_stays_on_the_cluster(cluster: LocalCluster, client: Client) -> None:
+    def fails(block: np.ndarray) -> np.ndarray:
+        raise ZeroDivisionError("no")
+
+    with pytest.raises(ZeroDivisionError, match="no") as raised:
+        dasktile.compute(noise().map_blocks(fails, meta=np.empty((0, 0))))
+    assert raised.traceback
+    # futures are released by callbacks of the client's event loop
+    client.sync(asyncio.sleep, 0)
+    assert not client.futures
+    dasktile.compute(noise() + 1)
+    client.sync(asyncio.sleep, 0)
+    assert not client.futures
+
+
+def test_a_progress_bar(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    dasktile.compute(noise() + 1, progress=True)
+    shown = capsys.readouterr()
+    assert "9/9" in shown.err or "/" in shown.err
+    assert shown.out == ""
+
+
+def test_without_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    with dask.config.set(scheduler="threads"):
+        total, nested = dasktile.compute(noise().sum(), [noise() + 1], progress=True)
+    assert total == pytest.approx(noise().sum().compute(scheduler="sync"))
+    np.testing.assert_array_equal(nested[0], (noise() + 1).compute(scheduler="sync"))
+    assert "100%" in capsys.readouterr().err
+
+
+def test_the_client_of_the_argument_computes(cluster: LocalCluster, client: Client) -> None:
+    main = threading.get_ident()
+
+    def thread(block: np.ndarray) -> np.ndarray:
+        return np.full(block.shape, float(threading.get_ident() == main))
+
+    array = noise().map_blocks(thread, meta=np.empty((0, 0)))
+    with dask.config.set(scheduler="sync"):
+        assert dasktile.compute(array)[0].all()
+        assert not dasktile.compute(array, workers=client)[0].any()
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="method"):
+        dasktile.compute(noise(), method="best")
+    with pytest.raises(TypeError, match="workers"):
+        dasktile.compute(noise(), workers="four")
+
+
+def test_explain_says_where_results_are_joined(client: Client) -> None:
+    large = da.random.default_rng(0).random((1000, 1000), chunks=250)
+    told = dasktile.explain(large + large.T)
+    assert told.joined == large.nbytes
+    assert "dask.compute joins 7.6 MiB of results on one worker" in str(told)
+    assert dasktile.explain(large.sum()).joined == 0
+    assert dasktile.explain(large + 1, workers=2).joined == 0

@@ -239,12 +239,11 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
         )
     plan = accepted.planned.plan
     seconds = request.machine.seconds(plan)
-    before = None if accepted.before is None else accepted.before.peak
-    after = None if accepted.after is None else accepted.after.peak
     final = request.final_chunks(plan)
     room = pipeline.room(request, accepted)
+    runs = accepted.before, accepted.after
     joined = pipeline.joined(request, plan)
-    return report.explanation(plan, final, unknown, seconds, (before, after), room, joined)
+    return report.explanation(plan, final, unknown, seconds, runs, room, joined)
 
 
 def _arguments(

@@ -38,6 +38,9 @@ MORE_MOVED = 0.05
 #: that functions take is not predicted (chosen).
 MOST_UNEVEN = 1.5
 
+#: Memory over that of another run up to which a run may dominate it (chosen).
+MORE_MEMORY = 1.25
+
 #: Bytes a second between two workers of a slow network, at which a run that moves more must still
 #: cost less (chosen).
 SLOW_NETWORK = 1e8
@@ -64,12 +67,15 @@ class Prediction:
         Bytes of results on the worker that holds most, if it spills none.
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
+    tasks
+        Number of tasks that Dask runs.
     """
 
     seconds: float
     moved: int
     peak: int
     room: int | None = None
+    tasks: int = 0
 
     @property
     def spilled(self) -> int:
@@ -83,18 +89,17 @@ class Prediction:
         return seconds * max(1, self.peak) ** MEMORY_EXPONENT
 
     def dominates(self, other: Prediction) -> bool:
-        """Whether a run takes no more of anything, and less of something.
+        """Whether a run takes no more seconds and bytes, hardly more memory, and less of something.
 
         Parameters
         ----------
         other
             Another run.
         """
-        own, others = (
-            (self.seconds, self.moved, self.peak),
-            (other.seconds, other.moved, other.peak),
-        )
-        return own != others and all(a <= b for a, b in zip(own, others, strict=True))
+        own, others = (self.seconds, self.moved), (other.seconds, other.moved)
+        no_more = all(a <= b for a, b in zip(own, others, strict=True))
+        less = own != others or self.peak < other.peak
+        return no_more and less and self.peak <= MORE_MEMORY * other.peak
 
     def is_clearly_cheaper(self, other: Prediction, workers: int) -> bool:
         """Whether a run costs clearly less than another one, on a slow network, too.
@@ -161,7 +166,8 @@ def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction
     if guessed > MOST_GUESSED:
         return None
     run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
-    return Prediction(run.seconds, run.moved, max(run.peaks), machine.room)
+    count = len(tasks.reads) - len(tasks.data)
+    return Prediction(run.seconds, run.moved, max(run.peaks), machine.room, count)
 
 
 def _speeds(measured: Calibration | None) -> Speeds:

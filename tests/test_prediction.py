@@ -120,7 +120,14 @@ def test_the_cost_of_a_run() -> None:
 
 @pytest.mark.parametrize(
     ("other", "expected"),
-    [((2.0, 100, 1000), False), ((2.0, 101, 1000), True), ((1.0, 101, 1000), False)],
+    [
+        ((2.0, 100, 1000), False),
+        ((2.0, 101, 1000), True),
+        ((1.0, 101, 1000), False),
+        ((2.1, 101, 900), True),
+        ((2.1, 101, 700), False),
+        ((2.0, 100, 900), False),
+    ],
 )
 def test_one_run_dominates_another(other: tuple[float, int, int], expected: bool) -> None:
     assert Prediction(2.0, 100, 1000).dominates(Prediction(*other)) is expected
@@ -198,6 +205,16 @@ def test_work_is_spread_although_one_task_is_predicted_to_be_faster(name: str) -
     told = dasktile.explain(ONE_TASK[name]())
     assert told.changed
     assert told.balance_after < 1.1 < told.balance_before
+
+
+@pytest.mark.parametrize("function", [da.linalg.qr, da.linalg.svd])
+def test_sizes_of_decompositions_are_known(function: Any) -> None:
+    x = noise((4000, 20), (200, 20))
+    parts = list(function(x))
+    told = dasktile.explain(*parts)
+    _, run = simulated(parts, 4)
+    assert told.peak_before == pytest.approx(max(run.peaks), rel=0.2)
+    assert told.received_before == pytest.approx(run.moved, rel=0.2)
 
 
 def test_a_limit_of_the_user_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from inspect import iscoroutinefunction
-from operator import getitem as operator_getitem
 from typing import Any
 
 from dask.blockwise import Blockwise, optimize_blockwise
@@ -24,99 +22,20 @@ from dasktile._compat.dask import (
     ArrayOverlapLayer,
     DataNode,
     Task,
-    getitem,
-    mean_chunk,
-    moment_chunk,
-    nannumel,
 )
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.reshard import getitem_any
 from dasktile.lower.run_order import readers_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.lower.sizes import NotedBlocks, estimated_sizes, noted_blocks
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any
 
 #: Kinds of tasks that can be rewritten to read other keys.
 _PLAIN = (Task, Anchored, Alias)
-
-#: Functions that slice.
-_SLICING = (operator_getitem, getitem, getitem_any)
-
-
-@dataclass(frozen=True, slots=True)
-class NotedBlocks:
-    """The blocks of a layer, according to its annotations.
-
-    Parameters
-    ----------
-    chunks
-        Chunk sizes along each axis.
-    itemsize
-        Bytes per element, of all arrays of a result.
-    """
-
-    chunks: tuple[tuple[int, ...], ...]
-    itemsize: int
-
-    def shape(self, block: tuple[Any, ...]) -> tuple[int, ...] | None:
-        """The shape of a block; None for places that are no block.
-
-        Parameters
-        ----------
-        block
-            Its place along each axis.
-        """
-        try:
-            return tuple(sizes[at] for sizes, at in zip(self.chunks, block, strict=True))
-        except (TypeError, ValueError, IndexError):
-            return None
-
-
-def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
-    """By layer, its blocks according to its annotations; not for layers of unknown sizes.
-
-    Parameters
-    ----------
-    graph
-        A graph whose layers are not merged: the chunks noted for the first step of a reduction are
-        those of its input.
-    """
-    noted: dict[str, NotedBlocks] = {}
-    for name, layer in graph.layers.items():
-        notes = layer.collection_annotations or {}
-        chunks: Any = notes.get("chunks")
-        dtype: Any = notes.get("dtype")
-        task: Any = getattr(layer, "task", None)
-        options = getattr(task, "kwargs", None) or {}
-        reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
-        try:
-            cut = tuple(
-                (1,) * len(sizes) if axis in reduced else tuple(map(int, sizes))
-                for axis, sizes in enumerate(chunks)
-            )
-            if not dtype.hasobject:
-                noted[name] = NotedBlocks(cut, dtype.itemsize * _arrays_of(task))
-        except (TypeError, ValueError, AttributeError):
-            continue  # unknown chunks
-    return noted
-
-
-def _arrays_of(task: Any) -> int:
-    """Arrays in the result of a task: the first step of a mean or a moment returns several."""
-    function, options = getattr(task, "func", None), dict(getattr(task, "kwargs", None) or {})
-    while isinstance(function, partial):
-        options = {**function.keywords, **options}
-        function = function.func
-    if function is None or function not in (mean_chunk, moment_chunk):
-        return 1
-    if function is mean_chunk:
-        # other counts than those of NaNs are one number that is broadcast
-        return 2 if options.get("numel") is nannumel else 1
-    return 1 + int(options.get("order", 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +182,7 @@ class GraphTasks:
         self.homes = [
             place if self._may_run(number) else None for number, place in enumerate(self.places)
         ]
-        self.guessed: set[int] = set()
-        self.sizes = self._sizes()
+        self.sizes, self.guessed = estimated_sizes(self)
         self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
         self.table = TaskTable(
             reads=self.reads,
@@ -292,6 +210,11 @@ class GraphTasks:
         # the scheduler plugin places slices where their inputs are
         is_slice = self.heads[number].startswith(SLICE_PREFIX)
         return not is_slice and self._placed_home(number) != home
+
+    def planned_size(self, number: int) -> int | None:
+        """Bytes of a result according to the plan; None for results that it does not know."""
+        name = self.heads[number]
+        return self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
 
     # Tasks
 
@@ -424,82 +347,6 @@ class GraphTasks:
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
         return places
-
-    # Sizes
-
-    def _sizes(self) -> list[int]:
-        """Bytes of every result, estimated for slices and other tasks of unknown size."""
-        sizes = [0] * len(self.keys)
-        unknown = set()
-        for number, name in enumerate(self.heads):
-            size = self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
-            if size is None and (shape := self._block_shape(number)) is not None:
-                size = math.prod(shape) * self.noted[name].itemsize
-            if self.is_free(number):
-                continue
-            if size is None:
-                unknown.add(number)
-            else:
-                sizes[number] = size
-        shapes: dict[int, tuple[int, ...]] = {}
-        for number in self.inputs_first:
-            if number not in unknown:
-                continue
-            share = self._sliced(number, shapes)
-            if share is not None:
-                sizes[number] = int(share * sizes[self.reads[number][0]])
-                continue
-            inputs = max((sizes[read] for read in self.reads[number]), default=0)
-            parts = [
-                sizes[reader] // len(self.reads[reader])
-                for reader in self.readers[number]
-                if sizes[reader]
-            ]
-            sizes[number] = min(inputs, max(parts)) if parts else inputs
-            task = self.tasks[number]
-            # together the slices that a task joins have the size of its result
-            is_piece = bool(parts) and getattr(task, "func", None) in _SLICING
-            if not is_piece and type(task) is not DataNode:
-                self.guessed.add(number)
-        return sizes
-
-    def _sliced(self, number: int, shapes: dict[int, tuple[int, ...]]) -> float | None:
-        """The share of its only input that a slice is; None if that is unknown.
-
-        Parameters
-        ----------
-        number
-            The task.
-        shapes
-            Shapes of the slices so far; that of this one is added.
-        """
-        task, reads = self.tasks[number], self.reads[number]
-        if len(reads) != 1 or reads != [self.number.get(read) for read in task.dependencies]:
-            return None
-        shape = shapes.get(reads[0]) or self._block_shape(reads[0])
-        if type(task) is Alias:
-            if shape is not None:
-                shapes[number] = shape
-            return 1.0
-        if shape is None or getattr(task, "func", None) not in _SLICING or len(task.args) != 2:
-            return None
-        index = task.args[1] if type(task.args[1]) is tuple else (task.args[1],)
-        if len(index) > len(shape) or not all(type(part) in (slice, int) for part in index):
-            return None
-        cut = [
-            len(range(*part.indices(size))) if type(part) is slice else 1
-            for part, size in zip(index, shape, strict=False)
-        ]
-        cut += shape[len(index) :]
-        if len(index) == len(shape) and all(type(part) is slice for part in index):
-            shapes[number] = tuple(cut)
-        return math.prod(cut) / max(1, math.prod(shape))
-
-    def _block_shape(self, number: int) -> tuple[int, ...] | None:
-        """The shape of a block, according to the annotations of its layer; None if unknown."""
-        key = self.keys[number]
-        noted = self.noted.get(self.heads[number])
-        return noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
 
 
 def _with_key(task: Any, key: Key) -> Any:

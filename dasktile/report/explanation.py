@@ -118,6 +118,9 @@ class Explanation:
     room
         Bytes of results that a worker holds before it spills, besides inputs that are in memory
         already; None if that is unknown.
+    run_tasks_before, run_tasks_after, received_before, received_after
+        Tasks that run, and bytes that workers receive from each other, in the same simulation:
+        of Dask's own graph, whose tasks Dask places, and of the plan's, bundles counting as one.
     joined
         Bytes of the results that have several blocks, on a cluster: ``dask.compute`` joins these
         on one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
@@ -146,6 +149,10 @@ class Explanation:
     peak_after: int | None = None
     room: int | None = None
     joined: int = 0
+    run_tasks_before: int | None = None
+    run_tasks_after: int | None = None
+    received_before: int | None = None
+    received_after: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -232,6 +239,7 @@ class Explanation:
         if self.spilled_before or self.spilled_after:
             where = " to disk, because arrays read in several passes do not fit in memory"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
+        lines += self._run()
         if self.peak_after is not None:
             lines.append(self._memory(self.peak_after))
         if self.joined >= _LARGE:
@@ -251,6 +259,16 @@ class Explanation:
         if not self.changed and self.verdict:
             lines.append(self.verdict)
         return "\n".join(lines)
+
+    def _run(self) -> list[str]:
+        """What runs and moves in the simulation, if a plan is compared with Dask's own graph."""
+        tasks, before = self.run_tasks_after, self.run_tasks_before
+        if not self.changed or tasks is None or before is None:
+            return []
+        assert self.received_before is not None
+        assert self.received_after is not None
+        received = _instead("receive about", self.received_before, self.received_after, "")
+        return [f"as it runs: {_count(tasks, 'task')} instead of {before:,}, workers {received}"]
 
     def _memory(self, peak: int) -> str:
         """What the worker that holds most has in memory, and whether that fits."""
@@ -288,7 +306,7 @@ def explanation(
     outputs: Sequence[Chunks | None] = (),
     unknown: Sequence[_Unknown] = (),
     seconds: tuple[float, float] | None = None,
-    peaks: tuple[int | None, int | None] = (None, None),
+    runs: tuple[Run | None, Run | None] = (None, None),
     room: int | None = None,
     joined: int = 0,
 ) -> Explanation:
@@ -304,15 +322,15 @@ def explanation(
         Arrays on top of the program whose chunk sizes are not known.
     seconds
         Predicted seconds of the input and of the plan; None without a prediction.
-    peaks
-        Predicted bytes in memory of the worker that holds most, of the input and of the plan; None
-        for each without a prediction.
+    runs
+        Simulated runs of the input and of the plan; None for each without a prediction.
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
     joined
         Bytes of the results that Dask joins on one worker.
     """
     before, after = seconds or (None, None)
+    stock, planned = runs
     handed = {
         index: chunks
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)
@@ -357,10 +375,14 @@ def explanation(
         spilled_after=plan.after.spilled,
         seconds_before=before,
         seconds_after=after,
-        peak_before=peaks[0],
-        peak_after=peaks[1],
+        peak_before=None if stock is None else stock.peak,
+        peak_after=None if planned is None else planned.peak,
         room=room,
         joined=joined,
+        run_tasks_before=None if stock is None else stock.tasks,
+        run_tasks_after=None if planned is None else planned.tasks,
+        received_before=None if stock is None else stock.moved,
+        received_after=None if planned is None else planned.moved,
     )
 
 
@@ -371,6 +393,19 @@ def nothing(
     verdict = verdict or ("" if unknown else "no dask arrays to tile")
     rows = tuple(map(_unknown_row, unknown))
     return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
+
+
+class Run(Protocol):
+    """A simulated run: its tasks, bytes received, and the most bytes in memory of one worker."""
+
+    @property
+    def tasks(self) -> int: ...
+
+    @property
+    def moved(self) -> int: ...
+
+    @property
+    def peak(self) -> int: ...
 
 
 class _Unknown(Protocol):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, TiledProgram, Tiling
+from dasktile.prediction import Prediction
 from dasktile.report import explanation as report
 from dasktile.tiling.plan import Price, TilingPlan
 
@@ -232,10 +233,34 @@ def test_format_bytes(count: float, text: str) -> None:
     assert report.format_bytes(count) == text
 
 
+def runs_of(before: int | None, after: int | None) -> tuple[Prediction | None, Prediction | None]:
+    """Simulated runs with these peaks of memory."""
+    stock = None if before is None else Prediction(1.0, 4 * 2**20, before, tasks=1000)
+    planned = None if after is None else Prediction(1.0, 2**20, after, tasks=20)
+    return stock, planned
+
+
+def test_tasks_and_bytes_of_simulated_runs() -> None:
+    told = report.explanation(gram(True), runs=runs_of(5, 6))
+    line = "as it runs: 20 tasks instead of 1,000, workers receive about 1.0 MiB instead of 4.0 MiB"
+    assert line in str(told).replace("\n  ", " ")
+    assert (told.run_tasks_before, told.run_tasks_after) == (1000, 20)
+    assert (told.received_before, told.received_after) == (4 * 2**20, 2**20)
+    for unknown in (report.explanation(gram(True), runs=runs_of(None, 6)),
+                    report.explanation(gram(False), runs=runs_of(5, 5))):  # fmt: skip
+        assert "as it runs" not in str(unknown)
+
+
+def test_results_that_dask_joins_on_a_worker() -> None:
+    text = "dask.compute joins 3.0 MiB of results on one worker, dasktile.compute in the client"
+    assert text in str(report.explanation(gram(True), joined=3 * 2**20)).replace("\n  ", " ")
+    assert "joins" not in str(report.explanation(gram(True), joined=1000))
+
+
 def test_peaks_of_memory() -> None:
     def line(before: int | None, after: int | None, tiled: bool = True) -> str:
-        text = str(report.explanation(gram(tiled), peaks=(before, after)))
-        return next((line for line in text.split("\n") if "one worker" in line), "")
+        text = str(report.explanation(gram(tiled), runs=runs_of(before, after)))
+        return next((line for line in text.split("\n") if "in memory: " in line), "")
 
     alone = "results in memory: at most about 1.0 MiB on one worker"
     assert (

@@ -83,10 +83,14 @@ class Prediction:
         return 0 if self.room is None else max(0, self.peak - self.room)
 
     @property
+    def seconds_with_spill(self) -> float:
+        """Seconds, with those in which spilled bytes are written and read back."""
+        return self.seconds + 2 * self.spilled / DISK_SPEED
+
+    @property
     def cost(self) -> float:
-        """Seconds, times a power of the memory; bytes that are spilled are read back."""
-        seconds = self.seconds + 2 * self.spilled / DISK_SPEED
-        return seconds * max(1, self.peak) ** MEMORY_EXPONENT
+        """Seconds, times a power of the memory."""
+        return self.seconds_with_spill * max(1, self.peak) ** MEMORY_EXPONENT
 
     def dominates(self, other: Prediction) -> bool:
         """Whether a run takes no more seconds and bytes, hardly more memory, and less of something.
@@ -102,7 +106,7 @@ class Prediction:
         return no_more and less and self.peak <= MORE_MEMORY * other.peak
 
     def is_clearly_cheaper(self, other: Prediction, workers: int) -> bool:
-        """Whether a run costs clearly less than another one, on a slow network, too.
+        """Whether a run costs clearly less than another and is no slower, on a slow network, too.
 
         Parameters
         ----------
@@ -113,7 +117,8 @@ class Prediction:
         """
         more = max(0, self.moved - other.moved) / workers
         slow = replace(self, seconds=self.seconds + more / SLOW_NETWORK)
-        return slow.cost < CLEARLY_LESS * other.cost
+        no_slower = slow.seconds_with_spill <= other.seconds_with_spill
+        return no_slower and slow.cost < CLEARLY_LESS * other.cost
 
 
 def rough_cost(tasks: float, peak: int) -> float:

@@ -138,6 +138,10 @@ def test_a_run_is_cheaper_on_a_slow_network_too(moved: int, expected: bool) -> N
     other = Prediction(2.0, 10**6, 1000)
     assert Prediction(1.0, moved, 1000).is_clearly_cheaper(other, workers=4) is expected
     assert not Prediction(1.9, 10**6, 1000).is_clearly_cheaper(other, workers=4)
+    # time is not given up for memory that there is, but for memory that there is not
+    assert not Prediction(2.1, 10**6, 10).is_clearly_cheaper(other, workers=4)
+    spills = Prediction(2.0, 10**6, 10**9, room=10**8)
+    assert Prediction(2.1, 10**6, 10, room=10**8).is_clearly_cheaper(spills, workers=4)
 
 
 def test_the_input_is_unchanged_if_its_own_graph_costs_clearly_less(

@@ -243,7 +243,8 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     room = pipeline.room(request, accepted)
     runs = accepted.before, accepted.after
     joined = pipeline.joined(request, plan)
-    return report.explanation(plan, final, unknown, seconds, runs, room, joined)
+    placed = request.machine.placed
+    return report.explanation(plan, final, unknown, seconds, runs, room, joined, placed)
 
 
 def _arguments(

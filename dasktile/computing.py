@@ -10,7 +10,7 @@ from typing import Any
 from dask.base import compute as dask_compute
 from dask.base import get_scheduler, unpack_collections
 from dask.diagnostics.progress import ProgressBar
-from distributed import Client
+from distributed import Client, get_worker
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -30,6 +30,8 @@ def compute(
 
     On a cluster of distributed the results are joined in this process: Dask first joins all blocks
     of a result on one worker, which needs memory for all of it, and sends it to the client then.
+    In a task, and for collections that are expressions, such as dataframes, Dask does that here,
+    too.
 
     Parameters
     ----------
@@ -71,7 +73,7 @@ def compute(
     if len(found) == 1:
         optimized = (optimized,)
     if client is not None:
-        with _shown(progress) as received:
+        with _progress_bar(progress) as received:
             return _repacked(repack, gather(client, optimized, received))
     if not progress:
         return _repacked(repack, dask_compute(*optimized, traverse=False))
@@ -84,23 +86,32 @@ def _repacked(repack: Callable[[Any], Any], results: Any) -> tuple[Any, ...]:
 
 
 def _client(workers: Any, collections: Any) -> Client | None:
-    """The client that computes collections; None if no cluster does."""
+    """The client that computes collections; None if no cluster does, or if a task computes them."""
+    asynchronous = (
+        "compute needs a client that is not asynchronous; got one with asynchronous=True. Use"
+        " await client.gather(client.compute(dasktile.optimize(x)))"
+    )
     client = workers
     if not isinstance(client, Client):
         # as dask.compute chooses, by its configuration and the current client
-        client = getattr(get_scheduler(collections=collections), "__self__", None)
+        try:
+            client = getattr(get_scheduler(collections=collections), "__self__", None)
+        except RuntimeError as error:
+            raise TypeError(asynchronous) from error
     if not isinstance(client, Client):
         return None
     if client.asynchronous:
-        raise TypeError(
-            "compute needs a client that is not asynchronous; got one with asynchronous=True. Use"
-            " await client.gather(client.compute(dasktile.optimize(x)))"
-        )
-    return client
+        raise TypeError(asynchronous)
+    try:
+        # a task that waits must leave its thread to others, which Dask sees to
+        get_worker()
+    except ValueError:
+        return client
+    return None
 
 
 @contextmanager
-def _shown(progress: bool) -> Iterator[Callable[[int, int], object]]:
+def _progress_bar(progress: bool) -> Iterator[Callable[[int, int], object]]:
     """A function that shows how many blocks have arrived."""
     if not progress:
         yield lambda count, total: None

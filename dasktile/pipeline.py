@@ -293,18 +293,18 @@ def room(request: Request, accepted: Accepted) -> int | None:
 
 
 def joined(request: Request, plan: TilingPlan) -> int:
-    """Bytes of the results that Dask joins on one worker: those of several blocks, on a cluster."""
+    """Bytes of the largest result of several blocks, which Dask joins on one worker."""
     if request.machine.who_has is None:
         return 0
     tilings = plan.tiled.tilings if plan.tiled is not None else None
-    total = 0
+    largest = 0
     for node, array, chunks in zip(
         plan.program.outputs, request.arrays, request.final_chunks(plan), strict=True
     ):
         tiles = chunks or (tilings[node].chunks if tilings is not None else array.chunks)
         if math.prod(map(len, tiles)) > 1:
-            total += math.prod(array.shape) * array.dtype.itemsize
-    return total
+            largest = max(largest, math.prod(array.shape) * array.dtype.itemsize)
+    return largest
 
 
 def _is_predictable(request: Request) -> bool:

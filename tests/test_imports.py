@@ -467,6 +467,7 @@ def test_importing_dasktile_does_not_start_distributed() -> None:
 DOCUMENTED = {
     *("Client", "LocalCluster", "Scheduler", "SchedulerPlugin", "Status", "Worker"),
     *("WorkerPlugin", "default_client", "wait", "Future", "as_completed", "futures_of"),
+    "get_worker",
 }
 
 #: What objects of distributed are called.

@@ -172,8 +172,9 @@ class GraphView:
         where its layer has the future of this key.
         """
         by_head: dict[Any, list[str]] = {}
-        for name in self.layers:
-            for head in self._key_heads(name):
+        for name, layer in self.layers.items():
+            heads = (layer.output,) if isinstance(layer, Blockwise) else self.heads(name)
+            for head in heads:
                 by_head.setdefault(head, []).append(name)
         layers: dict[str, dict[Key, Any]] = {}
         found: dict[str, dict[Key, GraphNode | None]] = {}
@@ -187,7 +188,7 @@ class GraphView:
                 if key not in layers[name]:
                     continue
                 task = layers[name][key]
-                if not isinstance(task, GraphNode):
+                if not isinstance(task, GraphNode) or task.dependencies == {key}:
                     task = convert_legacy_graph({key: task}, self._known_keys(name)).get(key)
                 found.setdefault(name, {})[key] = task
                 if task is not None:

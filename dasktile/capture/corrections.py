@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer, MaterializedLayer
+from dask.highlevelgraph import Layer
 
 from dasktile._compat.dask import (
+    ArrayOverlapLayer,
     Task,
     argtopk_aggregate,
     bincount_agg,
@@ -92,14 +93,13 @@ def _largest(view: GraphView, name: str, keywords: dict[str, Any]) -> ArrayInfo 
 def called_function(layer: Layer) -> tuple[Any, dict[str, Any]]:
     """The function that a layer's first task calls, and the keywords bound to it.
 
-    For a composition, the function that is applied last; None for layers of other classes than
-    Blockwise and MaterializedLayer.
+    For a composition, the function that is applied last; None for overlaps.
     """
     function: Any
     if isinstance(layer, Blockwise):
         function, keywords = layer.task.func, dict(layer.task.kwargs)
-    elif not isinstance(layer, MaterializedLayer):
-        # its tasks would be made for nothing: no other class of layers makes one of these calls
+    elif isinstance(layer, ArrayOverlapLayer):
+        # all its tasks would be made for the first one, which only slices
         return None, {}
     else:
         task = next(iter(layer.values()), None)

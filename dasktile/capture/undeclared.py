@@ -18,9 +18,9 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph
 
-from dasktile._compat.dask import GraphNode, convert_legacy_graph
+from dasktile._compat.dask import ArrayOverlapLayer, GraphNode, convert_legacy_graph
 from dasktile.capture.base import GraphView, has_blocks
 from dasktile.capture.references import Key, Keys, head_of, is_block, read_by
 
@@ -68,14 +68,14 @@ class _Reads:
     def undeclared(self, name: str) -> set[str]:
         """The layers that a layer reads and does not declare.
 
-        Layers of other classes than Blockwise and MaterializedLayer declare their own reads.
+        Layers whose tasks are not there yet declare their own reads, and so do those of overlaps.
         """
         layer = self.view.layers[name]
         declared = {*self.view.graph.dependencies.get(name, ()), name}
         if isinstance(layer, Blockwise):
             heads = set(map(head_of, read_by(layer)))
             return {other for other in heads if other in self.view.layers} - declared
-        if not isinstance(layer, MaterializedLayer):
+        if isinstance(layer, ArrayOverlapLayer) or not layer.is_materialized():
             return set()
         tasks: Mapping[Key, Any] = layer
         if any(map(_may_be_legacy, layer.values())):

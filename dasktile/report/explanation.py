@@ -121,9 +121,10 @@ class Explanation:
     run_tasks_before, run_tasks_after, received_before, received_after
         Tasks that run, and bytes that workers receive from each other, in the same simulation:
         of Dask's own graph, whose tasks Dask places, and of the plan's, bundles counting as one.
+        No bytes without the scheduler plugin.
     joined
-        Bytes of the results that have several blocks, on a cluster: ``dask.compute`` joins these
-        on one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
+        Bytes of the largest result of several blocks, on a cluster: ``dask.compute`` joins it on
+        one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
     """
 
     workers: int
@@ -244,7 +245,7 @@ class Explanation:
             lines.append(self._memory(self.peak_after))
         if self.joined >= _LARGE:
             lines.append(
-                f"dask.compute joins {format_bytes(self.joined)} of results on one worker,"
+                f"dask.compute joins a result of {format_bytes(self.joined)} on one worker,"
                 " dasktile.compute in the client"
             )
         if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
@@ -265,10 +266,11 @@ class Explanation:
         tasks, before = self.run_tasks_after, self.run_tasks_before
         if not self.changed or tasks is None or before is None:
             return []
-        assert self.received_before is not None
-        assert self.received_after is not None
-        received = _instead("receive about", self.received_before, self.received_after, "")
-        return [f"as it runs: {_count(tasks, 'task')} instead of {before:,}, workers {received}"]
+        line = f"as it runs: {_count(tasks, 'task')} instead of {before:,}"
+        if self.received_before is not None and self.received_after is not None:
+            received = _instead("receive about", self.received_before, self.received_after, "")
+            line += f", workers {received}"
+        return [line]
 
     def _memory(self, peak: int) -> str:
         """What the worker that holds most has in memory, and whether that fits."""
@@ -309,6 +311,7 @@ def explanation(
     runs: tuple[Run | None, Run | None] = (None, None),
     room: int | None = None,
     joined: int = 0,
+    placed: bool = True,
 ) -> Explanation:
     """Describe a plan.
 
@@ -327,7 +330,9 @@ def explanation(
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
     joined
-        Bytes of the results that Dask joins on one worker.
+        Bytes of the largest result that Dask joins on one worker.
+    placed
+        Whether tasks run on the workers of the plan; the bytes of other runs are not shown.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -381,8 +386,8 @@ def explanation(
         joined=joined,
         run_tasks_before=None if stock is None else stock.tasks,
         run_tasks_after=None if planned is None else planned.tasks,
-        received_before=None if stock is None else stock.moved,
-        received_after=None if planned is None else planned.moved,
+        received_before=stock.moved if placed and stock is not None else None,
+        received_after=planned.moved if placed and planned is not None else None,
     )
 
 

@@ -285,14 +285,21 @@ class Engine:
         return self._push(operation, deletes=variable)
 
     def delete_idle(self, variable: Variable) -> bool:
-        """Delete a variable if nothing that was pushed on it is left; whether it is deleted.
+        """Delete a variable at once if nothing that was pushed on it is left; whether it was.
 
         Parameters
         ----------
         variable
-            The variable.
+            The variable; its version stays.
+
+        Raises
+        ------
+        DeletedVariableError
+            If it was deleted before.
         """
         with self._lock:
+            if variable._deleted:
+                raise DeletedVariableError(f"{variable!r} was deleted")
             if variable._is_busy:
                 return False
             variable._deleted = True

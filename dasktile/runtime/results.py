@@ -16,16 +16,16 @@ import numpy as np
 from dask.array.core import Array
 from dask.array.core import finalize as join_blocks
 from dask.core import flatten
-from dask.utils import is_arraylike
 from distributed import Client, Future, as_completed, futures_of
 
 Key = Any
 
-#: Bytes of results that the client asks for at once (chosen).
+#: Bytes of results that the client asks for at once, or one block (chosen).
 MOST_BYTES = 64 * 2**20
 
-#: Blocks of unknown size that the client asks for at once (chosen).
-MOST_BLOCKS = 100
+#: Share of all blocks that are ready before the client asks for them: a request takes about as long
+#: as a small task (chosen).
+READY_SHARE = 0.05
 
 
 def gather(
@@ -46,42 +46,74 @@ def gather(
     -------
     The results, one for each collection.
     """
-    persisted = client.persist(list(collections))
-    parts = [_parts_of(collection) for collection in persisted]
-    futures = {future.key: future for future in futures_of(persisted)}
-    del persisted
-    #: By key, the parts of results that a value belongs to.
-    wanted: dict[Key, list[_Parts]] = {}
-    for part in parts:
-        for key in part.keys:
-            wanted.setdefault(key, []).append(part)
-    sizes = {key: max(part.nbytes(key) for part in owners) for key, owners in wanted.items()}
-    waiting = as_completed([futures[key] for key in wanted], loop=client.loop)
-    arrived = 0
-    received(arrived, len(wanted))
+    futures: dict[Key, Future[Any]] = {}
     try:
-        for completed in waiting.batches():
-            for batch in _batches(completed, sizes):
-                for future, value in zip(batch, client.gather(batch), strict=True):
-                    for part in wanted[future.key]:
-                        part.add(future.key, value)
-                    # workers release what has arrived
-                    futures.pop(future.key).release()
-                arrived += len(batch)
-                received(arrived, len(wanted))
+        results = _submitted(client, collections, futures)
+        owners: dict[Key, list[_Result]] = {}
+        for result in results:
+            for key in result.keys:
+                owners.setdefault(key, []).append(result)
+        arrived = 0
+        received(arrived, len(owners))
+        for batch in _ready(client, [futures[key] for key in owners]):
+            for future, value in zip(batch, client.gather(batch), strict=True):
+                for result in owners[future.key]:
+                    result.add(future.key, value)
+                # workers release what has arrived
+                futures.pop(future.key).release()
+            arrived += len(batch)
+            received(arrived, len(owners))
+        return [result.joined() for result in results]
     finally:
         # after an error, the other tasks need not run
         for future in futures.values():
             future.release()
-    return [part.result() for part in parts]
 
 
-def _batches(futures: list[Future[Any]], sizes: Mapping[Key, int]) -> Iterator[list[Future[Any]]]:
-    """Lists of futures, of limited bytes each."""
+def _submitted(
+    client: Client, collections: Sequence[Any], futures: dict[Key, Future[Any]]
+) -> list[_Result]:
+    """Start to compute collections; their futures are added to those given."""
+    persisted = client.persist(list(collections))
+    futures.update({future.key: future for future in futures_of(persisted)})
+    results: list[_Result] = []
+    for collection in persisted:
+        result = _Blocks(collection) if _has_known_blocks(collection) else _Values(collection)
+        if not futures.keys() >= set(result.keys):
+            # the blocks of an expression may have other keys: Dask joins them on a worker
+            whole = client.compute(collection)
+            futures[whole.key] = whole
+            results.append(_Value(whole.key))
+        else:
+            results.append(result)
+    return results
+
+
+def _ready(client: Client, futures: list[Future[Any]]) -> Iterator[list[Future[Any]]]:
+    """Lists of futures whose results can be gathered, of limited bytes each."""
+    waiting = as_completed(futures, loop=client.loop)
+    left, enough = len(futures), max(1, int(READY_SHARE * len(futures)))
+    futures.clear()
+    ready: list[Future[Any]] = []
+    for completed in waiting.batches():
+        ready += completed
+        if len(ready) < min(enough, left):
+            continue
+        left -= len(ready)
+        sizes = client.nbytes([future.key for future in ready], summary=False)
+        yield from _divided(ready, sizes)
+        ready = []
+
+
+def _divided(
+    futures: Sequence[Future[Any]], sizes: Mapping[Key, int]
+) -> Iterator[list[Future[Any]]]:
+    """The same futures in lists of limited bytes."""
     batch: list[Future[Any]] = []
     total = 0
     for future in futures:
-        size = sizes[future.key]
+        # tasks that have failed have no size
+        size = sizes.get(future.key, 0)
         if batch and total + size > MOST_BYTES:
             yield batch
             batch, total = [], 0
@@ -91,35 +123,56 @@ def _batches(futures: list[Future[Any]], sizes: Mapping[Key, int]) -> Iterator[l
         yield batch
 
 
-class _Parts:
-    """The values of a collection, from which its result is made.
+class _Result:
+    """The result of a collection, and the keys of the values that it is made of."""
+
+    keys: Sequence[Key]
+
+    def add(self, key: Key, value: Any) -> None:
+        """A value has arrived."""
+        raise NotImplementedError
+
+    def joined(self) -> Any:
+        """The result, once all values have arrived."""
+        raise NotImplementedError
+
+
+class _Value(_Result):
+    """A result that one task makes."""
+
+    def __init__(self, key: Key) -> None:
+        self.keys = [key]
+
+    def add(self, key: Key, value: Any) -> None:
+        self.value = value
+
+    def joined(self) -> Any:
+        return self.value
+
+
+class _Values(_Result):
+    """Values that are joined by the function of their collection.
 
     Parameters
     ----------
     collection
-        The collection, in the memory of the workers.
+        The collection.
     """
 
     def __init__(self, collection: Any) -> None:
         self.nested = collection.__dask_keys__()
         self.keys = list(dict.fromkeys(flatten([self.nested])))
-        self.finish, self.extra = collection.__dask_postcompute__()
+        self.join, self.options = collection.__dask_postcompute__()
         self.values: dict[Key, Any] = {}
 
-    def nbytes(self, key: Key) -> int:
-        """Bytes of a value, or a guess."""
-        return MOST_BYTES // MOST_BLOCKS
-
     def add(self, key: Key, value: Any) -> None:
-        """A value has arrived."""
         self.values[key] = value
 
-    def result(self) -> Any:
-        """The result, once all values have arrived."""
-        return self.finish(_filled(self.nested, self.values), *self.extra)
+    def joined(self) -> Any:
+        return self.join(_filled(self.nested, self.values), *self.options)
 
 
-class _Blocks(_Parts):
+class _Blocks(_Values):
     """The blocks of an array; those that are NumPy arrays are copied into the result.
 
     Parameters
@@ -132,51 +185,43 @@ class _Blocks(_Parts):
         super().__init__(array)
         self.shape, self.dtype = array.shape, array.dtype
         starts = [list(accumulate(sizes, initial=0)) for sizes in array.chunks]
-        #: By key, the part of the result that a block is.
-        self.part: dict[Key, tuple[slice, ...]] = {
+        #: By key, where in the result a block is.
+        self.slices: dict[Key, tuple[slice, ...]] = {
             (array.name, *block): tuple(
                 slice(start[at], start[at + 1]) for start, at in zip(starts, block, strict=True)
             )
             for block in product(*map(range, array.numblocks))
         }
-        self.joined: np.ndarray | None = None
-        #: Keys of the blocks that are in `joined`.
+        self.array: np.ndarray | None = None
+        #: Keys of the blocks that are in `array`.
         self.copied: list[Key] = []
 
-    def nbytes(self, key: Key) -> int:
-        sizes = (part.stop - part.start for part in self.part[key])
-        return math.prod(sizes) * self.dtype.itemsize
-
     def add(self, key: Key, value: Any) -> None:
-        shape = tuple(part.stop - part.start for part in self.part[key])
+        shape = tuple(part.stop - part.start for part in self.slices[key])
         if type(value) is not np.ndarray or (value.shape, value.dtype) != (shape, self.dtype):
             super().add(key, value)
             return
-        if self.joined is None:
-            self.joined = np.empty(self.shape, self.dtype)
-        self.joined[self.part[key]] = value
+        if self.array is None:
+            self.array = np.empty(self.shape, self.dtype)
+        self.array[self.slices[key]] = value
         self.copied.append(key)
 
-    def result(self) -> Any:
-        if self.joined is not None and not self.values:
-            return self.joined
-        # blocks of several types are joined as Dask does
-        for key in self.copied:
-            assert self.joined is not None
-            self.values[key] = self.joined[self.part[key]]
-        return super().result()
+    def joined(self) -> Any:
+        if self.array is not None:
+            if not self.values:
+                return self.array
+            # blocks of several types are joined as Dask does
+            self.values.update({key: self.array[self.slices[key]] for key in self.copied})
+        return super().joined()
 
 
-def _parts_of(collection: Any) -> _Parts:
-    if (
+def _has_known_blocks(collection: Any) -> bool:
+    return (
         type(collection) is Array
         and collection.npartitions > 1
         and collection.__dask_postcompute__() == (join_blocks, ())
-        and is_arraylike(collection._meta)
         and not any(math.isnan(size) for size in collection.shape)
-    ):
-        return _Blocks(collection)
-    return _Parts(collection)
+    )
 
 
 def _filled(nested: Any, values: Mapping[Key, Any]) -> Any:

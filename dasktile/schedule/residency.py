@@ -38,7 +38,7 @@ from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
 
 #: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
-_WATCHED = 0.5
+_AGED_FROM = 0.5
 
 
 @dataclass(slots=True, eq=False)
@@ -148,8 +148,8 @@ class Residency:
         #: Buffers of views, by the memory that they share.
         self._shared: dict[Hashable, Buffer] = {}
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
-        #: Buffers whose ranks are out of date, in the order of their changes.  They are updated
-        #: when a tier has too little room, which most tiers never have.
+        #: Buffers whose ranks are out of date.  They are updated before a decision reads them: when
+        #: a tier has too little room, which most tiers never have.
         self._unranked: dict[Buffer, None] = {}
         self._requests: dict[Hashable, _Request] = {}
         #: Requests that are not granted yet, in order.
@@ -183,7 +183,10 @@ class Residency:
         return tuple(sorted(self._tiles[key].on))
 
     def staying(self, tier: int) -> int:
-        """Bytes on a tier, without the tiles that are being evicted or dying."""
+        """Bytes on a tier, without the tiles that are being evicted or dying.
+
+        Updates ranks, as all decisions do.
+        """
         self._update_ranks()
         return self.used[tier] - self._freeing[tier]
 
@@ -349,7 +352,7 @@ class Residency:
         While all tiers are rather empty, tiles are not looked at.
         """
         sizes = zip(self.used, self.capacity, strict=True)
-        if all(used <= _WATCHED * capacity for used, capacity in sizes):
+        if all(used <= _AGED_FROM * capacity for used, capacity in sizes):
             return []
         self._update_ranks()
         for buffer, waited in list(self._dying.items()):
@@ -449,7 +452,7 @@ class Residency:
                 self._full[copy.target] = True
             else:
                 tile.unwritable.add(copy.source)
-            self._rank(source)
+            self._mark_unranked(source)
         elif full:
             # there is less room than was assumed; the next eviction makes some
             self.capacity[copy.target] = min(self.capacity[copy.target], self.used[copy.target])
@@ -458,11 +461,11 @@ class Residency:
         else:
             # the tile stays where it is; requests do not wait for it any longer
             tile.unreadable = True
-            self._rank(source)
+            self._mark_unranked(source)
             self._continue_fetch(tile)
         if tile.is_home:
             self._drop_stale(tile, out)
-            self._rank(tile.on[tile.home])
+            self._mark_unranked(tile.on[tile.home])
         return self._next_instructions(out)
 
     # Decisions
@@ -555,6 +558,7 @@ class Residency:
                 if not fits and urgent and self._dying:
                     for buffer in list(self._dying):
                         self._make_evictable(buffer)
+                    self._update_ranks()
                     fits = self._make_room(source - 1, tile.size, out)
                 if not fits and self._freeing[source - 1]:
                     return
@@ -655,6 +659,7 @@ class Residency:
             return True
         while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
+                self._update_ranks()
                 buffer = self._queues[tier].first(self._now, stored)
                 if buffer is None:
                     continue
@@ -702,7 +707,7 @@ class Residency:
             if may and (not self.settings.keep_clean or (over and not nearer)):
                 self._drop_buffer(buffer, out)
             return
-        self._rank(buffer)
+        self._mark_unranked(buffer)
 
     def _cancel_eviction(self, buffer: Buffer) -> None:
         buffer.evicting = False
@@ -724,7 +729,7 @@ class Residency:
         tile.copies[target] = copy
         self.used[target] += copy.size
         self._active_fetches += target < source
-        self._rank(tile.on[source])
+        self._mark_unranked(tile.on[source])
         out.append(copy)
 
     def _end_copy(self, copy: Copy) -> _Tile:
@@ -794,7 +799,7 @@ class Residency:
             if other.evicting and not tile.copies and not tile.is_below(other.tier):
                 # its copy below was dropped before the others were written
                 self._cancel_eviction(other)
-            self._rank(other)
+            self._mark_unranked(other)
 
     def _free_removed(self, tile: _Tile, out: list[Instruction]) -> None:
         """Drop a removed tile from all tiers once all its copies have ended."""
@@ -803,15 +808,17 @@ class Residency:
             for tier in sorted(tile.on):
                 self._drop_tile(tile, tier, out)
 
-    def _rank(self, buffer: Buffer) -> None:
+    def _mark_unranked(self, buffer: Buffer) -> None:
         """Have the rank of a buffer updated before it is used."""
         self._unranked[buffer] = None
+        if buffer.dying:
+            # it may not have been dying in between
+            self._dying[buffer] = False
 
     def _update_ranks(self) -> None:
+        """Update all ranks that are out of date; after an error the others still are."""
         while self._unranked:
-            changed, self._unranked = self._unranked, {}
-            for buffer in changed:
-                self._update_rank(buffer)
+            self._update_rank(self._unranked.popitem()[0])
 
     def _update_rank(self, buffer: Buffer) -> None:
         """Update the rank of a buffer for eviction, and whether it may be evicted."""
@@ -855,19 +862,19 @@ class Residency:
         """Treat a dying buffer as any other."""
         for tile in buffer.tiles:
             tile.dying = False
-        self._rank(buffer)
+        self._mark_unranked(buffer)
 
     def _rank_below(self, buffer: Buffer) -> None:
         """Update the ranks of the copies that the tiles of a buffer have on lower tiers."""
         for tile in buffer.tiles:
             for other in tile.on.values():
                 if other.tier > buffer.tier:
-                    self._rank(other)
+                    self._mark_unranked(other)
 
     def _rank_tile(self, tile: _Tile) -> None:
         """Update the ranks of all buffers of a tile."""
         for buffer in tile.on.values():
-            self._rank(buffer)
+            self._mark_unranked(buffer)
 
     def _must_stay(self, tile: _Tile, tier: int) -> bool:
         """Whether a tile must not be evicted from a tier."""

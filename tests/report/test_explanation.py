@@ -246,13 +246,16 @@ def test_tasks_and_bytes_of_simulated_runs() -> None:
     assert line in str(told).replace("\n  ", " ")
     assert (told.run_tasks_before, told.run_tasks_after) == (1000, 20)
     assert (told.received_before, told.received_after) == (4 * 2**20, 2**20)
+    elsewhere = report.explanation(gram(True), runs=runs_of(5, 6), placed=False)
+    assert "as it runs: 20 tasks instead of 1,000\n" in str(elsewhere)
+    assert elsewhere.received_after is None
     for unknown in (report.explanation(gram(True), runs=runs_of(None, 6)),
                     report.explanation(gram(False), runs=runs_of(5, 5))):  # fmt: skip
         assert "as it runs" not in str(unknown)
 
 
 def test_results_that_dask_joins_on_a_worker() -> None:
-    text = "dask.compute joins 3.0 MiB of results on one worker, dasktile.compute in the client"
+    text = "dask.compute joins a result of 3.0 MiB on one worker, dasktile.compute in the client"
     assert text in str(report.explanation(gram(True), joined=3 * 2**20)).replace("\n  ", " ")
     assert "joins" not in str(report.explanation(gram(True), joined=1000))
 

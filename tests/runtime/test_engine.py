@@ -175,6 +175,8 @@ def test_a_variable_without_operations_is_deleted_at_once(engine: Engine, steps:
         assert engine.delete_idle(variable)
         with pytest.raises(DeletedVariableError):
             engine.push(int, [variable])
+        with pytest.raises(DeletedVariableError):
+            engine.delete_idle(variable)
     assert engine.left == 0
 
 

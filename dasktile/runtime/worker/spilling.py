@@ -374,7 +374,12 @@ class Spilling(Guarded):
         return self._original_methods.update_data(data, stimulus_id=stimulus_id)
 
     async def _wait_for_evictions(self) -> None:
-        if self.store.crowded:
+        try:
+            crowded = self.store.crowded
+        except Exception:
+            self._count_error("wait for evictions")
+            return
+        if crowded:
             # no memory is reserved: two workers that wait for each other would deadlock
             self._release(await self._request((), 1))
 

@@ -444,7 +444,8 @@ class TileStore(MutableMapping[Any, Any]):
 
     def evicting(self, tier: int) -> int:
         """Those bytes of a tier that are being evicted."""
-        return self._residency.used[tier] - self._residency.staying(tier)
+        with self._lock:
+            return self._residency.used[tier] - self._residency.staying(tier)
 
     @property
     def crowded(self) -> bool:

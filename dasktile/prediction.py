@@ -68,7 +68,7 @@ class Prediction:
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
     tasks
-        Number of tasks that Dask runs.
+        Number of tasks that Dask runs, blocks in memory and aliases included.
     """
 
     seconds: float
@@ -171,8 +171,7 @@ def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction
     if guessed > MOST_GUESSED:
         return None
     run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
-    count = len(tasks.reads) - len(tasks.data)
-    return Prediction(run.seconds, run.moved, max(run.peaks), machine.room, count)
+    return Prediction(run.seconds, run.moved, max(run.peaks), machine.room, len(tasks.reads))
 
 
 def _speeds(measured: Calibration | None) -> Speeds:

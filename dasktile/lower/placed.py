@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
+from dask.optimization import default_fused_keys_renamer
 from dask.order import order
 
 from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
@@ -119,7 +120,10 @@ def placed_tasks(
 def placed(
     tasks: Mapping[Key, Any], ends: Collection[Key], known: Mapping[Key, TaskMemory], by_place: bool
 ) -> PlacedTasks:
-    """Tasks as a simulation sees them: chains are one task, and aliases are their targets.
+    """Tasks as a simulation sees them: chains that Dask fuses are one task.
+
+    Dask gives a chain the names of all its tasks, and adds an alias with the key of the last one.
+    A worker runs aliases like other tasks.
 
     Parameters
     ----------
@@ -132,30 +136,39 @@ def placed(
     by_place
         Whether tasks run on the workers of their mesh positions.
     """
-    keys, inputs_of = _ordered(tasks)
+    keys, reads = _ordered(tasks)
     number = {key: at for at, key in enumerate(keys)}
-    target = [number[_target(tasks, key)] for key in keys]
-    reads = [
-        list(dict.fromkeys(target[read] for read in inputs)) if target[at] == at else []
-        for at, inputs in enumerate(inputs_of)
-    ]
     readers = readers_of(reads)
-    kept = {target[number[key]] for key in ends if key in number}
-    #: The task that Dask runs instead of each: itself, or the last one of its chain.
-    last = list(range(len(keys)))
-    for at in reversed(range(len(keys))):
-        after = readers[at]
-        if len(after) == 1 and at not in kept and fuses(tasks[keys[at]], tasks[keys[after[0]]]):
-            last[at] = last[after[0]]
-    run = [at for at in range(len(keys)) if last[at] == at == target[at]]
-    place = {at: position for position, at in enumerate(run)}
+    kept = {number[key] for key in ends if key in number}
+    chains = _chains(tasks, keys, readers, kept)
+    #: For every task that Dask runs, the last task of its chain, or that task twice: for the chain
+    #: and for its alias.
+    run: list[int] = []
+    #: By last task of a chain, the place in `run` of the chain, and of the one that others read.
+    first, place = {}, {}
+    for last, chain in sorted(chains.items()):
+        first[last] = len(run)
+        run.append(last)
+        if _has_alias([keys[at] for at in chain]):
+            run.append(last)
+        place[last] = len(run) - 1
+    last_of = {at: last for last, chain in chains.items() for at in chain}
     read_by: list[dict[int, None]] = [{} for _ in run]
     for at, inputs in enumerate(reads):
         for read in inputs:
-            if last[read] != last[at]:
-                read_by[place[last[at]]][place[last[read]]] = None
-    memory = [known.get(keys[at], TaskMemory(0)) for at in run]
-    data = {position for position, at in enumerate(run) if type(tasks[keys[at]]) is DataNode}
+            if last_of[read] != last_of[at]:
+                read_by[first[last_of[at]]][place[last_of[read]]] = None
+    for last in chains:
+        if place[last] != first[last]:
+            read_by[place[last]][first[last]] = None
+    memory = [known.get(keys[last], TaskMemory(0)) for last in run]
+    data = {at for at, last in enumerate(run) if type(tasks[keys[last]]) is DataNode}
+    aliases = {
+        at
+        for at, last in enumerate(run)
+        if len(read_by[at]) == 1
+        and (at != first[last] or (type(tasks[keys[last]]) is Alias and len(chains[last]) == 1))
+    }
     homes = [task.place if by_place else None for task in memory]
     if by_place:
         _place_others(homes, [[read for read in reads if read not in data] for reads in read_by])
@@ -167,7 +180,31 @@ def placed(
         working=[task.working for task in memory],
         kept={place[at] for at in kept},
         data=data,
+        aliases=aliases,
     )
+
+
+def _chains(
+    tasks: Mapping[Key, Any],
+    keys: Sequence[Key],
+    readers: Sequence[Sequence[int]],
+    kept: Collection[int],
+) -> dict[int, list[int]]:
+    """By the last task of each chain that Dask fuses, its tasks; a task alone is a chain, too."""
+    last = list(range(len(keys)))
+    for at in reversed(range(len(keys))):
+        after = readers[at]
+        if len(after) == 1 and at not in kept and fuses(tasks[keys[at]], tasks[keys[after[0]]]):
+            last[at] = last[after[0]]
+    chains: dict[int, list[int]] = {}
+    for at, end in enumerate(last):
+        chains.setdefault(end, []).append(at)
+    return chains
+
+
+def _has_alias(chain: Sequence[Key]) -> bool:
+    """Whether Dask gives a chain another key than that of its last task."""
+    return len(chain) > 1 and default_fused_keys_renamer(chain) not in (None, chain[-1])
 
 
 def _place_others(homes: list[int | None], reads: Sequence[Sequence[int]]) -> None:
@@ -223,13 +260,6 @@ def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
 
 def _nothing() -> None:
     """What the tasks of a graph do that is only ordered."""
-
-
-def _target(tasks: Mapping[Key, Any], key: Key) -> Key:
-    """The task that makes a result, which may have other keys by aliases."""
-    while type(tasks[key]) is Alias and tasks[key].target in tasks:
-        key = tasks[key].target
-    return key
 
 
 def _known(tasks: GraphTasks) -> GraphMemory:

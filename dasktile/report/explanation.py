@@ -119,9 +119,9 @@ class Explanation:
         Bytes of results that a worker holds before it spills, besides inputs that are in memory
         already; None if that is unknown.
     run_tasks_before, run_tasks_after, received_before, received_after
-        Tasks that run, without data and aliases, and bytes that workers receive from each other, in
-        the same simulation: of Dask's own graph, whose tasks Dask places, and of the plan's,
-        bundles counting as one.  No bytes without the scheduler plugin.
+        Tasks that run, blocks in memory and aliases included, and bytes that workers receive from
+        each other, in the same simulation: of Dask's own graph, whose tasks Dask places, and of
+        the plan's, bundles counting as one.  No bytes without the scheduler plugin.
     joined
         Bytes of the largest result of several blocks, on a cluster: ``dask.compute`` joins it on
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.

@@ -41,6 +41,8 @@ class PlacedTasks:
         Tasks whose results are in memory to the end.
     data
         Tasks that are data of the graph: they take no time, and every worker has them.
+    aliases
+        Tasks whose result is that of the only task that they read, in the same memory.
     """
 
     reads: Sequence[Sequence[int]]
@@ -50,6 +52,7 @@ class PlacedTasks:
     working: Sequence[int] = ()
     kept: Collection[int] = ()
     data: Collection[int] = ()
+    aliases: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,9 @@ class _Simulation:
         for reader, reads in enumerate(self.reads):
             for read in reads:
                 self.readers[read].append(reader)
+        self.aliases = {number for number in tasks.aliases if self.reads[number]}
+        #: Aliases of results that are still in memory, where these count.
+        self.uncounted: set[int] = set()
         self.waiting = list(map(len, self.reads))
         self.unread = list(map(len, self.readers))
         self.where: list[int] = [-1] * count
@@ -222,8 +228,10 @@ class _Simulation:
             _, number = heapq.heappop(worker.ready)
             worker.idle -= 1
             working = self.tasks.working[number] if self.tasks.working else 0
-            worker.hold(sizes[number] + working)
-            size = sizes[number] + sum(sizes[read] for read in self.reads[number])
+            size = 0
+            if number not in self.aliases:
+                worker.hold(sizes[number] + working)
+                size = sizes[number] + sum(sizes[read] for read in self.reads[number])
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
             self._event(self.now + duration * vary, number)
@@ -234,9 +242,11 @@ class _Simulation:
         worker = self.workers[at]
         worker.idle += 1
         worker.sent -= 1
-        if self.tasks.working:
+        if self.tasks.working and number not in self.aliases:
             worker.memory -= self.tasks.working[number]
         self.there[number][at] = self.now
+        if number in self.aliases:
+            self.uncounted.add(number)
         for read in self.reads[number]:
             self.unread[read] -= 1
             if not self.unread[read]:
@@ -251,10 +261,21 @@ class _Simulation:
         self._start(at)
 
     def _release(self, number: int) -> None:
-        if number not in self.kept:
-            for at in self.there[number]:
-                self.workers[at].memory -= self.tasks.sizes[number]
-            self.there[number] = {}
+        if number in self.kept:
+            return
+        for at in self.there[number]:
+            if at == self.where[number] and (number in self.uncounted or self._take_over(number)):
+                continue
+            self.workers[at].memory -= self.tasks.sizes[number]
+        self.there[number] = {}
+
+    def _take_over(self, number: int) -> bool:
+        """Whether an alias, which is in memory still, keeps that of a result which is released."""
+        for reader in self.readers[number]:
+            if reader in self.uncounted and self.where[number] in self.there[reader]:
+                self.uncounted.remove(reader)
+                return True
+        return False
 
     def _worker_of(self, number: int) -> int:
         """The home of a task; else the worker with an input where it would start first.

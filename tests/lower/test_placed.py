@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask._task_spec import Alias, DataNode, Task, TaskRef
+from dask.base import collections_to_expr
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
@@ -33,32 +34,62 @@ def task(key: Any, *reads: Any) -> Task:
     return Task(key, max, *map(TaskRef, reads))
 
 
-def test_chains_are_one_task_and_aliases_are_their_targets() -> None:
+def test_chains_are_one_task_with_an_alias() -> None:
     tasks = {
         "data": DataNode("data", 1),
-        "a": task("a", "data"),
-        "b": task("b", "a"),
-        "other": Alias("other", "b"),
-        "c": task("c", "other", "data"),
-        "d": task("d", "b"),
+        "a-1": task("a-1", "data"),
+        "b-1": task("b-1", "a-1"),
+        "other": Alias("other", "b-1"),
+        "c-1": task("c-1", "other", "data"),
+        "d-1": task("d-1", "b-1"),
+        "d-2": task("d-2", "d-1"),
     }
     known = {key: TaskMemory(size, 0, 1) for size, key in enumerate(tasks, 1)}
-    result = placed(tasks, {"c", "d", "other"}, known, by_place=True)
+    result = placed(tasks, {"c-1", "d-2", "other"}, known, by_place=True)
     sizes: Sequence[int] = result.sizes
-    # `a` runs within `b`, which is also the result `other`
-    assert sorted(sizes) == sorted(known[key].size for key in ("data", "b", "c", "d"))
+    # a-1 runs within b-1, whose result has an alias; d-1 within d-2, which has the same name
+    expected = ["data", "b-1", "b-1", "other", "c-1", "d-2"]
+    assert sorted(sizes) == sorted(known[key].size for key in expected)
     at = {size: number for number, size in enumerate(sizes)}
-    data, b, c, d = (at[known[key].size] for key in ("data", "b", "c", "d"))
-    assert [sorted(result.reads[number]) for number in (data, b, c, d)] == [
+    data, alias, other, c, d = (
+        at[known[key].size] for key in ("data", "b-1", "other", "c-1", "d-2")
+    )
+    chain = sizes.index(known["b-1"].size)
+    assert chain < alias
+    assert [sorted(result.reads[number]) for number in (data, chain, alias, other, c, d)] == [
         [],
         [data],
-        sorted([b, data]),
-        [b],
+        [chain],
+        [alias],
+        sorted([other, data]),
+        [alias],
     ]
-    assert set(result.kept) == {b, c, d}
+    assert set(result.kept) == {other, c, d}
     assert set(result.data) == {data}
+    assert set(result.aliases) == {alias, other}
     assert set(result.homes) == {1}
-    assert set(placed(tasks, {"c"}, known, by_place=False).homes) == {None}
+    assert set(placed(tasks, {"c-1"}, known, by_place=False).homes) == {None}
+
+
+def blocks(*shape: int) -> da.Array:
+    return da.random.default_rng(0).random(shape, chunks=100)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        blocks(400, 400) + 1,
+        (blocks(400, 400) + blocks(400, 400).T).sum(axis=0),
+        blocks(400, 400).rechunk((30, 70))[33:120, 5:300] * 2,
+        da.block([[blocks(200, 200), blocks(200, 200)]]) @ da.ones((400, 100), chunks=100),
+        da.concatenate([blocks(200), blocks(200)[10:]]) - 1,
+        da.from_array(np.ones((400, 400)), chunks=100).mean(axis=0),
+        da.map_overlap(np.negative, blocks(400, 400), depth=1, boundary="none"),
+    ],
+)
+def test_tasks_are_counted_as_dask_runs_them(array: da.Array, four_workers: None) -> None:
+    graph = collections_to_expr([array]).optimize().__dask_graph__()
+    assert dasktile.explain(array).run_tasks_before == len(graph)
 
 
 @pytest.mark.parametrize("name", ["ndvi", "weekly_maxima", "scores", "transposed"])

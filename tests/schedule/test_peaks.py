@@ -81,3 +81,18 @@ def test_limits_of_random_graphs(seed: int) -> None:
     assert largest <= max(run.peaks) <= sum(sizes)
     one = simulate(replace(tasks, homes=[0] * count), 1, speeds=STEPS)
     assert (one.moved, one.seconds) == (0, float(count))
+
+
+def test_an_alias_is_in_the_memory_of_its_target() -> None:
+    sizes = [8, 8, 1]
+    chain = PlacedTasks([[], [0], [1]], sizes, [0, 1, 2], [0, 0, 0], aliases=[1])
+    assert simulate(chain, 1, 1, STEPS).peaks == (9,)
+    # the target is released first, and the alias later
+    both = PlacedTasks([[], [0], [0], [1, 2]], [8, 8, 1, 1], [0, 1, 2, 3], [0] * 4, aliases=[1])
+    assert simulate(both, 1, 1, STEPS).peaks == (10,)
+    # another worker receives it
+    sent = PlacedTasks([[], [0], [1]], sizes, [0, 1, 2], [0, 0, 1], aliases=[1])
+    run = simulate(sent, 2, 1, STEPS)
+    assert (run.peaks, run.moved) == ((8, 9), 8)
+    kept = PlacedTasks([[], [0]], [8, 8], [0, 1], [0, 0], kept=[0, 1], aliases=[1])
+    assert simulate(kept, 1, 1, STEPS).peaks == (8,)

@@ -38,6 +38,10 @@ MORE_MOVED = 0.05
 #: that functions take is not predicted (chosen).
 MOST_UNEVEN = 1.5
 
+#: Seconds over those of another run up to which both are the same (chosen: tasks that are ready at
+#: the same time run in any order).
+SAME_SECONDS = 1.02
+
 #: Memory over that of another run up to which a run may dominate it (chosen).
 MORE_MEMORY = 1.25
 
@@ -93,17 +97,18 @@ class Prediction:
         return self.seconds_with_spill * max(1, self.peak) ** MEMORY_EXPONENT
 
     def dominates(self, other: Prediction) -> bool:
-        """Whether a run takes no more seconds and bytes, hardly more memory, and less of something.
+        """Whether a run takes no more bytes, and hardly more seconds and memory.
 
         Parameters
         ----------
         other
             Another run.
         """
-        own, others = (self.seconds, self.moved), (other.seconds, other.moved)
-        no_more = all(a <= b for a, b in zip(own, others, strict=True))
-        less = own != others or self.peak < other.peak
-        return no_more and less and self.peak <= MORE_MEMORY * other.peak
+        return (
+            self.moved <= other.moved
+            and self.seconds <= SAME_SECONDS * other.seconds
+            and self.peak <= MORE_MEMORY * other.peak
+        )
 
     def is_clearly_cheaper(self, other: Prediction, workers: int) -> bool:
         """Whether a run costs clearly less than another and is no slower, on a slow network, too.

@@ -811,8 +811,7 @@ class Residency:
     def _mark_unranked(self, buffer: Buffer) -> None:
         """Have the rank of a buffer updated before it is used."""
         self._unranked[buffer] = None
-        if buffer.dying:
-            # it may not have been dying in between
+        if buffer.dying and not self._is_dying(buffer):
             self._dying[buffer] = False
 
     def _update_ranks(self) -> None:
@@ -844,12 +843,15 @@ class Residency:
         else:
             self._queues[tier].discard(buffer)
 
-    def _mark_dying(self, buffer: Buffer) -> None:
-        """Update whether a buffer is dying."""
-        dying = not buffer.evicting and all(
+    def _is_dying(self, buffer: Buffer) -> bool:
+        return not buffer.evicting and all(
             tile.dying and not tile.pins and not tile.removed and not tile.is_below(buffer.tier)
             for tile in buffer.tiles
         )
+
+    def _mark_dying(self, buffer: Buffer) -> None:
+        """Update whether a buffer is dying."""
+        dying = self._is_dying(buffer)
         if dying and not buffer.dying:
             self._freeing[buffer.tier] += buffer.size
             self._dying[buffer] = False

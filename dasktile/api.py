@@ -238,13 +238,16 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
     plan = accepted.planned.plan
-    seconds = request.machine.seconds(plan)
-    final = request.final_chunks(plan)
-    room = pipeline.room(request, accepted)
-    runs = accepted.before, accepted.after
-    joined = pipeline.joined(request, plan)
-    placed = request.machine.placed
-    return report.explanation(plan, final, unknown, seconds, runs, room, joined, placed)
+    return report.explanation(
+        plan,
+        request.final_chunks(plan),
+        unknown,
+        seconds=request.machine.seconds(plan),
+        runs=(accepted.before, accepted.after),
+        room=pipeline.room(request, accepted),
+        joined=pipeline.joined(request, plan),
+        placed=request.machine.placed,
+    )
 
 
 def _arguments(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from dask.base import compute as dask_compute
@@ -75,9 +75,7 @@ def compute(
     if client is not None:
         with _progress_bar(progress) as received:
             return _repacked(repack, gather(client, optimized, received))
-    if not progress:
-        return _repacked(repack, dask_compute(*optimized, traverse=False))
-    with ProgressBar(out=sys.stderr):
+    with ProgressBar(out=sys.stderr) if progress else nullcontext():
         return _repacked(repack, dask_compute(*optimized, traverse=False))
 
 

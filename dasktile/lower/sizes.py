@@ -36,6 +36,9 @@ _SLICING = (operator_getitem, getitem, getitem_any)
 #: Functions that decompose a matrix in two factors.
 _DECOMPOSING = (np.linalg.qr, wrapped_qr)
 
+#: Functions whose results have sizes that follow from those of their inputs.
+_SIZED = (*_SLICING, *_DECOMPOSING, np.vstack, np.dot)
+
 
 @dataclass(frozen=True, slots=True)
 class NotedBlocks:
@@ -228,13 +231,15 @@ class _Estimate:
         """A result that follows from known inputs; None for other tasks."""
         tasks = self.tasks
         task, reads = tasks.tasks[number], tasks.reads[number]
+        function = getattr(task, "func", None)
+        if type(task) is not Alias and function not in _SIZED:
+            return None
         inputs = [self.known(read, sizes[read]) for read in reads]
         known = [each for each in inputs if each is not None]
         if not known or not len(known) == len(reads) == len(task.dependencies):
             return None
         if type(task) is Alias:
             return known[0]
-        function = getattr(task, "func", None)
         if len(known) == 1 and function in _SLICING:
             return _sliced(known[0], task.args)
         if len(known) == 1 and function in _DECOMPOSING:

@@ -35,6 +35,9 @@ class ResidencySettings:
     dirty_factor
         At least 1.  A tile that must be written before it is evicted counts as needed this many
         times as soon as a tile that has a copy on the tier below.
+    retries
+        Times that a fetch is repeated after its tier refused memory although no task runs that
+        could free some, one for each call of :meth:`Residency.age`.
 
     Raises
     ------
@@ -47,6 +50,7 @@ class ResidencySettings:
     prefetch: int = 2
     prefetch_fraction: float = 0.05
     dirty_factor: float = 2.0
+    retries: int = 20
 
     def __post_init__(self) -> None:
         if len(self.capacity) < 2:
@@ -61,6 +65,8 @@ class ResidencySettings:
             )
         if self.dirty_factor < 1:
             raise ValueError(f"dirty_factor must be at least 1, not {self.dirty_factor!r}")
+        if self.retries < 0:
+            raise ValueError(f"retries must be at least 0, not {self.retries!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ class _Tile:
     dying: bool = False
     #: A copy to a faster tier failed for lack of room, although there was room by our count.
     refused: bool = False
+    #: Copies that were repeated after that while no task could free room.
+    retries: int = 0
     removed: bool = False
 
     def expect(self, next_use: float | None) -> None:
@@ -324,7 +326,7 @@ class Residency:
             self._waiting = [other for other in self._waiting if other is not request]
             # the task may have freed other memory, too
             for tile in self._fetches:
-                tile.refused = False
+                tile.refused, tile.retries = False, 0
         else:
             self._queued.remove(request)
         return self._next_instructions()
@@ -347,13 +349,19 @@ class Residency:
         return self._next_instructions() if changed else []
 
     def age(self) -> list[Instruction]:
-        """Some time has passed: tiles that were dying at the last call already can be evicted.
+        """Some time has passed: evict what should have been removed, repeat what was refused.
 
-        While all tiers are rather empty, tiles are not looked at.
+        Tiles that were dying at the last call already can be evicted; while all tiers are rather
+        empty, they are not looked at.  A fetch that was refused memory is repeated: a task that
+        has ended may hold its inputs a little longer.
         """
+        for tile in self._fetches:
+            if tile.refused and not self._another_task_runs(tile):
+                tile.refused = False
+                tile.retries += 1
         sizes = zip(self.used, self.capacity, strict=True)
         if all(used <= _AGED_FROM * capacity for used, capacity in sizes):
-            return []
+            return self._next_instructions() if self._fetches else []
         self._update_ranks()
         for buffer, waited in list(self._dying.items()):
             if waited:
@@ -415,7 +423,7 @@ class Residency:
         """
         tile = self._end_copy(copy)
         self._place(tile, copy.target, copy.size if size is None else size)
-        tile.refused = False
+        tile.refused, tile.retries = False, 0
         self._grow(copy.target, copy.size if size is None else size)
         out: list[Instruction] = []
         if tile.removed:
@@ -502,6 +510,7 @@ class Residency:
         for tile in request.tiles:
             tile.pins += 1
             tile.unreadable = tile.refused = False
+            tile.retries = 0
             home = tile.on.get(tile.home)
             if home is None and not tile.removed:
                 request.missing += 1
@@ -563,9 +572,10 @@ class Residency:
                 if not fits and self._freeing[source - 1]:
                     return
                 if not fits and tile.refused:
-                    if not urgent and self._another_task_runs(tile):
+                    # no eviction could make enough room: urgent requests get ready without it
+                    self._end_waits(tile, only_urgent=True)
+                    if tile.waiting and self._may_be_freed(tile):
                         return
-                    # no eviction could make enough room: the request gets ready without it
                     tile.refused, tile.unreadable = False, True
                     self._continue_fetch(tile)
                 else:
@@ -580,6 +590,10 @@ class Residency:
                 if any(request.urgent for request in tile.waiting):
                     return tile
         return self._fetches[0]
+
+    def _may_be_freed(self, tile: _Tile) -> bool:
+        """Whether room for a tile may be freed, by a task that runs or by one that has ended."""
+        return tile.retries < self.settings.retries or self._another_task_runs(tile)
 
     def _another_task_runs(self, tile: _Tile) -> bool:
         """Whether a task runs that may free room when it is done."""
@@ -744,13 +758,19 @@ class Residency:
     def _continue_fetch(self, tile: _Tile) -> None:
         """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
         if tile.is_home or tile.removed or tile.unreadable:
-            for request in tile.waiting:
-                request.missing -= 1
-            tile.waiting = []
+            self._end_waits(tile)
         elif tile.waiting:
             self._fetches.appendleft(tile)
         if not tile.is_home:
             self._mark_used(tile)
+
+    @staticmethod
+    def _end_waits(tile: _Tile, only_urgent: bool = False) -> None:
+        """Let requests wait no longer for a tile."""
+        ended = [each for each in tile.waiting if each.urgent or not only_urgent]
+        tile.waiting = [each for each in tile.waiting if each not in ended]
+        for request in ended:
+            request.missing -= 1
 
     def _grow(self, tier: int, size: int) -> None:
         """Raise a shrunken capacity by the bytes of a tile that were allocated on the tier."""

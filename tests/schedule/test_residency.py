@@ -25,6 +25,7 @@ class Worker:
         self.ready: set[Hashable] = set()
         self.requested: dict[Hashable, list[tuple[Hashable, int]]] = {}
         self.failed_fetches: set[Hashable] = set()
+        self.urgent: set[Hashable] = set()
         self.read = self.written = 0
 
     def do(self, instructions: Sequence[Instruction]) -> None:
@@ -59,6 +60,7 @@ class Worker:
                             or not self.is_there(key, generation)
                             or key in self.failed_fetches
                             or self.residency._tiles[key].unreadable
+                            or name in self.urgent
                         )
 
     def generation(self, key: Hashable) -> int:
@@ -74,10 +76,16 @@ class Worker:
         self.do(self.residency.add(key, size, next_use, **more))
 
     def request(
-        self, name: Hashable, *keys: Hashable, now: float | None = None, room: int = 0
+        self,
+        name: Hashable,
+        *keys: Hashable,
+        now: float | None = None,
+        room: int = 0,
+        urgent: bool = False,
     ) -> None:
         self.requested[name] = [(key, self.generation(key)) for key in keys]
-        self.do(self.residency.request(name, keys, now, room))
+        self.urgent |= {name} if urgent else set()
+        self.do(self.residency.request(name, keys, now, room, urgent))
 
     def release(self, name: Hashable) -> None:
         self.ready.discard(name)
@@ -518,7 +526,7 @@ def test_a_device_with_less_room_than_its_capacity() -> None:
 
 
 def test_a_device_without_room() -> None:
-    worker = Worker(4, None)
+    worker = Worker(4, None, retries=3)
     for key in "abcdef":
         worker.add(key)
     worker.settle()
@@ -531,11 +539,41 @@ def test_a_device_without_room() -> None:
     # the running task may free some room
     assert worker.ready == {"runs"}
     worker.release("runs")
-    for _ in range(10):
-        if worker.flights:
-            worker.finish(failed=worker.flights[0].target == 0, full=True)
+    attempts = refuse_all(worker)
+    # what has run may still hold memory for a while: it is tried again later
+    for _ in range(3):
+        assert not worker.ready
+        worker.do(worker.residency.age())
+        attempts += refuse_all(worker)
+    assert attempts >= 4
     assert worker.ready == {"task"}
     assert not worker.flights
+
+
+def refuse_all(worker: Worker) -> int:
+    """Let all copies to the device fail for lack of memory; the number of those."""
+    refused = 0
+    while worker.flights:
+        refused += worker.flights[0].target == 0
+        worker.finish(failed=worker.flights[0].target == 0, full=True)
+    return refused
+
+
+def test_memory_that_a_task_holds_after_its_end() -> None:
+    worker = Worker(2, None)
+    for key in "abc":
+        worker.add(key)
+    worker.settle()
+    below = next(key for key in "abc" if worker.residency.tiers(key) == (1,))
+    worker.request("task", below)
+    worker.request("peer", below, urgent=True)
+    refuse_all(worker)
+    # who may not wait does not, and the task still does
+    assert worker.ready == {"peer"}
+    worker.do(worker.residency.age())
+    worker.settle()
+    assert worker.ready == {"peer", "task"}
+    assert 0 in worker.residency.tiers(below)
 
 
 def test_a_reduced_capacity_evicts_tiles() -> None:
@@ -621,6 +659,7 @@ def test_a_tile_removed_while_it_is_written() -> None:
         ({"capacity": (5, 5), "prefetch": -1}, "prefetch"),
         ({"capacity": (5, 5), "prefetch_fraction": 2}, "prefetch_fraction"),
         ({"capacity": (5, 5), "dirty_factor": 0.5}, "dirty_factor"),
+        ({"capacity": (5, 5), "retries": -1}, "retries"),
     ],
 )
 def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:

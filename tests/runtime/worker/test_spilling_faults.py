@@ -446,6 +446,25 @@ def test_tasks_that_do_not_fit_at_once(
         assert gpu.peak <= gpu.capacity
 
 
+def held_for_longer(*tiles: Any) -> float:
+    """Holds its inputs for a while after its end, as a thread does that has to wait."""
+    held = list(tiles)
+    threading.Timer(0.1, held.clear).start()
+    return on_device_total(*tiles)
+
+
+def test_tasks_that_hold_their_inputs_after_their_end(
+    device: Callable[[float], EmulatedDevice],
+) -> None:
+    gpu = device(4.5)
+    with spilling(20, threads=3, device=4) as (_, client):
+        tiles = made(client, on_device)
+        trios = [tiles[start : start + 3] for start in range(TILES - 2)]
+        results = [client.submit(held_for_longer, *trio, pure=False) for trio in trios]
+        assert client.gather(results) == sums(range(3, 3 * TILES - 3, 3))
+        assert gpu.peak <= gpu.capacity
+
+
 def patient(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have tasks wait for memory for longer than any test, rather than run without it."""
     [worker] = cluster.workers.values()

@@ -12,7 +12,7 @@ from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import disable_gc
 
-from dasktile import config, pipeline, tiling
+from dasktile import choice, config, pipeline, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
@@ -24,9 +24,10 @@ from dasktile.errors import (
     InternalErrorWarning,
     UnsupportedCollectionWarning,
 )
-from dasktile.pipeline import Request, accepted_plan, captured_program, tile
+from dasktile.planning import captured_program, tile
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
+from dasktile.request import Request
 from dasktile.tiling.plan import TilingPlan
 
 logger = logging.getLogger("dasktile")
@@ -231,21 +232,21 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
         with disable_gc():
-            accepted = pipeline.predicted(request, accepted_plan(request))
+            chosen = choice.predicted_plan(request)
     except UndeclaredReadError as error:
         _warn_inconsistent(error, stacklevel=5)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
-    plan = accepted.planned.plan
+    plan = chosen.planned.plan
     return report.explanation(
         plan,
         request.final_chunks(plan),
         unknown,
         seconds=request.machine.seconds(plan),
-        runs=(accepted.before, accepted.after),
-        room=pipeline.room(request, accepted),
-        joined=pipeline.joined(request, plan),
+        runs=(chosen.before, chosen.after),
+        room=choice.room(request, chosen),
+        joined=choice.joined(request, plan),
         placed=request.machine.placed,
     )
 

@@ -16,7 +16,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 import dasktile
-from dasktile import api, config, pipeline
+from dasktile import api, config, pipeline, planning
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
@@ -467,7 +467,7 @@ def test_internal_errors_keep_the_input_unchanged(monkeypatch: pytest.MonkeyPatc
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("oops")
 
-    monkeypatch.setattr(pipeline, "tile_again", broken)
+    monkeypatch.setattr(planning, "tile_again", broken)
     x = product()
     with dask.config.set({"dasktile.raise-errors": False}):
         with pytest.warns(InternalErrorWarning, match=r"RuntimeError: oops.*report"):

@@ -81,7 +81,7 @@ def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(
     array = noise((4000, 100), 100).sum(axis=0)
     assert dasktile.optimize(array) is not array
     worse = Prediction(100.0, 10**9, 10**9)
-    monkeypatch.setattr("dasktile.pipeline.predict_plan", lambda *_: worse)
+    monkeypatch.setattr("dasktile.choice.predict_plan", lambda *_: worse)
     assert dasktile.optimize(array) is array
     told = dasktile.explain(array)
     assert not told.changed
@@ -103,7 +103,7 @@ def test_an_error_of_the_prediction_leaves_the_usual_plan(monkeypatch: pytest.Mo
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dasktile.pipeline.predict_input", fails)
+    monkeypatch.setattr("dasktile.choice.predict_input", fails)
     with dask.config.set({"dasktile.raise-errors": False}):
         assert dasktile.optimize(residuals()) is not None
         assert dasktile.explain(residuals()).peak_after is None
@@ -152,10 +152,10 @@ def test_the_input_is_unchanged_if_its_own_graph_costs_clearly_less(
     told = dasktile.explain(array)
     assert told.changed
     own = Prediction(1.0, 10**6, told.peak_before)
-    monkeypatch.setattr("dasktile.pipeline.predict_input", lambda *_: own)
+    monkeypatch.setattr("dasktile.choice.predict_input", lambda *_: own)
     for seconds, changed in ((0.9, True), (2.0, False)):
         run = Prediction(seconds, 0, told.peak_before)
-        monkeypatch.setattr("dasktile.pipeline.predict_plan", lambda *_, run=run: run)
+        monkeypatch.setattr("dasktile.choice.predict_plan", lambda *_, run=run: run)
         assert (dasktile.optimize(array) is not array) is changed
 
 

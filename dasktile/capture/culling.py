@@ -7,7 +7,7 @@ may have side effects, be slow, or fail.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -52,11 +52,40 @@ def needed_blocks(
         Layers whose reads are followed; by default all.  Reads of other layers are ignored.
     """
     needed = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
+    _mark(needed, flatten([keys]))
+    for reads in _needed_reads(graph, keys, layers):
+        _mark(needed, {key for dependencies in reads.values() for key in dependencies})
+    return needed
+
+
+def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
+    """The number of tasks that the wanted keys depend on; about `most` if there are more.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    keys
+        The wanted keys, nested in any way.
+    most
+        Number of tasks beyond which no more are counted.
+    """
+    count = 0
+    for reads in _needed_reads(graph, keys):
+        count += len(reads)
+        if count > most:
+            break
+    return count
+
+
+def _needed_reads(
+    graph: HighLevelGraph, keys: Any, layers: Collection[str] | None = None
+) -> Iterator[Mapping[Any, Set[Any]]]:
+    """Layer by layer from the last, the tasks that the wanted keys depend on, and their reads."""
     pending = _Pending(flatten([keys]))
-    _mark(needed, pending.keys())
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
-        return needed
+        return
     others: set[Any] = set()
     if any(_is_legacy(graph.layers[name]) for name in followed):
         # in tasks written as tuples, only an existing key is a dependency
@@ -65,11 +94,9 @@ def needed_blocks(
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
         reads = _reads(layer, pending.of(layer), others)
-        below = {key for dependencies in reads.values() for key in dependencies}
-        _mark(needed, below)
-        pending.add(below)
+        pending.add({key for dependencies in reads.values() for key in dependencies})
         pending.remove(reads)
-    return needed
+        yield reads
 
 
 class _Pending:
@@ -86,9 +113,6 @@ class _Pending:
     def remove(self, keys: Iterable[Any]) -> None:
         for key in keys:
             self._by_head.get(head_of(key), set()).discard(key)
-
-    def keys(self) -> list[Any]:
-        return [key for keys in self._by_head.values() for key in keys]
 
     def of(self, layer: Layer) -> list[Any]:
         """The keys that a layer may have: those with the heads of its keys."""

@@ -768,9 +768,10 @@ class _Writer:
                 # the steps of an operation have its token
                 size[name] = size[code]
                 size[code] = math.ceil(size[code] * node.partial / node.itemsize)
+        for index, node in enumerate(self.captured.program.nodes):
             blocks = self.positions(index)
             if blocks:
-                positions[token(name)] = blocks
+                positions[token(self.made.get(index, node.name))] = blocks
         return BundleLimits(
             mesh=self.tiled.mesh,
             size=size,
@@ -789,7 +790,11 @@ class _Writer:
         if node.homes is not None:
             places = zip(blocks, node.homes, strict=True)
             return {block: homes[0] for block, homes in places if homes}
-        if held is None or not self.tiled.mesh or self.made[index] != node.name:
+        # arrays that only layers of the input graph read are not made, but are in it
+        is_own = self.made.get(index, node.name) == node.name
+        if held is None or not self.tiled.mesh or not is_own:
+            return {}
+        if self.tiling(index).chunks != node.chunks:
             return {}
         leader = self.node(held.node) if isinstance(held, Follow) else None
         position = home_position(self.tiled.mesh, held, leader)

@@ -18,7 +18,7 @@ from dask.graph_manipulation import clone
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
-import dasktile.pipeline
+import dasktile.planning
 import dasktile.tiling.planner
 from dasktile.capture.base import GraphView
 from dasktile.capture.highlevel import capture, capture_graph
@@ -235,7 +235,7 @@ def test_arrays_that_other_arrays_of_a_dataset_read_are_tiled_by_the_hook(
     dataset["z"] = dataset.y.T @ dataset.x
     programs = []
     monkeypatch.setattr(
-        dasktile.pipeline,
+        dasktile.planning,
         "capture_graph",
         lambda *arguments: programs.append(capture_graph(*arguments)) or programs[-1],
     )

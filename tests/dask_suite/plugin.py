@@ -19,7 +19,7 @@ from _pytest.runner import runtestprotocol
 
 import dasktile.api
 import dasktile.tiling.planner
-from dasktile import pipeline
+from dasktile import pipeline, planning
 from dasktile.ir import Program
 from tests.dask_suite.exceptions import EXCEPTIONS
 from tests.support import random_tiling
@@ -61,7 +61,7 @@ class Suite:
         }
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "boundary", self._noting(pipeline.boundary))
-            patch.setattr(pipeline, "plan_request", self._counting(pipeline.plan_request))
+            patch.setattr(planning, "plan_request", self._counting(planning.plan_request))
             if self.mode != "plain":
                 patch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
                 settings["dasktile.workers"] = 4

@@ -30,7 +30,7 @@ from hypothesis import given
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
-from dasktile import api, pipeline
+from dasktile import api, planning
 from dasktile.cluster.target import Machine
 from dasktile.lower import bundle as bundles
 from dasktile.lower.anchored import Anchored
@@ -63,7 +63,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         target = Machine(count, threads, order=order, who_has=lambda blocks: {})
         monkeypatch.setattr(api, "machine", lambda *_: target)
         if settings is not None:
-            monkeypatch.setattr(pipeline, "lower", partial(lower, settings=settings))
+            monkeypatch.setattr(planning, "lower", partial(lower, settings=settings))
 
     with dask.config.set({"dasktile.raise-errors": True, "dasktile.bundle": 16}):
         yield plan_for
@@ -376,7 +376,7 @@ def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
                 new = again if isinstance(again, tuple) else (again,)
         with (
             dask.config.set({**EAGER, "dasktile.bundle": most}),
-            mock.patch.object(pipeline, "lower", without_bundles),
+            mock.patch.object(planning, "lower", without_bundles),
         ):
             plain = dasktile.optimize(*arrays, **options)
             plain = plain if isinstance(plain, tuple) else (plain,)

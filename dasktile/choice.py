@@ -1,0 +1,268 @@
+"""The plan that is carried out: predicted runs of several plans are compared."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from dasktile import config
+from dasktile.capture.base import Captured
+from dasktile.capture.culling import count_needed
+from dasktile.lower.count import count_tasks
+from dasktile.lower.writer import wanted_keys
+from dasktile.planning import (
+    Candidate,
+    PlannedRequest,
+    candidate,
+    capture,
+    lower_plan,
+    unchanged,
+    wanted_blocks,
+)
+from dasktile.prediction import (
+    CLEARLY_LESS,
+    MAX_TASKS,
+    MORE_MOVED,
+    MOST_UNEVEN,
+    SMALL_PEAK,
+    Prediction,
+    predict_input,
+    predict_plan,
+    rough_cost,
+)
+from dasktile.request import Request
+from dasktile.tiling.plan import TilingPlan
+
+logger = logging.getLogger("dasktile")
+
+#: Why the input is unchanged where Dask's own graph is predicted to be better.
+NO_GAIN = "Dask's own graph is predicted to cost less"
+
+#: Why arrays keep their chunks where these are predicted to cost less.
+OWN_CHUNKS = "the input's own chunks are predicted to cost less"
+
+#: Why the input is unchanged where few of its tasks are needed.
+QUICK = "the few tasks that are needed take less time than a plan"
+
+#: Tasks of a graph for each that is needed, from which no plan is made (chosen: to plan takes about
+#: 100 microseconds for every task of the graph, and to run a task of it some milliseconds).
+TASKS_PER_NEEDED = 50
+
+#: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
+FAR_LESS = 0.3
+
+#: Bytes of smaller bundles as a share of the usual ones (chosen).
+SMALL_BUNDLES = 0.25
+
+
+def is_quick(request: Request) -> bool:
+    """Whether Dask runs the few needed tasks of a graph in less time than a plan takes.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    """
+    if request.method != "auto":
+        return False
+    most = count_tasks(request.graph, _names(request)) // TASKS_PER_NEEDED
+    return count_needed(request.graph, request.keys, most) <= most
+
+
+def chosen_plan(request: Request) -> Candidate:
+    """The plan that is carried out, unless the graph is quick.
+
+    With the method ``"auto"``, and where tasks are bundled, the usual plan is compared with others
+    by predicted runs.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    """
+    captured = capture(request, {})
+    usual = candidate(request, captured, request.machine.settings())
+    may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
+    # the simulation knows no bytes of inputs that are on workers already
+    if not may_compare or any(node.homes for node in captured.program.nodes):
+        return usual
+    return _unless_error(partial(_cheapest, request, captured), usual)
+
+
+def predicted_plan(request: Request) -> Candidate:
+    """The plan that is carried out, with predictions of its run and of the input's.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+
+    Returns
+    -------
+    The plan; no predictions where they are not possible.
+    """
+    chosen = chosen_plan(request)
+    if is_quick(request):
+        chosen = unchanged(chosen, QUICK)
+
+    def predict(plan: Candidate) -> Candidate:
+        plan = replace(plan, before=_predict_input(request, plan.planned))
+        return _with_prediction(request, plan)
+
+    if chosen.before is None and _is_predictable(request):
+        return _unless_error(predict, chosen)
+    return chosen
+
+
+def _unless_error(change: Callable[[Candidate], Candidate], plan: Candidate) -> Candidate:
+    """What a function makes of a plan; the plan itself, which is right, if it raises an error."""
+    try:
+        return change(plan)
+    except Exception:
+        if config.setting("raise-errors"):
+            raise
+        logger.debug("dasktile failed to predict a run", exc_info=True)
+        return plan
+
+
+def room(request: Request, accepted: Candidate) -> int | None:
+    """Bytes of results that a worker holds before it spills; None if that is unknown."""
+    if request.machine.room is None:
+        return None
+    there = sum(node.nbytes for node in accepted.planned.plan.program.nodes if node.homes)
+    return max(0, request.machine.room - there // request.machine.workers)
+
+
+def joined(request: Request, plan: TilingPlan) -> int:
+    """Bytes of the largest result of several blocks, which Dask joins on one worker."""
+    if request.machine.who_has is None:
+        return 0
+    tilings = plan.tiled.tilings if plan.tiled is not None else None
+    largest = 0
+    for node, array, chunks in zip(
+        plan.program.outputs, request.arrays, request.final_chunks(plan), strict=True
+    ):
+        tiles = chunks or (tilings[node].chunks if tilings is not None else array.chunks)
+        if math.prod(map(len, tiles)) > 1:
+            largest = max(largest, math.prod(array.shape) * array.dtype.itemsize)
+    return largest
+
+
+def _is_predictable(request: Request) -> bool:
+    # what other collections read from the arrays is not known
+    return not request.above and count_tasks(request.graph, _names(request)) <= MAX_TASKS
+
+
+def _names(request: Request) -> list[str]:
+    return [array.name for array in request.arrays]
+
+
+def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:
+    needed = planned.wanted or wanted_blocks(request)
+    wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
+    return predict_input(request.graph, wanted, request.machine)
+
+
+def _with_prediction(request: Request, accepted: Candidate) -> Candidate:
+    """The same plan with its graph and a prediction of its run; that of the input is there."""
+    if accepted.planned.plan.tiled is None:
+        return replace(accepted, after=accepted.before)
+    lowered = accepted.lowered or lower_plan(request, accepted.planned)
+    after = None
+    if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
+        after = predict_plan(lowered, request.machine)
+    return replace(accepted, lowered=lowered, after=after)
+
+
+def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candidate:
+    """The usual plan, or another one whose run is predicted to cost clearly less."""
+    before = _predict_input(request, usual.planned) if _is_predictable(request) else None
+    if before is None:
+        return usual
+    usual = _with_prediction(request, replace(usual, before=before))
+    if usual.after is None:
+        return usual
+    best = _with_smaller_bundles(request, _with_less_memory(request, captured, usual))
+    if best.planned.plan.tiled is None or best.after is None:
+        return best
+    own = unchanged(best, NO_GAIN)
+    workers = request.machine.workers
+    better = before.dominates(best.after) or before.is_clearly_cheaper(best.after, workers)
+    return own if better and _may_replace(request, own, best) else best
+
+
+def _with_less_memory(request: Request, captured: Captured, usual: Candidate) -> Candidate:
+    """The usual plan, or one that is predicted to cost clearly less, by its memory.
+
+    If the usual plan needs more memory than the input, or more than there is, a plan with small
+    tiles is tried, and then the input's own chunks.
+    """
+    before, after = usual.before, usual.after
+    assert before is not None and after is not None
+    if not after.spilled and after.peak <= max(before.peak, SMALL_PEAK):
+        return usual
+    settings = request.machine.settings()
+    small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
+    own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
+    for plan in (small, own):
+        other = plan()
+        if not _may_replace(request, other, usual):
+            continue
+        least = sum(other.planned.plan.after.tasks) / config.bundle_tasks()
+        rough = 0.0 if other.planned.plan.tiled is None else rough_cost(least, before.peak)
+        if rough > CLEARLY_LESS * after.cost:
+            continue
+        other = _with_prediction(request, replace(other, before=before))
+        if _is_clearly_better(other, usual):
+            return other
+    return usual
+
+
+def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
+    """A plan in bundles of fewer bytes, if that is predicted to cost clearly less.
+
+    Results of a small bundle are sent, and inputs of it released, earlier than those of a large
+    one.  It is tried where the plan costs not far less than the input.
+    """
+    before, after = best.before, best.after
+    if best.planned.plan.tiled is None or before is None or after is None:
+        return best
+    if after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost:
+        return best
+    lowered = lower_plan(request, best.planned, SMALL_BUNDLES)
+    other = _with_prediction(request, replace(best, lowered=lowered))
+    return other if _is_clearly_better(other, best) else best
+
+
+def _is_clearly_better(plan: Candidate, usual: Candidate) -> bool:
+    """Whether a plan is predicted to cost clearly less than another, and to move no more."""
+    run, least, before = plan.after, usual.after, usual.before
+    if run is None or least is None or before is None:
+        return False
+    return (
+        run.cost < CLEARLY_LESS * least.cost
+        and run.moved <= least.moved + MORE_MOVED * before.moved
+    )
+
+
+def _may_replace(request: Request, other: Candidate, best: Candidate) -> bool:
+    """Whether a plan is another one than the usual plan, and no worse in the model's prices.
+
+    The simulation leaves out reads from storage, arrays that are held from one pass to the next,
+    and the time that functions take.
+    """
+    plan, usual = other.planned.plan, best.planned.plan
+    if plan.tiled == usual.tiled:
+        return False
+    price, least = (plan.before if plan.tiled is None else plan.after), usual.after
+    limit = request.machine.memory_limit if request.machine.limit_given else None
+    return (
+        sum(price.read) <= sum(least.read)
+        and price.spilled <= least.spilled
+        and price.bytes <= least.bytes + MORE_MOVED * usual.before.bytes
+        and price.balance <= max(least.balance, MOST_UNEVEN)
+        and (limit is None or max(price.peak, default=0) <= limit)
+    )

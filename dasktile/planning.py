@@ -1,0 +1,284 @@
+"""From a request to a plan that can be carried out: capture, tile, and lower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from dasktile import config, tiling
+from dasktile.capture.base import Captured
+from dasktile.capture.culling import Needed, has_effects, needed_blocks
+from dasktile.capture.extend import extend
+from dasktile.capture.highlevel import capture_graph
+from dasktile.cluster.located import located
+from dasktile.cluster.target import Machine
+from dasktile.lower.count import count_tasks
+from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
+from dasktile.lower.writer import Lowered, lower
+from dasktile.prediction import Prediction
+from dasktile.request import Request
+from dasktile.tiling.memo import tile_again
+from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.settings import Settings
+
+#: Why the input is unchanged where its tiles would have to be cut.
+MANY_PIECES = "the chunks that the result keeps would be cut from the tiles by many tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """A plan, and the blocks that it must compute.
+
+    Parameters
+    ----------
+    captured, plan
+        The captured program and its tiles.
+    wanted
+        By the name of an output, which of its blocks are wanted.
+    needed
+        By the name of an array, which of its blocks are needed, for arrays of which not all are.
+        Empty if all blocks are needed of every array whose tasks have effects.
+    """
+
+    captured: Captured
+    plan: TilingPlan
+    wanted: Mapping[str, Needed]
+    needed: Mapping[str, Needed]
+
+    def watched(self) -> list[int]:
+        """Indices of nodes whose unneeded tiles must not be computed."""
+        effects = has_effects(self.captured)
+        return [
+            index
+            for index, node in enumerate(self.captured.program.nodes)
+            if effects[index] and node.name in self.needed
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan that can be carried out.
+
+    Parameters
+    ----------
+    planned
+        The plan.
+    lowered
+        Its graph, if that had to be written.
+    before, after
+        What the input and the plan are predicted to take; None where nothing is predicted.
+    """
+
+    planned: PlannedRequest
+    lowered: Lowered | None = None
+    before: Prediction | None = None
+    after: Prediction | None = None
+
+
+def candidate(
+    request: Request, captured: Captured, settings: Settings, **options: Any
+) -> Candidate:
+    """A plan, and its graph if that had to be written to check the plan.
+
+    A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
+    direct readers, then keep their chunks.  So is a plan whose tiles are cut into so many pieces,
+    for the chunks that outputs keep, that the bytes saved are not worth the tasks.
+    """
+    for _ in range(2):
+        planned = plan_request(request, captured, settings, **options)
+        accepted = Candidate(planned)
+        if planned.plan.tiled is None:
+            return accepted
+        converted = _is_converted(request, planned.plan)
+        if not converted and not planned.watched():
+            return accepted
+        lowered = lower_plan(request, planned)
+        if converted and _has_costly_tasks(request, planned.plan, lowered):
+            return unchanged(accepted, MANY_PIECES)
+        if not _computes_unneeded(planned, lowered):
+            return replace(accepted, lowered=lowered)
+        nodes = planned.plan.program.nodes
+        some = [node.name in planned.needed for node in nodes]
+        pinned = {
+            node.name: "only some blocks of this array, or of its inputs, are needed"
+            for index, node in enumerate(nodes)
+            if some[index] or any(some[edge.producer] for edge in node.edges)
+        }
+        captured = capture(request, pinned)
+    return unchanged(accepted, "a re-tiled graph would compute blocks that Dask would not compute")
+
+
+def unchanged(accepted: Candidate, verdict: str) -> Candidate:
+    """The input as it is, for a reason."""
+    planned = accepted.planned
+    plan = replace(planned.plan, tiled=None, verdict=verdict)
+    return Candidate(replace(planned, plan=plan), before=accepted.before, after=accepted.before)
+
+
+def capture(request: Request, pinned: Mapping[str, str]) -> Captured:
+    """The captured program with the homes of its blocks."""
+    return located(captured_program(request, pinned), request.machine)
+
+
+def captured_program(request: Request, pinned: Mapping[str, str] | None = None) -> Captured:
+    """The captured program; with the setting `raise-errors`, errors of recognisers are raised."""
+    captured = capture_graph(request.graph, request.arrays, pinned)
+    if captured.errors and config.setting("raise-errors"):
+        raise captured.errors[0]
+    return captured
+
+
+def lower_plan(request: Request, planned: PlannedRequest, bundles: float = 1.0) -> Lowered:
+    """Write the graph of a plan.
+
+    Parameters
+    ----------
+    request, planned
+        The arrays, and their plan.
+    bundles
+        Bytes that a bundle may have in memory, as a share of the usual ones.
+    """
+    plan = planned.plan
+    assert plan.tiled is not None
+    machine = request.machine
+    usual = machine.settings().usual_task
+    return lower(
+        planned.captured,
+        plan.tiled,
+        output_chunks=request.final_chunks(plan),
+        output_names=[
+            array.name if array.name in request.fixed else None for array in request.arrays
+        ],
+        predicted=plan.after.moved,
+        fuse_bytes=LOWER_DEFAULTS.fuse_factor * usual,
+        threads=machine.threads,
+        wanted=planned.wanted,
+        watched=planned.watched(),
+        # tasks that run elsewhere than planned would receive whole bundles
+        bundle_tasks=config.bundle_tasks() if machine.placed else 0,
+        bundle_bytes=int(bundles * min(usual, machine.memory_limit or usual)),
+    )
+
+
+def _is_converted(request: Request, plan: TilingPlan) -> bool:
+    """Whether an output has other chunks than its tiles, which no cost in the plan contains."""
+    assert plan.tiled is not None
+    final = zip(plan.program.outputs, request.final_chunks(plan), strict=True)
+    return any(
+        chunks is not None and chunks != plan.tiled.tilings[node].chunks for node, chunks in final
+    )
+
+
+def _has_costly_tasks(request: Request, plan: TilingPlan, lowered: Lowered) -> bool:
+    """Whether a graph has far more tasks than the input's, which the bytes saved are not worth."""
+    before = count_tasks(request.graph, [array.name for array in request.arrays])
+    after = sum(map(len, lowered.graph.layers.values()))
+    saved = sum(
+        (price.bytes + sum(price.read) + price.spilled) * sign
+        for price, sign in ((plan.before, 1), (plan.after, -1))
+    )
+    more = after - LOWER_DEFAULTS.most_growth * before
+    return more > 0 and saved < more * request.machine.settings().task_bytes
+
+
+def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:
+    """Whether a graph computes a tile with effects, of which no element is needed."""
+    tiled = planned.plan.tiled
+    assert tiled is not None
+    return any(
+        tiling.contains_unneeded(
+            computed,
+            tiled.tilings[index].chunks,
+            planned.needed[tiled.program.nodes[index].name],
+            tiled.program.nodes[index].chunks,
+        )
+        for index, computed in lowered.computed.items()
+    )
+
+
+def plan_request(
+    request: Request, captured: Captured, settings: Settings, **options: Any
+) -> PlannedRequest:
+    """Choose tiles; the options are those of `tile`."""
+    target = request.machine
+    decide = partial(tile, captured, target, request.method, settings=settings, **options)
+    try:
+        plan = decide(limit=target.memory_limit)
+    except tiling.MemoryLimitError:
+        if target.limit_given:
+            raise
+        # the limit is a default, so it is better exceeded than met by the smallest tiles
+        plan = decide(limit=None)
+    wanted: dict[str, Needed] = {}
+    needed: dict[str, Needed] = {}
+    if plan.tiled is not None:
+        wanted = wanted_blocks(request)
+        needed = _needed(request, captured, wanted)
+    if plan.origin is not None:
+        captured = extend(captured, plan.program, plan.origin)
+    if needed and plan.tiled is not None:
+        nodes = plan.program.nodes
+        effects = has_effects(captured)
+        culled = [
+            effect and node.name in needed for effect, node in zip(effects, nodes, strict=True)
+        ]
+        downstream = plan.program.downstream(culled)
+        blocks = {
+            index: needed[node.name]
+            for index, node in enumerate(nodes)
+            if downstream[index] and node.name in needed
+        }
+        plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
+    return PlannedRequest(captured, plan, wanted, needed)
+
+
+def wanted_blocks(request: Request) -> dict[str, Needed]:
+    """By the name of an array, which of its blocks are wanted."""
+    outputs = {array.name: array.numblocks for array in request.arrays}
+    return needed_blocks(request.graph, request.keys, outputs, request.above)
+
+
+def _needed(
+    request: Request, captured: Captured, wanted: Mapping[str, Needed]
+) -> dict[str, Needed]:
+    """The needed blocks of every array of which not all blocks are needed.
+
+    Empty if no task with effects (a user's function, a read) is among the unneeded ones.
+    """
+    program, effects = captured.program, has_effects(captured)
+    outputs = {array.name: array.numblocks for array in request.arrays}
+    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
+    if not any(effect and cull for effect, cull in zip(effects, culled, strict=True)):
+        return {}
+    numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
+    needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
+    partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
+    nodes = zip(program.nodes, effects, strict=True)
+    return partial if any(effect and node.name in partial for node, effect in nodes) else {}
+
+
+def tile(
+    captured: Captured,
+    target: Machine,
+    method: str,
+    limit: int | None,
+    *,
+    settings: Settings | None = None,
+    force: bool = False,
+    keep: str = "",
+) -> TilingPlan:
+    """Tile a captured program; `settings`, `force` and `keep` are as in `dasktile.tiling.tile`."""
+    return tile_again(
+        captured.program,
+        workers=target.workers,
+        threads=target.threads,
+        memory_limit=limit,
+        method=method,
+        settings=settings or target.settings(),
+        placed=target.placed,
+        bundled=config.bundle_tasks() > 1,
+        force=force,
+        keep=keep,
+    )

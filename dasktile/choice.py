@@ -228,7 +228,7 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     one.  It is tried where the plan costs not far less than the input.
     """
     before, after = best.before, best.after
-    if best.planned.plan.tiled is None or before is None or after is None:
+    if best.lowered is None or not best.lowered.bundled or before is None or after is None:
         return best
     if after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost:
         return best

@@ -68,11 +68,14 @@ class Prediction:
     moved
         Bytes that workers receive from each other.
     peak
-        Bytes of results on the worker that holds most, if it spills none.
+        Bytes on the worker that holds most, if it spills none: of results, and of what tasks make
+        or hold while they run.
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
     tasks
         Number of tasks that Dask runs, blocks in memory and aliases included.
+    results
+        Bytes of results alone on the worker that holds most.
     """
 
     seconds: float
@@ -80,6 +83,7 @@ class Prediction:
     peak: int
     room: int | None = None
     tasks: int = 0
+    results: int = 0
 
     @property
     def spilled(self) -> int:
@@ -176,7 +180,14 @@ def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction
     if guessed > MOST_GUESSED:
         return None
     run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
-    return Prediction(run.seconds, run.moved, max(run.peaks), machine.room, len(tasks.reads))
+    return Prediction(
+        run.seconds,
+        run.moved,
+        max(run.peaks),
+        machine.room,
+        len(tasks.reads),
+        max(run.results),
+    )
 
 
 def _speeds(measured: Calibration | None) -> Speeds:

@@ -248,3 +248,40 @@ def test_sizes_of_first_steps_of_reductions(name: str, arrays: int) -> None:
     told = dasktile.explain(array, method="none")
     assert told.peak_before == pytest.approx(max(run.peaks), rel=0.1)
     assert told.peak_before >= 4 * arrays * 500 * 8
+
+
+def _smoothed(block: np.ndarray) -> np.ndarray:
+    return block - block.mean()
+
+
+def test_tasks_around_undeclared_functions_are_bundled() -> None:
+    array = da.map_overlap(_smoothed, noise((1000, 1000), 100), depth=1, boundary="reflect")
+    (before, stock), (after, planned) = simulated([array], 4), simulated(
+        [dasktile.optimize(array)], 4
+    )  # fmt: skip
+    assert after < before / 3
+    assert planned.moved < stock.moved / 4
+    np.testing.assert_allclose(
+        *dask.compute(array, dasktile.optimize(array), scheduler="sync"), atol=1e-9
+    )
+
+
+def test_bundles_of_fewer_bytes_where_these_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = noise((10_000, 1000), (200, 200)) + noise((1000, 10_000), (200, 200)).T
+    smaller = simulated([dasktile.optimize(array)], 4)[1]
+    monkeypatch.setattr("dasktile.choice.FAR_LESS", float("inf"))
+    usual = simulated([dasktile.optimize(array)], 4)[1]
+    cost = Prediction(smaller.seconds, smaller.moved, max(smaller.peaks)).cost
+    assert cost < CLEARLY_LESS * Prediction(usual.seconds, usual.moved, max(usual.peaks)).cost
+
+
+@pytest.mark.parametrize("wanted", [np.s_[0], np.s_[:30, :30]])
+def test_a_graph_of_which_few_tasks_are_needed_is_unchanged(wanted: Any) -> None:
+    x = noise((2000, 2000), 50)
+    array = (x.rechunk(100) + 1)[wanted]
+    assert dasktile.optimize(array) is array or wanted == 0
+    told = dasktile.explain(array)
+    if wanted != 0:
+        assert not told.changed
+        assert "the few tasks that are needed take less time than a plan" in str(told)
+    assert dasktile.optimize((x.rechunk(100) + 1).sum()) is not array

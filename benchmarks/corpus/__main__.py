@@ -140,7 +140,7 @@ class Engine(Hosted):
                 workers=self.cluster.client,
                 keep_chunks=workload.keep_chunks,
             )
-        return told.peak_after if self.planned else told.peak_before
+        return told.results_after if self.planned else told.results_before
 
 
 def _failure(error: Exception) -> dict[str, Any]:

@@ -41,6 +41,8 @@ class TaskTable:
         Tasks that read no task of another kind: their phase is 0.
     loose
         Tasks that may run elsewhere than at their home, unless a run contains them.
+    cuts
+        Tasks that cut a part of one result, and take hardly any time.
     """
 
     reads: Sequence[Sequence[int]]
@@ -50,6 +52,7 @@ class TaskTable:
     kept: Collection[int] = ()
     sources: Collection[int] = ()
     loose: Collection[int] = ()
+    cuts: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ class RunLimits:
     Parameters
     ----------
     tasks
-        Most tasks of a run.
+        Most tasks of a run; those that cut a part of one result are not counted.
     work
         Bytes of a run's inputs and of its results that are in memory at the same time.
     inputs
@@ -199,6 +202,10 @@ class _Forming:
     def __init__(self, table: TaskTable, limits: RunLimits) -> None:
         self.table, self.limits = table, limits
         self.loose = set(table.loose)
+        #: For every task, how many it counts for where the tasks of a run are limited.
+        self.weights = list(table.counts)
+        for number in table.cuts:
+            self.weights[number] = 0
         self.readers = readers_of(table.reads)
         self.kept = set(table.kept)
         #: For every task, the home and the phase; None for a task that no run may contain.
@@ -207,7 +214,8 @@ class _Forming:
             for home, phase in zip(table.homes, task_phases(table), strict=True)
         ]
 
-        #: For every task of a group, the tasks of its home that are before it in the order.
+        #: For every task of a group, the tasks of its home that are before it in the order, as far
+        #: as they count.
         self.place: dict[int, int] = {}
 
     def runs(self) -> list[Run]:
@@ -220,7 +228,7 @@ class _Forming:
             if group is not None:
                 groups.setdefault(group, []).append(number)
                 self.place[number] = passed.get(group[0], 0)
-                passed[group[0]] = self.place[number] + table.counts[number]
+                passed[group[0]] = self.place[number] + self.weights[number]
         # by group: runs of it, as lists of tasks
         parts: dict[tuple[Home, int], list[Sequence[int]]] = {
             group: self._cut(numbers) for group, numbers in groups.items()
@@ -238,7 +246,7 @@ class _Forming:
     def _cut(self, group: Sequence[int]) -> list[Sequence[int]]:
         """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""
         limits = self.limits
-        total = sum(self.table.counts[number] for number in group)
+        total = sum(self.weights[number] for number in group)
         most = min(limits.tasks, total // (limits.per_thread * limits.threads))
         if most < 2:
             return []
@@ -268,7 +276,7 @@ class _Forming:
         received = live = crossing = 0
         #: The largest number of bytes of inputs of one task, and of results in memory.
         largest = peak = 0
-        count = 0
+        count = weight = 0
         #: The groups of tasks of other homes that read a result; and results with other keys.
         picks: set[Hashable] = set()
         best: tuple[bool, float, int] | None = None
@@ -277,13 +285,14 @@ class _Forming:
             number = group[position]
             size = table.sizes[number]
             count += table.counts[number]
+            weight += self.weights[number]
             new = [read for read in table.reads[number] if read not in unread]
             received += sum(table.sizes[read] for read in new if read not in inputs)
             inputs.update(new)
             largest = max(largest, sum(table.sizes[read] for read in new))
             peak = max(peak, live + size)
             if position > start and (
-                count > most
+                weight > most
                 or self.place[number] - self.place[group[start]] > limits.span * most
                 or received + peak > limits.work
                 or received > max(largest, limits.inputs)
@@ -313,7 +322,7 @@ class _Forming:
                 continue  # Dask runs it in one task with its reader
             if live > limits.results:
                 continue
-            short = 4 * count < most and position + 1 < len(group)
+            short = 4 * weight < most and position + 1 < len(group)
             written = 1 if len(picks) == 1 and not crossing else 1 + len(picks)
             rank = (short, (written * limits.task_bytes + crossing) / max(count, 1), -count)
             if best is None or rank <= best:

@@ -192,6 +192,7 @@ class GraphTasks:
             kept=self.kept,
             sources=self.frozen,
             loose={number for number in range(len(self.keys)) if self.is_loose(number)},
+            cuts={number for number in range(len(self.keys)) if self._is_cut(number)},
         )
 
     def is_output(self, number: int) -> bool:
@@ -210,6 +211,11 @@ class GraphTasks:
         # the scheduler plugin places slices where their inputs are
         is_slice = self.heads[number].startswith(SLICE_PREFIX)
         return not is_slice and self._placed_home(number) != home
+
+    def _is_cut(self, number: int) -> bool:
+        """Whether a task only cuts a part of one result."""
+        is_slice = self.heads[number].startswith(SLICE_PREFIX)
+        return is_slice and len(self.reads[number]) == 1
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""

@@ -84,6 +84,8 @@ class Lowered:
         Returns what `placed_tasks` does; the argument says whether tasks run where they are placed.
     computed
         For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
+    bundled
+        Whether the graph has bundles.
     """
 
     graph: HighLevelGraph
@@ -92,6 +94,7 @@ class Lowered:
     layers: Mapping[int, str]
     tasks: Callable[[bool], tuple[PlacedTasks, float]]
     computed: Mapping[int, Needed] = field(default_factory=dict)
+    bundled: bool = False
 
 
 def lower(
@@ -201,6 +204,7 @@ def lower(
         {index: name for index, name in writer.made.items() if name in bundled.graph.layers},
         tasks,
         computed,
+        bundled.memory is not None,
     )
 
 

@@ -23,6 +23,9 @@ _LARGE = 2**20
 #: Begins the line of predicted memory.
 _HOLDS = "results in memory: at most about"
 
+#: Bytes with those of running tasks over those of results alone, above which both are shown.
+_WHILE_RUNNING = 1.1
+
 #: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
 
@@ -110,11 +113,13 @@ class Explanation:
         worker, bytes over the bandwidth of all workers, and overhead of all tasks.  Reading
         from storage is left out.  None without a measurement (``dasktile.calibrate``).
     peak_before, peak_after
-        Bytes of results of tasks in memory of the worker that holds most, in a simulation of the
-        graph as Dask runs it and of the plan's, with the arrays left on the workers.  Of the plan
-        they include results within bundles, but neither includes what other functions allocate
-        while they run, nor inputs that are in memory already.  Nothing is spilled.  None if the
-        sizes of results are not known well enough, and for graphs of very many tasks.
+        Bytes in memory of the worker that holds most, in a simulation of the graph as Dask runs it
+        and of the plan's, with the arrays left on the workers: results of tasks, and those within
+        bundles while these run.  What other functions allocate is not included, nor inputs that
+        are in memory already.  Nothing is spilled.  None if the sizes of results are not known
+        well enough, and for graphs of very many tasks.
+    results_before, results_after
+        The same without results of tasks that run: what distributed calls managed memory.
     room
         Bytes of results that a worker holds before it spills, besides inputs that are in memory
         already; None if that is unknown.
@@ -148,6 +153,8 @@ class Explanation:
     spilled_after: int = 0
     peak_before: int | None = None
     peak_after: int | None = None
+    results_before: int | None = None
+    results_after: int | None = None
     room: int | None = None
     joined: int = 0
     run_tasks_before: int | None = None
@@ -241,8 +248,8 @@ class Explanation:
             where = " to disk, because arrays read in several passes do not fit in memory"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
         lines += self._run()
-        if self.peak_after is not None:
-            lines.append(self._memory(self.peak_after))
+        if self.peak_after is not None and self.results_after is not None:
+            lines.append(self._memory(self.peak_after, self.results_after))
         if self.joined >= _LARGE:
             lines.append(
                 f"dask.compute joins a result of {format_bytes(self.joined)} on one worker,"
@@ -272,16 +279,19 @@ class Explanation:
             line += f", workers {received}"
         return [line]
 
-    def _memory(self, peak: int) -> str:
+    def _memory(self, peak: int, results: int) -> str:
         """What the worker that holds most has in memory, and whether that fits."""
         verdict = ""
+        if peak > _WHILE_RUNNING * results:
+            verdict = f", {format_bytes(peak)} while tasks run"
         if self.room is not None:
             excess, room = max(0, peak - self.room), format_bytes(self.room)
-            verdict = f": about {format_bytes(excess)} spill, as {room} fit" if excess else ": fits"
-        if self.changed and self.peak_before is not None:
-            return _instead(_HOLDS, self.peak_before, peak, " on one worker") + verdict
+            fits = f": about {format_bytes(excess)} spill, as {room} fit" if excess else ": fits"
+            verdict += fits
+        if self.changed and self.results_before is not None:
+            return _instead(_HOLDS, self.results_before, results, " on one worker") + verdict
         unknown = ", unknown before" if self.changed else ""
-        return f"{_HOLDS} {format_bytes(peak)} on one worker{unknown}{verdict}"
+        return f"{_HOLDS} {format_bytes(results)} on one worker{unknown}{verdict}"
 
     def _certificate(self) -> str:
         if not self.lower_bound and not self.proven_optimal:
@@ -382,6 +392,8 @@ def explanation(
         seconds_after=after,
         peak_before=None if stock is None else stock.peak,
         peak_after=None if planned is None else planned.peak,
+        results_before=None if stock is None else stock.results,
+        results_after=None if planned is None else planned.results,
         room=room,
         joined=joined,
         run_tasks_before=None if stock is None else stock.tasks,
@@ -401,7 +413,7 @@ def nothing(
 
 
 class Run(Protocol):
-    """A simulated run: its tasks, bytes received, and the most bytes in memory of one worker."""
+    """A simulated run: tasks, bytes received, and the most bytes and results of one worker."""
 
     @property
     def tasks(self) -> int: ...
@@ -411,6 +423,9 @@ class Run(Protocol):
 
     @property
     def peak(self) -> int: ...
+
+    @property
+    def results(self) -> int: ...
 
 
 class _Unknown(Protocol):

@@ -93,11 +93,15 @@ class Simulated:
         Bytes that workers received from each other.
     seconds
         Until the last task has run.
+    results
+        For every worker, the largest number of bytes of results in its memory: what tasks make or
+        hold while they run is not in them.
     """
 
     peaks: tuple[int, ...]
     moved: int
     seconds: float
+    results: tuple[int, ...]
 
 
 def simulate(
@@ -132,12 +136,27 @@ class _Worker:
     sent: int = 0
     memory: int = 0
     peak: int = 0
+    #: Bytes of the memory that tasks make or hold while they run.
+    running: int = 0
+    #: The largest number of bytes of results.
+    results: int = 0
     #: When its last transfer ends.
     receiving: float = 0.0
 
     def hold(self, size: int) -> None:
         self.memory += size
         self.peak = max(self.peak, self.memory)
+        self.results = max(self.results, self.memory - self.running)
+
+    def start(self, size: int) -> None:
+        """Run a task that makes or holds a number of bytes."""
+        self.running += size
+        self.hold(size)
+
+    def end(self, size: int, working: int) -> None:
+        """Such a task has run, of whose bytes some are released."""
+        self.running -= size
+        self.hold(-working)
 
 
 class _Simulation:
@@ -190,7 +209,12 @@ class _Simulation:
                 self._start(self.where[number])
             else:
                 self._finish(number)
-        return Simulated(tuple(worker.peak for worker in self.workers), self.moved, self.now)
+        return Simulated(
+            tuple(worker.peak for worker in self.workers),
+            self.moved,
+            self.now,
+            tuple(worker.results for worker in self.workers),
+        )
 
     def _event(self, time: float, number: int) -> None:
         self.number += 1
@@ -227,10 +251,9 @@ class _Simulation:
         while worker.idle and worker.ready:
             _, number = heapq.heappop(worker.ready)
             worker.idle -= 1
-            working = self.tasks.working[number] if self.tasks.working else 0
             size = 0
             if number not in self.aliases:
-                worker.hold(sizes[number] + working)
+                worker.start(sizes[number] + self._working(number))
                 size = sizes[number] + sum(sizes[read] for read in self.reads[number])
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
@@ -242,8 +265,9 @@ class _Simulation:
         worker = self.workers[at]
         worker.idle += 1
         worker.sent -= 1
-        if self.tasks.working and number not in self.aliases:
-            worker.memory -= self.tasks.working[number]
+        if number not in self.aliases:
+            working = self._working(number)
+            worker.end(self.tasks.sizes[number] + working, working)
         self.there[number][at] = self.now
         if number in self.aliases:
             self.uncounted.add(number)
@@ -259,6 +283,9 @@ class _Simulation:
                 self._send(reader, self._worker_of(reader))
         self._fill(at)
         self._start(at)
+
+    def _working(self, number: int) -> int:
+        return self.tasks.working[number] if self.tasks.working else 0
 
     def _release(self, number: int) -> None:
         if number in self.kept:

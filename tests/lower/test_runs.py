@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 from graphlib import TopologicalSorter
 from typing import Any
 
@@ -323,3 +324,20 @@ def test_tasks_that_may_run_elsewhere_read_picks() -> None:
     assert not run.local
     assert run.whole
     assert [set(pick) for pick in run.picks] == [{2, 5}]
+
+
+def test_tasks_that_cut_a_result_do_not_fill_a_run() -> None:
+    # six results, cut into four parts each, for four readers elsewhere
+    reads: list[list[int]] = []
+    cuts = []
+    for _ in range(6):
+        root = len(reads)
+        reads += [[], *([root] for _ in range(4))]
+        cuts += range(root + 1, root + 5)
+    readers = [[5 * root + 1 + part for root in range(6)] for part in range(4)]
+    homes = [0] * len(reads) + [1, 2, 3, 4]
+    tasks = table(reads + readers, homes)
+    assert max(len(run.tasks) for run in form_runs(tasks, loose(3))) <= 3
+    whole = form_runs(replace(tasks, cuts=cuts), loose(3))
+    assert sum(len(run.tasks) for run in whole) == 30
+    assert [sum(number % 5 == 0 for number in run.tasks) for run in whole] == [3, 3]

@@ -235,8 +235,8 @@ def test_format_bytes(count: float, text: str) -> None:
 
 def runs_of(before: int | None, after: int | None) -> tuple[Prediction | None, Prediction | None]:
     """Simulated runs with these peaks of memory."""
-    stock = None if before is None else Prediction(1.0, 4 * 2**20, before, tasks=1000)
-    planned = None if after is None else Prediction(1.0, 2**20, after, tasks=20)
+    stock = None if before is None else Prediction(1.0, 4 * 2**20, before, None, 1000, before)
+    planned = None if after is None else Prediction(1.0, 2**20, after, None, 20, after)
     return stock, planned
 
 
@@ -274,3 +274,6 @@ def test_peaks_of_memory() -> None:
     assert line(None, 2**20) == f"{alone}, unknown before"
     assert line(2**20, 2**20, tiled=False) == alone
     assert line(2**20, None) == ""
+    running = Prediction(1.0, 0, 3 * 2**20, room=2**20, results=2**20)
+    text = str(report.explanation(gram(False), runs=(running, running), room=2**20))
+    assert f"{alone}, 3.0 MiB while tasks run: about 2.0 MiB spill" in text.replace("\n  ", " ")

@@ -85,8 +85,8 @@ class Measured:
     balance, task_balance
         Largest over mean of the workers' processor seconds in tasks; the same of wall-clock
         seconds, which grow where workers share processors.
-    cpu_seconds
-        Processor seconds of all workers.
+    cpu_seconds, thread_seconds
+        Processor seconds of all workers, and those of their threads in tasks.
     memory
         Largest peak of resident memory of a worker in bytes, above its value at the start.
     read
@@ -103,6 +103,7 @@ class Measured:
     balance: float
     task_balance: float
     cpu_seconds: float
+    thread_seconds: float
     memory: int
     read: int
 
@@ -126,6 +127,7 @@ class Measured:
             balance=balance("thread_seconds"),
             task_balance=balance("task_seconds"),
             cpu_seconds=total("cpu_seconds"),
+            thread_seconds=total("thread_seconds"),
             memory=max(reading.memory for reading in readings),
             read=total("read"),
         )
@@ -389,7 +391,8 @@ class Cluster:
         -------
         Numbers by name, and the collections in memory.  ``cpu_seconds`` are those of all workers
         and of this process, where the scheduler and the client run; ``scheduler_seconds`` are its
-        share.  ``held`` is the peak of the bytes of results on one worker.
+        share, and ``task_seconds`` that of the workers' threads in tasks.  ``held`` is the peak of
+        the bytes of results on one worker.
         """
         before = time.process_time()
         with Held(self._cluster.scheduler) as held:
@@ -398,6 +401,7 @@ class Cluster:
         numbers = {
             "cpu_seconds": measured.cpu_seconds + here,
             "scheduler_seconds": here,
+            "task_seconds": measured.thread_seconds,
             "seconds": measured.seconds,
             "planning": measured.planning,
             "tasks": measured.tasks,

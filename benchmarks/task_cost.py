@@ -1,10 +1,11 @@
 """The processor time that the plugins and the store add to tasks that do nothing.
 
-    python -m benchmarks.task_cost [--tasks 3000] [--rounds 8] [--json FILE]
+    python -m benchmarks.task_cost [--tasks 3000] [--rounds 8] [--bytes 800] [--json FILE]
 
 Two clusters of single-threaded processes, one of them with `dasktile.enable`, run the same graph in
-turns: roots, tasks that read two of them, and tasks that read ten of those.  The report has, for
-each cluster, medians of: processor seconds of this process (scheduler and client), of all workers,
+turns: roots, tasks that read two of them, and tasks that read ten of those.  Every task returns an
+array of some bytes; the store does not rank those below 1 kB at all.  The report has, for each
+cluster, medians of: processor seconds of this process (scheduler and client), of all workers,
 and wall-clock seconds, for one task.
 """
 
@@ -43,11 +44,11 @@ COLUMNS = {
 }
 
 
-def _block(*inputs: Any) -> np.ndarray:
-    return np.zeros(100)
+def _block(nbytes: int, *inputs: Any) -> np.ndarray:
+    return np.zeros(nbytes, np.uint8)
 
 
-def graph(tasks: int, tag: str) -> tuple[dict[str, Any], list[str]]:
+def graph(tasks: int, tag: str, nbytes: int) -> tuple[dict[str, Any], list[str]]:
     """A graph of tasks that do nothing, and the keys of its results.
 
     Parameters
@@ -56,6 +57,8 @@ def graph(tasks: int, tag: str) -> tuple[dict[str, Any], list[str]]:
         About the number of tasks.
     tag
         A part of all keys.
+    nbytes
+        Bytes of every result.
     """
     count = max(_FAN_IN, round(tasks / (2 + 1 / _FAN_IN)) // _FAN_IN * _FAN_IN)
     reads: dict[str, list[str]] = {f"root-{tag}-{at}": [] for at in range(count)}
@@ -64,7 +67,9 @@ def graph(tasks: int, tag: str) -> tuple[dict[str, Any], list[str]]:
     ends = [f"end-{tag}-{at}" for at in range(count // _FAN_IN)]
     reads |= {key: [roots[at], roots[at - 1]] for at, key in enumerate(pairs)}
     reads |= {key: pairs[_FAN_IN * at : _FAN_IN * (at + 1)] for at, key in enumerate(ends)}
-    return {key: Task(key, _block, *map(TaskRef, keys)) for key, keys in reads.items()}, ends
+    return {
+        key: Task(key, _block, nbytes, *map(TaskRef, keys)) for key, keys in reads.items()
+    }, ends
 
 
 def _processor_seconds(processes: list[psutil.Process]) -> float:
@@ -95,15 +100,15 @@ class Measured:
         self.client.close()
         self.cluster.close()
 
-    def run(self, tasks: int, tag: str) -> dict[str, float]:
+    def run(self, tasks: int, tag: str, nbytes: int) -> dict[str, float]:
         """Run a graph once; the numbers are for one task, in seconds.
 
         Parameters
         ----------
-        tasks, tag
+        tasks, tag, nbytes
             As for `graph`.
         """
-        keys, ends = graph(tasks, tag)
+        keys, ends = graph(tasks, tag, nbytes)
         own, workers = time.process_time(), _processor_seconds(self.processes)
         start = time.perf_counter()
         with self.client.as_current():
@@ -120,7 +125,7 @@ class Measured:
         return {name: value / len(keys) for name, value in numbers.items()}
 
 
-def measure(tasks: int, rounds: int, workers: int) -> dict[str, dict[str, float]]:
+def measure(tasks: int, rounds: int, workers: int, nbytes: int) -> dict[str, dict[str, float]]:
     """Medians of both clusters, in seconds for one task.
 
     Parameters
@@ -131,13 +136,15 @@ def measure(tasks: int, rounds: int, workers: int) -> dict[str, dict[str, float]
         Number of times that each cluster runs a graph, after one that is not counted.
     workers
         Number of worker processes of each cluster.
+    nbytes
+        Bytes of every result.
     """
     engines = {"stock": Measured(False, workers), "dasktile": Measured(True, workers)}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in engines}
     try:
         for number in range(rounds + 1):
             for name in sorted(engines, reverse=bool(number % 2)):
-                numbers = engines[name].run(tasks, f"{name}-{number}")
+                numbers = engines[name].run(tasks, f"{name}-{number}", nbytes)
                 if number:
                     found[name].append(numbers)
     finally:
@@ -154,10 +161,11 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--bytes", type=int, default=800)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with dask.config.set({"distributed.scheduler.worker-ttl": None}):
-        medians = measure(options.tasks, options.rounds, options.workers)
+        medians = measure(options.tasks, options.rounds, options.workers, options.bytes)
     table = Table("engine", *COLUMNS.values(), title="One task that does nothing")
     for name, numbers in medians.items():
         table.add_row(name, *(f"{1e3 * numbers[key]:.2f}" for key in COLUMNS))

@@ -16,7 +16,7 @@ pytest.importorskip("flox")
 pytest.importorskip("zarr", minversion="3")
 
 import dasktile
-from benchmarks.corpus import WORKLOADS, chosen, dry
+from benchmarks.corpus import WORKLOADS, chosen, dry, figure
 from benchmarks.corpus.__main__ import main, summary
 from benchmarks.corpus.inputs import Stored, random, scaled
 from benchmarks.corpus.simulated import NEAR
@@ -189,3 +189,24 @@ def test_simulated_plans_have_fewer_tasks_and_move_no_more_bytes(tmp_path: Path)
         if after["predicted"] is not None:
             assert abs(after["predicted"] - after["held"]) <= NEAR * after["held"]
     assert sum(cell["predicted"] is not None for cell in cells) > len(cells) // 2
+
+
+def test_picture_of_processor_seconds(tmp_path: Path) -> None:
+    cell = {
+        "workload": "coiled.sum_residuals",
+        "engine": "stock",
+        "cpu_seconds": 10.0,
+        "scheduler_seconds": 3.0,
+        "task_seconds": 2.0,
+        "planning": 0.0,
+    }
+    ours = {**cell, "engine": "dasktile", "scheduler_seconds": 1.0, "planning": 0.5}
+    assert list(figure.parts(ours).values()) == [2.0, 7.0, 0.5, 0.5]
+    failed = {"workload": cell["workload"], "engine": "stock", "error": "no memory"}
+    bars = figure.bars_of([cell, ours, failed], ["coiled.sum_residuals", "coiled.ols"])
+    assert list(bars) == ["coiled.sum_residuals"]
+    assert list(bars["coiled.sum_residuals"]) == ["Dask", "dasktile", "NumPy"]
+    assert sum(bars["coiled.sum_residuals"]["Dask"].values()) == 10.0
+    figure.draw(bars, tmp_path / "seconds.svg")
+    picture = (tmp_path / "seconds.svg").read_text()
+    assert picture.startswith("<?xml")

@@ -5,6 +5,9 @@ It replaces the mapping ``Worker.data``.  :class:`TileStore` executes the instru
 variable of a :class:`~dasktile.runtime.engine.Engine`: a copy reads the variable of one tier and
 mutates that of the next, and a drop deletes a variable, so that instructions for the same tile
 run in order.  Copies run in threads of their own; an access to a value in memory waits for none.
+
+While memory is rather empty nothing has to be decided: values are *new*, known to the store but not
+to the residency.  It gets to know them when they take more than a share of the capacity.
 """
 
 from __future__ import annotations
@@ -49,6 +52,10 @@ for _message in ("%s to %s failed", "Spill to %s reached its limit"):
 
 #: Types whose measured size is all the memory that a value takes.
 _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
+
+#: Share of the capacity of memory that new values may take (that above which a residency looks at
+#: dying tiles).
+_ROOMY = 0.5
 
 
 def _no_clock() -> float:
@@ -146,6 +153,9 @@ class TileStore(MutableMapping[Any, Any]):
         self._waiting: dict[Hashable, Callable[[], object]] = {}
         # Small values, which are not spilled, and whether their measured size is exact.
         self._small: dict[Hashable, bool] = {}
+        # Values that the residency does not know yet: their bytes, and those of their memory.
+        self._new: dict[Hashable, tuple[int, int]] = {}
+        self._new_bytes = 0
         # Keys read since the last `_touch`, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
         self._last_request = 0
@@ -182,11 +192,11 @@ class TileStore(MutableMapping[Any, Any]):
         return key in self._values or key in self._entries
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._small)
+        return len(self._entries) + len(self._small) + len(self._new)
 
     def __iter__(self) -> Iterator[Any]:
         with self._lock:
-            return iter([*self._entries, *self._small])
+            return iter([*self._entries, *self._small, *self._new])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         size = internals.safe_sizeof(value)
@@ -198,6 +208,12 @@ class TileStore(MutableMapping[Any, Any]):
                 self._small[key] = isinstance(value, _EXACT_SIZE_TYPES)
                 self._values[key] = value
                 return
+            if self._leaves_room(self._new_bytes + whole):
+                self._new[key] = size, whole
+                self._new_bytes += whole
+                self._values[key] = value
+                return
+            self._add_new()
             self._touch()
             self._add(key, value, size)
             for tier in self._residency.refusing:
@@ -208,6 +224,18 @@ class TileStore(MutableMapping[Any, Any]):
                     self._names[tier],
                     self._names[tier - 1],
                 )
+
+    def _leaves_room(self, size: int) -> bool:
+        """Whether memory is rather empty if new values take `size` bytes, and no others are."""
+        capacity = self._residency.capacity[0]
+        return not self._entries and self._device is None and size <= _ROOMY * capacity
+
+    def _add_new(self) -> None:
+        """Tell the residency of the new values."""
+        if self._new:
+            new, self._new, self._new_bytes = self._new, {}, 0
+            for key, (size, _) in new.items():
+                self._add(key, self._values[key], size)
 
     def _place(self, value: Any) -> tuple[int, Hashable, int]:
         """The first tier of a value, an identifier of its memory, and the bytes of that memory."""
@@ -295,13 +323,17 @@ class TileStore(MutableMapping[Any, Any]):
         self._reads += 1
         if entry is not None:
             self._bytes_read += sum(part.unit.size for part in entry.parts)
+        else:
+            self._bytes_read += self._new.get(key, (0, 0))[0]
         return value
 
     def __delitem__(self, key: Any) -> None:
         with self._lock:
-            if key in self._small:
-                del self._small[key]
+            if key in self._small or key in self._new:
+                self._small.pop(key, None)
+                self._new_bytes -= self._new.pop(key, (0, 0))[1]
                 del self._values[key]
+                self._touched.pop(key, None)
                 return
             entry = self._entries.pop(key)
             self._values.pop(key, None)
@@ -381,7 +413,7 @@ class TileStore(MutableMapping[Any, Any]):
             return {
                 "spilled": {name: int(counts[f"{name}-write"]) for name in below},
                 "read_back": {name: int(counts[f"{name}-read"]) for name in below},
-                "held": dict(zip(self._names, self._residency.used, strict=True)),
+                "held": {name: self.used(tier) for tier, name in enumerate(self._names)},
                 "prefetched": int(counts["prefetched"]),
                 "hits": int(counts["hits"]),
                 "blocked": counts["blocked"],
@@ -409,6 +441,7 @@ class TileStore(MutableMapping[Any, Any]):
             self.on_evict()
             return -1
         with self._lock:
+            self._add_new()
             self._touch()
             residency = self._residency
             if not residency.staying(0):
@@ -440,12 +473,17 @@ class TileStore(MutableMapping[Any, Any]):
 
     def used(self, tier: int) -> int:
         """Bytes on a tier, including those of copies to it or from it that are not done."""
-        return self._residency.used[tier]
+        return self._residency.used[tier] + (self._new_bytes if tier == self.host else 0)
 
     def evicting(self, tier: int) -> int:
         """Those bytes of a tier that are being evicted."""
         with self._lock:
             return self._residency.used[tier] - self._residency.staying(tier)
+
+    @property
+    def roomy(self) -> bool:
+        """Whether all values are in memory, which is rather empty: there is nothing to decide."""
+        return not self._entries and self._device is None
 
     @property
     def crowded(self) -> bool:
@@ -461,6 +499,8 @@ class TileStore(MutableMapping[Any, Any]):
         """Start to evict tiles until a tier has at most `target` bytes; does not wait."""
         with self._lock:
             residency = self._residency
+            if tier == self.host:
+                self._add_new()
             if target < 0 and tier == self.host and not residency.staying(tier):
                 self._add_small()
             self._execute(residency.shrink(tier, max(0, residency.staying(tier) - target)))
@@ -484,6 +524,8 @@ class TileStore(MutableMapping[Any, Any]):
         """
         with self._lock:
             self._execute(self._residency.resize(tier, capacity))
+            if not self._leaves_room(self._new_bytes):
+                self._add_new()
 
     def _make_room(self, size: int) -> bool:
         """Evict because a task cannot allocate `size` bytes on the device; True if any were."""
@@ -544,7 +586,8 @@ class TileStore(MutableMapping[Any, Any]):
             name = self._last_request
             self._waiting[name] = then
             try:
-                entries = [self._entries[key] for key in keys if key not in self._small]
+                known = [key for key in keys if key not in self._small and key not in self._new]
+                entries = [self._entries[key] for key in known]
                 units = [unit for entry in entries for unit in entry.units()]
                 self._touch()
                 self._execute(

@@ -549,3 +549,62 @@ def test_a_tuple_with_many_parts_is_spilled_as_a_whole(tmp_path: Path) -> None:
     assert len(os.listdir(disk.directory)) == 1
     np.testing.assert_array_equal(store["t"][2], tile(2))
     store.close()
+
+
+def test_nothing_is_decided_while_memory_is_rather_empty(make: Callable[..., Made]) -> None:
+    one = make(6.5)
+    store = one.store
+    one.fill("abc")
+    assert store.roomy
+    assert (store.used(0), store.report()["held"]["memory"]) == (3 * SIZE, 3 * SIZE)
+    assert (list(store), len(store), "a" in store) == (["a", "b", "c"], 3, True)
+    # a request of new values waits for nothing, and one of unknown keys is an error
+    ready = threading.Event()
+    store.release(store.request("ab", ready.set, room=1))
+    assert ready.is_set()
+    with pytest.raises(KeyError):
+        store.request("x", ready.set)
+    store["b"] = tile(7)
+    del store["c"]
+    assert (store.used(0), store["b"][0]) == (2 * SIZE, 7)
+    # the next uses that count are those when the residency gets to know the values
+    store.next_use = dict.fromkeys("acdefg", 1.0).__or__({"b": 9.0}).get
+    one.fill("cdef")
+    assert not store.roomy
+    assert store.used(0) == 6 * SIZE
+    store["g"] = tile(6)
+    one.settle()
+    assert "b" not in store.fast
+    assert "a" in store.fast
+    for key in "abcdefg":
+        del store[key]
+    one.settle()
+    assert store.roomy
+    assert (len(store), store.used(0), one.files()) == (0, 0, 0)
+
+
+def test_values_that_were_read_last_are_evicted_last(make: Callable[..., Made]) -> None:
+    one = make(4.5)
+    one.fill("ab")
+    assert one.store.roomy
+    one.store["a"]
+    one.fill("cde")
+    assert one.fast() == "acde"
+
+
+@pytest.mark.parametrize("event", ["evict", "shrink", "resize"])
+def test_new_values_are_evicted_when_memory_is_needed(
+    make: Callable[..., Made], event: str
+) -> None:
+    one = make(10)
+    one.fill("ab")
+    assert one.store.roomy
+    if event == "evict":
+        assert one.store.evict() == SIZE
+    elif event == "shrink":
+        one.store.shrink_to(0, SIZE)
+    else:
+        one.store.resize(0, int(1.5 * SIZE))
+    one.settle()
+    assert one.fast() == "b"
+    np.testing.assert_array_equal(one.store["a"], tile(0))

@@ -76,8 +76,14 @@ def numpy_seconds(workload: Workload, size: float = 1) -> float:
         The workload, and its size.
     """
 
-    def whole(name: str, shape: tuple[int, ...], chunks: tuple[int, ...], *more: Any) -> da.Array:
-        return random(name, shape, shape, *more)
+    def whole(
+        name: str,
+        shape: tuple[int, ...],
+        chunks: tuple[int, ...],
+        dtype: str = "f8",
+        law: str = "uniform",
+    ) -> da.Array:
+        return random(name, shape, shape, dtype, law)
 
     collections = workload.function(size, whole)
     with dask.config.set(scheduler="sync"), warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -30,9 +31,14 @@ def test_a_plan_whose_tiles_are_cut_into_many_pieces_is_not_carried_out(
     # Dask rechunks in two steps; every block of the result is cut from all 480
     x = da.random.default_rng(0).random((480, 72, 144), chunks=(1, 72, 144))
     y = x.rechunk((-1, 18, 24))
-    assert dasktile.optimize(y, keep_chunks=True) is y
-    explanation = dasktile.explain(y, keep_chunks=True)
-    assert not explanation.changed
-    assert "many tasks" in explanation.verdict
+    with dask.config.set({"dasktile.bundle": 0}):
+        assert dasktile.optimize(y, keep_chunks=True) is y
+        explanation = dasktile.explain(y, keep_chunks=True)
+        assert not explanation.changed
+        assert "many tasks" in explanation.verdict
+    # in bundles the pieces for one block are cut and sent together
+    (new,) = dask.optimize(dasktile.optimize(y, keep_chunks=True))
+    assert len(new.dask) < len(dask.optimize(y)[0].dask)
+    np.testing.assert_array_equal(*dask.compute(new, y, scheduler="sync"))
     z = da.from_array(np.ones((48, 72)), chunks=(4, 72)).rechunk((-1, 18))
     assert dasktile.optimize(z, keep_chunks=True).chunks == z.chunks

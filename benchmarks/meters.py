@@ -292,6 +292,8 @@ class Cluster:
 
     def __init__(self, workers: int, rate: float | None = None) -> None:
         self.workers, self.rate = workers, rate
+        #: Processor seconds of the last plan.
+        self.planning_processor = 0.0
 
     def __enter__(self) -> Cluster:
         self._folder = tempfile.TemporaryDirectory(prefix="dasktile-benchmark-")
@@ -368,11 +370,12 @@ class Cluster:
         """
         self.settle()
         self.start()
-        started = time.perf_counter()
+        started, processor = time.perf_counter(), time.process_time()
         try:
             with self.client.as_current():
                 planned = list(arrays if plan is None else plan(arrays))
                 planning = time.perf_counter() - started
+                self.planning_processor = time.process_time() - processor
                 kept = self.client.persist(planned)
                 _wait_for(kept)
             seconds = time.perf_counter() - started
@@ -404,6 +407,7 @@ class Cluster:
             "task_seconds": measured.thread_seconds,
             "seconds": measured.seconds,
             "planning": measured.planning,
+            "planning_cpu": self.planning_processor,
             "tasks": measured.tasks,
             "moved": measured.moved,
             "held": held.largest,

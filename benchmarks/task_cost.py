@@ -4,9 +4,9 @@
 
 Two clusters of single-threaded processes, one of them with `dasktile.enable`, run the same graph in
 turns: roots, tasks that read two of them, and tasks that read ten of those.  Every task returns an
-array of some bytes; the store does not rank those below 1 kB at all.  The report has, for each
-cluster, medians of: processor seconds of this process (scheduler and client), of all workers,
-and wall-clock seconds, for one task.
+array of some bytes; while the results take less than half of a worker's memory, as here, the store
+decides nothing on them.  The report has, for each cluster, medians of: processor seconds of this
+process (scheduler and client), of all workers, and wall-clock seconds, for one task.
 """
 
 from __future__ import annotations

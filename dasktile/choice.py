@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
+
+from dask.core import flatten
 
 from dasktile import config
 from dasktile.capture.base import Captured
@@ -19,6 +22,7 @@ from dasktile.planning import (
     candidate,
     capture,
     lower_plan,
+    plan_request,
     unchanged,
     wanted_blocks,
 )
@@ -47,9 +51,10 @@ OWN_CHUNKS = "the input's own chunks are predicted to cost less"
 #: Why the input is unchanged where few of its tasks are needed.
 QUICK = "the few tasks that are needed take less time than a plan"
 
-#: Tasks of a graph for each that is needed, from which no plan is made (chosen: to plan takes about
-#: 100 microseconds for every task of the graph, and to run a task of it some milliseconds).
-TASKS_PER_NEEDED = 50
+#: Tasks of a graph for each that is needed, from which no plan is made, and the most of these
+#: (chosen: to plan takes up to 100 microseconds for every task of the graph, to run one some
+#: milliseconds; many tasks may be worth a plan whatever it takes).
+TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
@@ -68,7 +73,9 @@ def is_quick(request: Request) -> bool:
     """
     if request.method != "auto":
         return False
-    most = count_tasks(request.graph, _names(request)) // TASKS_PER_NEEDED
+    if len(list(islice(flatten([request.keys]), MOST_QUICK + 1))) > MOST_QUICK:
+        return False
+    most = min(MOST_QUICK, count_tasks(request.graph, request.names) // TASKS_PER_NEEDED)
     return count_needed(request.graph, request.keys, most) <= most
 
 
@@ -104,9 +111,11 @@ def predicted_plan(request: Request) -> Candidate:
     -------
     The plan; no predictions where they are not possible.
     """
-    chosen = chosen_plan(request)
     if is_quick(request):
-        chosen = unchanged(chosen, QUICK)
+        settings = request.machine.settings()
+        chosen = unchanged(Candidate(plan_request(request, capture(request, {}), settings)), QUICK)
+    else:
+        chosen = chosen_plan(request)
 
     def predict(plan: Candidate) -> Candidate:
         plan = replace(plan, before=_predict_input(request, plan.planned))
@@ -153,11 +162,7 @@ def joined(request: Request, plan: TilingPlan) -> int:
 
 def _is_predictable(request: Request) -> bool:
     # what other collections read from the arrays is not known
-    return not request.above and count_tasks(request.graph, _names(request)) <= MAX_TASKS
-
-
-def _names(request: Request) -> list[str]:
-    return [array.name for array in request.arrays]
+    return not request.above and count_tasks(request.graph, request.names) <= MAX_TASKS
 
 
 def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:

@@ -26,11 +26,10 @@ def rewrite(request: Request) -> Rewritten | None:
     if chosen.planned.plan.tiled is None:
         return None
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
-    names = [array.name for array in request.arrays]
     return Rewritten(
         lowered.graph,
-        dict(zip(names, lowered.names, strict=True)),
-        dict(zip(names, lowered.chunks, strict=True)),
+        dict(zip(request.names, lowered.names, strict=True)),
+        dict(zip(request.names, lowered.chunks, strict=True)),
     )
 
 

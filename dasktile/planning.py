@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dasktile import config, tiling
-from dasktile.capture.base import Captured
+from dasktile.capture.base import Captured, Verbatim
 from dasktile.capture.culling import Needed, has_effects, needed_blocks
 from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture_graph
@@ -22,6 +22,9 @@ from dasktile.request import Request
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
+
+#: Why the input is unchanged where keys are part of a task's arguments.
+SHUFFLED = "blocks of this type are rechunked by a shuffle of distributed, whose keys cannot change"
 
 #: Why the input is unchanged where its tiles would have to be cut.
 MANY_PIECES = "the chunks that the result keeps would be cut from the tiles by many tasks"
@@ -89,6 +92,8 @@ def candidate(
     for _ in range(2):
         planned = plan_request(request, captured, settings, **options)
         accepted = Candidate(planned)
+        if _has_shuffles(captured):
+            return unchanged(accepted, SHUFFLED)
         if planned.plan.tiled is None:
             return accepted
         converted = _is_converted(request, planned.plan)
@@ -108,6 +113,19 @@ def candidate(
         }
         captured = capture(request, pinned)
     return unchanged(accepted, "a re-tiled graph would compute blocks that Dask would not compute")
+
+
+def _has_shuffles(captured: Captured) -> bool:
+    """Whether a part of the graph that is written as it was has a P2P rechunk.
+
+    Its tasks name each other in their arguments, so that they cannot have other keys.
+    """
+    layers = captured.graph.layers
+    return any(
+        isinstance(kernel, Verbatim)
+        and any(type(layers[name]).__module__.startswith("distributed.") for name in kernel.layers)
+        for kernel in captured.kernels
+    )
 
 
 def unchanged(accepted: Candidate, verdict: str) -> Candidate:
@@ -173,7 +191,7 @@ def _is_converted(request: Request, plan: TilingPlan) -> bool:
 
 def _has_costly_tasks(request: Request, plan: TilingPlan, lowered: Lowered) -> bool:
     """Whether a graph has far more tasks than the input's, which the bytes saved are not worth."""
-    before = count_tasks(request.graph, [array.name for array in request.arrays])
+    before = count_tasks(request.graph, request.names)
     after = sum(map(len, lowered.graph.layers.values()))
     saved = sum(
         (price.bytes + sum(price.read) + price.spilled) * sign

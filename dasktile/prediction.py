@@ -26,6 +26,10 @@ MOST_GUESSED = 0.1
 #: that needs half the memory may take a quarter longer).
 MEMORY_EXPONENT = 0.3
 
+#: Seconds that every run takes, however few tasks it has (chosen: a graph is sent to the scheduler,
+#: and the results are awaited).
+LEAST_SECONDS = 0.1
+
 #: Cost of a plan over that of the usual plan below which it takes its place (chosen: less is within
 #: the error of the simulation).
 CLEARLY_LESS = 0.9
@@ -87,8 +91,8 @@ class Prediction:
 
     @property
     def spilled(self) -> int:
-        """Bytes that do not fit on the worker that holds most."""
-        return 0 if self.room is None else max(0, self.peak - self.room)
+        """Bytes of results that do not fit on the worker that holds most."""
+        return 0 if self.room is None else max(0, (self.results or self.peak) - self.room)
 
     @property
     def seconds_with_spill(self) -> float:
@@ -98,7 +102,8 @@ class Prediction:
     @property
     def cost(self) -> float:
         """Seconds, times a power of the memory."""
-        return self.seconds_with_spill * max(1, self.peak) ** MEMORY_EXPONENT
+        seconds = LEAST_SECONDS + self.seconds_with_spill
+        return seconds * max(1, self.peak) ** MEMORY_EXPONENT
 
     def dominates(self, other: Prediction) -> bool:
         """Whether a run takes no more bytes, and hardly more seconds and memory.

@@ -54,6 +54,11 @@ class Request:
     above: tuple[str, ...] = ()
     groups: Groups = ()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the arrays."""
+        return [array.name for array in self.arrays]
+
     @classmethod
     def of(cls, holders: Holders, keep_chunks: bool, machine: Machine, method: str) -> Request:
         fixed = frozenset(holders.fixed)

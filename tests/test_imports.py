@@ -121,7 +121,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "choice": (
         {"capture", "config", "lower", "planning", "prediction", "request", "tiling.plan"},
-        set(),
+        {"dask"},
     ),
     "pipeline": (
         {"choice", "cluster.target", "collections", "config", "planning", "request"},

@@ -1,7 +1,8 @@
 """A picture of where workloads of the corpus spend processor seconds.
 
     python -m benchmarks.corpus --json FILE
-    python -m benchmarks.corpus.figure FILE [--workloads NAME ...] [--out PICTURE]
+    python -m benchmarks.corpus.figure FILE [--workloads NAME ...] [--inputs random] [--size 1]
+        [--out PICTURE]
 
 A bar for Dask and one for dasktile, from a file of measurements: tasks, the rest of the workers,
 the scheduler and the client, and planning.  A third bar is the time that NumPy takes for the same
@@ -22,7 +23,7 @@ import dask
 import dask.array as da
 
 from benchmarks.corpus import Workload, chosen
-from benchmarks.corpus.inputs import random
+from benchmarks.corpus.inputs import KINDS, random
 
 #: Workloads of different kinds, each of which takes seconds.
 WORKLOADS = (
@@ -61,10 +62,10 @@ def parts(cell: Mapping[str, Any]) -> dict[str, float]:
     seconds = (
         cell["task_seconds"],
         workers - cell["task_seconds"],
-        cell["scheduler_seconds"] - cell["planning"],
-        cell["planning"],
+        cell["scheduler_seconds"] - cell["planning_cpu"],
+        cell["planning_cpu"],
     )
-    return {name: max(0.0, value) for name, value in zip(PARTS, seconds, strict=True)}
+    return dict(zip(PARTS, seconds, strict=True))
 
 
 def numpy_seconds(workload: Workload, size: float = 1) -> float:
@@ -127,7 +128,10 @@ def draw(bars: Mapping[str, Mapping[str, Mapping[str, float]]], out: Path) -> No
 
 
 def bars_of(
-    cells: Sequence[Mapping[str, Any]], names: Sequence[str]
+    cells: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    inputs: str = "random",
+    size: float = 1,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """The bars of some workloads, by workload and name.
 
@@ -137,16 +141,18 @@ def bars_of(
         The measurements.
     names
         Names of workloads.
+    inputs, size
+        The kind of inputs, and the size, of the measurements.
     """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for workload in chosen(names):
         measured = {
             _ENGINES[cell["engine"]]: parts(cell)
             for cell in cells
-            if cell["workload"] == workload.name and "error" not in cell
+            if (cell["workload"], cell["inputs"]) == (workload.name, inputs) and "error" not in cell
         }
         if measured:
-            found[workload.name] = {**measured, "NumPy": {"tasks": numpy_seconds(workload)}}
+            found[workload.name] = {**measured, "NumPy": {"tasks": numpy_seconds(workload, size)}}
     return found
 
 
@@ -155,10 +161,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--workloads", nargs="+", metavar="NAME", default=list(WORKLOADS))
+    parser.add_argument("--inputs", choices=KINDS, default="random")
+    parser.add_argument("--size", type=float, default=1)
     parser.add_argument("--out", type=Path, default=Path("processor-seconds.svg"))
     options = parser.parse_args()
     cells = json.loads(options.file.read_text())["cells"]
-    draw(bars_of(cells, options.workloads), options.out)
+    bars = bars_of(cells, options.workloads, options.inputs, options.size)
+    draw(bars, options.out)
 
 
 if __name__ == "__main__":

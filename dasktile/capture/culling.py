@@ -59,7 +59,7 @@ def needed_blocks(
 
 
 def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
-    """The number of tasks that the wanted keys depend on; about `most` if there are more.
+    """The number of tasks that the wanted keys depend on; more than `most` are not counted.
 
     Parameters
     ----------
@@ -73,8 +73,9 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
     count = 0
     for reads in _needed_reads(graph, keys):
         count += len(reads)
-        if count > most:
-            break
+        # of those that are read next, each is a task of another layer
+        if count > most or len({read for each in reads.values() for read in each}) > most:
+            return most + 1
     return count
 
 

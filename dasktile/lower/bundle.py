@@ -317,7 +317,7 @@ class _Written:
         live = peak = 0
         for number in run.tasks:
             live += sizes[number]
-            peak = max(peak, live)
+            peak = max(peak, live + self.tasks.working[number])
             for read in self.tasks.reads[number]:
                 if read in members:
                     unread[read] -= 1

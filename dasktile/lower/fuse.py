@@ -17,12 +17,12 @@ Tasks form a *group*, which becomes one fused task, under these rules:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
 from dasktile.capture.references import head_of
@@ -50,6 +50,10 @@ class FuseLimits:
         Bytes that a fused task may read, if they are more than any of its tasks reads.
     threads
         Tasks that a worker runs at once.
+    chained
+        Names of layers of the input graph.  As Dask does, a task of them is fused only with a
+        task that is its only reader and reads nothing else, and only if the size of that
+        task's result is known.
     settings
         Numbers of the policy.
     """
@@ -60,7 +64,25 @@ class FuseLimits:
     work: int
     inputs: int
     threads: int = 1
+    chained: Collection[str] = ()
     settings: LowerSettings = DEFAULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A graph with fused tasks.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    working
+        By key of a fused task, bytes that it holds while it runs, besides its inputs and its
+        result.
+    """
+
+    graph: HighLevelGraph
+    working: Mapping[Any, int] = field(default_factory=dict)
 
 
 def fuse(
@@ -69,7 +91,7 @@ def fuse(
     written: Collection[str],
     outputs: Collection[str],
     limits: FuseLimits,
-) -> tuple[dict[str, Layer], dict[str, set[str]]]:
+) -> Fused:
     """A graph in which each group of tasks is one task, with the key of the last.
 
     Parameters
@@ -96,7 +118,7 @@ def fuse(
         for _ in range(settings.max_rounds):
             if fusion.form_groups():
                 return fusion.fused_graph()
-    return dict(layers), {name: set(reads) for name, reads in dependencies.items()}
+    return Fused(HighLevelGraph(layers, dependencies))
 
 
 @dataclass
@@ -147,6 +169,12 @@ class _Fusion:
         #: For tasks that were asked for, whether they read results of other workers.
         self._remote: dict[Any, bool] = {}
         self.order = self._readers_first()
+        for key in self.order:
+            # tasks without inputs run where their readers are
+            if self.homes[key] is None and not self.tasks[key].dependencies:
+                there = {self.homes.get(reader) for reader in self.readers.get(key, ())}
+                if len(there) == 1:
+                    self.homes[key] = there.pop()
         #: Number of tasks by layer and home.
         self.counts: Counter[tuple[str, Hashable]] = Counter()
         for key in reversed(self.order):
@@ -223,6 +251,10 @@ class _Fusion:
         if self.homes[last] != home or type(self.tasks[last]) not in (Task, Alias):
             return None
         layer = self.layer[key]
+        if layer in self.limits.chained:
+            [reader, *others] = self.readers[key]
+            if others or len(self.tasks[reader].dependencies) > 1 or not self.size(reader):
+                return None
         if any((layer, self.layer[reader]) in self.separate for reader in self.readers[key]):
             return None
         if self.reads_remote(key) or (self.reads_remote(last) and not light):
@@ -338,8 +370,8 @@ class _Fusion:
         """Whether the result of a task is smaller than its largest input."""
         return self.size(key) < max(map(self.size, self.tasks[key].dependencies), default=0)
 
-    def fused_graph(self) -> tuple[dict[str, Layer], dict[str, set[str]]]:
-        """The layers and dependencies of the graph with one task for each group."""
+    def fused_graph(self) -> Fused:
+        """The graph with one task for each group."""
         groups = self._groups()
         self._rename(groups)
         layers = dict(self.layers)
@@ -355,7 +387,22 @@ class _Fusion:
             layers[name] = MaterializedLayer(
                 tasks, collection_annotations=layer.collection_annotations
             )
-        return layers, self._dependencies(layers, reads, changed)
+        working = {key: self._working(keys) for key, keys in groups.items() if len(keys) > 1}
+        return Fused(HighLevelGraph(layers, self._dependencies(layers, reads, changed)), working)
+
+    def _working(self, keys: Sequence[Any]) -> int:
+        """Bytes of the results of a group that are in memory at the same time, but for the last."""
+        inside = set(keys)
+        unread = {key: sum(map(inside.__contains__, self.readers.get(key, ()))) for key in keys}
+        live = most = 0
+        for key in keys:
+            live += self.size(key)
+            most = max(most, live)
+            for read in self.tasks[key].dependencies & inside:
+                unread[read] -= 1
+                if not unread[read]:
+                    live -= self.size(read)
+        return max(0, most - self.size(keys[-1]))
 
     def _rename(self, groups: dict[Any, list[Any]]) -> None:
         """Add an alias whose name gives no home to the group that it is the only reader of.

@@ -68,7 +68,7 @@ def task_memory(tasks: GraphTasks, number: int) -> TaskMemory:
     # the scheduler plugin finds a home for a task whose name gives none
     known = tasks.limits.mesh and not tasks.is_loose(number)
     place = tasks.places[number] if known else None
-    return TaskMemory(tasks.sizes[number], 0, place)
+    return TaskMemory(tasks.sizes[number], tasks.working[number], place)
 
 
 def guessed_share(tasks: GraphTasks) -> float:
@@ -161,7 +161,7 @@ def placed(
     for last in chains:
         if place[last] != first[last]:
             read_by[place[last]][first[last]] = None
-    memory = [known.get(keys[last], TaskMemory(0)) for last in run]
+    memory = [_memory_of([known.get(keys[at], TaskMemory(0)) for at in chains[end]]) for end in run]
     data = {at for at, last in enumerate(run) if type(tasks[keys[last]]) is DataNode}
     aliases = {
         at
@@ -182,6 +182,17 @@ def placed(
         data=data,
         aliases=aliases,
     )
+
+
+def _memory_of(chain: Sequence[TaskMemory]) -> TaskMemory:
+    """What is known of a chain of tasks that run one after another, each on the last's result."""
+    result = chain[-1]
+    before = 0
+    most = result.size
+    for task in chain:
+        most = max(most, before + task.size + task.working)
+        before = task.size
+    return TaskMemory(result.size, most - result.size, result.place)
 
 
 def _chains(

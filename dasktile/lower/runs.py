@@ -43,6 +43,9 @@ class TaskTable:
         Tasks that may run elsewhere than at their home, unless a run contains them.
     cuts
         Tasks that cut a part of one result, and take hardly any time.
+    working
+        Bytes that every task holds while it runs, besides its inputs and its result; empty if
+        none does.
     """
 
     reads: Sequence[Sequence[int]]
@@ -53,6 +56,7 @@ class TaskTable:
     sources: Collection[int] = ()
     loose: Collection[int] = ()
     cuts: Collection[int] = ()
+    working: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +251,11 @@ class _Forming:
         """Cut the tasks of one home and phase into runs; tasks outside of runs stay single."""
         limits = self.limits
         total = sum(self.weights[number] for number in group)
+        if not total:
+            # cuts of results that no run may contain
+            for number in group:
+                self.weights[number] = self.table.counts[number]
+            total = sum(self.weights[number] for number in group)
         most = min(limits.tasks, total // (limits.per_thread * limits.threads))
         if most < 2:
             return []
@@ -290,7 +299,8 @@ class _Forming:
             received += sum(table.sizes[read] for read in new if read not in inputs)
             inputs.update(new)
             largest = max(largest, sum(table.sizes[read] for read in new))
-            peak = max(peak, live + size)
+            working = table.working[number] if table.working else 0
+            peak = max(peak, live + size + working)
             if position > start and (
                 weight > most
                 or self.place[number] - self.place[group[start]] > limits.span * most

@@ -89,6 +89,8 @@ class BundleLimits:
     positions
         By the token of an array whose name has no placement, the mesh positions of its blocks:
         persisted arrays, and arrays of the input graph.
+    working
+        By key of a task, bytes that it holds while it runs, besides its inputs and its result.
     settings
         Numbers of the policy.
     """
@@ -100,6 +102,7 @@ class BundleLimits:
     work: int
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
+    working: Mapping[Key, int] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
 
 
@@ -144,6 +147,8 @@ class GraphTasks:
         By the name of a layer, its blocks according to its annotations.
     sizes, guessed
         Bytes of every result, and the tasks for which they are a guess.
+    working
+        Bytes that every task holds while it runs, besides its inputs and its result.
     kept
         Tasks that are wanted blocks of outputs.
     table
@@ -183,6 +188,7 @@ class GraphTasks:
             place if self._may_run(number) else None for number, place in enumerate(self.places)
         ]
         self.sizes, self.guessed = estimated_sizes(self)
+        self.working = [limits.working.get(key, 0) for key in self.keys]
         self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
         self.table = TaskTable(
             reads=self.reads,
@@ -192,6 +198,7 @@ class GraphTasks:
             kept=self.kept,
             sources=self.frozen,
             loose={number for number in range(len(self.keys)) if self.is_loose(number)},
+            working=self.working,
             cuts={number for number in range(len(self.keys)) if self._is_cut(number)},
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from dasktile._compat.dask import Alias, getitem
+from dasktile._compat.dask import Alias, Task, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed, follows_effects, needed_blocks
@@ -40,7 +40,7 @@ from dasktile.ir import (
 from dasktile.lower.anchored import anchor_tasks
 from dasktile.lower.bundle import Bundled, bundle
 from dasktile.lower.emit import LoweringContext, emit, home_position, placement
-from dasktile.lower.fuse import FuseLimits, fuse
+from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.names import new_layer_name
@@ -179,21 +179,22 @@ def lower(
     computed: Mapping[int, Needed] = {}
     if watched:
         computed = writer.computed(graph, dict(written), wanted or {}, watched)
+    working: Mapping[Any, int] = {}
     if fuse_bytes:
         # bundles have fewer tasks without having the inputs of many tasks at the same time
         share = 0.0 if bundle_tasks > 1 else settings.input_share
-        graph = writer.fused(graph, outputs, fuse_bytes, int(share * fuse_bytes), threads)
+        fused = writer.fused(graph, outputs, fuse_bytes, int(share * fuse_bytes), threads)
+        graph, working = fused.graph, fused.working
     keys = {name: wanted_keys(name, chunks, wanted or {}) for name, chunks in written}
     bundled = Bundled(graph)
+    limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads, working)
     if bundle_tasks > 1:
-        limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads)
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
     renamed = {name: bundled.names.get(name, name) for name in keys}
 
     def tasks(by_place: bool) -> tuple[PlacedTasks, float]:
-        limits = writer.bundle_limits(bundle_tasks, bundle_bytes, threads)
         ends = {renamed[name]: [(renamed[name], *key[1:]) for key in keys[name]] for name in keys}
         return placed_tasks(bundled.graph, ends, limits, bundled.memory, by_place)
 
@@ -754,14 +755,20 @@ class _Writer:
         fuse_bytes: int,
         input_bytes: int,
         threads: int,
-    ) -> HighLevelGraph:
+    ) -> Fused:
         """The graph with fused tasks, each with as many bytes of results and of inputs."""
         written = self.layers.keys() & graph.layers.keys()
-        limits = self.limits(fuse_bytes, input_bytes, threads)
-        layers, dependencies = fuse(graph.layers, graph.dependencies, written, outputs, limits)
-        return HighLevelGraph(layers, dependencies)
+        roots = {
+            name
+            for name, layer in graph.layers.items()
+            if name not in written and _is_of_roots(layer)
+        }
+        limits = replace(self.limits(fuse_bytes, input_bytes, threads), chained=roots)
+        return fuse(graph.layers, graph.dependencies, written | roots, outputs, limits)
 
-    def bundle_limits(self, most: int, work: int, threads: int) -> BundleLimits:
+    def bundle_limits(
+        self, most: int, work: int, threads: int, working: Mapping[Any, int]
+    ) -> BundleLimits:
         """What may be bundled: at most `most` tasks, with `work` bytes in memory."""
         fusing = self.limits(work, 0, threads)
         size = dict(fusing.size)
@@ -784,6 +791,7 @@ class _Writer:
             work=work,
             threads=threads,
             positions=positions,
+            working=working,
             settings=self.settings,
         )
 
@@ -847,4 +855,11 @@ class _Writer:
                     name.rpartition("-")[2],
                     math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
                 )
-        return FuseLimits(light, free, size, work, inputs, threads, self.settings)
+        return FuseLimits(light, free, size, work, inputs, threads, settings=self.settings)
+
+
+def _is_of_roots(layer: Layer) -> bool:
+    """Whether a layer of the input graph has tasks without inputs only."""
+    return isinstance(layer, (MaterializedLayer, Blockwise)) and all(
+        type(task) is Task and not task.dependencies for task in layer.values()
+    )

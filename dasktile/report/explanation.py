@@ -285,7 +285,7 @@ class Explanation:
         if peak > _WHILE_RUNNING * results:
             verdict = f", {format_bytes(peak)} while tasks run"
         if self.room is not None:
-            excess, room = max(0, peak - self.room), format_bytes(self.room)
+            excess, room = max(0, results - self.room), format_bytes(self.room)
             fits = f": about {format_bytes(excess)} spill, as {room} fit" if excess else ": fits"
             verdict += fits
         if self.changed and self.results_before is not None:

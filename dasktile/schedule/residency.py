@@ -326,7 +326,9 @@ class Residency:
             self._waiting = [other for other in self._waiting if other is not request]
             # the task may have freed other memory, too
             for tile in self._fetches:
-                tile.refused, tile.retries = False, 0
+                tile.refused = False
+                if not request.urgent and any(read is not tile for read in request.tiles):
+                    tile.retries = 0
         else:
             self._queued.remove(request)
         return self._next_instructions()
@@ -510,7 +512,8 @@ class Residency:
         for tile in request.tiles:
             tile.pins += 1
             tile.unreadable = tile.refused = False
-            tile.retries = 0
+            if not tile.waiting:
+                tile.retries = 0
             home = tile.on.get(tile.home)
             if home is None and not tile.removed:
                 request.missing += 1

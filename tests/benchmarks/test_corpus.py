@@ -195,15 +195,18 @@ def test_picture_of_processor_seconds(tmp_path: Path) -> None:
     cell = {
         "workload": "coiled.sum_residuals",
         "engine": "stock",
+        "inputs": "random",
         "cpu_seconds": 10.0,
         "scheduler_seconds": 3.0,
         "task_seconds": 2.0,
-        "planning": 0.0,
+        "planning_cpu": 0.0,
     }
-    ours = {**cell, "engine": "dasktile", "scheduler_seconds": 1.0, "planning": 0.5}
+    ours = {**cell, "engine": "dasktile", "scheduler_seconds": 1.0, "planning_cpu": 0.5}
     assert list(figure.parts(ours).values()) == [2.0, 7.0, 0.5, 0.5]
-    failed = {"workload": cell["workload"], "engine": "stock", "error": "no memory"}
-    bars = figure.bars_of([cell, ours, failed], ["coiled.sum_residuals", "coiled.ols"])
+    failed = {**cell, "error": "no memory"}
+    stored = {**cell, "inputs": "zarr", "cpu_seconds": 99.0}
+    names = ["coiled.sum_residuals", "coiled.ols"]
+    bars = figure.bars_of([cell, ours, failed, stored], names, size=SMALL)
     assert list(bars) == ["coiled.sum_residuals"]
     assert list(bars["coiled.sum_residuals"]) == ["Dask", "dasktile", "NumPy"]
     assert sum(bars["coiled.sum_residuals"]["Dask"].values()) == 10.0

@@ -52,8 +52,7 @@ class Graph:
         layers: dict[str, Any] = {
             key: MaterializedLayer(tasks) for key, tasks in self.layers.items()
         }
-        fused = fuse(layers, self.dependencies, set(layers), {name(output)}, limits)
-        graph = HighLevelGraph(*fused)
+        graph = fuse(layers, self.dependencies, set(layers), {name(output)}, limits).graph
         graph.validate()
         keys = list(self.layers[name(output)])
         before = HighLevelGraph(layers, self.dependencies)
@@ -166,7 +165,7 @@ def test_annotated_layers_are_not_fused() -> None:
         for key, tasks in graph.layers.items()
     }
     limits = FuseLimits((), (), {}, 100, 25)
-    fused, _ = fuse(layers, graph.dependencies, set(layers), {name("d")}, limits)
+    fused = fuse(layers, graph.dependencies, set(layers), {name("d")}, limits).graph.layers
     assert fused[name("b")].annotations == {"resources": {"GPU": 1}}
     assert len(fused[name("b")]) == 2
     assert name("a") in fused
@@ -181,13 +180,13 @@ def test_tasks_without_a_home_are_fused_only_if_they_follow_the_same_block(place
         names[0]: MaterializedLayer(first),
         names[1]: MaterializedLayer(second),
     }
-    fused, _ = fuse(
+    fused = fuse(
         layers,
         {names[0]: set(), names[1]: {names[0]}},
         set(names),
         {names[1]},
         FuseLimits((), (), {}, 100, 25),
-    )
+    ).graph.layers
     # tasks that follow the same block are on the same worker
     assert (len(fused) == 1) == bool(places)
 
@@ -272,7 +271,7 @@ def test_dask_does_not_rewrite_fused_tasks() -> None:
         graph.layers[name("d")][key] = Task(key, np.concatenate, List(*reads))
     layers: dict[str, Any] = {key: MaterializedLayer(tasks) for key, tasks in graph.layers.items()}
     limits = FuseLimits(set(), set(), {}, 100, 25)
-    fused = HighLevelGraph(*fuse(layers, graph.dependencies, set(layers), {name("d")}, limits))
+    fused = fuse(layers, graph.dependencies, set(layers), {name("d")}, limits).graph
     assert ops(fused) == {"d"}
     keys = list(fused)
     optimized = da.optimize(fused, keys)

@@ -276,4 +276,6 @@ def test_peaks_of_memory() -> None:
     assert line(2**20, None) == ""
     running = Prediction(1.0, 0, 3 * 2**20, room=2**20, results=2**20)
     text = str(report.explanation(gram(False), runs=(running, running), room=2**20))
-    assert f"{alone}, 3.0 MiB while tasks run: about 2.0 MiB spill" in text.replace("\n  ", " ")
+    assert f"{alone}, 3.0 MiB while tasks run: fits" in text.replace("\n  ", " ")
+    text = str(report.explanation(gram(False), runs=(running, running), room=2**19))
+    assert "while tasks run: about 512 KiB spill" in text.replace("\n  ", " ")

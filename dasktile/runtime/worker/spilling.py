@@ -297,7 +297,7 @@ class Spilling(Guarded):
         try:
             if started is not None:
                 self.uses.reader_started(started)
-            if self.store.roomy:
+            if self.store.tracks_nothing:
                 return
             self.store.expect({key: self.uses.next_use(key) for key in keys})
         except Exception:
@@ -392,9 +392,7 @@ class Spilling(Guarded):
         now: float | None = None,
         urgent: bool = False,
     ) -> int | None:
-        """Wait for results to be in memory; the number of the request, None if there is none."""
-        if self.store.roomy:
-            return None
+        """Wait for results to be in memory; the number of the request, None after an error."""
         loop = asyncio.get_running_loop()
         thread = threading.get_ident()
         ready: asyncio.Future[None] = loop.create_future()

@@ -6,13 +6,15 @@ variable of a :class:`~dasktile.runtime.engine.Engine`: a copy reads the variabl
 mutates that of the next, and a drop deletes a variable, so that instructions for the same tile
 run in order.  Copies run in threads of their own; an access to a value in memory waits for none.
 
-While memory is rather empty nothing has to be decided: values are *new*, known to the store but not
-to the residency.  It gets to know them when they take more than a share of the capacity.
+While memory is rather empty nothing has to be decided: values are *untracked*, known to the store
+but not to the residency.  When they take more than a share of the capacity, it is told of all of
+them, and of further ones until the store is empty.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import Counter, defaultdict
 from collections.abc import (
@@ -53,8 +55,8 @@ for _message in ("%s to %s failed", "Spill to %s reached its limit"):
 #: Types whose measured size is all the memory that a value takes.
 _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
 
-#: Share of the capacity of memory that new values may take (that above which a residency looks at
-#: dying tiles).
+#: Share of the capacity of memory that untracked values may take (that above which a residency
+#: looks at dying tiles).
 _ROOMY = 0.5
 
 
@@ -153,9 +155,13 @@ class TileStore(MutableMapping[Any, Any]):
         self._waiting: dict[Hashable, Callable[[], object]] = {}
         # Small values, which are not spilled, and whether their measured size is exact.
         self._small: dict[Hashable, bool] = {}
-        # Values that the residency does not know yet: their bytes, and those of their memory.
-        self._new: dict[Hashable, tuple[int, int]] = {}
-        self._new_bytes = 0
+        # Values that the residency does not know: their bytes, and the bytes of their memory by an
+        # identifier of it.  While there are any, there are no entries.
+        self._untracked: dict[Hashable, tuple[int, Hashable, int]] = {}
+        self._untracked_memory: Counter[Hashable] = Counter()
+        self._untracked_bytes = 0
+        # Requests that the residency does not know, with their keys.
+        self._untracked_requests: dict[Hashable, list[Any]] = {}
         # Keys read since the last `_touch`, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
         self._last_request = 0
@@ -192,15 +198,16 @@ class TileStore(MutableMapping[Any, Any]):
         return key in self._values or key in self._entries
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._small) + len(self._new)
+        return len(self._entries) + len(self._small) + len(self._untracked)
 
     def __iter__(self) -> Iterator[Any]:
         with self._lock:
-            return iter([*self._entries, *self._small, *self._new])
+            return iter([*self._entries, *self._small, *self._untracked])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         size = internals.safe_sizeof(value)
-        whole = max(size, self._place(value)[2])
+        _, memory, whole = self._place(value)
+        whole = max(size, whole)
         with self._lock:
             if key in self:
                 del self[key]
@@ -208,13 +215,14 @@ class TileStore(MutableMapping[Any, Any]):
                 self._small[key] = isinstance(value, _EXACT_SIZE_TYPES)
                 self._values[key] = value
                 return
-            if self._leaves_room(self._new_bytes + whole):
-                self._new[key] = size, whole
-                self._new_bytes += whole
+            if self._leaves_room(self._untracked_bytes + whole):
+                memory = ("value", key) if memory is None else memory
+                self._untracked[key] = size, memory, whole
+                self._untracked_bytes += 0 if self._untracked_memory[memory] else whole
+                self._untracked_memory[memory] += 1
                 self._values[key] = value
                 return
-            self._add_new()
-            self._touch()
+            self._track_all()
             self._add(key, value, size)
             for tier in self._residency.refusing:
                 if self._residency.settings.capacity[tier] is None:
@@ -226,16 +234,28 @@ class TileStore(MutableMapping[Any, Any]):
                 )
 
     def _leaves_room(self, size: int) -> bool:
-        """Whether memory is rather empty if new values take `size` bytes, and no others are."""
-        capacity = self._residency.capacity[0]
-        return not self._entries and self._device is None and size <= _ROOMY * capacity
+        """Whether memory is rather empty if untracked values take `size` bytes."""
+        return self.tracks_nothing and size <= _ROOMY * self._residency.capacity[0]
 
-    def _add_new(self) -> None:
-        """Tell the residency of the new values."""
-        if self._new:
-            new, self._new, self._new_bytes = self._new, {}, 0
-            for key, (size, _) in new.items():
-                self._add(key, self._values[key], size)
+    def _track_all(self) -> None:
+        """Tell the residency of all values, of their last reads, and of requests for them."""
+        for key in list(self._untracked):
+            self._add(key, self._values[key], self._untracked[key][0])
+            self._forget_untracked(key)
+        self._touch()
+        while self._untracked_requests:
+            name, keys = self._untracked_requests.popitem()
+            known = [self._entries[key] for key in keys if key in self._entries]
+            units = [unit for entry in known for unit in entry.units()]
+            # the values are in memory, and the request was told so
+            self._execute(self._residency.request(name, units, urgent=True))
+
+    def _forget_untracked(self, key: Hashable) -> None:
+        _, memory, whole = self._untracked.pop(key)
+        self._untracked_memory[memory] -= 1
+        if not self._untracked_memory[memory]:
+            del self._untracked_memory[memory]
+            self._untracked_bytes -= whole
 
     def _place(self, value: Any) -> tuple[int, Hashable, int]:
         """The first tier of a value, an identifier of its memory, and the bytes of that memory."""
@@ -324,14 +344,14 @@ class TileStore(MutableMapping[Any, Any]):
         if entry is not None:
             self._bytes_read += sum(part.unit.size for part in entry.parts)
         else:
-            self._bytes_read += self._new.get(key, (0, 0))[0]
+            self._bytes_read += self._untracked.get(key, (0, None, 0))[0]
         return value
 
     def __delitem__(self, key: Any) -> None:
         with self._lock:
-            if key in self._small or key in self._new:
-                self._small.pop(key, None)
-                self._new_bytes -= self._new.pop(key, (0, 0))[1]
+            if key in self._small or key in self._untracked:
+                if self._small.pop(key, None) is None:
+                    self._forget_untracked(key)
                 del self._values[key]
                 self._touched.pop(key, None)
                 return
@@ -441,8 +461,7 @@ class TileStore(MutableMapping[Any, Any]):
             self.on_evict()
             return -1
         with self._lock:
-            self._add_new()
-            self._touch()
+            self._track_all()
             residency = self._residency
             if not residency.staying(0):
                 self._add_small()
@@ -473,7 +492,7 @@ class TileStore(MutableMapping[Any, Any]):
 
     def used(self, tier: int) -> int:
         """Bytes on a tier, including those of copies to it or from it that are not done."""
-        return self._residency.used[tier] + (self._new_bytes if tier == self.host else 0)
+        return self._residency.used[tier] + (self._untracked_bytes if tier == self.host else 0)
 
     def evicting(self, tier: int) -> int:
         """Those bytes of a tier that are being evicted."""
@@ -481,8 +500,8 @@ class TileStore(MutableMapping[Any, Any]):
             return self._residency.used[tier] - self._residency.staying(tier)
 
     @property
-    def roomy(self) -> bool:
-        """Whether all values are in memory, which is rather empty: there is nothing to decide."""
+    def tracks_nothing(self) -> bool:
+        """Whether the residency knows no values: all are in memory, and nothing is decided."""
         return not self._entries and self._device is None
 
     @property
@@ -500,7 +519,7 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             residency = self._residency
             if tier == self.host:
-                self._add_new()
+                self._track_all()
             if target < 0 and tier == self.host and not residency.staying(tier):
                 self._add_small()
             self._execute(residency.shrink(tier, max(0, residency.staying(tier) - target)))
@@ -523,9 +542,10 @@ class TileStore(MutableMapping[Any, Any]):
             Bytes, None for no limit.
         """
         with self._lock:
+            room = _ROOMY * (math.inf if capacity is None else capacity)
+            if tier == self.host and self._untracked_bytes > room:
+                self._track_all()
             self._execute(self._residency.resize(tier, capacity))
-            if not self._leaves_room(self._new_bytes):
-                self._add_new()
 
     def _make_room(self, size: int) -> bool:
         """Evict because a task cannot allocate `size` bytes on the device; True if any were."""
@@ -584,10 +604,16 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             self._last_request += 1
             name = self._last_request
+            keys = list(keys)
+            if self.tracks_nothing:
+                for key in keys:
+                    self._values[key]
+                self._untracked_requests[name] = keys
+                then()
+                return name
             self._waiting[name] = then
             try:
-                known = [key for key in keys if key not in self._small and key not in self._new]
-                entries = [self._entries[key] for key in known]
+                entries = [self._entries[key] for key in keys if key not in self._small]
                 units = [unit for entry in entries for unit in entry.units()]
                 self._touch()
                 self._execute(
@@ -608,6 +634,8 @@ class TileStore(MutableMapping[Any, Any]):
     def release(self, name: int) -> None:
         """End a request: its values can be evicted, and its callback is not called any more."""
         with self._lock:
+            if self._untracked_requests.pop(name, None) is not None:
+                return
             self._waiting.pop(name, None)
             self._execute(self._residency.release(name))
 
@@ -653,8 +681,7 @@ class TileStore(MutableMapping[Any, Any]):
                 units.update(dict.fromkeys(entry.units()))
             self._execute(self._residency.expect(units))
             self._execute(self._residency.set_upcoming([]))
-            capacity = self._residency.settings.capacity[self.host]
-            self._execute(self._residency.resize(self.host, capacity))
+            self.resize(self.host, self._residency.settings.capacity[self.host])
 
     def age(self) -> None:
         """Age next uses as :meth:`Residency.age` does, and retry a disk that was full.

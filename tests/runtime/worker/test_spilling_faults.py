@@ -387,6 +387,37 @@ def test_tasks_that_change_their_inputs(keep_clean: bool) -> None:
     assert (actual == expected) != keep_clean
 
 
+#: Set when a task that changes its input may go on, and when it has begun; in one process.
+GO_ON, CHANGING = threading.Event(), threading.Event()
+
+
+def change_in_two_steps(value: np.ndarray) -> None:
+    value[: len(value) // 2] += 1
+    CHANGING.set()
+    assert GO_ON.wait(LIMIT)
+    value[len(value) // 2 :] += 1
+
+
+def test_memory_fills_while_a_task_changes_its_input() -> None:
+    GO_ON.clear()
+    CHANGING.clear()
+    with (
+        dask.config.set({"dasktile.spill.keep-clean": False}),
+        spilling(5, threads=2) as (cluster, client),
+    ):
+        first = client.submit(tile, 0)
+        changed = client.submit(change_in_two_steps, first)
+        assert CHANGING.wait(LIMIT)
+        assert store_of(cluster).tracks_nothing
+        tiles = made(client)
+        assert not store_of(cluster).tracks_nothing
+        assert first.key in store_of(cluster).fast
+        GO_ON.set()
+        changed.result(LIMIT)
+        del changed, tiles
+        assert client.submit(total, first).result(LIMIT) == SIZE / 8
+
+
 # Devices
 
 

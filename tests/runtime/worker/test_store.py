@@ -555,7 +555,7 @@ def test_nothing_is_decided_while_memory_is_rather_empty(make: Callable[..., Mad
     one = make(6.5)
     store = one.store
     one.fill("abc")
-    assert store.roomy
+    assert store.tracks_nothing
     assert (store.used(0), store.report()["held"]["memory"]) == (3 * SIZE, 3 * SIZE)
     assert (list(store), len(store), "a" in store) == (["a", "b", "c"], 3, True)
     # a request of new values waits for nothing, and one of unknown keys is an error
@@ -570,7 +570,7 @@ def test_nothing_is_decided_while_memory_is_rather_empty(make: Callable[..., Mad
     # the next uses that count are those when the residency gets to know the values
     store.next_use = dict.fromkeys("acdefg", 1.0).__or__({"b": 9.0}).get
     one.fill("cdef")
-    assert not store.roomy
+    assert not store.tracks_nothing
     assert store.used(0) == 6 * SIZE
     store["g"] = tile(6)
     one.settle()
@@ -579,26 +579,27 @@ def test_nothing_is_decided_while_memory_is_rather_empty(make: Callable[..., Mad
     for key in "abcdefg":
         del store[key]
     one.settle()
-    assert store.roomy
+    assert store.tracks_nothing
     assert (len(store), store.used(0), one.files()) == (0, 0, 0)
 
 
 def test_values_that_were_read_last_are_evicted_last(make: Callable[..., Made]) -> None:
     one = make(4.5)
     one.fill("ab")
-    assert one.store.roomy
+    assert one.store.tracks_nothing
     one.store["a"]
     one.fill("cde")
     assert one.fast() == "acde"
 
 
 @pytest.mark.parametrize("event", ["evict", "shrink", "resize"])
-def test_new_values_are_evicted_when_memory_is_needed(
+def test_untracked_values_are_evicted_when_memory_is_needed(
     make: Callable[..., Made], event: str
 ) -> None:
     one = make(10)
     one.fill("ab")
-    assert one.store.roomy
+    one.store["a"]
+    assert one.store.tracks_nothing
     if event == "evict":
         assert one.store.evict() == SIZE
     elif event == "shrink":
@@ -606,5 +607,35 @@ def test_new_values_are_evicted_when_memory_is_needed(
     else:
         one.store.resize(0, int(1.5 * SIZE))
     one.settle()
-    assert one.fast() == "b"
-    np.testing.assert_array_equal(one.store["a"], tile(0))
+    # a was read last
+    assert one.fast() == "a"
+    np.testing.assert_array_equal(one.store["b"], tile(1))
+
+
+def test_values_of_requests_stay_when_memory_fills(make: Callable[..., Made]) -> None:
+    one = make(4.5)
+    one.fill("ab")
+    request = one.store.request("a", lambda: None)
+    ended = one.store.request("b", lambda: None)
+    one.store.release(ended)
+    one.store.expect({"a": 100.0})
+    one.store.next_use = dict.fromkeys("bcdef", 1.0).__or__({"a": 100.0}).get
+    one.fill("cdef")
+    assert "a" in one.store.fast
+    one.store.release(request)
+    one.fill("c")
+    assert "a" not in one.store.fast
+
+
+def test_views_of_one_buffer_are_counted_once_while_untracked(make: Callable[..., Made]) -> None:
+    one = make(10)
+    base = tile(1)
+    for key in "abcd":
+        one.store[key] = base[: len(base) // 2]
+    assert one.store.tracks_nothing
+    assert one.store.used(0) == SIZE
+    for key in "abc":
+        del one.store[key]
+    assert one.store.used(0) == SIZE
+    del one.store["d"]
+    assert one.store.used(0) == 0

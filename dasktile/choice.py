@@ -161,8 +161,9 @@ def joined(request: Request, plan: TilingPlan) -> int:
 
 
 def _is_predictable(request: Request) -> bool:
-    # what other collections read from the arrays is not known
-    return not request.above and count_tasks(request.graph, request.names) <= MAX_TASKS
+    if count_tasks(request.graph, request.names) <= MAX_TASKS:
+        return True
+    return count_needed(request.graph, request.keys, MAX_TASKS) <= MAX_TASKS
 
 
 def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:

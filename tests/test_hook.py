@@ -13,7 +13,8 @@ from distributed import Client, LocalCluster
 
 import dasktile
 import dasktile.tiling.planner
-from dasktile import pipeline
+from dasktile import api, pipeline
+from dasktile.cluster.target import Machine
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((96, 40)), RNG.random((40, 64))
@@ -154,3 +155,15 @@ def test_hook_can_be_sent(scheduler: Client) -> None:
         return hook is dasktile.array_optimize
 
     assert scheduler.submit(tiles, dasktile.array_optimize).result()
+
+
+def test_blocks_that_are_not_needed_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In tiles of many rows the first row of blocks would need all of these rows."""
+    machine = Machine(2, order=("0", "1"), who_has=lambda blocks: {})
+    monkeypatch.setattr(api, "machine", lambda *_: machine)
+    x = da.from_array(np.ones((520, 520)), chunks=10)
+    y = ((x + 1) * 2 - x).blocks[0]
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        (tiled,) = dask.optimize(y)
+    (plain,) = dask.optimize(y)
+    assert len(tiled.dask) <= len(plain.dask)

@@ -195,11 +195,11 @@ def run(
                 planning = time.perf_counter() - started
                 told = dasktile.explain(*collections, keep_chunks=workload.keep_chunks)
                 runs = {
-                    "stock": (collections, 0.0, told.peak_before),
+                    "stock": (collections, 0.0, told.results_before),
                     "dasktile": (
                         planned if type(planned) is tuple else (planned,),
                         planning,
-                        told.peak_after,
+                        told.results_after,
                     ),
                 }
                 for engine, (graphs, seconds, peak) in runs.items():
@@ -219,7 +219,7 @@ def run(
 def numbers(collections: Sequence[Any], workers: int) -> dict[str, float]:
     """The measurements of a simulated run."""
     count, run = simulated(collections, workers)
-    return {"tasks": count, "moved": run.moved, "held": max(run.peaks), "seconds": run.seconds}
+    return {"tasks": count, "moved": run.moved, "held": max(run.results), "seconds": run.seconds}
 
 
 def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:

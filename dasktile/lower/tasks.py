@@ -24,7 +24,8 @@ from dasktile._compat.dask import (
     Task,
 )
 from dasktile.capture.base import GraphView
-from dasktile.capture.references import head_of
+from dasktile.capture.references import head_of, is_block
+from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.run_order import readers_of
 from dasktile.lower.runs import TaskTable
@@ -89,6 +90,8 @@ class BundleLimits:
     positions
         By the token of an array whose name has no placement, the mesh positions of its blocks:
         persisted arrays, and arrays of the input graph.
+    tiles
+        By the name of a layer that holds an array, its chunks and the bytes of an element.
     working
         By key of a task, bytes that it holds while it runs, besides its inputs and its result.
     settings
@@ -102,6 +105,7 @@ class BundleLimits:
     work: int
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
+    tiles: Mapping[str, tuple[Chunks, int]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
 
@@ -226,7 +230,13 @@ class GraphTasks:
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""
-        name = self.heads[number]
+        name, key = self.heads[number], self.keys[number]
+        if name in self.limits.tiles and is_block(
+            key, name, tuple(map(len, self.limits.tiles[name][0]))
+        ):
+            chunks, itemsize = self.limits.tiles[name]
+            shape = (sizes[at] for sizes, at in zip(chunks, key[1:], strict=True))
+            return math.prod(shape) * itemsize
         return self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
 
     # Tasks

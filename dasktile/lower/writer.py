@@ -791,6 +791,10 @@ class _Writer:
             work=work,
             threads=threads,
             positions=positions,
+            tiles={
+                name: (self.tiling(index).chunks, self.node(index).itemsize)
+                for index, name in self.made.items()
+            },
             working=working,
             settings=self.settings,
         )

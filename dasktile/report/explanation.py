@@ -119,7 +119,7 @@ class Explanation:
         are in memory already.  Nothing is spilled.  None if the sizes of results are not known
         well enough, and for graphs of very many tasks.
     results_before, results_after
-        The same without results of tasks that run: what distributed calls managed memory.
+        The same without what tasks hold while they run: what distributed calls managed memory.
     room
         Bytes of results that a worker holds before it spills, besides inputs that are in memory
         already; None if that is unknown.

@@ -94,8 +94,8 @@ class Simulated:
     seconds
         Until the last task has run.
     results
-        For every worker, the largest number of bytes of results in its memory: what tasks make or
-        hold while they run is not in them.
+        For every worker, the largest number of bytes of results in its memory, those of running
+        tasks included; what these hold besides is not in them.
     """
 
     peaks: tuple[int, ...]
@@ -136,8 +136,8 @@ class _Worker:
     sent: int = 0
     memory: int = 0
     peak: int = 0
-    #: Bytes of the memory that tasks make or hold while they run.
-    running: int = 0
+    #: Bytes that tasks hold while they run, besides their inputs and results.
+    working: int = 0
     #: The largest number of bytes of results.
     results: int = 0
     #: When its last transfer ends.
@@ -146,17 +146,17 @@ class _Worker:
     def hold(self, size: int) -> None:
         self.memory += size
         self.peak = max(self.peak, self.memory)
-        self.results = max(self.results, self.memory - self.running)
+        self.results = max(self.results, self.memory - self.working)
 
-    def start(self, size: int) -> None:
-        """Run a task that makes or holds a number of bytes."""
-        self.running += size
-        self.hold(size)
+    def start(self, size: int, working: int) -> None:
+        """Run a task with a result of a size, and bytes that it holds while it runs."""
+        self.working += working
+        self.hold(size + working)
 
-    def end(self, size: int, working: int) -> None:
-        """Such a task has run, of whose bytes some are released."""
-        self.running -= size
-        self.hold(-working)
+    def end(self, working: int) -> None:
+        """A task has run, which held some bytes."""
+        self.working -= working
+        self.memory -= working
 
 
 class _Simulation:
@@ -253,7 +253,7 @@ class _Simulation:
             worker.idle -= 1
             size = 0
             if number not in self.aliases:
-                worker.start(sizes[number] + self._working(number))
+                worker.start(sizes[number], self._working(number))
                 size = sizes[number] + sum(sizes[read] for read in self.reads[number])
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
@@ -266,8 +266,7 @@ class _Simulation:
         worker.idle += 1
         worker.sent -= 1
         if number not in self.aliases:
-            working = self._working(number)
-            worker.end(self.tasks.sizes[number] + working, working)
+            worker.end(self._working(number))
         self.there[number][at] = self.now
         if number in self.aliases:
             self.uncounted.add(number)

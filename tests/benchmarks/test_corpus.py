@@ -187,7 +187,8 @@ def test_simulated_plans_have_fewer_tasks_and_move_no_more_bytes(tmp_path: Path)
         assert after["moved"] <= max(before["moved"], 1_000_000)
         assert 0 < after["held"] <= max(8 * before["held"], 2**25)
         if after["predicted"] is not None:
-            assert abs(after["predicted"] - after["held"]) <= NEAR * after["held"]
+            # a result of a few bytes is an object of a hundred
+            assert abs(after["predicted"] - after["held"]) <= NEAR * after["held"] + 100
     assert sum(cell["predicted"] is not None for cell in cells) > len(cells) // 2
 
 

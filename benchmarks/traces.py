@@ -106,8 +106,12 @@ def _instrument() -> None:
     def made(self: TileStore, key: Any, value: Any) -> None:
         set_(self, key, value)
         trace, entry = _TRACES.get(id(self)), self._entries.get(key)
-        if trace is not None and entry is not None:
+        if trace is None:
+            return
+        if entry is not None:
             trace.made(key, value, sum(part.size for part in entry.parts))
+        elif key in self._untracked:
+            trace.made(key, value, self._untracked[key][0])
 
     def requested(
         self: TileStore, keys: Iterable[Any], then: Callable[[], object], *rest: Any, **options: Any

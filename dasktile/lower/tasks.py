@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
+from operator import getitem
 from typing import Any
 
 from dask.blockwise import Blockwise, optimize_blockwise
@@ -231,12 +232,11 @@ class GraphTasks:
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""
         name, key = self.heads[number], self.keys[number]
-        if name in self.limits.tiles and is_block(
-            key, name, tuple(map(len, self.limits.tiles[name][0]))
-        ):
-            chunks, itemsize = self.limits.tiles[name]
-            shape = (sizes[at] for sizes, at in zip(chunks, key[1:], strict=True))
-            return math.prod(shape) * itemsize
+        chunks, itemsize = self.limits.tiles.get(name, ((), 0))
+        if itemsize and is_block(key, name, tuple(map(len, chunks))):
+            # block numbers may be of any type that equals an integer
+            places = (int(getattr(at, "real", at)) for at in key[1:])
+            return math.prod(map(getitem, chunks, places)) * itemsize
         return self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
 
     # Tasks

@@ -560,6 +560,9 @@ class TileStore(MutableMapping[Any, Any]):
             copies = self._execute(self._residency.shrink(0, size))
         for copy in copies:
             copy.exception()
+        if self._evicted_bytes == before:
+            # evictions that were in progress already may make the room
+            self._engine.wait_all()
         evicted = self._evicted_bytes > before
         if not evicted:
             logger.warning(

@@ -137,11 +137,11 @@ def _unless_error(change: Callable[[Candidate], Candidate], plan: Candidate) -> 
         return plan
 
 
-def room(request: Request, accepted: Candidate) -> int | None:
+def room(request: Request, chosen: Candidate) -> int | None:
     """Bytes of results that a worker holds before it spills; None if that is unknown."""
     if request.machine.room is None:
         return None
-    there = sum(node.nbytes for node in accepted.planned.plan.program.nodes if node.homes)
+    there = sum(node.nbytes for node in chosen.planned.plan.program.nodes if node.homes)
     return max(0, request.machine.room - there // request.machine.workers)
 
 
@@ -172,15 +172,15 @@ def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | No
     return predict_input(request.graph, wanted, request.machine)
 
 
-def _with_prediction(request: Request, accepted: Candidate) -> Candidate:
+def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
     """The same plan with its graph and a prediction of its run; that of the input is there."""
-    if accepted.planned.plan.tiled is None:
-        return replace(accepted, after=accepted.before)
-    lowered = accepted.lowered or lower_plan(request, accepted.planned)
+    if chosen.planned.plan.tiled is None:
+        return replace(chosen, after=chosen.before)
+    lowered = chosen.lowered or lower_plan(request, chosen.planned)
     after = None
     if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
         after = predict_plan(lowered, request.machine)
-    return replace(accepted, lowered=lowered, after=after)
+    return replace(chosen, lowered=lowered, after=after)
 
 
 def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candidate:

@@ -91,19 +91,19 @@ def candidate(
     """
     for _ in range(2):
         planned = plan_request(request, captured, settings, **options)
-        accepted = Candidate(planned)
+        chosen = Candidate(planned)
         if _has_shuffles(captured):
-            return unchanged(accepted, SHUFFLED)
+            return unchanged(chosen, SHUFFLED)
         if planned.plan.tiled is None:
-            return accepted
+            return chosen
         converted = _is_converted(request, planned.plan)
         if not converted and not planned.watched():
-            return accepted
+            return chosen
         lowered = lower_plan(request, planned)
         if converted and _has_costly_tasks(request, planned.plan, lowered):
-            return unchanged(accepted, MANY_PIECES)
+            return unchanged(chosen, MANY_PIECES)
         if not _computes_unneeded(planned, lowered):
-            return replace(accepted, lowered=lowered)
+            return replace(chosen, lowered=lowered)
         nodes = planned.plan.program.nodes
         some = [node.name in planned.needed for node in nodes]
         pinned = {
@@ -112,7 +112,7 @@ def candidate(
             if some[index] or any(some[edge.producer] for edge in node.edges)
         }
         captured = capture(request, pinned)
-    return unchanged(accepted, "a re-tiled graph would compute blocks that Dask would not compute")
+    return unchanged(chosen, "a re-tiled graph would compute blocks that Dask would not compute")
 
 
 def _has_shuffles(captured: Captured) -> bool:
@@ -128,11 +128,11 @@ def _has_shuffles(captured: Captured) -> bool:
     )
 
 
-def unchanged(accepted: Candidate, verdict: str) -> Candidate:
+def unchanged(chosen: Candidate, verdict: str) -> Candidate:
     """The input as it is, for a reason."""
-    planned = accepted.planned
+    planned = chosen.planned
     plan = replace(planned.plan, tiled=None, verdict=verdict)
-    return Candidate(replace(planned, plan=plan), before=accepted.before, after=accepted.before)
+    return Candidate(replace(planned, plan=plan), before=chosen.before, after=chosen.before)
 
 
 def capture(request: Request, pinned: Mapping[str, str]) -> Captured:

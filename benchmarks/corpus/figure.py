@@ -78,13 +78,9 @@ def numpy_seconds(workload: Workload, size: float = 1) -> float:
     """
 
     def whole(
-        name: str,
-        shape: tuple[int, ...],
-        chunks: tuple[int, ...],
-        dtype: str = "f8",
-        law: str = "uniform",
+        name: str, shape: tuple[int, ...], chunks: Any, *more: Any, **options: Any
     ) -> da.Array:
-        return random(name, shape, shape, dtype, law)
+        return random(name, shape, shape, *more, **options)
 
     collections = workload.function(size, whole)
     with dask.config.set(scheduler="sync"), warnings.catch_warnings():

@@ -53,8 +53,8 @@ def needed_blocks(
     """
     needed = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
     _mark(needed, flatten([keys]))
-    for reads in _needed_reads(graph, keys, layers):
-        _mark(needed, {key for dependencies in reads.values() for key in dependencies})
+    for _, below in _needed_tasks(graph, keys, layers):
+        _mark(needed, below)
     return needed
 
 
@@ -71,18 +71,18 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
         Number of tasks beyond which no more are counted.
     """
     count = 0
-    for reads in _needed_reads(graph, keys):
-        count += len(reads)
-        # of those that are read next, each is a task of another layer
-        if count > most or len({read for each in reads.values() for read in each}) > most:
+    for tasks, below in _needed_tasks(graph, keys):
+        count += tasks
+        # what they read is needed, too, and may be in layers that take long to look at
+        if max(count, len(below)) > most:
             return most + 1
     return count
 
 
-def _needed_reads(
+def _needed_tasks(
     graph: HighLevelGraph, keys: Any, layers: Collection[str] | None = None
-) -> Iterator[Mapping[Any, Set[Any]]]:
-    """Layer by layer from the last, the tasks that the wanted keys depend on, and their reads."""
+) -> Iterator[tuple[int, Set[Any]]]:
+    """Layer by layer from the last, the number of tasks that are needed, and what they read."""
     pending = _Pending(flatten([keys]))
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
@@ -95,9 +95,10 @@ def _needed_reads(
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
         reads = _reads(layer, pending.of(layer), others)
-        pending.add({key for dependencies in reads.values() for key in dependencies})
+        below = {key for dependencies in reads.values() for key in dependencies}
+        pending.add(below)
         pending.remove(reads)
-        yield reads
+        yield len(reads), below
 
 
 class _Pending:

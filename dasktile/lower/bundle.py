@@ -30,6 +30,7 @@ from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
+from dasktile.lower.run_order import live_bytes
 from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
@@ -307,23 +308,14 @@ class _Written:
 
     def _live(self, run: Run) -> int:
         """Bytes of the results of a run that are in memory at the same time."""
-        sizes, members = self.tasks.sizes, set(run.tasks)
-        unread = {
-            number: sum(reader in members for reader in self.tasks.readers[number])
-            for number in run.tasks
-        }
-        for number in run.returned:
-            unread[number] += 1
-        live = peak = 0
-        for number in run.tasks:
-            live += sizes[number]
-            peak = max(peak, live + self.tasks.working[number])
-            for read in self.tasks.reads[number]:
-                if read in members:
-                    unread[read] -= 1
-                    if not unread[read]:
-                        live -= sizes[read]
-        return peak
+        tasks = self.tasks
+        return live_bytes(
+            run.tasks,
+            tasks.reads.__getitem__,
+            tasks.sizes.__getitem__,
+            run.returned,
+            tasks.working.__getitem__,
+        )
 
     # Tasks
 

@@ -27,6 +27,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.run_order import live_bytes
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import MARK, Placement, decode, token
 
@@ -392,17 +393,10 @@ class _Fusion:
 
     def _working(self, keys: Sequence[Any]) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last."""
-        inside = set(keys)
-        unread = {key: sum(map(inside.__contains__, self.readers.get(key, ()))) for key in keys}
-        live = most = 0
-        for key in keys:
-            live += self.size(key)
-            most = max(most, live)
-            for read in self.tasks[key].dependencies & inside:
-                unread[read] -= 1
-                if not unread[read]:
-                    live -= self.size(read)
-        return max(0, most - self.size(keys[-1]))
+        live = live_bytes(
+            keys, lambda key: self.tasks[key].dependencies, self.size, returned=keys[-1:]
+        )
+        return live - self.size(keys[-1])
 
     def _rename(self, groups: dict[Any, list[Any]]) -> None:
         """Add an alias whose name gives no home to the group that it is the only reader of.

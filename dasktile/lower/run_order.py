@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from typing import TypeVar
+
+_Task = TypeVar("_Task", bound=Hashable)
 
 #: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
 #: inputs may be a small array that is broadcast.
@@ -108,6 +112,41 @@ def peak(
             unread[read] -= 1
             if not unread[read]:
                 live[homes[read]] -= sizes[read]
+    return most
+
+
+def live_bytes(
+    steps: Sequence[_Task],
+    reads: Callable[[_Task], Iterable[_Task]],
+    size: Callable[[_Task], int],
+    returned: Collection[_Task],
+    working: Callable[[_Task], int] | None = None,
+) -> int:
+    """Bytes of the results of some tasks at most, if each is released after its last reader.
+
+    Parameters
+    ----------
+    steps
+        The tasks that one task runs, in this order.
+    reads, size
+        What a task reads, each once, and the bytes of its result.
+    returned
+        Tasks whose results are in memory to the end.
+    working
+        Bytes that a task holds while it runs, besides its inputs and its result.
+    """
+    inside = set(steps)
+    unread = Counter(returned)
+    unread.update(read for step in steps for read in reads(step) if read in inside)
+    live = most = 0
+    for step in steps:
+        live += size(step)
+        most = max(most, live + (working(step) if working else 0))
+        for read in reads(step):
+            if read in inside:
+                unread[read] -= 1
+                if not unread[read]:
+                    live -= size(read)
     return most
 
 

@@ -761,7 +761,7 @@ class _Writer:
         roots = {
             name
             for name, layer in graph.layers.items()
-            if name not in written and _is_of_roots(layer)
+            if name not in written and not graph.dependencies[name] and _is_of_roots(layer)
         }
         limits = replace(self.limits(fuse_bytes, input_bytes, threads), chained=roots)
         return fuse(graph.layers, graph.dependencies, written | roots, outputs, limits)

@@ -465,18 +465,6 @@ def test_tasks_that_allocate_on_the_device(device: Callable[[float], EmulatedDev
         assert gpu.peak <= gpu.capacity
 
 
-def test_tasks_that_do_not_fit_at_once(
-    device: Callable[[float], EmulatedDevice],
-) -> None:
-    gpu = device(4.5)
-    with spilling(20, threads=3, device=4) as (_, client):
-        tiles = made(client, on_device)
-        trios = [tiles[start : start + 3] for start in range(TILES - 2)]
-        results = [client.submit(on_device_total, *trio, pure=False) for trio in trios]
-        assert client.gather(results) == sums(range(3, 3 * TILES - 3, 3))
-        assert gpu.peak <= gpu.capacity
-
-
 def held_for_longer(*tiles: Any) -> float:
     """Holds its inputs for a while after its end, as a thread does that has to wait."""
     held = list(tiles)
@@ -484,14 +472,15 @@ def held_for_longer(*tiles: Any) -> float:
     return on_device_total(*tiles)
 
 
-def test_tasks_that_hold_their_inputs_after_their_end(
-    device: Callable[[float], EmulatedDevice],
+@pytest.mark.parametrize("run", [on_device_total, held_for_longer])
+def test_tasks_that_do_not_fit_at_once(
+    run: Callable[..., float], device: Callable[[float], EmulatedDevice]
 ) -> None:
     gpu = device(4.5)
     with spilling(20, threads=3, device=4) as (_, client):
         tiles = made(client, on_device)
         trios = [tiles[start : start + 3] for start in range(TILES - 2)]
-        results = [client.submit(held_for_longer, *trio, pure=False) for trio in trios]
+        results = [client.submit(run, *trio, pure=False) for trio in trios]
         assert client.gather(results) == sums(range(3, 3 * TILES - 3, 3))
         assert gpu.peak <= gpu.capacity
 

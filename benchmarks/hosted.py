@@ -15,8 +15,8 @@ class Hosted:
     Parameters
     ----------
     name
-        ``stock`` for Dask without dasktile; ``dasktile`` plans with `dasktile.optimize`, on a
-        cluster where `dasktile.enable` was called.
+        ``stock`` for Dask without dasktile; ``enabled`` for a cluster where `dasktile.enable` was
+        called; ``dasktile`` also plans with `dasktile.optimize`.
     workers, rate
         As in `benchmarks.meters.Cluster`.
     """
@@ -31,7 +31,7 @@ class Hosted:
         self.cluster = Cluster(*self.size)
         self.cluster.__enter__()
         # older versions of dasktile have no plugins
-        if self.planned and hasattr(dasktile, "enable"):
+        if self.name != "stock" and hasattr(dasktile, "enable"):
             dasktile.enable(self.cluster.client)
             self.enabled = True
         return self

@@ -123,6 +123,6 @@ async def nothing_stuck(s: Scheduler, errors: bool = False) -> None:
     plugin = s.plugins.get(NAME)
     if plugin is not None:
         assert isinstance(plugin, TileSchedulerPlugin)
-        assert not plugin.roots.homes
-        await until(lambda: not plugin.roots.ready)
+        assert not plugin.roots.holding
+        await until(lambda: not plugin.roots.any_ready)
         assert bool(plugin.errors) == errors

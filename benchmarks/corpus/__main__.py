@@ -1,14 +1,15 @@
 """Dask and dasktile on published array workloads: processor time, seconds, tasks, bytes, memory.
 
     python -m benchmarks.corpus [--workloads NAME ...] [--inputs random zarr] [--workers 4]
-        [--rounds 1] [--size 1] [--engines stock dasktile] [--bundle N] [--json FILE]
+        [--rounds 1] [--size 1] [--engines stock dasktile enabled] [--bundle N] [--json FILE]
     python -m benchmarks.corpus --simulate [--workloads NAME ...] [--size 1] [--bundle N]
     python -m benchmarks.corpus --dry [--workloads NAME ...] [--inputs random zarr] [--size 1]
 
 ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within the time
-measured, on a cluster where `dasktile.enable` was called.  Each has a cluster of single-threaded
-processes of its own.  The engines run in turns, so that other load of the machine affects both.
-Medians of the rounds are reported, and geometric means of the ratios dasktile / Dask.
+measured, on a cluster where `dasktile.enable` was called.  ``enabled`` runs Dask's own graph on
+such a cluster.  Each has a cluster of single-threaded processes of its own.  The engines run in
+turns, so that other load of the machine affects both.  Medians of the rounds are reported, and
+geometric means of the ratios to Dask.
 
 ``--simulate`` computes the graphs of both engines in this process, and simulates the workers
 (`dasktile.schedule.peaks`): tasks, bytes and memory that depend on no timing.
@@ -52,7 +53,10 @@ from benchmarks.placement import FLOOR, mean_ratio
 from dasktile.report.explanation import format_bytes
 
 #: The engines.
-ENGINES = ("stock", "dasktile")
+ENGINES = ("stock", "dasktile", "enabled")
+
+#: The engines that run where none are named.
+USUAL_ENGINES = ENGINES[:2]
 
 #: The measurements that are compared: their titles, and whether they are in bytes.
 COMPARED = {
@@ -155,7 +159,7 @@ def run(
     workers: int = 4,
     rounds: int = 1,
     size: float = 1,
-    engines: Sequence[str] = ENGINES,
+    engines: Sequence[str] = USUAL_ENGINES,
     bundle: int = 0,
     console: Console | None = None,
     done: Callable[[list[dict[str, Any]]], None] = lambda cells: None,
@@ -245,7 +249,7 @@ def _cell(
 
 
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Geometric means of the ratios dasktile / Dask, for every kind of inputs.
+    """Geometric means of the ratios to Dask, for every kind of inputs.
 
     A measurement that is 0 for both is left out.  Fewer bytes than `FLOOR`, of either, count as
     that many.
@@ -254,44 +258,51 @@ def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     ----------
     cells
         As :func:`run` returns them.
+
+    Returns
+    -------
+    The means of dasktile by the kind of inputs; those of other engines by kind and engine.
     """
-    by = {(cell["inputs"], cell["workload"], cell["engine"]): cell for cell in cells}
     result: dict[str, Any] = {}
     for kind in dict.fromkeys(cell["inputs"] for cell in cells):
-        pairs = [
-            (name, cell, ours)
-            for (inputs, name, engine), cell in by.items()
-            if inputs == kind
-            and engine == "stock"
-            and (ours := by.get((kind, name, "dasktile"))) is not None
-            and not {"error"} & {*cell, *ours}
-        ]
-        ratios: dict[str, float | None] = {}
-        for key, (_, in_bytes) in COMPARED.items():
-            floor = FLOOR if in_bytes else 1e-9
-            both = [(theirs[key], ours[key]) for _, theirs, ours in pairs]
-            ratios[key] = mean_ratio(
-                [max(b, floor) / max(a, floor) for a, b in both if a > 0 or b > 0]
-            )
-        speeds = {
-            key: {name: theirs[key] / max(ours[key], 1e-9) for name, theirs, ours in pairs}
-            for key in ("seconds", "cpu_seconds")
-        }
         chosen_cells = [cell for cell in cells if cell["inputs"] == kind]
-        result[kind] = {
-            "workloads": len(pairs),
-            "ratios": ratios,
-            "planning": sum(ours["planning"] for _, _, ours in pairs),
-            **{
-                f"slower_{key}": {name: speed for name, speed in by_name.items() if speed < SLOWER}
-                for key, by_name in speeds.items()
-            },
-            "different": [cell["workload"] for cell in chosen_cells if not cell.get("same", True)],
-            "failed": [
-                f"{cell['engine']} {cell['workload']}" for cell in chosen_cells if "error" in cell
-            ],
-        }
+        for engine in dict.fromkeys(cell["engine"] for cell in chosen_cells):
+            if engine != "stock":
+                title = kind if engine == "dasktile" else f"{kind}, {engine}"
+                result[title] = _compared(chosen_cells, engine)
     return result
+
+
+def _compared(cells: Sequence[Mapping[str, Any]], engine: str) -> dict[str, Any]:
+    """Geometric means of the ratios of an engine to Dask."""
+    by = {(cell["workload"], cell["engine"]): cell for cell in cells}
+    pairs = [
+        (name, cell, ours)
+        for (name, whose), cell in by.items()
+        if whose == "stock"
+        and (ours := by.get((name, engine))) is not None
+        and not {"error"} & {*cell, *ours}
+    ]
+    ratios: dict[str, float | None] = {}
+    for key, (_, in_bytes) in COMPARED.items():
+        floor = FLOOR if in_bytes else 1e-9
+        both = [(theirs[key], ours[key]) for _, theirs, ours in pairs]
+        ratios[key] = mean_ratio([max(b, floor) / max(a, floor) for a, b in both if a > 0 or b > 0])
+    speeds = {
+        key: {name: theirs[key] / max(ours[key], 1e-9) for name, theirs, ours in pairs}
+        for key in ("seconds", "cpu_seconds")
+    }
+    return {
+        "workloads": len(pairs),
+        "ratios": ratios,
+        "planning": sum(ours["planning"] for _, _, ours in pairs),
+        **{
+            f"slower_{key}": {name: speed for name, speed in by_name.items() if speed < SLOWER}
+            for key, by_name in speeds.items()
+        },
+        "different": [cell["workload"] for cell in cells if not cell.get("same", True)],
+        "failed": [f"{cell['engine']} {cell['workload']}" for cell in cells if "error" in cell],
+    }
 
 
 def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
@@ -334,7 +345,7 @@ def _text(value: float, in_bytes: bool) -> str:
 
 def report_summary(groups: Mapping[str, Any], console: Console) -> None:
     """Print the result of :func:`summary`."""
-    table = Table(title="dasktile / Dask, geometric means", title_justify="left")
+    table = Table(title="Ratios to Dask, geometric means", title_justify="left")
     for title in ("inputs", "workloads", *(title for title, _ in COMPARED.values()), "plan s"):
         table.add_column(title, justify="right")
     for kind, group in groups.items():
@@ -371,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--size", type=float, default=1)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(USUAL_ENGINES))
     parser.add_argument("--bundle", type=int, default=32, metavar="TASKS")
     parser.add_argument("--simulate", action="store_true", help="without a cluster")
     parser.add_argument("--dry", action="store_true", help="plan only, without a cluster")

@@ -26,6 +26,9 @@ class RuntimeSettings:
     stall_timeout
         Seconds without any task for its home worker after which a root task is sent to another
         worker, if that is idle.
+    max_family, max_combined
+        Root tasks of a graph without a plan that are sent to the same worker because their results
+        are combined; inputs of a task that combines them at the most.
     max_layers
         Layers that are counted one by one, on the scheduler and on every worker.  Beyond, the
         counts of the older half are added up, so that memory is bounded.
@@ -61,6 +64,8 @@ class RuntimeSettings:
     check_interval: float = 0.5
     reassign_delay: float = 0.1
     stall_timeout: float = 2.0
+    max_family: int = 16
+    max_combined: int = 64
     max_layers: int = 1000
     heartbeat_layers: int = 32
     max_readers: int = 32

@@ -28,6 +28,8 @@ from dasktile.runtime.scheduler.replicas import keep_for_readers, restore_policy
 from dasktile.runtime.scheduler.roots import (
     HELD,
     Roots,
+    combining_tasks,
+    is_data,
     is_placed,
     is_root,
     restrict_to_home,
@@ -35,6 +37,7 @@ from dasktile.runtime.scheduler.roots import (
 )
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.plugin import fold_counts
+from dasktile.schedule.families import families
 from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
 from dasktile.schedule.placement import MARK, primary, token, worker_order
 
@@ -171,7 +174,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         else:
             if self._has(Feature.PLACEMENT):
                 self._guard(self._check_workers)
-            if self.roots.homes:
+            if self.roots.holding:
                 self._guard(self.roots.check)
             self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
 
@@ -289,8 +292,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         alive = self.homes.workers
         if not alive:
             return
+        families = self.roots.families
         pending = [
-            ts for ts in self.scheduler.tasks.values() if is_placed(ts) and ts.state in _PENDING
+            ts
+            for key, ts in self.scheduler.tasks.items()
+            if is_placed(ts) and ts.state in _PENDING and key not in families
         ]
         pending.sort(key=lambda ts: ts.priority or ())
         layers = LayerTable(self.homes)
@@ -347,7 +353,10 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Hold or release root tasks after a transition."""
         if finish == internals.PROCESSING:
             ts = self.scheduler.tasks[key]
-            if is_placed(ts):
+            if key in self.roots.families:
+                self.roots.forget(key)
+                unrestrict(ts)  # from now on it is a task as others
+            elif is_placed(ts):
                 self.roots.forget(key)
                 self._guard(self._prevent_stealing, ts)
         elif finish == internals.NO_WORKER:
@@ -359,7 +368,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         elif start in (internals.PROCESSING, internals.MEMORY):
             if finish == internals.RELEASED:
                 self._guard(self._hold_lost_root, key)
-            if self.roots.ready:
+            if self.roots.any_ready:
                 self.roots.request_release()
 
     def _hold_lost_root(self, key: Any) -> None:
@@ -433,6 +442,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 restrict(ts, home)
         if homes:
             self._place_others(between, [tasks[key] for key in others], homes)
+        elif self.placement and self.roots.throttled:
+            self._group_roots([tasks[key] for key in others])
         self.placed += len(homes)
         self._predict({name: layers[name] for name in new})
 
@@ -477,6 +488,22 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if all(read.key in homes and len(read.dependents) == 1 for read in ts.dependencies):
                 self._place_near(ts, ts.dependencies, homes, restrict)
 
+    def _group_roots(self, new: list[TaskState]) -> None:
+        """Hold root tasks of a graph without a plan in families, each of which one worker runs.
+
+        As in distributed, tasks are root tasks if they are more than two for each thread.
+        """
+        roots = [ts for ts in new if _is_new(ts) and is_root(ts) and not is_data(ts)]
+        threads = self.scheduler.total_nthreads
+        if len(self.homes.workers) < 2 or len(roots) <= 2 * threads:
+            return
+        roots.sort(key=lambda ts: ts.priority or ())
+        most = max(1, min(self.settings.max_family, len(roots) // (4 * threads)))
+        grouped = families(roots, combining_tasks(self.settings.max_combined), most)
+        if len(grouped) < len(roots):
+            for family in grouped:
+                self.roots.hold_family(family)
+
     def _place_near(
         self,
         ts: TaskState,
@@ -519,6 +546,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
             return homes[ts.key]
         if ts.key in self.roots.homes:
             return self.roots.homes[ts.key]
+        if ts.key in self.roots.families:
+            return None
         if ts.processing_on is not None:
             address: str = ts.processing_on.address
             return address

@@ -3,6 +3,9 @@
 Distributed queues root tasks on the scheduler until a worker has a slot, but only tasks without
 worker restrictions.  Root tasks with a home worker are held here instead: they are in the state
 ``no-worker``, restricted to the address `HELD` of no worker, until their home worker has a slot.
+
+Root tasks without a plan are held, too, if the results of some are combined: the tasks of a family
+have no home worker, but run on the worker that runs the first of them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat import distributed as internals
@@ -53,13 +57,58 @@ def unrestrict(ts: TaskState) -> None:
 def is_root(ts: TaskState) -> bool:
     """Whether a task is a root task: it has no inputs, or only data that the graph contains."""
     for read in ts.dependencies:
-        if read.dependencies or read.who_has or not _is_data(read):
+        if read.dependencies or read.who_has or not is_data(read):
             return False
     return True
 
 
-def _is_data(ts: TaskState) -> bool:
+def is_data(ts: TaskState) -> bool:
+    """Whether a task is only data that the graph contains."""
     return type(ts.run_spec).__name__ == "DataNode"
+
+
+def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
+    """A function: the keys of the tasks that combine the result of a task with those of others.
+
+    Parameters
+    ----------
+    most
+        Inputs of a task that combines results at most; tasks with more combine everything.
+    """
+    counts: dict[Any, int] = {}
+
+    def combining(ts: TaskState) -> set[Any]:
+        found = set()
+        alone = [ts]
+        while alone:
+            for reader in alone.pop().dependents:
+                reads = counts.get(reader.key)
+                if reads is None:
+                    reads = sum(not is_data(read) for read in reader.dependencies)
+                    counts[reader.key] = reads
+                if reads == 1:
+                    alone.append(reader)
+                elif reads <= most:
+                    found.add(reader.key)
+        return found
+
+    return combining
+
+
+@dataclass(eq=False, slots=True)
+class Family:
+    """Root tasks that should run on one worker, whichever has a slot first.
+
+    Attributes
+    ----------
+    ready
+        The tasks that could run: a heap of (priority, number, key).
+    worker
+        The address of the worker that runs them, if one does.
+    """
+
+    ready: list[tuple[Any, int, Any]] = field(default_factory=list)
+    worker: str | None = None
 
 
 class Roots:
@@ -84,6 +133,8 @@ class Roots:
         Home workers of the tasks that are held, by key.
     ready
         The held tasks that could run, by home worker: heaps of (priority, number, key).
+    families
+        Families of the tasks that are held without a home worker, by key.
     """
 
     def __init__(
@@ -98,6 +149,11 @@ class Roots:
         self.settings = settings or RuntimeSettings()
         self.homes: dict[Any, str] = {}
         self.ready: dict[str, list[tuple[Any, int, Any]]] = {}
+        self.families: dict[Any, Family] = {}
+        #: Families with ready tasks that no worker runs: a heap of (priority, number, family).
+        self._waiting: list[tuple[Any, int, Family]] = []
+        #: The family that a worker runs, by address.
+        self._served: dict[str, Family] = {}
         #: Whether :meth:`release` will be called soon.
         self.release_requested = False
         self._place = place
@@ -114,16 +170,37 @@ class Roots:
         """False where root tasks are sent to workers at once."""
         return self._available and internals.limits_roots(self.scheduler)
 
+    @property
+    def holding(self) -> bool:
+        """Whether a task is held."""
+        return bool(self.homes or self.families)
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether a task that is held could run."""
+        return bool(self.ready or self._waiting or self._served)
+
     def hold(self, ts: TaskState, home: str) -> None:
         """Hold a task for its home worker."""
         self.homes[ts.key] = home
         internals.restrict(ts, restriction_to(HELD), loose=False)
+
+    def hold_family(self, tasks: Sequence[TaskState]) -> None:
+        """Hold tasks for the worker that will run the first of them."""
+        family = Family()
+        for ts in tasks:
+            self.families[ts.key] = family
+            internals.restrict(ts, restriction_to(HELD), loose=False)
 
     def add_ready(self, ts: TaskState) -> None:
         """Add a task with a home worker that could run now."""
         if not self._available:
             # no worker runs; the next one that does may run it
             unrestrict(ts)
+            return
+        family = self.families.get(ts.key)
+        if family is not None:
+            self._push_member(family, ts)
             return
         if ts.key not in self.homes:
             # No worker runs.  The scheduler does not reconsider tasks restricted to a worker that
@@ -141,6 +218,13 @@ class Roots:
         if not self.release_requested:
             self.request_release()
 
+    def _push_member(self, family: Family, ts: TaskState) -> None:
+        entry = ts.priority, next(self._counter), ts.key
+        if not family.ready and family.worker is None:
+            heapq.heappush(self._waiting, (*entry[:2], family))
+        heapq.heappush(family.ready, entry)
+        self.request_release()
+
     def change_home(self, ts: TaskState, home: str) -> None:
         """Give a task that is held another home worker."""
         self.homes[ts.key] = home
@@ -149,13 +233,17 @@ class Roots:
 
     def forget(self, key: Any) -> None:
         """Remove a task that runs, or will not run."""
-        if self.homes.pop(key, None) is not None and not self.homes:
+        known = self.homes.pop(key, None) or self.families.pop(key, None)
+        if known is not None and not self.holding:
             self.clear()
 
     def clear(self) -> None:
         """Remove all tasks."""
         self.homes.clear()
         self.ready.clear()
+        self.families.clear()
+        self._waiting.clear()
+        self._served.clear()
         self._last_served.clear()
 
     # -- releasing ----------------------------------------------------------------------
@@ -200,8 +288,69 @@ class Roots:
                 slots[worker] -= 1
             if not waiting:
                 del self.ready[home]
+        if self.families:
+            self._release_families(slots, recommendations)
         if recommendations:
             internals.transition(self.scheduler, recommendations, _STIMULUS)
+
+    def _release_families(self, slots: dict[str, int], recommendations: dict[Any, Any]) -> None:
+        """Send every worker tasks of its family, then of the next family that no worker runs."""
+        for address in [address for address in self._served if address not in slots]:
+            self._give_back(self._served.pop(address))
+        for worker in sorted(slots, key=self._place):
+            while slots[worker] >= 0:
+                family = self._family_for(worker)
+                if family is None:
+                    break
+                priority, _, key = family.ready[0]
+                if slots[worker] == 0 and not self._precedes_queue(priority):
+                    break
+                heapq.heappop(family.ready)
+                ts = self.scheduler.tasks.get(key)
+                if ts is not None and self._is_ready(ts, priority) and key in self.families:
+                    restrict_to_home(ts, worker)
+                    recommendations[key] = internals.PROCESSING
+                    slots[worker] -= 1
+
+    def _is_ready(self, ts: TaskState, priority: Any) -> bool:
+        """Whether a task could run; False if it was submitted again after it became ready."""
+        return bool(ts.state == internals.NO_WORKER and ts.priority == priority)
+
+    def _family_for(self, worker: str) -> Family | None:
+        """The family with ready tasks that a worker runs now; None if there is none."""
+        family = self._served.get(worker)
+        if family is not None and family.ready:
+            return family
+        while self._waiting:
+            _, _, family = heapq.heappop(self._waiting)
+            if family.ready and family.worker is None:
+                return self._serve(worker, family)
+        family = max(self._served.values(), key=lambda family: len(family.ready), default=None)
+        if family is None or not family.ready:
+            return None
+        # all families run: divide the largest rest
+        tasks = sorted(family.ready)
+        half = len(tasks) // 2
+        family.ready = tasks[:half]
+        other = Family(tasks[half:])
+        for _, _, key in other.ready:
+            if key in self.families:
+                self.families[key] = other
+        return self._serve(worker, other)
+
+    def _serve(self, worker: str, family: Family) -> Family:
+        former = self._served.get(worker)
+        if former is not None:
+            former.worker = None
+        family.worker = worker
+        self._served[worker] = family
+        return family
+
+    def _give_back(self, family: Family) -> None:
+        """Let any worker run a family."""
+        family.worker = None
+        if family.ready:
+            heapq.heappush(self._waiting, (*family.ready[0][:2], family))
 
     def _choose_worker(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
         """The worker for the first task of a home worker; None if it stays held."""
@@ -230,7 +379,7 @@ class Roots:
     def check(self) -> None:
         """Check for held tasks that time out or stall; called regularly."""
         # Tasks that are held do have a worker: they must not fail for lack of one.
-        internals.restart_timeouts(self.scheduler, self.homes)
+        internals.restart_timeouts(self.scheduler, [*self.homes, *self.families])
         now = internals.now()
         self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
         self.request_release()
@@ -238,7 +387,8 @@ class Roots:
     def free_all(self) -> None:
         """Return all tasks that are held to the scheduler, without restrictions."""
         tasks = self.scheduler.tasks
-        self.free([tasks[key] for key in self.homes if key in tasks])
+        held = [*self.homes, *self.families]
+        self.free([tasks[key] for key in held if key in tasks])
         self.clear()
 
     def free(self, tasks: Iterable[TaskState]) -> None:
@@ -246,7 +396,8 @@ class Roots:
         held = []
         for ts in tasks:
             unrestrict(ts)
-            if self.homes.pop(ts.key, None) is not None:
+            known = self.homes.pop(ts.key, None) or self.families.pop(ts.key, None)
+            if known is not None:
                 held.append(ts)
         if held:
             # Not now: the scheduler may be in the middle of a transition.

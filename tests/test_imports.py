@@ -167,6 +167,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.priorities",
             "runtime.settings",
             "runtime.worker.plugin",
+            "schedule.families",
             "schedule.homes",
             "schedule.placement",
         },

@@ -36,6 +36,7 @@ from dasktile.prediction import (
     predict_input,
     predict_plan,
     rough_cost,
+    work_seconds,
 )
 from dasktile.request import Request
 from dasktile.tiling.plan import TilingPlan
@@ -169,7 +170,9 @@ def _is_predictable(request: Request) -> bool:
 def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:
     needed = planned.wanted or wanted_blocks(request)
     wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
-    return predict_input(request.graph, wanted, request.machine)
+    nbytes = sum(node.nbytes for node in planned.captured.program.nodes)
+    work = work_seconds(nbytes, request.machine.workers)
+    return predict_input(request.graph, wanted, request.machine, work)
 
 
 def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
@@ -179,7 +182,8 @@ def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
     after = None
     if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
-        after = predict_plan(lowered, request.machine)
+        work = 0.0 if chosen.before is None else chosen.before.work
+        after = predict_plan(lowered, request.machine, work)
     return replace(chosen, lowered=lowered, after=after)
 
 
@@ -213,18 +217,24 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
     settings = request.machine.settings()
     small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
+    best, cost = usual, after.cost
     for plan in (small, own):
         other = plan()
         if not _may_replace(request, other, usual):
             continue
         least = sum(other.planned.plan.after.tasks) / config.bundle_tasks()
-        rough = 0.0 if other.planned.plan.tiled is None else rough_cost(least, before.peak)
-        if rough > CLEARLY_LESS * after.cost:
+        rough = (
+            0.0 if other.planned.plan.tiled is None else rough_cost(least, before.peak, before.work)
+        )
+        if rough > CLEARLY_LESS * cost:
             continue
         other = _with_prediction(request, replace(other, before=before))
-        if _is_clearly_better(other, usual):
-            return other
-    return usual
+        if _is_clearly_better(other, best):
+            assert other.after is not None
+            best, cost = other, other.after.cost
+            if not other.after.spilled and other.after.peak <= max(before.peak, SMALL_PEAK):
+                break
+    return best
 
 
 def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:

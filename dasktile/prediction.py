@@ -30,6 +30,10 @@ MEMORY_EXPONENT = 0.3
 #: and the results are awaited).
 LEAST_SECONDS = 0.1
 
+#: Bytes a second that the functions of a worker's tasks make (measured: the median of the corpus in
+#: ``benchmarks/corpus``).
+WORK_SPEED = 5e8
+
 #: Cost of a plan over that of the usual plan below which it takes its place (chosen: less is within
 #: the error of the simulation).
 CLEARLY_LESS = 0.9
@@ -80,6 +84,8 @@ class Prediction:
         Number of tasks that Dask runs, blocks in memory and aliases included.
     results
         Bytes of results alone on the worker that holds most.
+    work
+        Seconds that functions take, roughly, and about the same in whatever tiles they run.
     """
 
     seconds: float
@@ -88,6 +94,7 @@ class Prediction:
     room: int | None = None
     tasks: int = 0
     results: int = 0
+    work: float = 0.0
 
     @property
     def spilled(self) -> int:
@@ -102,7 +109,7 @@ class Prediction:
     @property
     def cost(self) -> float:
         """Seconds, times a power of the memory."""
-        seconds = LEAST_SECONDS + self.seconds_with_spill
+        seconds = LEAST_SECONDS + self.work + self.seconds_with_spill
         return seconds * max(1, self.peak) ** MEMORY_EXPONENT
 
     def dominates(self, other: Prediction) -> bool:
@@ -135,7 +142,20 @@ class Prediction:
         return no_slower and slow.cost < CLEARLY_LESS * other.cost
 
 
-def rough_cost(tasks: float, peak: int) -> float:
+def work_seconds(nbytes: int, workers: int) -> float:
+    """Seconds that functions take which make some bytes, roughly.
+
+    Parameters
+    ----------
+    nbytes
+        Bytes of all arrays.
+    workers
+        Number of workers.
+    """
+    return nbytes / workers / WORK_SPEED
+
+
+def rough_cost(tasks: float, peak: int, work: float = 0.0) -> float:
     """The cost of a run of which only the scheduler's time is known.
 
     Parameters
@@ -144,14 +164,17 @@ def rough_cost(tasks: float, peak: int) -> float:
         Number of tasks.
     peak
         Bytes of results on the worker that holds most.
+    work
+        Seconds that functions take.
     """
-    return Prediction(tasks * Speeds().scheduler, 0, peak).cost
+    return Prediction(tasks * Speeds().scheduler, 0, peak, work=work).cost
 
 
 def predict_input(
     graph: HighLevelGraph,
     wanted: Mapping[str, Collection[Any]],
     machine: Machine,
+    work: float = 0.0,
 ) -> Prediction | None:
     """What Dask's own graph takes; None if the sizes of results are unknown.
 
@@ -163,12 +186,14 @@ def predict_input(
         By the name of an array, the keys of it that are wanted.
     machine
         The workers.
+    work
+        Seconds that functions take.
     """
     limits = BundleLimits((), {}, (), 0, 0)
-    return _predict(machine, *placed_tasks(graph, wanted, limits))
+    return _predict(machine, work, *placed_tasks(graph, wanted, limits))
 
 
-def predict_plan(lowered: Lowered, machine: Machine) -> Prediction | None:
+def predict_plan(lowered: Lowered, machine: Machine, work: float = 0.0) -> Prediction | None:
     """What the graph of a plan takes; None if the sizes of results are unknown.
 
     Parameters
@@ -177,11 +202,15 @@ def predict_plan(lowered: Lowered, machine: Machine) -> Prediction | None:
         The graph.
     machine
         The workers.
+    work
+        Seconds that functions take.
     """
-    return _predict(machine, *lowered.tasks(machine.placed))
+    return _predict(machine, work, *lowered.tasks(machine.placed))
 
 
-def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction | None:
+def _predict(
+    machine: Machine, work: float, tasks: PlacedTasks, guessed: float
+) -> Prediction | None:
     if guessed > MOST_GUESSED:
         return None
     run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
@@ -192,6 +221,7 @@ def _predict(machine: Machine, tasks: PlacedTasks, guessed: float) -> Prediction
         machine.room,
         len(tasks.reads),
         max(run.results),
+        work,
     )
 
 

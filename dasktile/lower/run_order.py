@@ -76,8 +76,11 @@ def run_order(
         Tasks whose results are in memory to the end.
     """
     readers, height = readers_of(reads), _heights(reads)
+    # data that the graph contains, such as the file that all of them read, are no inputs
+    first = [all(homes[read] is None and not reads[read] for read in each) for each in reads]
     orders = [
-        _DepthFirst(reads, readers, sizes, height, kept, eager).order() for eager in (False, True)
+        _DepthFirst(reads, readers, sizes, height, first, kept, eager).order()
+        for eager in (False, True)
     ]
     return min(orders, key=lambda order: peak(order, reads, sizes, homes, kept))
 
@@ -165,6 +168,8 @@ class _DepthFirst:
         For every task, the tasks that read it.
     height
         For every task, the tasks on the longest path to it.
+    first
+        For every task, whether it has no inputs.
     eager
         Whether tasks without inputs run for a task that lacks them, if it then frees memory.
     """
@@ -175,11 +180,12 @@ class _DepthFirst:
         readers: Sequence[Sequence[int]],
         sizes: Sequence[int],
         height: Sequence[int],
+        first: Sequence[bool],
         kept: Collection[int],
         eager: bool,
     ) -> None:
         self.reads, self.readers, self.sizes = reads, readers, sizes
-        self.height, self.eager = height, eager
+        self.height, self.first, self.eager = height, first, eager
         self.done = [False] * len(reads)
         #: For every task, the readers that have not run; one more for results that are kept.
         self.unread = list(map(len, readers))
@@ -188,10 +194,8 @@ class _DepthFirst:
         #: For every task, the inputs that are not there, those of them that have inputs
         #: themselves, and the bytes of the others.
         self.missing = list(map(len, reads))
-        self.missing_inner = [sum(bool(reads[read]) for read in each) for each in reads]
-        self.missing_bytes = [
-            sum(sizes[read] for read in each if not reads[read]) for each in reads
-        ]
+        self.missing_inner = [sum(not first[read] for read in each) for each in reads]
+        self.missing_bytes = [sum(sizes[read] for read in each if first[read]) for each in reads]
         #: For every task, the bytes of the results of which it is the last reader.
         self.released = [0] * len(reads)
         #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
@@ -236,10 +240,10 @@ class _DepthFirst:
                 candidates += self._note_last_reader(read)
         for reader in self.readers[number]:
             self.missing[reader] -= 1
-            if self.reads[number]:
-                self.missing_inner[reader] -= 1
-            else:
+            if self.first[number]:
                 self.missing_bytes[reader] -= self.sizes[number]
+            else:
+                self.missing_inner[reader] -= 1
         for reader in reversed(candidates):
             if len(self.postponed.get(reader, ())) == self.missing[reader] > 0:
                 self.ready += self.postponed.pop(reader)

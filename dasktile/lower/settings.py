@@ -43,6 +43,9 @@ class LowerSettings:
     bundle_remaining
         Tasks of one home and phase that remain at most, bundles and picks included, as a share
         of those before; otherwise there are no bundles of them (chosen).
+    near_inputs
+        Share of the bytes of a task's inputs above which it runs on the worker that has them
+        (chosen).
     most_growth
         Tasks of a plan's graph over those of the input's graph, above which the tasks more must be
         worth the bytes saved (chosen: the tasks that Dask fuses are in neither count).
@@ -58,6 +61,7 @@ class LowerSettings:
     bundles_per_thread: int = 3
     bundle_task_bytes: float = 0.8e6
     bundle_remaining: float = 0.75
+    near_inputs: float = 0.75
     most_growth: float = 1.5
 
 

@@ -188,11 +188,11 @@ class GraphTasks:
         self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
         self.frozen = self._frozen()
+        self.sizes, self.guessed = estimated_sizes(self)
         self.places = self._places()
         self.homes = [
             place if self._may_run(number) else None for number, place in enumerate(self.places)
         ]
-        self.sizes, self.guessed = estimated_sizes(self)
         self.working = [limits.working.get(key, 0) for key in self.keys]
         self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
         self.table = TaskTable(
@@ -339,6 +339,21 @@ class GraphTasks:
         annotated = bool(self.graph.layers[self.layer[number]].annotations)
         return number not in self.frozen and not annotated and type(self.tasks[number]) in _PLAIN
 
+    def _place_of_inputs(self, number: int, places: Sequence[int | None]) -> int | None:
+        """The mesh position of the inputs of a task, or of nearly all of their bytes."""
+        reads = [read for read in self.reads[number] if not self.is_free(read)]
+        there = {places[read] for read in reads}
+        if len(there) == 1:
+            return there.pop()
+        if not there or not self.guessed.isdisjoint(reads):
+            return None
+        held = dict.fromkeys(there, 0)
+        for read in reads:
+            held[places[read]] += self.sizes[read]
+        most = max(held, key=lambda place: (held[place], place is None, place or 0))
+        enough = self.limits.settings.near_inputs * sum(held.values())
+        return most if held[most] > enough else None
+
     def _places(self) -> list[int | None]:
         """The mesh position of each task, None if it is unknown."""
         if not self.limits.mesh:
@@ -349,11 +364,9 @@ class GraphTasks:
             for number in self.inputs_first
             if places[number] is None and self._may_run(number)
         ]
-        # a slice, and any task with inputs on one worker only, runs where its inputs are
+        # a slice, and any task with nearly all of its inputs on one worker, runs where these are
         for number in unknown:
-            there = {places[read] for read in self.reads[number] if not self.is_free(read)}
-            if len(there) == 1:
-                places[number] = there.pop()
+            places[number] = self._place_of_inputs(number, places)
         # a task without inputs runs where its only readers are; not all inputs of a sum of many
         # blocks, which would leave the other workers idle
         near = list(places)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
@@ -483,7 +483,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                     ]
                 self._place_near(ts, readers, homes, restrict)
         for ts in between:
-            self._place_near(ts, ts.dependencies, homes, restrict)
+            self._place_near(ts, ts.dependencies, homes, restrict, near)
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
             if all(read.key in homes and len(read.dependents) == 1 for read in ts.dependencies):
                 self._place_near(ts, ts.dependencies, homes, restrict)
@@ -510,17 +510,23 @@ class TileSchedulerPlugin(SchedulerPlugin):
         touched: Iterable[TaskState],
         homes: dict[Any, str],
         restrict: Callable[[TaskState, str], None],
+        near: Collection[Any] = (),
     ) -> None:
-        """Place a task on the worker that has most of its neighbours."""
-        counts: dict[str, int] = {}
+        """Place a task on the worker that has most of its neighbours.
+
+        Neighbours in `near`, which have no home worker of their own either, count if no others do.
+        """
+        counts: dict[str, tuple[int, int]] = {}
         for other in touched:
             home = homes.get(other.key) or self._location(other, homes)
             if home is not None:
-                counts[home] = counts.get(home, 0) + 1
+                planned, placed = counts.get(home, (0, 0))
+                counts[home] = planned + (other.key not in near), placed + 1
         if counts:
             [best, *rest] = counts
             if rest:
-                best = max(counts, key=lambda address: (counts[address], address))
+                # of equal ones the first in mesh order
+                best = max(sorted(counts, key=self.homes.place), key=counts.__getitem__)
             homes[ts.key] = best
             restrict(ts, best)
 

@@ -44,6 +44,7 @@ class Input:
     axes: tuple[AxisMap, ...]
     chunks: Chunks | None = None
     within: tuple[int, int, int] | None = None
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def capture_graph(
                 itemsize=info.dtype.itemsize,
                 chunks=info.chunks,
                 edges=tuple(
-                    Edge(producer(read.layer), read.axes, read.chunks, read.within)
+                    Edge(producer(read.layer), read.axes, read.chunks, read.within, read.spread)
                     for read in answer.inputs
                 ),
                 partial=answer.partial,
@@ -318,10 +318,23 @@ def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
         out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
         kernel=Verbatim(members, tuple(array.name for array in arrays)),
         inputs=tuple(
-            Input(array.name, _known_maps(view.layers[info.name], info, array), array.chunks)
+            Input(
+                array.name,
+                _known_maps(view.layers[info.name], info, array),
+                array.chunks,
+                spread=_is_spread(view, members, array.name),
+            )
             for array in arrays
         ),
         reason=reason,
+    )
+
+
+def _is_spread(view: GraphView, members: tuple[str, ...], name: str) -> bool:
+    """Whether an array is read by a layer with several tasks, and not in one by the last."""
+    return any(
+        name in view.dependencies(member) and len(view.layers[member]) > 1
+        for member in members[:-1]
     )
 
 

@@ -132,12 +132,16 @@ class Edge:
     within
         If given, ``(label, lo, hi)``: only iterations of the label in ``[lo, hi)`` read
         the array.  Operand number ``k`` of a stack is read within ``(label, k, k + 1)``.
+    spread
+        True where several tasks of an unchanged operation read the array, each in some of its
+        `chunks`: not all of it is needed on one worker.
     """
 
     producer: int
     axes: tuple[AxisMap, ...]
     chunks: Chunks | None = None
     within: tuple[int, int, int] | None = None
+    spread: bool = False
 
 
 @dataclass(frozen=True, slots=True)

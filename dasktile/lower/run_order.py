@@ -77,9 +77,9 @@ def run_order(
     """
     readers, height = readers_of(reads), _heights(reads)
     # data that the graph contains, such as the file that all of them read, are no inputs
-    first = [all(homes[read] is None and not reads[read] for read in each) for each in reads]
+    data = [number for number, each in enumerate(reads) if not each and homes[number] is None]
     orders = [
-        _DepthFirst(reads, readers, sizes, height, first, kept, eager).order()
+        _DepthFirst(reads, readers, sizes, height, data, kept, eager).order()
         for eager in (False, True)
     ]
     return min(orders, key=lambda order: peak(order, reads, sizes, homes, kept))
@@ -168,8 +168,8 @@ class _DepthFirst:
         For every task, the tasks that read it.
     height
         For every task, the tasks on the longest path to it.
-    first
-        For every task, whether it has no inputs.
+    data
+        Tasks that are data of the graph, and no inputs; they come first.
     eager
         Whether tasks without inputs run for a task that lacks them, if it then frees memory.
     """
@@ -180,12 +180,15 @@ class _DepthFirst:
         readers: Sequence[Sequence[int]],
         sizes: Sequence[int],
         height: Sequence[int],
-        first: Sequence[bool],
+        data: Collection[int],
         kept: Collection[int],
         eager: bool,
     ) -> None:
         self.reads, self.readers, self.sizes = reads, readers, sizes
-        self.height, self.first, self.eager = height, first, eager
+        self.height, self.data, self.eager = height, data, eager
+        #: For every task, whether it has no inputs.
+        known = set(data)
+        self.first = [known.issuperset(each) for each in reads]
         self.done = [False] * len(reads)
         #: For every task, the readers that have not run; one more for results that are kept.
         self.unread = list(map(len, readers))
@@ -194,8 +197,10 @@ class _DepthFirst:
         #: For every task, the inputs that are not there, those of them that have inputs
         #: themselves, and the bytes of the others.
         self.missing = list(map(len, reads))
-        self.missing_inner = [sum(not first[read] for read in each) for each in reads]
-        self.missing_bytes = [sum(sizes[read] for read in each if first[read]) for each in reads]
+        self.missing_inner = [sum(not self.first[read] for read in each) for each in reads]
+        self.missing_bytes = [
+            sum(sizes[read] for read in each if self.first[read]) for each in reads
+        ]
         #: For every task, the bytes of the results of which it is the last reader.
         self.released = [0] * len(reads)
         #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
@@ -206,9 +211,11 @@ class _DepthFirst:
         self.ready: list[int] = []
 
     def order(self) -> list[int]:
-        order: list[int] = []
+        order = list(self.data)
+        for number in self.data:
+            self._set_done(number)
         for start, readers in enumerate(self.readers):
-            if readers:
+            if readers or self.done[start]:
                 continue
             stack = [start]
             while stack:
@@ -229,7 +236,7 @@ class _DepthFirst:
 
     def _run(self, number: int) -> None:
         """Note that a task has run, and add the tasks that should run next."""
-        self.done[number] = True
+        self._set_done(number)
         candidates = list(self.readers[number])
         if self.unread[number] == 1:
             self._note_last_reader(number)
@@ -238,12 +245,6 @@ class _DepthFirst:
             if self.unread[read] == 1:
                 # the last reader of a result may release it
                 candidates += self._note_last_reader(read)
-        for reader in self.readers[number]:
-            self.missing[reader] -= 1
-            if self.first[number]:
-                self.missing_bytes[reader] -= self.sizes[number]
-            else:
-                self.missing_inner[reader] -= 1
         for reader in reversed(candidates):
             if len(self.postponed.get(reader, ())) == self.missing[reader] > 0:
                 self.ready += self.postponed.pop(reader)
@@ -256,6 +257,15 @@ class _DepthFirst:
                     self.ready += [reader, *lacking]
             elif self._frees(reader) and not self._is_postponed(reader):
                 self.ready.append(reader)
+
+    def _set_done(self, number: int) -> None:
+        self.done[number] = True
+        for reader in self.readers[number]:
+            self.missing[reader] -= 1
+            if self.first[number]:
+                self.missing_bytes[reader] -= self.sizes[number]
+            else:
+                self.missing_inner[reader] -= 1
 
     def _note_last_reader(self, number: int) -> list[int]:
         """Note which task releases a result, if one does; return it in a list."""

@@ -46,6 +46,10 @@ class LowerSettings:
     near_inputs
         Share of the bytes of a task's inputs above which it runs on the worker that has them
         (chosen).
+    many_inputs, equal_inputs
+        Inputs for each worker that has some above which a task combines the results of these
+        workers; and the share of the bytes of the worker that has most with which it may run on
+        another one (chosen).
     most_growth
         Tasks of a plan's graph over those of the input's graph, above which the tasks more must be
         worth the bytes saved (chosen: the tasks that Dask fuses are in neither count).
@@ -62,6 +66,8 @@ class LowerSettings:
     bundle_task_bytes: float = 0.8e6
     bundle_remaining: float = 0.75
     near_inputs: float = 0.75
+    many_inputs: int = 2
+    equal_inputs: float = 0.9
     most_growth: float = 1.5
 
 

@@ -9,6 +9,7 @@ inputs and its layer.  So does a future, a block of a persisted array.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
@@ -186,6 +187,8 @@ class GraphTasks:
         ]
         self.readers = readers_of(self.reads)
         self.inputs_first = self._inputs_first()
+        #: By mesh position, the tasks there that combine results of several.
+        self._combining: Counter[int | None] = Counter()
         self._placements: dict[str, Placement | None] = {}
         self.frozen = self._frozen()
         self.sizes, self.guessed = estimated_sizes(self)
@@ -340,7 +343,11 @@ class GraphTasks:
         return number not in self.frozen and not annotated and type(self.tasks[number]) in _PLAIN
 
     def _place_of_inputs(self, number: int, places: Sequence[int | None]) -> int | None:
-        """The mesh position of the inputs of a task, or of nearly all of their bytes."""
+        """The mesh position of the inputs of a task, or of nearly all of their bytes.
+
+        A task that combines many results of several workers runs on one of them that has most, and
+        the next such task on another.
+        """
         reads = [read for read in self.reads[number] if not self.is_free(read)]
         there = {places[read] for read in reads}
         if len(there) == 1:
@@ -350,6 +357,14 @@ class GraphTasks:
         held = dict.fromkeys(there, 0)
         for read in reads:
             held[places[read]] += self.sizes[read]
+        if None not in held and len(reads) > self.limits.settings.many_inputs * len(held):
+            least = self.limits.settings.equal_inputs * max(held.values())
+            most = min(
+                (place for place in held if held[place] >= least),
+                key=lambda place: (self._combining[place], place or 0),
+            )
+            self._combining[most] += 1
+            return most
         most = max(held, key=lambda place: (held[place], place is None, place or 0))
         enough = self.limits.settings.near_inputs * sum(held.values())
         return most if held[most] > enough else None

@@ -372,7 +372,7 @@ def unknown_relation(node: Node, edge: Edge) -> bool:
     return (
         edge.chunks is not None
         and all(axis.label is None for axis in edge.axes)
-        and any(len(label.cuts) > 1 for label in node.labels)
+        and (edge.spread or any(len(label.cuts) > 1 for label in node.labels))
     )
 
 

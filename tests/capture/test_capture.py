@@ -477,6 +477,13 @@ class TestWalk:
         assert node.edges[0].chunks == ((3, 3), (8,))
         assert kernel == Verbatim((node.name,), (wide.name,))
 
+    def test_arrays_that_several_tasks_read_are_not_needed_on_one_worker(self) -> None:
+        tall = da.ones((400, 4), chunks=(100, 4)) + 1
+        values = da.linalg.svd(tall)[1]
+        [node] = [node for node in captured(values).program.nodes if node.reason]
+        assert [edge.spread for edge in node.edges] == [True]
+        assert dasktile.explain(values + 1, workers=4).bytes_after == 0
+
     def test_layers_without_arrays_belong_to_the_node_of_their_reader(self) -> None:
         offset = dask.delayed(np.float64)(3)
         array = x.map_blocks(np.add, offset)

@@ -30,6 +30,7 @@ from hypothesis import given
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
+from benchmarks.corpus.simulated import simulated
 from dasktile import api, planning
 from dasktile.cluster.target import Machine
 from dasktile.lower import bundle as bundles
@@ -146,6 +147,33 @@ def test_tasks_without_homes_do_not_all_run_where_their_sum_is_read(workers) -> 
     new = dasktile.optimize(array)
     assert_homes_are_even(new)
     np.testing.assert_allclose(new.compute(scheduler="sync"), array.compute(scheduler="sync"))
+
+
+def test_tasks_run_where_nearly_all_of_their_inputs_are(workers) -> None:
+    """Products of large blocks and small ones, which follow from results of all workers."""
+    workers(4)
+    x = da.random.default_rng(0).random((4000, 10), chunks=(50, 10))
+    u, s, _ = da.linalg.svd(x)
+    new = dasktile.optimize(u, s)
+    graph = tasks_of(*new)
+    assert len(graph) < 0.4 * len(tasks_of(u, s))
+    assert_homes_are_even(new[0])
+    # the small factors, and the parts of the decomposition that follows, alone are sent
+    run = simulated(new, 4)[1]
+    assert run.moved < x.nbytes / 4
+    np.testing.assert_allclose(abs(new[0].compute()), abs(u.compute()))
+
+
+def test_tasks_that_combine_results_of_all_workers_are_divided(workers) -> None:
+    workers(4)
+    x = da.random.default_rng(0).random((160, 160), chunks=(10, 10))
+    parts = x.map_blocks(lambda block: block + 1)
+    rows = [
+        da.from_delayed(dask.delayed(sum)(list(row)), (10, 10), x.dtype)
+        for row in parts.to_delayed()
+    ]
+    new = dasktile.optimize(da.concatenate(rows) + x[:, :10])
+    assert_homes_are_even(new)
 
 
 def assert_homes_are_even(array: da.Array) -> None:

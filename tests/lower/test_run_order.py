@@ -73,6 +73,22 @@ def test_blocks_of_two_arrays_are_read_together() -> None:
     assert peak(order, reads, sizes, [0] * len(reads), set()) <= 2 * 100 + 3 * count + 3
 
 
+def test_blocks_that_are_read_from_one_file_are_read_together() -> None:
+    count = 20
+    # the files, which are no results, and the blocks of each
+    reads: list[list[int]] = [[], [], *([0] for _ in range(count)), *([1] for _ in range(count))]
+    u, v = range(2, 2 + count), range(2 + count, 2 + 2 * count)
+    for pairs in (zip(u), zip(v), zip(u, v, strict=True)):
+        partials = list(range(len(reads), len(reads) + count))
+        reads += [list(pair) for pair in pairs]
+        reads.append(partials)
+    sizes = [0, 0] + [100] * (2 * count) + [1] * (3 * count + 3)
+    homes = [None, None] + [0] * (len(reads) - 2)
+    order = run_order(reads, sizes, homes, set())
+    assert is_valid(order, reads)
+    assert peak(order, reads, sizes, homes, set()) <= 2 * 100 + 3 * count + 3
+
+
 def test_terms_of_a_sum_are_computed_one_by_one() -> None:
     # 0 + 1 -> 2; 2 + 3 -> 4; ...
     reads: list[list[int]] = [[], [], [0, 1]]

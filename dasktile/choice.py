@@ -14,6 +14,7 @@ from dask.core import flatten
 from dasktile import config
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
+from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks
 from dasktile.lower.writer import wanted_keys
 from dasktile.planning import (
@@ -112,6 +113,18 @@ def predicted_plan(request: Request) -> Candidate:
     -------
     The plan; no predictions where they are not possible.
     """
+    return _with_sound_predictions(_predicted_plan(request))
+
+
+def _with_sound_predictions(chosen: Candidate) -> Candidate:
+    """The same plan without predictions that rest on guesses."""
+    before, after = (
+        None if run is None or not run.is_sound else run for run in (chosen.before, chosen.after)
+    )
+    return replace(chosen, before=before, after=after)
+
+
+def _predicted_plan(request: Request) -> Candidate:
     if is_quick(request):
         settings = request.machine.settings()
         chosen = unchanged(Candidate(plan_request(request, capture(request, {}), settings)), QUICK)
@@ -170,9 +183,18 @@ def _is_predictable(request: Request) -> bool:
 def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:
     needed = planned.wanted or wanted_blocks(request)
     wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
-    nbytes = sum(node.nbytes for node in planned.captured.program.nodes)
-    work = work_seconds(nbytes, request.machine.workers)
+    work = work_seconds(_bytes_made(planned), request.machine)
     return predict_input(request.graph, wanted, request.machine, work)
+
+
+def _bytes_made(planned: PlannedRequest) -> int:
+    """Bytes of all arrays that functions make, as far as they are needed."""
+    made = 0.0
+    for node in planned.captured.program.nodes:
+        if node.kind is not Kind.VIEW and not node.resident:
+            needed = planned.needed.get(node.name, planned.wanted.get(node.name))
+            made += node.nbytes * (1 if needed is None else float(needed.mean()))
+    return int(made)
 
 
 def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
@@ -197,6 +219,8 @@ def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candida
         return usual
     best = _with_smaller_bundles(request, _with_less_memory(request, captured, usual))
     if best.planned.plan.tiled is None or best.after is None:
+        return best
+    if not (before.is_sound and best.after.is_sound):
         return best
     own = unchanged(best, NO_GAIN)
     workers = request.machine.workers
@@ -229,7 +253,7 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
         if rough > CLEARLY_LESS * cost:
             continue
         other = _with_prediction(request, replace(other, before=before))
-        if _is_clearly_better(other, best):
+        if _is_clearly_better(other, best) and _moves_no_more(other, usual):
             assert other.after is not None
             best, cost = other, other.after.cost
             if not other.after.spilled and other.after.peak <= max(before.peak, SMALL_PEAK):
@@ -250,18 +274,22 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
         return best
     lowered = lower_plan(request, best.planned, SMALL_BUNDLES)
     other = _with_prediction(request, replace(best, lowered=lowered))
-    return other if _is_clearly_better(other, best) else best
+    return other if _is_clearly_better(other, best) and _moves_no_more(other, best) else best
 
 
-def _is_clearly_better(plan: Candidate, usual: Candidate) -> bool:
-    """Whether a plan is predicted to cost clearly less than another, and to move no more."""
+def _is_clearly_better(plan: Candidate, other: Candidate) -> bool:
+    """Whether a plan is predicted to cost clearly less than another."""
+    if plan.after is None or other.after is None:
+        return False
+    return plan.after.cost < CLEARLY_LESS * other.after.cost
+
+
+def _moves_no_more(plan: Candidate, usual: Candidate) -> bool:
+    """Whether a plan is predicted to move hardly more bytes than the usual one."""
     run, least, before = plan.after, usual.after, usual.before
     if run is None or least is None or before is None:
         return False
-    return (
-        run.cost < CLEARLY_LESS * least.cost
-        and run.moved <= least.moved + MORE_MOVED * before.moved
-    )
+    return run.moved <= least.moved + MORE_MOVED * before.moved
 
 
 def _may_replace(request: Request, other: Candidate, best: Candidate) -> bool:

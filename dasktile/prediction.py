@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,8 +19,8 @@ from dasktile.tiling.seconds import Calibration
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
 MAX_TASKS = 10_000
 
-#: Bytes of results of unknown size, as a share of those of all results, above which nothing is
-#: predicted (chosen).
+#: Bytes of results of unknown size, as a share of those of all results, up to which a prediction is
+#: shown, and a plan is discarded for it (chosen).
 MOST_GUESSED = 0.1
 
 #: Power of the peak of memory by which seconds are multiplied to compare two runs (chosen: a run
@@ -30,8 +31,8 @@ MEMORY_EXPONENT = 0.3
 #: and the results are awaited).
 LEAST_SECONDS = 0.1
 
-#: Bytes a second that the functions of a worker's tasks make (measured: the median of the corpus in
-#: ``benchmarks/corpus``).
+#: Bytes a second that the functions of a worker's thread make (measured: the median of the corpus
+#: in ``benchmarks/corpus``).
 WORK_SPEED = 5e8
 
 #: Cost of a plan over that of the usual plan below which it takes its place (chosen: less is within
@@ -86,6 +87,9 @@ class Prediction:
         Bytes of results alone on the worker that holds most.
     work
         Seconds that functions take, roughly, and about the same in whatever tiles they run.
+    guessed
+        Bytes of results whose sizes are guesses, as a share of those of all results.  Guesses are
+        upper bounds, as of several reductions that one function computes.
     """
 
     seconds: float
@@ -95,6 +99,12 @@ class Prediction:
     tasks: int = 0
     results: int = 0
     work: float = 0.0
+    guessed: float = 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the sizes of nearly all results are known."""
+        return self.guessed <= MOST_GUESSED
 
     @property
     def spilled(self) -> int:
@@ -142,17 +152,17 @@ class Prediction:
         return no_slower and slow.cost < CLEARLY_LESS * other.cost
 
 
-def work_seconds(nbytes: int, workers: int) -> float:
+def work_seconds(nbytes: int, machine: Machine) -> float:
     """Seconds that functions take which make some bytes, roughly.
 
     Parameters
     ----------
     nbytes
         Bytes of all arrays.
-    workers
-        Number of workers.
+    machine
+        The workers.
     """
-    return nbytes / workers / WORK_SPEED
+    return nbytes / (machine.workers * machine.threads) / WORK_SPEED
 
 
 def rough_cost(tasks: float, peak: int, work: float = 0.0) -> float:
@@ -211,7 +221,7 @@ def predict_plan(lowered: Lowered, machine: Machine, work: float = 0.0) -> Predi
 def _predict(
     machine: Machine, work: float, tasks: PlacedTasks, guessed: float
 ) -> Prediction | None:
-    if guessed > MOST_GUESSED:
+    if math.isinf(guessed):
         return None
     run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))
     return Prediction(
@@ -222,6 +232,7 @@ def _predict(
         len(tasks.reads),
         max(run.results),
         work,
+        guessed,
     )
 
 

@@ -120,7 +120,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "choice": (
-        {"capture", "config", "lower", "planning", "prediction", "request", "tiling.plan"},
+        {"capture", "config", "ir", "lower", "planning", "prediction", "request", "tiling.plan"},
         {"dask"},
     ),
     "pipeline": (

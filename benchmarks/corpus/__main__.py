@@ -3,6 +3,7 @@
     python -m benchmarks.corpus [--workloads NAME ...] [--inputs random zarr] [--workers 4]
         [--rounds 1] [--size 1] [--engines stock dasktile enabled] [--bundle N] [--json FILE]
     python -m benchmarks.corpus --simulate [--workloads NAME ...] [--size 1] [--bundle N]
+        [--workers 4] [--bandwidth BYTES]
     python -m benchmarks.corpus --dry [--workloads NAME ...] [--inputs random zarr] [--size 1]
 
 ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within the time
@@ -385,6 +386,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(USUAL_ENGINES))
     parser.add_argument("--bundle", type=int, default=32, metavar="TASKS")
     parser.add_argument("--simulate", action="store_true", help="without a cluster")
+    parser.add_argument(
+        "--bandwidth", type=float, metavar="BYTES", help="a second between two simulated workers"
+    )
     parser.add_argument("--dry", action="store_true", help="plan only, without a cluster")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
@@ -430,6 +434,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 options.bundle,
                 Path(name),
                 save,
+                options.bandwidth,
             )
         simulated.report(cells, console)
         return 0

@@ -158,6 +158,7 @@ def run(
     bundle: int,
     folder: Path,
     done: Callable[[list[dict[str, Any]]], None] = lambda cells: None,
+    bandwidth: float | None = None,
 ) -> list[dict[str, Any]]:
     """Simulate workloads as Dask runs them, and with plans.
 
@@ -173,12 +174,15 @@ def run(
         Folder of files of inputs.
     done
         Called after every workload with all cells so far.
+    bandwidth
+        Bytes a second between two workers; by default that of `Speeds`.
 
     Returns
     -------
     One dict per workload, kind of inputs and engine, as `benchmarks.corpus.__main__.run` does.
     """
     cells: list[dict[str, Any]] = []
+    speeds = Speeds() if bandwidth is None else Speeds(network=bandwidth)
     # workers on which tasks run where a plan places them
     machine = Machine(workers, order=tuple(map(str, range(workers))), who_has=lambda blocks: {})
     with (
@@ -209,16 +213,16 @@ def run(
                             **where,
                             "planning": seconds,
                             "predicted": peak,
-                            **numbers(graphs, workers),
+                            **numbers(graphs, workers, speeds),
                         }
                     )
                 done(cells)
     return cells
 
 
-def numbers(collections: Sequence[Any], workers: int) -> dict[str, float]:
+def numbers(collections: Sequence[Any], workers: int, speeds: Speeds) -> dict[str, float]:
     """The measurements of a simulated run."""
-    count, run = simulated(collections, workers)
+    count, run = simulated(collections, workers, speeds)
     return {"tasks": count, "moved": run.moved, "held": max(run.results), "seconds": run.seconds}
 
 

@@ -166,6 +166,8 @@ SCHEDULER: Mapping[Feature, tuple[Internal, ...]] = {
         ),
         *_each("scheduler", "number of root tasks that are sent to a worker", "WORKER_SATURATION"),
         *_each("scheduler", "workers to which root tasks may be sent", "running"),
+        *_each("scheduler", "number of threads of all workers", "total_nthreads"),
+        Internal("scheduler", "is_rootish", "whether a task would be queued", call="ts"),
         Internal(
             "scheduler.queued",
             "peek",
@@ -708,6 +710,11 @@ def withdraw(scheduler: Scheduler, topic: str, name: str) -> None:
 def limits_roots(scheduler: Scheduler) -> bool:
     """False where the configured worker saturation is infinite."""
     return not math.isinf(scheduler.WORKER_SATURATION)
+
+
+def is_queued_when_ready(scheduler: Scheduler, ts: TaskState) -> bool:
+    """Whether the scheduler would queue a task until a worker has a slot for it."""
+    return bool(scheduler.is_rootish(ts))
 
 
 def slots(scheduler: Scheduler, ws: WorkerState) -> int:

@@ -33,6 +33,7 @@ from dasktile.capture.base import (
 )
 from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
 from dasktile.capture.reasons import reason_for
+from dasktile.capture.references import head_of
 from dasktile.capture.rules import (
     blockwise,
     contraction,
@@ -311,6 +312,7 @@ def _lies_within(labels: Sequence[Label], label: int, lo: int, hi: int) -> bool:
 def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
     """An unchanged node, with all layers it needs down to the next arrays of known shape."""
     members, arrays = _members(view, info.name)
+    one_block = math.prod(map(len, info.chunks)) == 1
     return Operation(
         op=key_split(info.name),
         kind=Kind.OPAQUE,
@@ -322,7 +324,8 @@ def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
                 array.name,
                 _known_maps(view.layers[info.name], info, array),
                 array.chunks,
-                spread=_is_spread(view, members, array.name),
+                # blocks of a node with several are known to be made apart
+                spread=one_block and _is_spread(view, members, array),
             )
             for array in arrays
         ),
@@ -330,11 +333,14 @@ def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
     )
 
 
-def _is_spread(view: GraphView, members: tuple[str, ...], name: str) -> bool:
-    """Whether an array is read by a layer with several tasks, and not in one by the last."""
-    return any(
-        name in view.dependencies(member) and len(view.layers[member]) > 1
-        for member in members[:-1]
+def _is_spread(view: GraphView, members: tuple[str, ...], array: ArrayInfo) -> bool:
+    """Whether no task of some layers reads more than half of the blocks of an array."""
+    blocks = math.prod(map(len, array.chunks))
+    return blocks > 1 and all(
+        2 * sum(head_of(key) == array.name for key in task.dependencies) <= blocks
+        for member in members
+        if array.name in view.dependencies(member)
+        for task in view.tasks(member).values()
     )
 
 

@@ -76,8 +76,12 @@ def run_order(
         Tasks whose results are in memory to the end.
     """
     readers, height = readers_of(reads), _heights(reads)
-    # data that the graph contains, such as the file that all of them read, are no inputs
-    data = [number for number, each in enumerate(reads) if not each and homes[number] is None]
+    # data that takes no memory, such as the file that all of them read, is no input
+    data = [
+        number
+        for number, each in enumerate(reads)
+        if not each and homes[number] is None and not sizes[number]
+    ]
     orders = [
         _DepthFirst(reads, readers, sizes, height, data, kept, eager).order()
         for eager in (False, True)
@@ -169,7 +173,7 @@ class _DepthFirst:
     height
         For every task, the tasks on the longest path to it.
     data
-        Tasks that are data of the graph, and no inputs; they come first.
+        Tasks without inputs whose results take no memory; they come first, and count as no inputs.
     eager
         Whether tasks without inputs run for a task that lacks them, if it then frees memory.
     """

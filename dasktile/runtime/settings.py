@@ -26,9 +26,14 @@ class RuntimeSettings:
     stall_timeout
         Seconds without any task for its home worker after which a root task is sent to another
         worker, if that is idle.
-    max_family, max_combined
+    min_family, max_family
         Root tasks of a graph without a plan that are sent to the same worker because their results
-        are combined; inputs of a task that combines them at the most.
+        are combined: at most so many, and none if every thread would have fewer than four families
+        of the least number.
+    max_combined
+        Inputs of a task that is taken to combine results, at the most.
+    max_grouped
+        Root tasks of a graph that are grouped; of more, holding them takes the scheduler's time.
     max_layers
         Layers that are counted one by one, on the scheduler and on every worker.  Beyond, the
         counts of the older half are added up, so that memory is bounded.
@@ -64,8 +69,10 @@ class RuntimeSettings:
     check_interval: float = 0.5
     reassign_delay: float = 0.1
     stall_timeout: float = 2.0
+    min_family: int = 4
     max_family: int = 16
     max_combined: int = 64
+    max_grouped: int = 20_000
     max_layers: int = 1000
     heartbeat_layers: int = 32
     max_readers: int = 32

@@ -189,7 +189,7 @@ class Space:
             return self._located(index, node)
         follows = self._follows(index, node)
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
-               tuple((edge.axes, edge.chunks, edge.within) for edge in node.edges))  # fmt: skip
+               tuple(replace(edge, producer=0) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
             options = list(_options(node, self.mesh, self.settings.candidates))
             boxes = _BoxBuilder(self.mesh, node.labels, grids)

@@ -489,18 +489,26 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._place_near(ts, ts.dependencies, homes, restrict)
 
     def _group_roots(self, new: list[TaskState]) -> None:
-        """Hold root tasks of a graph without a plan in families, each of which one worker runs.
-
-        As in distributed, tasks are root tasks if they are more than two for each thread.
-        """
-        roots = [ts for ts in new if _is_new(ts) and is_root(ts) and not is_data(ts)]
-        threads = self.scheduler.total_nthreads
-        if len(self.homes.workers) < 2 or len(roots) <= 2 * threads:
+        """Hold root tasks of a graph without a plan in families, each of which one worker runs."""
+        settings, threads = self.settings, self.scheduler.total_nthreads
+        roots = [
+            ts
+            for ts in new
+            if _is_new(ts)
+            and is_root(ts)
+            and not is_data(ts)
+            and internals.is_queued_when_ready(self.scheduler, ts)
+        ]
+        most = min(settings.max_family, len(roots) // (4 * max(1, threads)))
+        if len(self.homes.workers) < 2 or most < settings.min_family:
+            return
+        if len(roots) > settings.max_grouped:
             return
         roots.sort(key=lambda ts: ts.priority or ())
-        most = max(1, min(self.settings.max_family, len(roots) // (4 * threads)))
-        grouped = families(roots, combining_tasks(self.settings.max_combined), most)
-        if len(grouped) < len(roots):
+        # a task that reads most of them is the end of the graph, or a barrier
+        combining = combining_tasks(min(settings.max_combined, len(roots) // 2))
+        grouped = families(roots, combining, most)
+        if 2 * len(grouped) <= len(roots):
             for family in grouped:
                 self.roots.hold_family(family)
 
@@ -514,7 +522,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Place a task on the worker that has most of its neighbours.
 
-        Neighbours in `near`, which have no home worker of their own either, count if no others do.
+        Neighbours in `near`, which have no home worker of their own, only break ties.
         """
         counts: dict[str, tuple[int, int]] = {}
         for other in touched:

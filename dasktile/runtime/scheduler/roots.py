@@ -73,7 +73,7 @@ def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
     Parameters
     ----------
     most
-        Inputs of a task that combines results at most; tasks with more combine everything.
+        Inputs of a task that combines results at most; tasks with more combine all of the graph.
     """
     counts: dict[Any, int] = {}
 
@@ -104,7 +104,7 @@ class Family:
     ready
         The tasks that could run: a heap of (priority, number, key).
     worker
-        The address of the worker that runs them, if one does.
+        The address of the worker that runs the ready ones, if one does.
     """
 
     ready: list[tuple[Any, int, Any]] = field(default_factory=list)
@@ -152,7 +152,7 @@ class Roots:
         self.families: dict[Any, Family] = {}
         #: Families with ready tasks that no worker runs: a heap of (priority, number, family).
         self._waiting: list[tuple[Any, int, Family]] = []
-        #: The family that a worker runs, by address.
+        #: The family that a worker runs, by address, as long as some of its tasks are ready.
         self._served: dict[str, Family] = {}
         #: Whether :meth:`release` will be called soon.
         self.release_requested = False
@@ -191,9 +191,18 @@ class Roots:
         for ts in tasks:
             self.families[ts.key] = family
             internals.restrict(ts, restriction_to(HELD), loose=False)
+        # after the scheduler's current event
+        self._loop.call_soon(self._guard, self._free_unneeded, tasks)
+
+    def _free_unneeded(self, tasks: Sequence[TaskState]) -> None:
+        """Free those tasks of a family that will not run, as their results are not needed."""
+        for ts in tasks:
+            if ts.key in self.families and ts.state == internals.RELEASED:
+                unrestrict(ts)
+                self.forget(ts.key)
 
     def add_ready(self, ts: TaskState) -> None:
-        """Add a task with a home worker that could run now."""
+        """Add a task that could run now, on its home worker or that of its family."""
         if not self._available:
             # no worker runs; the next one that does may run it
             unrestrict(ts)
@@ -262,6 +271,8 @@ class Roots:
         """Send every worker as many root tasks as it has slots for."""
         recommendations: dict[Any, Any] = {}
         slots = {ws.address: internals.slots(self.scheduler, ws) for ws in self.scheduler.running}
+        if self.families:
+            self._release_families(slots, recommendations, urgent=True)
         for home in sorted(self.ready, key=self._place):
             waiting = self.ready[home]
             while waiting and slots:
@@ -289,65 +300,111 @@ class Roots:
             if not waiting:
                 del self.ready[home]
         if self.families:
-            self._release_families(slots, recommendations)
+            self._release_families(slots, recommendations, urgent=False)
         if recommendations:
             internals.transition(self.scheduler, recommendations, _STIMULUS)
 
-    def _release_families(self, slots: dict[str, int], recommendations: dict[Any, Any]) -> None:
-        """Send every worker tasks of its family, then of the next family that no worker runs."""
+    def _release_families(
+        self, slots: dict[str, int], recommendations: dict[Any, Any], urgent: bool
+    ) -> None:
+        """Send every worker tasks of its family, then of the next family that no worker runs.
+
+        Parameters
+        ----------
+        slots
+            Free slots by worker.
+        recommendations
+            The tasks that are sent; they are added.
+        urgent
+            Whether only tasks are sent that precede the first task with this home worker.
+        """
         for address in [address for address in self._served if address not in slots]:
             self._give_back(self._served.pop(address))
         for worker in sorted(slots, key=self._place):
+            before = self.ready.get(worker) if urgent else None
+            if urgent and not before:
+                continue
             while slots[worker] >= 0:
-                family = self._family_for(worker)
-                if family is None:
+                priority = self._next_priority(worker)
+                if priority is None:
+                    if slots[worker] <= 0 or urgent or not self._divide(worker):
+                        break
+                    continue
+                if before and before[0][0] < priority:
                     break
-                priority, _, key = family.ready[0]
                 if slots[worker] == 0 and not self._precedes_queue(priority):
                     break
-                heapq.heappop(family.ready)
-                ts = self.scheduler.tasks.get(key)
-                if ts is not None and self._is_ready(ts, priority) and key in self.families:
+                ts = self._pop_member(worker)
+                if ts is not None and ts.key not in recommendations:
                     restrict_to_home(ts, worker)
-                    recommendations[key] = internals.PROCESSING
+                    recommendations[ts.key] = internals.PROCESSING
                     slots[worker] -= 1
 
-    def _is_ready(self, ts: TaskState, priority: Any) -> bool:
-        """Whether a task could run; False if it was submitted again after it became ready."""
-        return bool(ts.state == internals.NO_WORKER and ts.priority == priority)
+    def _next_priority(self, worker: str) -> Any:
+        """The priority of the next task of a worker's family, or else of the first family."""
+        while self._waiting and not self._is_waiting(self._waiting[0][2]):
+            heapq.heappop(self._waiting)
+        own = self._served.get(worker)
+        if own is not None and self._waiting and self._waiting[0][0][:2] < own.ready[0][0][:2]:
+            own = None  # the user, or the order of graphs, wants another one first
+        if own is not None:
+            return own.ready[0][0]
+        return self._waiting[0][0] if self._waiting else None
 
-    def _family_for(self, worker: str) -> Family | None:
-        """The family with ready tasks that a worker runs now; None if there is none."""
+    @staticmethod
+    def _is_waiting(family: Family) -> bool:
+        return bool(family.ready) and family.worker is None
+
+    def _pop_member(self, worker: str) -> TaskState | None:
+        """Take the next task of a worker's family, or of the first; None if it cannot run now."""
+        priority = self._next_priority(worker)
         family = self._served.get(worker)
-        if family is not None and family.ready:
-            return family
-        while self._waiting:
-            _, _, family = heapq.heappop(self._waiting)
-            if family.ready and family.worker is None:
-                return self._serve(worker, family)
-        family = max(self._served.values(), key=lambda family: len(family.ready), default=None)
-        if family is None or not family.ready:
+        if family is None or family.ready[0][0] != priority:
+            if family is not None:
+                self._give_back(family)
+            family = heapq.heappop(self._waiting)[2]
+            self._serve(worker, family)
+        # a more urgent member may have become ready since the family began to wait
+        priority, _, key = heapq.heappop(family.ready)
+        if not family.ready:
+            del self._served[worker]
+            family.worker = None
+        ts = self.scheduler.tasks.get(key)
+        if (
+            ts is None
+            or ts.state != internals.NO_WORKER
+            or ts.priority != priority
+            or self.families.get(key) is not family
+        ):
             return None
-        # all families run: divide the largest rest
-        tasks = sorted(family.ready)
-        half = len(tasks) // 2
-        family.ready = tasks[:half]
-        other = Family(tasks[half:])
-        for _, _, key in other.ready:
-            if key in self.families:
-                self.families[key] = other
-        return self._serve(worker, other)
+        return ts
 
-    def _serve(self, worker: str, family: Family) -> Family:
-        former = self._served.get(worker)
-        if former is not None:
-            former.worker = None
+    def _divide(self, worker: str) -> bool:
+        """Give an idle worker half of the longest rest of a family; False if there is none."""
+        longest = max(self._served.values(), key=lambda family: len(family.ready), default=None)
+        if longest is None:
+            return False
+        tasks = sorted(longest.ready)
+        half = len(tasks) // 2
+        rest = Family(tasks[half:])
+        for _, _, key in rest.ready:
+            if key in self.families:
+                self.families[key] = rest
+        longest.ready = tasks[:half]
+        if not longest.ready:
+            del self._served[longest.worker or ""]
+            longest.worker = None
+        self._serve(worker, rest)
+        return True
+
+    def _serve(self, worker: str, family: Family) -> None:
         family.worker = worker
         self._served[worker] = family
-        return family
 
     def _give_back(self, family: Family) -> None:
         """Let any worker run a family."""
+        if family.worker is not None:
+            self._served.pop(family.worker, None)
         family.worker = None
         if family.ready:
             heapq.heappush(self._waiting, (*family.ready[0][:2], family))
@@ -399,6 +456,8 @@ class Roots:
             known = self.homes.pop(ts.key, None) or self.families.pop(ts.key, None)
             if known is not None:
                 held.append(ts)
+        if not self.holding:
+            self.clear()
         if held:
             # Not now: the scheduler may be in the middle of a transition.
             self._loop.call_soon(self._return_to_scheduler, held)

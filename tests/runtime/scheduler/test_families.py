@@ -7,11 +7,12 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Event, wait
+from distributed import Event, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
 from tests.gated import LIMIT, nothing_stuck, plugin_of, until
+from tests.runtime.scheduler.test_plugin import Ran
 
 two_workers = gen_cluster(
     client=True,
@@ -103,11 +104,11 @@ async def test_few_root_tasks_are_left_to_dask(c, s, first, second):
 async def test_an_idle_worker_takes_tasks_of_one_that_is_busy(c, s, first, second):
     await dasktile.enable(c)
     graph = combined(128, 16)
-    # one worker has two slots, so that two more of its 16 tasks may wait behind these
-    graph |= {("root", number): (wait_for, "go") for number in range(2)}
+    graph["root", 0] = (wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
-    others = [future for future in futures if future.key[0] == "root" and future.key[1] > 1]
-    await wait(others, timeout=LIMIT)
+    # one task may have been sent to the worker behind the first
+    roots = [future for future in futures if future.key[0] == "root"]
+    await until(lambda: sum(future.done() for future in roots) >= 126)
     await Event("go").set()
     await wait(futures, timeout=LIMIT)
     await nothing_stuck(s)
@@ -157,13 +158,93 @@ async def test_cancelled_tasks_are_forgotten(c, s, first, second):
 @two_workers
 async def test_urgent_tasks_run_before_the_queue(c, s, first, second):
     await dasktile.enable(c)
-    plain = c.map(wait_for, ["go"] * 40, range(40), key="plain")
+    plain = c.map(wait_for, ["go"] * 80, range(80), key="plain")
     await until(lambda: s.queued)
-    graph = combined(16, 4)
-    urgent = c.get(graph, list(graph), sync=False, priority=100)
+    urgent = c.get(combined(32, 4), [("sum", at) for at in range(8)], sync=False, priority=100)
     await until(lambda: plugin_of(s).roots.any_ready)
     await Event("go").set()
     await wait(urgent, timeout=LIMIT)
-    assert sum(future.done() for future in plain) < 30
+    assert sum(future.done() for future in plain) < 60
     await wait(plain, timeout=LIMIT)
     await nothing_stuck(s)
+
+
+@two_workers
+async def test_urgent_tasks_run_before_other_families(c, s, first, second):
+    await dasktile.enable(c)
+    slow = combined(128, 16, wait_for, "go")
+    futures = c.get(slow, list(slow), sync=False)
+    await until(lambda: plugin_of(s).roots.any_ready)
+    ran = Ran(s)
+    graph = {(f"urgent-{key[0]}", key[1]): task for key, task in combined(32, 4).items()}
+    graph |= {
+        ("urgent-sum", at): (sum, [("urgent-root", 4 * at + part) for part in range(4)])
+        for at in range(8)
+    }
+    urgent = c.get(graph, [("urgent-sum", at) for at in range(8)], sync=False, priority=100)
+    await until(lambda: ("urgent-root", 0) in plugin_of(s).roots.families)
+    await Event("go").set()
+    await wait([*urgent, *futures], timeout=LIMIT)
+    last = max(ran.order.index(("urgent-root", number)) for number in range(32))
+    assert sum(key[0] == "root" for key in ran.order[:last]) <= 8
+    await nothing_stuck(s)
+
+
+@two_workers
+async def test_urgent_tasks_run_before_those_of_a_plan(c, s, first, second):
+    await dasktile.enable(c)
+    name = f"read-dasktile-2_0e50-{'0123456789abcdef' * 2}"
+    plan = {(name, block): (wait_for, "go") for block in range(100)}
+    futures = c.get(plan, list(plan), sync=False)
+    await until(lambda: plugin_of(s).roots.ready)
+    ran = Ran(s)
+    urgent = c.get(combined(32, 4), [("sum", at) for at in range(8)], sync=False, priority=100)
+    await until(lambda: plugin_of(s).roots.families)
+    await Event("go").set()
+    await wait([*urgent, *futures], timeout=LIMIT)
+    last = max(ran.order.index(("root", number)) for number in range(32))
+    assert sum(key[0] == name for key in ran.order[:last]) <= 8
+    await nothing_stuck(s)
+
+
+@two_workers
+async def test_root_tasks_whose_results_are_not_needed_are_not_held(c, s, first, second):
+    await dasktile.enable(c)
+    graph = combined(64, 8)
+    sums = [("sum", at) for at in range(8)]
+    futures = c.get(graph, sums, sync=False)
+    await wait(futures, timeout=LIMIT)
+    # the sums are in memory
+    last = c.get({**graph, "all": (sum, sums)}, ["all"], sync=False)
+    assert await c.gather(last) == [64]
+    await until(lambda: not plugin_of(s).roots.families)
+    assert not plugin_of(s).roots.any_ready
+    assert not any(ts.worker_restrictions for ts in s.tasks.values())
+    await nothing_stuck(s)
+
+
+@two_workers
+async def test_a_task_that_reads_everything_combines_nothing(c, s, first, second):
+    await dasktile.enable(c)
+    graph = combined(64, 64, wait_for, "go")
+    futures = c.get(graph, list(graph), sync=False)
+    await until(lambda: s.queued)
+    assert not plugin_of(s).roots.families
+    await Event("go").set()
+    await wait(futures, timeout=LIMIT)
+    await nothing_stuck(s)
+
+
+@gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4, timeout=LIMIT)
+async def test_tasks_may_be_stolen_and_workers_join_and_retire(c, s, *workers):
+    await dasktile.enable(c)
+    graph = combined(256, 8)
+    graph |= {("root", 8 * at): (wait_for, "go") for at in range(4)}
+    futures = c.get(graph, list(graph), sync=False)
+    await until(lambda: plugin_of(s).roots.families)
+    async with Worker(s.address, nthreads=1):
+        await c.retire_workers([workers[0].address], close_workers=False)
+        await Event("go").set()
+        await wait(futures, timeout=LIMIT)
+        assert await c.gather(futures[-32:]) == [8] * 32
+        await nothing_stuck(s)

@@ -205,6 +205,25 @@ async def test_tasks_of_no_plan_run_anywhere(c, s, first, second):
 
 
 @two_workers
+async def test_tasks_without_a_placement_run_where_their_placed_inputs_are(c, s, first, second):
+    await dasktile.enable(c)
+    name, one, each = tiles(2, 4), f"one-dasktile-{HASH}", f"each-dasktile-{HASH}"
+    graph = roots_of(name, 4)
+    for block in (0, 2):
+        # on either worker one that all others read
+        graph |= {(one, block): (abs, (name, block))}
+        graph |= {(each, block, at): (max, (name, at), (one, block)) for at in range(4)}
+    futures = c.get(graph, list(graph), sync=False)
+    await wait(futures, timeout=LIMIT)
+    homes = plugin_of(s).homes.workers
+    for block in (0, 2):
+        for at in range(4):
+            [ws] = s.tasks[each, block, at].who_has
+            assert ws.address == homes[at // 2]
+    await nothing_stuck(s)
+
+
+@two_workers
 async def test_restrictions_by_users_are_unchanged(c, s, first, second):
     await dasktile.enable(c)
     graph = roots_of(tiles(2, 4), 4, wait_for, "go")

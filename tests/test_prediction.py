@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -13,7 +14,13 @@ import dasktile
 from benchmarks.corpus.simulated import simulated
 from dasktile import api
 from dasktile.cluster.target import Machine
-from dasktile.prediction import CLEARLY_LESS, LEAST_SECONDS, Prediction, rough_cost
+from dasktile.prediction import (
+    CLEARLY_LESS,
+    LEAST_SECONDS,
+    Prediction,
+    rough_cost,
+    work_seconds,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -182,6 +189,33 @@ def test_a_run_that_spills_costs_more() -> None:
     assert fits.spilled == 0
     assert spills.spilled == 5 * 10**8
     assert fits.cost < spills.cost
+
+
+def test_memory_counts_more_where_functions_take_long() -> None:
+    fast = Prediction(seconds=1.0, moved=0, peak=100_000_000)
+    small = Prediction(seconds=1.5, moved=0, peak=40_000_000)
+    assert fast.cost < small.cost
+    assert replace(fast, work=10.0).cost > replace(small, work=10.0).cost
+    assert rough_cost(10, 10, work=1.0) > rough_cost(10, 10)
+    one, four = Machine(1), Machine(2, 2)
+    assert work_seconds(10**9, one) == 4 * work_seconds(10**9, four) > 0
+
+
+def test_plans_are_compared_although_sizes_are_guesses() -> None:
+    """The function makes bytes that nobody knows, of blocks that are read as they are."""
+
+    def halves(block: np.ndarray) -> list[np.ndarray]:
+        return [block[::2], block[1::2]]
+
+    x = noise((4000, 50), (20, 50))
+    parts = [dask.delayed(halves)(block) for block in x.to_delayed().flatten()]
+    first = [da.from_delayed(part[0], (10, 50), x.dtype) for part in parts]
+    y = da.concatenate(first).sum(axis=0) + x.mean(axis=0)
+    assert dasktile.explain(y).results_after is None
+    _, run = simulated([dasktile.optimize(y)], 4)
+    _, stock = simulated([y], 4)
+    assert run.seconds < stock.seconds
+    np.testing.assert_allclose(dasktile.optimize(y).compute(), y.compute())
 
 
 def test_kept_arrays_may_have_more_axes_than_labels() -> None:

@@ -45,6 +45,9 @@ class RuntimeSettings:
     room_timeout
         Seconds for which a task waits for memory while other tasks run.  Then it runs anyway,
         because those other tasks may wait for it, by locks or otherwise.
+    room_tries, room_pause
+        Times that an allocation on a device is tried again where nothing can be evicted, and the
+        seconds between two of them.
     reading_threshold
         Seconds above which the wait of a task for its inputs is reported as ``disk-read``; below
         it distributed's own overhead is as large.
@@ -77,6 +80,8 @@ class RuntimeSettings:
     heartbeat_layers: int = 32
     max_readers: int = 32
     room_timeout: float = 5.0
+    room_tries: int = 20
+    room_pause: float = 0.01
     reading_threshold: float = 0.005
     max_kinds: int = 1000
     budget_step: float = 0.01

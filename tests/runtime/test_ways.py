@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -21,13 +21,18 @@ HOOK = {"array_optimize": dasktile.array_optimize}
 
 
 class File:
-    """An array in a file, which every worker writes to."""
+    """An array of float64 in a file, which every worker writes to."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.path, self.shape = path, shape
+        np.zeros(shape).tofile(path)
 
     def __setitem__(self, index: Any, value: np.ndarray) -> None:
-        np.load(self.path, mmap_mode="r+")[index] = value
+        # np.load parses the header of its files, which CPython 3.11 cannot do in several threads
+        self.map("r+")[index] = value
+
+    def map(self, mode: Literal["r", "r+"]) -> np.ndarray:
+        return np.memmap(self.path, np.float64, mode, shape=self.shape)
 
 
 def source(rows: int, columns: int, chunks: tuple[int, int]) -> da.Array:
@@ -68,9 +73,9 @@ def test_all_tasks_have_home_workers_and_move_the_predicted_bytes(
         if way != "hook":
             array = dasktile.optimize(array, workers=4, keep_chunks=way == "keep_chunks")
         if end == "store":
-            np.save(tmp_path / "x.npy", np.zeros(array.shape))
-            await c.compute(da.store(array, File(tmp_path / "x.npy"), compute=False, lock=False))
-            result = np.load(tmp_path / "x.npy")
+            file = File(tmp_path / "x", array.shape)
+            await c.compute(da.store(array, file, compute=False, lock=False))
+            result = file.map("r")
         elif end == "sum":
             expected = expected.sum(axis=0)
             result = await c.compute(array.sum(axis=0))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import (
     Callable,
@@ -548,7 +549,11 @@ class TileStore(MutableMapping[Any, Any]):
             self._execute(self._residency.resize(tier, capacity))
 
     def _make_room(self, size: int) -> bool:
-        """Evict because a task cannot allocate `size` bytes on the device; True if any were."""
+        """Evict because a task cannot allocate `size` bytes on the device; True to try again.
+
+        What has been evicted is free only when no thread holds it any more, as that of a task that
+        has just ended may.  So it is tried again for a short while where nothing can be evicted.
+        """
         if getattr(self._copying, "now", False):
             # the copy fails, and the residency retries it when there is memory
             return False
@@ -563,12 +568,19 @@ class TileStore(MutableMapping[Any, Any]):
         if self._evicted_bytes == before:
             # evictions that were in progress already may make the room
             self._engine.wait_all()
-        evicted = self._evicted_bytes > before
-        if not evicted:
-            logger.warning(
-                "%s has no room for %d bytes, and no tile can be evicted", self._names[0], size
-            )
-        return evicted
+        if self._evicted_bytes > before:
+            self._copying.tries = 0
+            return True
+        tries = getattr(self._copying, "tries", 0)
+        if tries < self._runtime.room_tries:
+            self._copying.tries = tries + 1
+            time.sleep(self._runtime.room_pause)
+            return True
+        self._copying.tries = 0
+        logger.warning(
+            "%s has no room for %d bytes, and no tile can be evicted", self._names[0], size
+        )
+        return False
 
     # Requests
 

@@ -455,12 +455,22 @@ def test_results_larger_than_the_device(
     until(lambda: gpu.used == 0)
 
 
-def test_tasks_that_allocate_on_the_device(device: Callable[[float], EmulatedDevice]) -> None:
+def doubled_and_held(value: Any) -> float:
+    """Holds what it has allocated for a while after its end."""
+    held = [value, value * 2]
+    threading.Timer(0.1, held.clear).start()
+    return float(held[1].sum())
+
+
+@pytest.mark.parametrize("run", [doubled, doubled_and_held])
+def test_tasks_that_allocate_on_the_device(
+    run: Callable[[Any], float], device: Callable[[float], EmulatedDevice]
+) -> None:
     gpu = device(4.5)
     # tiles may take all of the device, so that there is room only when some leave
     with spilling(20, device=4.5) as (_, client):
         tiles = made(client, on_device)
-        results = client.gather(client.map(doubled, tiles, pure=False))
+        results = client.gather(client.map(run, tiles, pure=False))
         assert results == [2 * one for one in sums(range(TILES))]
         assert gpu.peak <= gpu.capacity
 

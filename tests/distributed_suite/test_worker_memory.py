@@ -492,9 +492,11 @@ async def test_spill_hysteresis(c, s, target, managed, expect_spilled):
             return managed
 
     with dask.config.set({"distributed.worker.memory.target": target}):
-        async with Worker(s.address, memory_limit="1000 MB") as a:
-            a.monitor.get_process_memory = lambda: 50_000_000 * len(a.data.fast)
-
+        a = Worker(s.address, memory_limit="1000 MB")
+        # Adapted: before the worker starts, since its store estimates unmanaged memory from the
+        # samples of two seconds, and this process may have taken more than the limit already.
+        a.monitor.get_process_memory = lambda: 50_000_000 * len(a.data.fast)
+        async with a:
             # Add 500MB (reported) process memory. Spilling must not happen.
             futures = [c.submit(C, pure=False) for _ in range(10)]
             await wait(futures)

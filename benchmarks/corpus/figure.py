@@ -119,7 +119,8 @@ def draw(bars: Mapping[str, Mapping[str, Mapping[str, float]]], out: Path) -> No
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     axes.legend([once[part] for part in PARTS if part in once], [p for p in PARTS if p in once],
-                title="D: Dask, t: dasktile, N: NumPy")  # fmt: skip
+                title="D: Dask, t: dasktile, N: NumPy", loc="lower center", ncols=len(PARTS),
+                bbox_to_anchor=(0.5, 1.0))  # fmt: skip
     figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
 
 

@@ -236,29 +236,37 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
     """
     before, after = usual.before, usual.after
     assert before is not None and after is not None
-    if not after.spilled and after.peak <= max(before.peak, SMALL_PEAK):
+    if _needs_little_memory(after, before):
         return usual
     settings = request.machine.settings()
     small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
-    best, cost = usual, after.cost
+    best = usual
     for plan in (small, own):
         other = plan()
-        if not _may_replace(request, other, usual):
-            continue
-        least = sum(other.planned.plan.after.tasks) / config.bundle_tasks()
-        rough = (
-            0.0 if other.planned.plan.tiled is None else rough_cost(least, before.peak, before.work)
-        )
-        if rough > CLEARLY_LESS * cost:
+        if not _may_replace(request, other, usual) or _is_hopeless(other, before, after.cost):
             continue
         other = _with_prediction(request, replace(other, before=before))
         if _is_clearly_better(other, best) and _moves_no_more(other, usual):
-            assert other.after is not None
-            best, cost = other, other.after.cost
-            if not other.after.spilled and other.after.peak <= max(before.peak, SMALL_PEAK):
+            best = other
+            assert best.after is not None
+            after = best.after
+            if _needs_little_memory(after, before):
                 break
     return best
+
+
+def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
+    """Whether a plan fits, and needs no more memory than the input, or hardly any."""
+    return not after.spilled and after.peak <= max(before.peak, SMALL_PEAK)
+
+
+def _is_hopeless(plan: Candidate, before: Prediction, cost: float) -> bool:
+    """Whether the tasks of a plan alone cost so much that no prediction is worth its time."""
+    if plan.planned.plan.tiled is None:
+        return False
+    least = sum(plan.planned.plan.after.tasks) / config.bundle_tasks()
+    return rough_cost(least, before.peak, before.work) > CLEARLY_LESS * cost
 
 
 def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:

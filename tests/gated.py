@@ -11,7 +11,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Scheduler
+from distributed import Client, Event, Scheduler, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
@@ -113,6 +113,13 @@ def restricted_to(s: Scheduler, address: str) -> list[Any]:
 
 async def check(future: Any, expected: np.ndarray = EXPECTED) -> None:
     np.testing.assert_allclose(await asyncio.wait_for(future, LIMIT), expected)
+
+
+async def finish(s: Scheduler, futures: Any) -> None:
+    """Let tasks that wait for the event ``go`` run, and check that nothing is left."""
+    await Event("go").set()
+    await wait(futures, timeout=LIMIT)
+    await nothing_stuck(s)
 
 
 async def nothing_stuck(s: Scheduler, errors: bool = False) -> None:

@@ -239,7 +239,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"_compat.distributed", "runtime.settings", "schedule.instructions"},
         set(),
     ),
-    "runtime.scheduler.roots": ({"_compat.distributed", "runtime.settings"}, {"distributed"}),
+    "runtime.scheduler.roots": (
+        {"_compat.distributed", "runtime.settings", "schedule.families"},
+        {"distributed"},
+    ),
     "runtime.install": (
         {
             "_compat.distributed",

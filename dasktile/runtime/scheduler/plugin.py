@@ -292,11 +292,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         alive = self.homes.workers
         if not alive:
             return
-        families = self.roots.families
+        grouped = self.roots.families.of
         pending = [
             ts
             for key, ts in self.scheduler.tasks.items()
-            if is_placed(ts) and ts.state in _PENDING and key not in families
+            if is_placed(ts) and ts.state in _PENDING and key not in grouped
         ]
         pending.sort(key=lambda ts: ts.priority or ())
         layers = LayerTable(self.homes)
@@ -353,7 +353,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Hold or release root tasks after a transition."""
         if finish == internals.PROCESSING:
             ts = self.scheduler.tasks[key]
-            if key in self.roots.families:
+            if key in self.roots.families.of:
                 self.roots.forget(key)
                 unrestrict(ts)  # from now on it is a task as others
             elif is_placed(ts):
@@ -500,9 +500,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
             and internals.is_queued_when_ready(self.scheduler, ts)
         ]
         most = min(settings.max_family, len(roots) // (4 * max(1, threads)))
-        if len(self.homes.workers) < 2 or most < settings.min_family:
-            return
-        if len(roots) > settings.max_grouped:
+        too_many = len(roots) > settings.max_grouped
+        if too_many or len(self.homes.workers) < 2 or most < settings.min_family:
             return
         roots.sort(key=lambda ts: ts.priority or ())
         # a task that reads most of them is the end of the graph, or a barrier
@@ -560,7 +559,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             return homes[ts.key]
         if ts.key in self.roots.homes:
             return self.roots.homes[ts.key]
-        if ts.key in self.roots.families:
+        if ts.key in self.roots.families.of:
             return None
         if ts.processing_on is not None:
             address: str = ts.processing_on.address

@@ -15,12 +15,12 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat import distributed as internals
 from dasktile.runtime.settings import RuntimeSettings
+from dasktile.schedule.families import FamilyQueue
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -67,6 +67,11 @@ def is_data(ts: TaskState) -> bool:
     return type(ts.run_spec).__name__ == "DataNode"
 
 
+def _hold(ts: TaskState) -> None:
+    """Let a task run on no worker."""
+    internals.restrict(ts, restriction_to(HELD), loose=False)
+
+
 def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
     """A function: the keys of the tasks that combine the result of a task with those of others.
 
@@ -95,22 +100,6 @@ def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
     return combining
 
 
-@dataclass(eq=False, slots=True)
-class Family:
-    """Root tasks that should run on one worker, whichever has a slot first.
-
-    Attributes
-    ----------
-    ready
-        The tasks that could run: a heap of (priority, number, key).
-    worker
-        The address of the worker that runs the ready ones, if one does.
-    """
-
-    ready: list[tuple[Any, int, Any]] = field(default_factory=list)
-    worker: str | None = None
-
-
 class Roots:
     """The root tasks that are held, and when they are released.
 
@@ -134,7 +123,7 @@ class Roots:
     ready
         The held tasks that could run, by home worker: heaps of (priority, number, key).
     families
-        Families of the tasks that are held without a home worker, by key.
+        The tasks that are held without a home worker.
     """
 
     def __init__(
@@ -149,11 +138,7 @@ class Roots:
         self.settings = settings or RuntimeSettings()
         self.homes: dict[Any, str] = {}
         self.ready: dict[str, list[tuple[Any, int, Any]]] = {}
-        self.families: dict[Any, Family] = {}
-        #: Families with ready tasks that no worker runs: a heap of (priority, number, family).
-        self._waiting: list[tuple[Any, int, Family]] = []
-        #: The family that a worker runs, by address, as long as some of its tasks are ready.
-        self._served: dict[str, Family] = {}
+        self.families = FamilyQueue()
         #: Whether :meth:`release` will be called soon.
         self.release_requested = False
         self._place = place
@@ -173,31 +158,30 @@ class Roots:
     @property
     def holding(self) -> bool:
         """Whether a task is held."""
-        return bool(self.homes or self.families)
+        return bool(self.homes or self.families.of)
 
     @property
     def any_ready(self) -> bool:
         """Whether a task that is held could run."""
-        return bool(self.ready or self._waiting or self._served)
+        return bool(self.ready) or self.families.any_ready
 
     def hold(self, ts: TaskState, home: str) -> None:
         """Hold a task for its home worker."""
         self.homes[ts.key] = home
-        internals.restrict(ts, restriction_to(HELD), loose=False)
+        _hold(ts)
 
     def hold_family(self, tasks: Sequence[TaskState]) -> None:
         """Hold tasks for the worker that will run the first of them."""
-        family = Family()
+        self.families.add(ts.key for ts in tasks)
         for ts in tasks:
-            self.families[ts.key] = family
-            internals.restrict(ts, restriction_to(HELD), loose=False)
+            _hold(ts)
         # after the scheduler's current event
         self._loop.call_soon(self._guard, self._free_unneeded, tasks)
 
     def _free_unneeded(self, tasks: Sequence[TaskState]) -> None:
         """Free those tasks of a family that will not run, as their results are not needed."""
         for ts in tasks:
-            if ts.key in self.families and ts.state == internals.RELEASED:
+            if ts.key in self.families.of and ts.state == internals.RELEASED:
                 unrestrict(ts)
                 self.forget(ts.key)
 
@@ -207,9 +191,9 @@ class Roots:
             # no worker runs; the next one that does may run it
             unrestrict(ts)
             return
-        family = self.families.get(ts.key)
-        if family is not None:
-            self._push_member(family, ts)
+        if ts.key in self.families.of:
+            self.families.push(ts.key, ts.priority)
+            self.request_release()
             return
         if ts.key not in self.homes:
             # No worker runs.  The scheduler does not reconsider tasks restricted to a worker that
@@ -227,13 +211,6 @@ class Roots:
         if not self.release_requested:
             self.request_release()
 
-    def _push_member(self, family: Family, ts: TaskState) -> None:
-        entry = ts.priority, next(self._counter), ts.key
-        if not family.ready and family.worker is None:
-            heapq.heappush(self._waiting, (*entry[:2], family))
-        heapq.heappush(family.ready, entry)
-        self.request_release()
-
     def change_home(self, ts: TaskState, home: str) -> None:
         """Give a task that is held another home worker."""
         self.homes[ts.key] = home
@@ -242,17 +219,20 @@ class Roots:
 
     def forget(self, key: Any) -> None:
         """Remove a task that runs, or will not run."""
-        known = self.homes.pop(key, None) or self.families.pop(key, None)
+        self._remove(key)
+
+    def _remove(self, key: Any) -> bool:
+        """Remove a task; whether it was held."""
+        known = self.homes.pop(key, None) or self.families.of.pop(key, None)
         if known is not None and not self.holding:
             self.clear()
+        return known is not None
 
     def clear(self) -> None:
         """Remove all tasks."""
         self.homes.clear()
         self.ready.clear()
         self.families.clear()
-        self._waiting.clear()
-        self._served.clear()
         self._last_served.clear()
 
     # -- releasing ----------------------------------------------------------------------
@@ -271,21 +251,14 @@ class Roots:
         """Send every worker as many root tasks as it has slots for."""
         recommendations: dict[Any, Any] = {}
         slots = {ws.address: internals.slots(self.scheduler, ws) for ws in self.scheduler.running}
-        if self.families:
+        if self.families.of:
             self._release_families(slots, recommendations, urgent=True)
         for home in sorted(self.ready, key=self._place):
             waiting = self.ready[home]
             while waiting and slots:
                 priority, _, key = waiting[0]
-                ts = self.scheduler.tasks.get(key)
-                if (
-                    ts is None
-                    or ts.state != internals.NO_WORKER
-                    or ts.priority != priority
-                    or self.homes.get(key) != home
-                    or key in recommendations
-                ):
-                    # an old entry: the task has run, has another home, or was submitted again
+                has_moved = self.homes.get(key) != home
+                if has_moved or not self._is_ready(priority, key, recommendations):
                     heapq.heappop(waiting)
                     continue
                 worker = self._choose_worker(home, priority, slots)
@@ -294,12 +267,10 @@ class Roots:
                 heapq.heappop(waiting)
                 if worker == home:
                     self._last_served.pop(home, None)
-                restrict_to_home(ts, worker)
-                recommendations[key] = internals.PROCESSING
-                slots[worker] -= 1
+                self._send(key, worker, slots, recommendations)
             if not waiting:
                 del self.ready[home]
-        if self.families:
+        if self.families.of:
             self._release_families(slots, recommendations, urgent=False)
         if recommendations:
             internals.transition(self.scheduler, recommendations, _STIMULUS)
@@ -318,96 +289,42 @@ class Roots:
         urgent
             Whether only tasks are sent that precede the first task with this home worker.
         """
-        for address in [address for address in self._served if address not in slots]:
-            self._give_back(self._served.pop(address))
+        families = self.families
+        families.leave(slots)
         for worker in sorted(slots, key=self._place):
             before = self.ready.get(worker) if urgent else None
             if urgent and not before:
                 continue
             while slots[worker] >= 0:
-                priority = self._next_priority(worker)
+                priority = families.priority(worker)
                 if priority is None:
-                    if slots[worker] <= 0 or urgent or not self._divide(worker):
+                    if slots[worker] <= 0 or urgent or not families.divide(worker):
                         break
                     continue
                 if before and before[0][0] < priority:
                     break
                 if slots[worker] == 0 and not self._precedes_queue(priority):
                     break
-                ts = self._pop_member(worker)
-                if ts is not None and ts.key not in recommendations:
-                    restrict_to_home(ts, worker)
-                    recommendations[ts.key] = internals.PROCESSING
-                    slots[worker] -= 1
+                member = families.take(worker)
+                if member is not None and self._is_ready(*member, recommendations):
+                    self._send(member[1], worker, slots, recommendations)
 
-    def _next_priority(self, worker: str) -> Any:
-        """The priority of the next task of a worker's family, or else of the first family."""
-        while self._waiting and not self._is_waiting(self._waiting[0][2]):
-            heapq.heappop(self._waiting)
-        own = self._served.get(worker)
-        if own is not None and self._waiting and self._waiting[0][0][:2] < own.ready[0][0][:2]:
-            own = None  # the user, or the order of graphs, wants another one first
-        if own is not None:
-            return own.ready[0][0]
-        return self._waiting[0][0] if self._waiting else None
-
-    @staticmethod
-    def _is_waiting(family: Family) -> bool:
-        return bool(family.ready) and family.worker is None
-
-    def _pop_member(self, worker: str) -> TaskState | None:
-        """Take the next task of a worker's family, or of the first; None if it cannot run now."""
-        priority = self._next_priority(worker)
-        family = self._served.get(worker)
-        if family is None or family.ready[0][0] != priority:
-            if family is not None:
-                self._give_back(family)
-            family = heapq.heappop(self._waiting)[2]
-            self._serve(worker, family)
-        # a more urgent member may have become ready since the family began to wait
-        priority, _, key = heapq.heappop(family.ready)
-        if not family.ready:
-            del self._served[worker]
-            family.worker = None
+    def _is_ready(self, priority: Any, key: Any, sent: Collection[Any]) -> bool:
+        """Whether a task can run; False for old entries: it has run, or was submitted again."""
         ts = self.scheduler.tasks.get(key)
-        if (
-            ts is None
-            or ts.state != internals.NO_WORKER
-            or ts.priority != priority
-            or self.families.get(key) is not family
-        ):
-            return None
-        return ts
+        return (
+            ts is not None
+            and ts.state == internals.NO_WORKER
+            and bool(ts.priority == priority)
+            and key not in sent
+        )
 
-    def _divide(self, worker: str) -> bool:
-        """Give an idle worker half of the longest rest of a family; False if there is none."""
-        longest = max(self._served.values(), key=lambda family: len(family.ready), default=None)
-        if longest is None:
-            return False
-        tasks = sorted(longest.ready)
-        half = len(tasks) // 2
-        rest = Family(tasks[half:])
-        for _, _, key in rest.ready:
-            if key in self.families:
-                self.families[key] = rest
-        longest.ready = tasks[:half]
-        if not longest.ready:
-            del self._served[longest.worker or ""]
-            longest.worker = None
-        self._serve(worker, rest)
-        return True
-
-    def _serve(self, worker: str, family: Family) -> None:
-        family.worker = worker
-        self._served[worker] = family
-
-    def _give_back(self, family: Family) -> None:
-        """Let any worker run a family."""
-        if family.worker is not None:
-            self._served.pop(family.worker, None)
-        family.worker = None
-        if family.ready:
-            heapq.heappush(self._waiting, (*family.ready[0][:2], family))
+    def _send(
+        self, key: Any, worker: str, slots: dict[str, int], recommendations: dict[Any, Any]
+    ) -> None:
+        restrict_to_home(self.scheduler.tasks[key], worker)
+        recommendations[key] = internals.PROCESSING
+        slots[worker] -= 1
 
     def _choose_worker(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
         """The worker for the first task of a home worker; None if it stays held."""
@@ -436,7 +353,7 @@ class Roots:
     def check(self) -> None:
         """Check for held tasks that time out or stall; called regularly."""
         # Tasks that are held do have a worker: they must not fail for lack of one.
-        internals.restart_timeouts(self.scheduler, [*self.homes, *self.families])
+        internals.restart_timeouts(self.scheduler, self._held())
         now = internals.now()
         self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
         self.request_release()
@@ -444,20 +361,19 @@ class Roots:
     def free_all(self) -> None:
         """Return all tasks that are held to the scheduler, without restrictions."""
         tasks = self.scheduler.tasks
-        held = [*self.homes, *self.families]
-        self.free([tasks[key] for key in held if key in tasks])
+        self.free([tasks[key] for key in self._held() if key in tasks])
         self.clear()
+
+    def _held(self) -> list[Any]:
+        return [*self.homes, *self.families.of]
 
     def free(self, tasks: Iterable[TaskState]) -> None:
         """Let tasks run on any worker."""
         held = []
         for ts in tasks:
             unrestrict(ts)
-            known = self.homes.pop(ts.key, None) or self.families.pop(ts.key, None)
-            if known is not None:
+            if self._remove(ts.key):
                 held.append(ts)
-        if not self.holding:
-            self.clear()
         if held:
             # Not now: the scheduler may be in the middle of a transition.
             self._loop.call_soon(self._return_to_scheduler, held)

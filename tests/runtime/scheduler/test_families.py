@@ -11,7 +11,7 @@ from distributed import Event, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
-from tests.gated import LIMIT, nothing_stuck, plugin_of, until
+from tests.gated import LIMIT, finish, nothing_stuck, plugin_of, until
 from tests.runtime.scheduler.test_plugin import Ran
 
 two_workers = gen_cluster(
@@ -60,7 +60,7 @@ async def test_results_that_are_combined_are_computed_on_one_worker(c, s, first,
     assert min(Counter(where).values()) >= 16
     # no result of theirs is moved
     assert all(sums[at] == where[4 * at] for at in together)
-    assert not plugin_of(s).roots.families and not plugin_of(s).roots.any_ready
+    assert not plugin_of(s).roots.families.of and not plugin_of(s).roots.any_ready
     assert not any(ts.worker_restrictions for ts in s.tasks.values())
     await nothing_stuck(s)
 
@@ -82,10 +82,8 @@ async def test_results_that_nothing_combines_are_left_to_dask(c, s, first, secon
     graph |= {("next", number): (abs, ("root", number)) for number in range(40)}
     futures = c.get(graph, list(graph), sync=False)
     await until(lambda: s.queued)
-    assert not plugin_of(s).roots.families
-    await Event("go").set()
-    await wait(futures, timeout=LIMIT)
-    await nothing_stuck(s)
+    assert not plugin_of(s).roots.families.of
+    await finish(s, futures)
 
 
 @two_workers
@@ -94,10 +92,8 @@ async def test_few_root_tasks_are_left_to_dask(c, s, first, second):
     graph = combined(4, 2, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
     await until(lambda: sum(len(ws.processing) for ws in s.workers.values()) == 4)
-    assert not plugin_of(s).roots.families
-    await Event("go").set()
-    await wait(futures, timeout=LIMIT)
-    await nothing_stuck(s)
+    assert not plugin_of(s).roots.families.of
+    await finish(s, futures)
 
 
 @two_workers
@@ -109,9 +105,7 @@ async def test_an_idle_worker_takes_tasks_of_one_that_is_busy(c, s, first, secon
     # one task may have been sent to the worker behind the first
     roots = [future for future in futures if future.key[0] == "root"]
     await until(lambda: sum(future.done() for future in roots) >= 126)
-    await Event("go").set()
-    await wait(futures, timeout=LIMIT)
-    await nothing_stuck(s)
+    await finish(s, futures)
 
 
 @two_workers
@@ -119,7 +113,7 @@ async def test_tasks_of_a_lost_worker_run_elsewhere(c, s, first, second):
     await dasktile.enable(c)
     graph = combined(64, 8, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
-    await until(lambda: len(plugin_of(s).roots.families) == 60)
+    await until(lambda: len(plugin_of(s).roots.families.of) == 60)
     await second.close(executor_wait=False)
     await until(lambda: len(s.workers) == 1)
     await Event("go").set()
@@ -133,12 +127,10 @@ async def test_without_the_plugin_they_are_queued(c, s, first, second):
     await dasktile.enable(c)
     graph = combined(64, 8, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
-    await until(lambda: plugin_of(s).roots.families)
+    await until(lambda: plugin_of(s).roots.families.of)
     await dasktile.disable(c)
     await until(lambda: s.queued)
-    await Event("go").set()
-    await wait(futures, timeout=LIMIT)
-    await nothing_stuck(s)
+    await finish(s, futures)
 
 
 @two_workers
@@ -146,9 +138,9 @@ async def test_cancelled_tasks_are_forgotten(c, s, first, second):
     await dasktile.enable(c)
     graph = combined(64, 8, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
-    await until(lambda: plugin_of(s).roots.families)
+    await until(lambda: plugin_of(s).roots.families.of)
     await c.cancel(futures)
-    await until(lambda: not plugin_of(s).roots.families)
+    await until(lambda: not plugin_of(s).roots.families.of)
     await Event("go").set()
     futures = c.get(combined(64, 8), [("sum", number) for number in range(8)], sync=False)
     assert await c.gather(futures) == [8] * 8
@@ -182,7 +174,7 @@ async def test_urgent_tasks_run_before_other_families(c, s, first, second):
         for at in range(8)
     }
     urgent = c.get(graph, [("urgent-sum", at) for at in range(8)], sync=False, priority=100)
-    await until(lambda: ("urgent-root", 0) in plugin_of(s).roots.families)
+    await until(lambda: ("urgent-root", 0) in plugin_of(s).roots.families.of)
     await Event("go").set()
     await wait([*urgent, *futures], timeout=LIMIT)
     last = max(ran.order.index(("urgent-root", number)) for number in range(32))
@@ -199,7 +191,7 @@ async def test_urgent_tasks_run_before_those_of_a_plan(c, s, first, second):
     await until(lambda: plugin_of(s).roots.ready)
     ran = Ran(s)
     urgent = c.get(combined(32, 4), [("sum", at) for at in range(8)], sync=False, priority=100)
-    await until(lambda: plugin_of(s).roots.families)
+    await until(lambda: plugin_of(s).roots.families.of)
     await Event("go").set()
     await wait([*urgent, *futures], timeout=LIMIT)
     last = max(ran.order.index(("root", number)) for number in range(32))
@@ -217,7 +209,7 @@ async def test_root_tasks_whose_results_are_not_needed_are_not_held(c, s, first,
     # the sums are in memory
     last = c.get({**graph, "all": (sum, sums)}, ["all"], sync=False)
     assert await c.gather(last) == [64]
-    await until(lambda: not plugin_of(s).roots.families)
+    await until(lambda: not plugin_of(s).roots.families.of)
     assert not plugin_of(s).roots.any_ready
     assert not any(ts.worker_restrictions for ts in s.tasks.values())
     await nothing_stuck(s)
@@ -229,10 +221,8 @@ async def test_a_task_that_reads_everything_combines_nothing(c, s, first, second
     graph = combined(64, 64, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
     await until(lambda: s.queued)
-    assert not plugin_of(s).roots.families
-    await Event("go").set()
-    await wait(futures, timeout=LIMIT)
-    await nothing_stuck(s)
+    assert not plugin_of(s).roots.families.of
+    await finish(s, futures)
 
 
 @gen_cluster(client=True, nthreads=[("127.0.0.1", 1)] * 4, timeout=LIMIT)
@@ -241,7 +231,7 @@ async def test_tasks_may_be_stolen_and_workers_join_and_retire(c, s, *workers):
     graph = combined(256, 8)
     graph |= {("root", 8 * at): (wait_for, "go") for at in range(4)}
     futures = c.get(graph, list(graph), sync=False)
-    await until(lambda: plugin_of(s).roots.families)
+    await until(lambda: plugin_of(s).roots.families.of)
     async with Worker(s.address, nthreads=1):
         await c.retire_workers([workers[0].address], close_workers=False)
         await Event("go").set()

@@ -24,6 +24,7 @@ from tests.gated import (
     SMALL_TILES,
     VALUES,
     check,
+    finish,
     nothing_stuck,
     planned,
     plugin_of,
@@ -236,9 +237,7 @@ async def test_restrictions_by_users_are_unchanged(c, s, first, second):
         for ts in s.tasks.values():
             assert ts.worker_restrictions == {first.address}
             assert type(ts.worker_restrictions) is set
-    await Event("go").set()
-    await wait(futures, timeout=LIMIT)
-    await nothing_stuck(s)
+    await finish(s, futures)
 
 
 @one_worker

@@ -136,6 +136,30 @@ class Measured:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A computation.
+
+    Parameters
+    ----------
+    readings
+        The counters of the workers.
+    seconds, planning
+        Wall-clock seconds, and those of planning among them.
+    processor, planning_processor
+        Processor seconds of this process, and those of planning among them.
+    kept
+        The collections in memory.
+    """
+
+    readings: list[Reading]
+    seconds: float
+    planning: float
+    processor: float
+    planning_processor: float
+    kept: list[Any]
+
+
 class Meter(WorkerPlugin):
     """A worker plugin that counts, and limits the worker's link, between `start` and `stop`.
 
@@ -292,8 +316,6 @@ class Cluster:
 
     def __init__(self, workers: int, rate: float | None = None) -> None:
         self.workers, self.rate = workers, rate
-        #: Processor seconds of the last plan.
-        self.planning_processor = 0.0
 
     def __enter__(self) -> Cluster:
         self._folder = tempfile.TemporaryDirectory(prefix="dasktile-benchmark-")
@@ -370,18 +392,26 @@ class Cluster:
         """
         self.settle()
         self.start()
+        run = self._run(arrays, plan)
+        return Measured.of(run.readings, run.seconds, run.planning), run.kept
+
+    def _run(
+        self, arrays: Sequence[Any], plan: Callable[[Sequence[Any]], Sequence[Any]] | None
+    ) -> _Run:
+        """Compute arrays after :meth:`start`, and stop counting."""
         started, processor = time.perf_counter(), time.process_time()
         try:
             with self.client.as_current():
                 planned = list(arrays if plan is None else plan(arrays))
                 planning = time.perf_counter() - started
-                self.planning_processor = time.process_time() - processor
+                planning_processor = time.process_time() - processor
                 kept = self.client.persist(planned)
                 _wait_for(kept)
             seconds = time.perf_counter() - started
+            processor = time.process_time() - processor
         finally:
             readings = self.stop()
-        return Measured.of(readings, seconds, planning), kept
+        return _Run(readings, seconds, planning, processor, planning_processor, kept)
 
     def account(
         self,
@@ -397,24 +427,25 @@ class Cluster:
         share, and ``task_seconds`` that of the workers' threads in tasks.  ``held`` is the peak of
         the bytes of results on one worker.
         """
-        before = time.process_time()
+        self.settle()
+        self.start()
         with Held(self._cluster.scheduler) as held:
-            measured, kept = self.measure(arrays, plan)
-        here = time.process_time() - before
+            run = self._run(arrays, plan)
+        measured = Measured.of(run.readings, run.seconds, run.planning)
         numbers = {
-            "cpu_seconds": measured.cpu_seconds + here,
-            "scheduler_seconds": here,
+            "cpu_seconds": measured.cpu_seconds + run.processor,
+            "scheduler_seconds": run.processor,
             "task_seconds": measured.thread_seconds,
             "seconds": measured.seconds,
             "planning": measured.planning,
-            "planning_cpu": self.planning_processor,
+            "planning_cpu": run.planning_processor,
             "tasks": measured.tasks,
             "moved": measured.moved,
             "held": held.largest,
             "memory": measured.memory,
             "read": measured.read,
         }
-        return numbers, kept
+        return numbers, run.kept
 
     def values(self, kept: Sequence[Any]) -> list[dict[str, Any]]:
         """Fingerprints of arrays that are in memory."""

@@ -9,8 +9,9 @@
 ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within the time
 measured, on a cluster where `dasktile.enable` was called.  ``enabled`` runs Dask's own graph on
 such a cluster.  Each has a cluster of single-threaded processes of its own.  The engines run in
-turns, so that other load of the machine affects both.  Medians of the rounds are reported, and
-geometric means of the ratios to Dask.
+turns, so that other load of the machine affects both.  A small run of every workload, which is not
+measured, comes first.  Medians of the rounds are reported, and geometric means of the ratios to
+Dask.
 
 ``--simulate`` computes the graphs of both engines in this process, and simulates the workers
 (`dasktile.schedule.peaks`): tasks, bytes and memory that depend on no timing.
@@ -69,6 +70,9 @@ COMPARED = {
     "memory": ("memory", True),
     "read": ("read", True),
 }
+
+#: Size of a workload that is run before it is measured.
+SMALL = 0.1
 
 #: Speed of dasktile, Dask being 1, below which a workload is listed as slower.
 SLOWER = 0.95
@@ -217,8 +221,11 @@ def _cell(
     """Run one workload with all engines, in turns."""
     results: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in engines}
     expected: list[np.ndarray] | None = None
+    for engine in engines:
+        # modules are imported on all workers before they are measured
+        engine.cell(workload, min(size, SMALL), source_of("random", None), values=False)
     with contextlib.suppress(Exception):
-        # files are written, and modules imported, before the first engine
+        # files are written before the first engine
         workload.function(size, source)
     for number in range(rounds):
         # the order rotates: caches differ for the first and the last engine of a round

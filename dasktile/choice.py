@@ -61,6 +61,10 @@ TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
 
+#: Seconds to write the graph of a plan and to predict its run, per task of the plan (measured: the
+#: median of the corpus in ``benchmarks/corpus``).
+PLANNING_SECONDS = 7e-5
+
 #: Bytes of smaller bundles as a share of the usual ones (chosen).
 SMALL_BUNDLES = 0.25
 
@@ -239,19 +243,22 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
     if _needs_little_memory(after, before):
         return usual
     settings = request.machine.settings()
+    best = usual
+
+    def may_pay(plan: Candidate) -> bool:
+        return _may_replace(request, plan, usual) and _may_pay(plan, best)
+
     small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
-    best = usual
     for plan in (small, own):
-        other = plan()
-        if not _may_replace(request, other, usual) or _is_hopeless(other, before, after.cost):
+        other = plan(is_worth=may_pay)
+        if not may_pay(other):
             continue
         other = _with_prediction(request, replace(other, before=before))
         if _is_clearly_better(other, best) and _moves_no_more(other, usual):
             best = other
             assert best.after is not None
-            after = best.after
-            if _needs_little_memory(after, before):
+            if _needs_little_memory(best.after, before):
                 break
     return best
 
@@ -261,12 +268,17 @@ def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
     return not after.spilled and after.peak <= max(before.peak, SMALL_PEAK)
 
 
-def _is_hopeless(plan: Candidate, before: Prediction, cost: float) -> bool:
-    """Whether the tasks of a plan alone cost so much that no prediction is worth its time."""
+def _may_pay(plan: Candidate, best: Candidate) -> bool:
+    """Whether a plan may cost clearly less than the best, with the time to write its graph."""
+    before, after = best.before, best.after
+    assert before is not None and after is not None
     if plan.planned.plan.tiled is None:
-        return False
-    least = sum(plan.planned.plan.after.tasks) / config.bundle_tasks()
-    return rough_cost(least, before.peak, before.work) > CLEARLY_LESS * cost
+        return True
+    tasks = sum(plan.planned.plan.after.tasks)
+    spent = PLANNING_SECONDS * (before.tasks + sum(best.planned.plan.after.tasks))
+    work = before.work + spent + PLANNING_SECONDS * tasks
+    least = rough_cost(tasks / config.bundle_tasks(), before.peak, work)
+    return least < CLEARLY_LESS * replace(after, work=after.work + spent).cost
 
 
 def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
@@ -276,11 +288,13 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     one.  It is tried where the plan costs not far less than the input.
     """
     before, after = best.before, best.after
-    if best.lowered is None or not best.lowered.bundled or before is None or after is None:
+    if best.lowered is None or best.lowered.resized is None or before is None or after is None:
         return best
     if after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost:
         return best
-    lowered = lower_plan(request, best.planned, SMALL_BUNDLES)
+    lowered = best.lowered.resized(SMALL_BUNDLES)
+    if lowered is best.lowered:
+        return best
     other = _with_prediction(request, replace(best, lowered=lowered))
     return other if _is_clearly_better(other, best) and _moves_no_more(other, best) else best
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -81,17 +81,32 @@ class Candidate:
 
 
 def candidate(
-    request: Request, captured: Captured, settings: Settings, **options: Any
+    request: Request,
+    captured: Captured,
+    settings: Settings,
+    is_worth: Callable[[Candidate], bool] = lambda plan: True,
+    **options: Any,
 ) -> Candidate:
     """A plan, and its graph if that had to be written to check the plan.
 
     A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
     direct readers, then keep their chunks.  So is a plan whose tiles are cut into so many pieces,
     for the chunks that outputs keep, that the bytes saved are not worth the tasks.
+
+    Parameters
+    ----------
+    request, captured, settings
+        The arrays, the captured program, and the settings of the plan.
+    is_worth
+        Whether a graph is written to check a plan; other plans are returned as they are.
+    options
+        Those of `tile`.
     """
     for _ in range(2):
         planned = plan_request(request, captured, settings, **options)
         chosen = Candidate(planned)
+        if not is_worth(chosen):
+            return chosen
         if _has_shuffles(captured):
             return unchanged(chosen, SHUFFLED)
         if planned.plan.tiled is None:
@@ -148,15 +163,13 @@ def captured_program(request: Request, pinned: Mapping[str, str] | None = None) 
     return captured
 
 
-def lower_plan(request: Request, planned: PlannedRequest, bundles: float = 1.0) -> Lowered:
+def lower_plan(request: Request, planned: PlannedRequest) -> Lowered:
     """Write the graph of a plan.
 
     Parameters
     ----------
     request, planned
         The arrays, and their plan.
-    bundles
-        Bytes that a bundle may have in memory, as a share of the usual ones.
     """
     plan = planned.plan
     assert plan.tiled is not None
@@ -176,7 +189,7 @@ def lower_plan(request: Request, planned: PlannedRequest, bundles: float = 1.0) 
         watched=planned.watched(),
         # tasks that run elsewhere than planned would receive whole bundles
         bundle_tasks=config.bundle_tasks() if machine.placed else 0,
-        bundle_bytes=int(bundles * min(usual, machine.memory_limit or usual)),
+        bundle_bytes=min(usual, machine.memory_limit or usual),
     )
 
 

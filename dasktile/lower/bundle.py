@@ -16,7 +16,7 @@ has a key of its own, and so have the outputs whose names are not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,11 +56,14 @@ class Bundled:
         Names of the outputs that have other names than before, by their names before.
     memory
         What is known of each task; None for a graph without bundles.
+    resized
+        Returns the graph with bundles of a share of the bytes; None for a graph without bundles.
     """
 
     graph: HighLevelGraph
     names: Mapping[str, str] = field(default_factory=dict)
     memory: GraphMemory | None = None
+    resized: Callable[[float], Bundled] | None = None
 
 
 def bundle(
@@ -94,24 +97,35 @@ def bundle(
     if sum(map(len, fewer.graph.layers.values())) > limits.settings.max_tasks:
         return Bundled(graph)
     tasks = GraphTasks(fewer, wanted, order, limits)
-    runs = form_runs(tasks.table, _run_limits(limits))
-    if not runs:
-        return Bundled(graph)
-    written = _Written(tasks, runs, named)
-    new = written.graph()
-    outputs = {written.names.get(name, name) for name in wanted}
-    if _most_tasks(new, outputs) >= sum(tasks.table.counts):
-        return Bundled(graph)
-    return Bundled(new, written.names, written.memory())
+
+    def bundled(runs: list[Run]) -> Bundled:
+        if not runs:
+            return Bundled(graph)
+        written = _Written(tasks, runs, named)
+        new = written.graph()
+        outputs = {written.names.get(name, name) for name in wanted}
+        if _most_tasks(new, outputs) >= sum(tasks.table.counts):
+            return Bundled(graph)
+
+        def resized(share: float) -> Bundled:
+            others = form_runs(tasks.table, _run_limits(limits, share))
+            return result if others == runs else bundled(others)
+
+        result = Bundled(new, written.names, written.memory(), resized)
+        return result
+
+    return bundled(form_runs(tasks.table, _run_limits(limits)))
 
 
-def _run_limits(limits: BundleLimits) -> RunLimits:
+def _run_limits(limits: BundleLimits, share: float = 1.0) -> RunLimits:
+    """The limits of runs, with a share of the bytes."""
     settings = limits.settings
+    work = int(share * limits.work)
     return RunLimits(
         tasks=limits.tasks,
-        work=limits.work,
-        inputs=settings.input_share * limits.work,
-        results=settings.bundle_results * limits.work,
+        work=work,
+        inputs=settings.input_share * work,
+        results=settings.bundle_results * work,
         threads=limits.threads,
         per_thread=settings.bundles_per_thread,
         remaining=settings.bundle_remaining,

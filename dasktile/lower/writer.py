@@ -84,8 +84,9 @@ class Lowered:
         Returns what `placed_tasks` does; the argument says whether tasks run where they are placed.
     computed
         For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
-    bundled
-        Whether the graph has bundles.
+    resized
+        Returns the same with bundles of a share of the bytes, the same object if that changes
+        nothing; None for a graph without bundles.
     """
 
     graph: HighLevelGraph
@@ -94,7 +95,7 @@ class Lowered:
     layers: Mapping[int, str]
     tasks: Callable[[bool], tuple[PlacedTasks, float]]
     computed: Mapping[int, Needed] = field(default_factory=dict)
-    bundled: bool = False
+    resized: Callable[[float], Lowered] | None = None
 
 
 def lower(
@@ -192,21 +193,34 @@ def lower(
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
-    renamed = {name: bundled.names.get(name, name) for name in keys}
 
-    def tasks(by_place: bool) -> tuple[PlacedTasks, float]:
-        ends = {renamed[name]: [(renamed[name], *key[1:]) for key in keys[name]] for name in keys}
-        return placed_tasks(bundled.graph, ends, limits, bundled.memory, by_place)
+    def lowered(bundled: Bundled) -> Lowered:
+        renamed = {name: bundled.names.get(name, name) for name in keys}
 
-    return Lowered(
-        bundled.graph,
-        tuple(renamed[name] for name, _ in written),
-        tuple(chunks for _, chunks in written),
-        {index: name for index, name in writer.made.items() if name in bundled.graph.layers},
-        tasks,
-        computed,
-        bundled.memory is not None,
-    )
+        def tasks(by_place: bool) -> tuple[PlacedTasks, float]:
+            ends = {
+                renamed[name]: [(renamed[name], *key[1:]) for key in keys[name]] for name in keys
+            }
+            return placed_tasks(bundled.graph, ends, limits, bundled.memory, by_place)
+
+        def resized(share: float) -> Lowered:
+            assert bundled.resized is not None
+            other = bundled.resized(share)
+            return result if other is bundled else lowered(other)
+
+        layers = bundled.graph.layers
+        result = Lowered(
+            bundled.graph,
+            tuple(renamed[name] for name, _ in written),
+            tuple(chunks for _, chunks in written),
+            {index: name for index, name in writer.made.items() if name in layers},
+            tasks,
+            computed,
+            None if bundled.resized is None else resized,
+        )
+        return result
+
+    return lowered(bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

@@ -31,7 +31,7 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.run_order import live_bytes
-from dasktile.lower.runs import Run, RunLimits, form_runs, task_phases
+from dasktile.lower.runs import Run, RunLimits, form_runs
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
 
@@ -340,7 +340,7 @@ class _Written:
         outputs.  A layer depends on those of lower phases, and no layer on that of an output.
         """
         tasks = self.tasks
-        phases = task_phases(tasks.table)
+        phases = tasks.table.phases
         #: Layers whose tasks are written anew.
         computed = {
             tasks.layer[number]

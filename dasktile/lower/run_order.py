@@ -82,11 +82,13 @@ def run_order(
         for number, each in enumerate(reads)
         if not each and homes[number] is None and not sizes[number]
     ]
-    orders = [
-        _DepthFirst(reads, readers, sizes, height, data, kept, eager).order()
-        for eager in (False, True)
-    ]
-    return min(orders, key=lambda order: peak(order, reads, sizes, homes, kept))
+    eager, plain = (
+        _DepthFirst(reads, readers, sizes, height, data, kept, eager) for eager in (True, False)
+    )
+    early = eager.order()
+    if not eager.requested:
+        return early  # the other order is the same
+    return min(plain.order(), early, key=lambda order: peak(order, reads, sizes, homes, kept))
 
 
 def peak(

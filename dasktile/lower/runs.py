@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
 from dasktile.lower.run_order import SAME_SIZE, inputs_first, readers_of, run_order
@@ -21,7 +22,7 @@ from dasktile.lower.run_order import SAME_SIZE, inputs_first, readers_of, run_or
 Home = Hashable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskTable:
     """The tasks of a graph, by number.
 
@@ -57,6 +58,21 @@ class TaskTable:
     loose: Collection[int] = ()
     cuts: Collection[int] = ()
     working: Sequence[int] = ()
+
+    @cached_property
+    def readers(self) -> list[list[int]]:
+        """For every task, the tasks that read it."""
+        return readers_of(self.reads)
+
+    @cached_property
+    def phases(self) -> list[int]:
+        """The phase of every task; see :func:`task_phases`."""
+        return task_phases(self)
+
+    @cached_property
+    def order(self) -> list[int]:
+        """All tasks in the order from which runs are cut."""
+        return run_order(self.reads, self.sizes, self.homes, set(self.kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +174,7 @@ def task_phases(table: TaskTable) -> list[int]:
     """
     order = inputs_first(table.reads)
     phases = _first_phases(table, order)
-    readers = readers_of(table.reads)
+    readers = table.readers
     fixed = {*table.kept, *table.sources}
     for number in reversed(order):
         home, after = table.homes[number], readers[number]
@@ -210,12 +226,12 @@ class _Forming:
         self.weights = list(table.counts)
         for number in table.cuts:
             self.weights[number] = 0
-        self.readers = readers_of(table.reads)
+        self.readers = table.readers
         self.kept = set(table.kept)
         #: For every task, the home and the phase; None for a task that no run may contain.
         self.group: list[tuple[Home, int] | None] = [
             None if home is None else (home, phase)
-            for home, phase in zip(table.homes, task_phases(table), strict=True)
+            for home, phase in zip(table.homes, table.phases, strict=True)
         ]
 
         #: For every task of a group, the tasks of its home that are before it in the order, as far
@@ -225,8 +241,7 @@ class _Forming:
     def runs(self) -> list[Run]:
         groups: dict[tuple[Home, int], list[int]] = {}
         passed: dict[Home, int] = {}
-        table = self.table
-        order = run_order(table.reads, table.sizes, table.homes, self.kept)
+        order = self.table.order
         for number in order:
             group = self.group[number]
             if group is not None:

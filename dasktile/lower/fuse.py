@@ -29,7 +29,7 @@ from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.run_order import live_bytes
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.schedule.placement import MARK, Placement, decode, token
+from dasktile.schedule.placement import MARK, decode, token
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,10 @@ def fuse(
 
 @dataclass
 class _Fusion:
-    """The tasks of the fusible layers, and the groups that they form."""
+    """The tasks of the fusible layers, by number, and the groups that they form.
+
+    Results that these tasks read and other layers make have the numbers after theirs.
+    """
 
     layers: Mapping[str, Layer]
     dependencies: Mapping[str, set[str]]
@@ -132,162 +135,163 @@ class _Fusion:
     fusible: list[str]
     outputs: Collection[str]
     limits: FuseLimits
-    tasks: dict[Any, Any] = field(default_factory=dict)
+    keys: list[Any] = field(default_factory=list)
+    number: dict[Any, int] = field(default_factory=dict)
+    tasks: list[Any] = field(default_factory=list)
     #: The layer of each task; some keys do not start with the name of their layer.
-    layer: dict[Any, str] = field(default_factory=dict)
-    readers: dict[Any, list[Any]] = field(default_factory=dict)
-    #: The last task of the group of each task, which stands for the group.
-    last: dict[Any, Any] = field(default_factory=dict)
+    layer: list[str] = field(default_factory=list)
     #: Pairs of layers, each of a task and its reader, which are not fused.
     separate: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for name in self.fusible:
             for key, task in self.layers[name].items():
-                self.tasks[key] = task
-                self.layer[key] = name
-        fusible = set(self.fusible)
-        #: Keys that stay in the graph: outputs, and what other layers read.
-        self.fixed: set[Any] = set()
-        for name in self.layers:
-            if name in self.outputs or name not in fusible:
-                needed = [name] if name in fusible else self.dependencies[name] & fusible
-                self.fixed.update(key for layer in needed for key in self.layers[layer])
-        for key, task in self.tasks.items():
-            for read in task.dependencies:
-                self.readers.setdefault(read, []).append(key)
-        self._placements: dict[Any, Placement | None] = {}
-        for key in self.tasks:
-            self._placement(_name(key))
-        placements = [placement for placement in self._placements.values() if placement is not None]
-        tokens = {placement.follow[0] for placement in placements if placement.follow is not None}
-        reads = {name for layer in self.fusible for name in self.dependencies[layer]}
-        #: For persisted arrays that other layers follow, the token of their name.
-        self._followed = {name: token(name) for name in reads if token(name) in tokens}
-        self.homes = {key: self._placed_home(key) for key in self.tasks}
-        #: By the name in a key, bytes of the result.
-        self._sizes: dict[str, int] = {}
-        #: For tasks that were asked for, whether they read results of other workers.
-        self._remote: dict[Any, bool] = {}
+                self.number[key] = len(self.keys)
+                self.keys.append(key)
+                self.tasks.append(task)
+                self.layer.append(name)
+        #: What each task reads.
+        self.reads = [
+            sorted(self._number(read) for read in task.dependencies) for task in self.tasks
+        ]
+        self.readers: list[list[int]] = [[] for _ in self.keys]
+        for number, reads in enumerate(self.reads):
+            for read in reads:
+                self.readers[read].append(number)
+        names = [str(head_of(key)) for key in self.keys]
+        #: The last task of the group of each task, which stands for the group.
+        self.last = list(range(len(self.tasks)))
+        #: Tasks whose keys stay in the graph: outputs, and what other layers read.
+        self.fixed = self._fixed()
+        #: Bytes of every result, 0 if that is unknown.
+        size = {name: self.limits.size.get(name.rpartition("-")[2], 0) for name in set(names)}
+        self.sizes = [size[name] for name in names]
+        #: For every result, whether it is on every worker.
+        self.free = [name in self.limits.free for name in names]
+        #: An identifier of the home worker of every result; None for those without a home.
+        self.homes = self._placed_homes(names)
         self.order = self._readers_first()
-        for key in self.order:
+        for number in self.order:
             # tasks without inputs run where their readers are
-            if self.homes[key] is None and not self.tasks[key].dependencies:
-                there = {self.homes.get(reader) for reader in self.readers.get(key, ())}
+            if self.homes[number] is None and not self.reads[number]:
+                there = {self.homes[reader] for reader in self.readers[number]}
                 if len(there) == 1:
-                    self.homes[key] = there.pop()
+                    self.homes[number] = there.pop()
         #: Number of tasks by layer and home.
         self.counts: Counter[tuple[str, Hashable]] = Counter()
-        for key in reversed(self.order):
-            task = self.tasks[key]
-            if self.homes[key] is None and isinstance(task, Anchored):
+        for number in reversed(self.order):
+            if self.homes[number] is None and isinstance(self.tasks[number], Anchored):
                 # slices run where their tile is
-                tiles = [read for read in task.dependencies if not self.is_free(read)]
+                tiles = [read for read in self.reads[number] if not self.free[read]]
                 if len(tiles) == 1:
-                    self.homes[key] = self.home(tiles[0])
-            self.counts[self.layer[key], self.homes[key]] += 1
+                    self.homes[number] = self.homes[tiles[0]]
+            self.counts[self.layer[number], self.homes[number]] += 1
+        #: For every task, whether it reads a result that may be on another worker.
+        self.remote = [
+            any(not self.free[read] and self.homes[read] != home for read in reads)
+            for home, reads in zip(self.homes, self.reads, strict=False)
+        ]
 
-    def _placement(self, name: str) -> Placement | None:
-        if name not in self._placements:
-            self._placements[name] = decode(name)
-        return self._placements[name]
+    def _number(self, key: Any) -> int:
+        """The number of a key, which is added if no task has it."""
+        number = self.number.get(key)
+        if number is None:
+            number = self.number[key] = len(self.keys)
+            self.keys.append(key)
+        return number
 
-    def _placed_home(self, key: Any) -> Hashable:
-        """An identifier of the home worker that a key's name gives, None if it gives none."""
-        name = _name(key)
-        if name in self._followed:
-            return self._followed[name], key[1:]
-        placement = self._placement(name)
-        if placement is None or type(key) is not tuple:
-            return None
-        if placement.follow is not None:
-            block = placement.followed(key[1:])
-            return None if block is None else (placement.follow[0], block)
-        position = placement.position_of(key[1:])
-        return None if position is None else (placement.mesh, position)
+    def _fixed(self) -> set[int]:
+        fusible = set(self.fusible)
+        layers = [name for name in self.fusible if name in self.outputs]
+        for name in self.layers:
+            if name not in fusible:
+                layers += self.dependencies[name] & fusible
+        return {self.number[key] for name in set(layers) for key in self.layers[name]}
 
-    def _readers_first(self) -> list[Any]:
-        """All keys, each after its readers, in an order that does not depend on the keys."""
-        place = {key: number for number, key in enumerate(self.tasks)}
-        waiting = {
-            key: sum(reader in self.tasks for reader in self.readers.get(key, ()))
-            for key in self.tasks
+    def _placed_homes(self, names: Sequence[str]) -> list[Hashable]:
+        """The home workers that the names of keys give."""
+        placements = {name: decode(name) for name in set(names)}
+        tokens = {
+            placement.follow[0]
+            for placement in placements.values()
+            if placement is not None and placement.follow is not None
         }
-        ready = [key for key, count in waiting.items() if not count]
+        reads = {name for layer in self.fusible for name in self.dependencies[layer]}
+        # for persisted arrays that other layers follow, the token of their name
+        followed = {name: token(name) for name in reads if token(name) in tokens}
+        homes: list[Hashable] = []
+        for key, name in zip(self.keys, names, strict=True):
+            placement = placements[name]
+            if name in followed:
+                homes.append((followed[name], key[1:]))
+            elif placement is None or type(key) is not tuple:
+                homes.append(None)
+            elif placement.follow is not None:
+                block = placement.followed(key[1:])
+                homes.append(None if block is None else (placement.follow[0], block))
+            else:
+                position = placement.position_of(key[1:])
+                homes.append(None if position is None else (placement.mesh, position))
+        return homes
+
+    def _readers_first(self) -> list[int]:
+        """All tasks, each after its readers, in an order that does not depend on the keys."""
+        count = len(self.tasks)
+        waiting = list(map(len, self.readers[:count]))
+        ready = [number for number, after in enumerate(waiting) if not after]
         order = []
         while ready:
-            key = ready.pop()
-            order.append(key)
-            reads = [read for read in self.tasks[key].dependencies if read in waiting]
-            for read in sorted(reads, key=place.__getitem__):
-                waiting[read] -= 1
-                if not waiting[read]:
-                    ready.append(read)
+            number = ready.pop()
+            order.append(number)
+            for read in self.reads[number]:
+                if read < count:
+                    waiting[read] -= 1
+                    if not waiting[read]:
+                        ready.append(read)
         return order
 
     def form_groups(self) -> bool:
         """Form groups; True if they break no rule, else keep more pairs of layers separate."""
-        self.last = {}
-        work: dict[Any, int] = {}
-        for key in self.order:
-            last = self._joinable(key)
-            size = self.size(key)
+        self.last = list(range(len(self.tasks)))
+        work = [0] * len(self.tasks)
+        for number in self.order:
+            last = self._joinable(number)
+            size = self.sizes[number]
             if last is None or work[last] + size > self.limits.work:
-                last, work[key] = key, 0
-            self.last[key] = last
+                last = number
+            self.last[number] = last
             work[last] += size
         violations = self._violations()
         self.separate |= violations
         return not violations
 
-    def _joinable(self, key: Any) -> Any:
+    def _joinable(self, number: int) -> int | None:
         """The last task of the group that a task may join, None if there is none."""
-        home, light = self.homes[key], self.layer[key] in self.limits.light
-        if key in self.fixed or not isinstance(self.tasks[key], (Task, Alias)):
+        readers = self.readers[number]
+        if not readers or number in self.fixed:
             return None
-        lasts = {self.last[reader] for reader in self.readers.get(key, ())}
-        if len(lasts) != 1 or (home is None and not light):
+        last = self.last[readers[0]]
+        if any(self.last[reader] != last for reader in readers):
             return None
-        last = lasts.pop()
-        if self.homes[last] != home or type(self.tasks[last]) not in (Task, Alias):
+        layer, home = self.layer[number], self.homes[number]
+        light = layer in self.limits.light
+        if self.homes[last] != home or (home is None and not light):
             return None
-        layer = self.layer[key]
+        if not isinstance(self.tasks[number], (Task, Alias)):
+            return None
+        if type(self.tasks[last]) not in (Task, Alias):
+            return None
         if layer in self.limits.chained:
-            [reader, *others] = self.readers[key]
-            if others or len(self.tasks[reader].dependencies) > 1 or not self.size(reader):
+            [reader, *others] = readers
+            if others or len(self.reads[reader]) > 1 or not self.sizes[reader]:
                 return None
-        if any((layer, self.layer[reader]) in self.separate for reader in self.readers[key]):
+        if any((layer, self.layer[reader]) in self.separate for reader in readers):
             return None
-        if self.reads_remote(key) or (self.reads_remote(last) and not light):
+        if self.remote[number] or (self.remote[last] and not light):
             return None
         if min(self.counts[layer, home], self.counts[self.layer[last], home]) < self.limits.threads:
             return None
         return last
-
-    def reads_remote(self, key: Any) -> bool:
-        """Whether a task reads a result that may be on another worker."""
-        if key not in self._remote:
-            home = self.homes[key]
-            self._remote[key] = any(
-                self.home(read) != home and not self.is_free(read)
-                for read in self.tasks[key].dependencies
-            )
-        return self._remote[key]
-
-    def home(self, key: Any) -> Hashable:
-        """An identifier of a key's home worker, None if it has none."""
-        return self.homes[key] if key in self.homes else self._placed_home(key)
-
-    def is_free(self, key: Any) -> bool:
-        """Whether a result is on every worker."""
-        return _name(key) in self.limits.free
-
-    def size(self, key: Any) -> int:
-        """Bytes of a result, 0 if that is unknown."""
-        name = _name(key)
-        if name not in self._sizes:
-            self._sizes[name] = self.limits.size.get(name.rpartition("-")[2], 0)
-        return self._sizes[name]
 
     def _violations(self) -> set[tuple[str, str]]:
         """Pairs of layers to keep separate, since groups of their tasks break a rule.
@@ -297,79 +301,85 @@ class _Fusion:
         """
         groups = self._groups()
         pairs = self._idle_threads(groups)
-        for last, keys in groups.items():
-            if len(keys) == 1:
+        for last, numbers in groups.items():
+            if len(numbers) == 1:
                 continue
-            inside = set(keys)
+            inside = set(numbers)
             if self._fused_by_dask(last, inside):
-                pairs |= self._pairs(keys)
-            inputs: set[Any] = set()
+                pairs |= self._pairs(numbers)
+            inputs: set[int] = set()
             most = 0
-            for key in keys:
-                reads = [read for read in self.tasks[key].dependencies if not self.is_free(read)]
+            for number in numbers:
+                reads = [read for read in self.reads[number] if not self.free[read]]
                 inputs.update(read for read in reads if read not in inside)
-                most = max(most, sum(map(self.size, reads)))
-            if sum(map(self.size, inputs)) > max(most, self.limits.inputs):
+                most = max(most, self._bytes(reads))
+            if self._bytes(inputs) > max(most, self.limits.inputs):
                 pairs |= {
-                    (self.layer[read], self.layer[key])
-                    for key in keys
-                    for read in self.tasks[key].dependencies
+                    (self.layer[read], self.layer[number])
+                    for number in numbers
+                    for read in self.reads[number]
                     if read in inside
                     and self.layer[read] not in self.limits.light
-                    and (key == last or self._shrinks(read))
+                    and (number == last or self._shrinks(read))
                 }
         return pairs
 
-    def _groups(self) -> dict[Any, list[Any]]:
+    def _bytes(self, results: Iterable[int]) -> int:
+        return sum(self.sizes[number] for number in results)
+
+    def _groups(self) -> dict[int, list[int]]:
         """The tasks of every group, by its last, in an order in which they can run."""
-        groups: dict[Any, list[Any]] = {}
-        for key in reversed(self.order):
-            groups.setdefault(self.last[key], []).append(key)
+        groups: dict[int, list[int]] = {}
+        for number in reversed(self.order):
+            groups.setdefault(self.last[number], []).append(number)
         return groups
 
-    def _pairs(self, keys: Iterable[Any]) -> set[tuple[str, str]]:
+    def _pairs(self, numbers: Iterable[int]) -> set[tuple[str, str]]:
         """Pairs of the layer of a task and the layer of a reader in the same group."""
         return {
-            (self.layer[key], self.layer[reader])
-            for key in keys
-            if self.last[key] != key
-            for reader in self.readers[key]
+            (self.layer[number], self.layer[reader])
+            for number in numbers
+            if self.last[number] != number
+            for reader in self.readers[number]
         }
 
-    def _idle_threads(self, groups: Mapping[Any, list[Any]]) -> set[tuple[str, str]]:
+    def _idle_threads(self, groups: Mapping[int, list[int]]) -> set[tuple[str, str]]:
         """Pairs of layers with fewer groups than threads at a home, and no fewer tasks."""
         threads = self.limits.threads
         if threads == 1:
             return set()
         counts = Counter(
             place
-            for keys in groups.values()
-            for place in {(self.layer[key], self.homes[key]) for key in keys}
+            for numbers in groups.values()
+            for place in {(self.layer[number], self.homes[number]) for number in numbers}
         )
         few = {place for place, count in counts.items() if count < threads <= self.counts[place]}
-        return self._pairs(key for key in self.order if (self.layer[key], self.homes[key]) in few)
+        return self._pairs(
+            number for number in self.order if (self.layer[number], self.homes[number]) in few
+        )
 
-    def _fused_by_dask(self, last: Any, inside: set[Any]) -> bool:
+    def _fused_by_dask(self, last: int, inside: set[int]) -> bool:
         """Whether Dask would fuse a group with a task of another worker.
 
         It does where the group reads one task only, which has no other reader.  That costs
         transfers if this task has inputs of its own.
         """
-        inputs = {read for key in inside for read in self.tasks[key].dependencies} - inside
+        inputs = {read for number in inside for read in self.reads[number]} - inside
         if len(inputs) != 1:
             return False
         [read] = inputs
-        task = self.tasks.get(read)
         return (
-            type(task) is Task
-            and bool(task.dependencies)
+            read < len(self.tasks)
+            and type(self.tasks[read]) is Task
+            and bool(self.reads[read])
             and len(self.readers[read]) == 1
-            and self.home(read) not in (None, self.homes[last])
+            and self.homes[read] not in (None, self.homes[last])
         )
 
-    def _shrinks(self, key: Any) -> bool:
+    def _shrinks(self, number: int) -> bool:
         """Whether the result of a task is smaller than its largest input."""
-        return self.size(key) < max(map(self.size, self.tasks[key].dependencies), default=0)
+        most = max((self.sizes[read] for read in self.reads[number]), default=0)
+        return self.sizes[number] < most
 
     def fused_graph(self) -> Fused:
         """The graph with one task for each group."""
@@ -377,43 +387,47 @@ class _Fusion:
         self._rename(groups)
         layers = dict(self.layers)
         reads = {name: set(names) for name, names in self.dependencies.items()}
-        changed = {self.layer[key] for keys in groups.values() if len(keys) > 1 for key in keys}
+        fused = {last: numbers for last, numbers in groups.items() if len(numbers) > 1}
+        changed = {self.layer[number] for numbers in fused.values() for number in numbers}
         for name in sorted(changed):
             layer = self.layers[name]
             tasks = {}
             for key, task in layer.items():
-                keys = groups.get(key)
-                if keys is not None:
-                    tasks[key] = task if len(keys) == 1 else self._fused_task(keys)
+                number = self.number[key]
+                if number in groups:
+                    tasks[key] = self._fused_task(fused[number]) if number in fused else task
             layers[name] = MaterializedLayer(
                 tasks, collection_annotations=layer.collection_annotations
             )
-        working = {key: self._working(keys) for key, keys in groups.items() if len(keys) > 1}
+        working = {self.keys[last]: self._working(numbers) for last, numbers in fused.items()}
         return Fused(HighLevelGraph(layers, self._dependencies(layers, reads, changed)), working)
 
-    def _working(self, keys: Sequence[Any]) -> int:
+    def _working(self, numbers: Sequence[int]) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last."""
         live = live_bytes(
-            keys, lambda key: self.tasks[key].dependencies, self.size, returned=keys[-1:]
+            numbers, self.reads.__getitem__, self.sizes.__getitem__, returned=numbers[-1:]
         )
-        return live - self.size(keys[-1])
+        return live - self.sizes[numbers[-1]]
 
-    def _rename(self, groups: dict[Any, list[Any]]) -> None:
+    def _rename(self, groups: dict[int, list[int]]) -> None:
         """Add an alias whose name gives no home to the group that it is the only reader of.
 
         It is a block of an array that keeps its name.  Dask would give the group the key of the
         alias, and the key of its last task, whose name gives its home, would be lost.
         """
-        for key in self.order:
-            task = self.tasks[key]
-            if type(task) is not Alias or key not in self.fixed or MARK in _name(key):
+        for number in self.order:
+            if type(self.tasks[number]) is not Alias or number not in self.fixed:
                 continue
-            [target] = task.dependencies
+            if MARK in str(head_of(self.keys[number])):
+                continue
+            [target] = self.reads[number]
             renamed = target in groups and target not in self.fixed
-            if renamed and isinstance(self.tasks[target], Task) and self.readers[target] == [key]:
-                groups[key] = [*groups.pop(target), key]
+            if not renamed or not isinstance(self.tasks[target], Task):
+                continue
+            if self.readers[target] == [number]:
+                groups[number] = [*groups.pop(target), number]
 
-    def _fused_task(self, keys: list[Any]) -> Task:
+    def _fused_task(self, numbers: Sequence[int]) -> Task:
         """A task that runs several, with the key of the last.
 
         It is what ``Task.fuse`` makes, with another function.  Tasks of Dask's own function
@@ -421,8 +435,10 @@ class _Fusion:
         slice of it as if the first had no other reader (checked with dask 2026.7.1 and
         2026.8.0).  A fused task that also reads tiles is no root task to distributed.
         """
-        fused: Any = fuse_tasks(*(self.tasks[key] for key in keys))
-        is_root = fused.data_producer and all(map(self.is_free, fused.dependencies))
+        fused: Any = fuse_tasks(*(self.tasks[number] for number in numbers))
+        is_root = fused.data_producer and all(
+            self.free[self.number[read]] for read in fused.dependencies
+        )
         return Task(fused.key, run_fused, *fused.args, _data_producer=is_root)
 
     def _dependencies(
@@ -435,9 +451,7 @@ class _Fusion:
             read_layers = {name}
             for task in layers[name].values():
                 for read in task.dependencies:
-                    layer = self.layer.get(read)
-                    if layer is None and _name(read) in self.layers:
-                        layer = _name(read)
+                    layer = self._layer_of(read)
                     if layer is None:
                         if other_layers is None:
                             other_layers = self._other_layers()
@@ -450,6 +464,14 @@ class _Fusion:
             name: {other for other in names if other in layers} for name, names in reads.items()
         }
 
+    def _layer_of(self, key: Any) -> str | None:
+        """The layer of a key by its task, or by its name; None if that is not known."""
+        number = self.number.get(key, len(self.tasks))
+        if number < len(self.tasks):
+            return self.layer[number]
+        name = str(head_of(key))
+        return name if name in self.layers else None
+
     def _other_layers(self) -> dict[Any, str]:
         """The layer of each key of the layers that are not fusible."""
         fusible = set(self.fusible)
@@ -459,7 +481,3 @@ class _Fusion:
             if name not in fusible
             for key in layer.get_output_keys()
         }
-
-
-def _name(key: Any) -> str:
-    return str(head_of(key))

@@ -125,7 +125,7 @@ def reshard(
         Whether Dask may fuse a tile with the task that reads it, if it is all that is cut from a
         block.
     """
-    axes = [_pieces(axis, sizes) for axis, sizes in zip(windows, chunks, strict=True)]
+    axes = [pieces(axis, sizes) for axis, sizes in zip(windows, chunks, strict=True)]
     piece = slices_layer_name(token)
     tasks: dict[Key, GraphNode] = {}
     # whether pieces are cut by separate tasks, not by the tasks of the new tiles
@@ -135,7 +135,7 @@ def reshard(
     kind = Task if may_fuse and once and not separate else Anchored
     blocks = product(*(range(len(axis)) for axis in axes))
 
-    def refs(block: Block, per_axis: Sequence[tuple[_Piece, ...]], place: int | None) -> list[Key]:
+    def refs(block: Block, per_axis: Sequence[tuple[Piece, ...]], place: int | None) -> list[Key]:
         keys: list[Key] = []
         for parts in product(*per_axis):
             whole = tuple(part.block for part in parts)
@@ -175,14 +175,14 @@ def reshard(
 def joins(windows: Windows, chunks: Chunks) -> bool:
     """True if some window is concatenated from several blocks."""
     return any(
-        len(pieces) > 1
+        len(parts) > 1
         for axis, sizes in zip(windows, chunks, strict=True)
-        for pieces in _pieces(axis, sizes)
+        for parts in pieces(axis, sizes)
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class Piece:
     """Part of one block along one axis; `cut` is None where it is all of it."""
 
     block: int
@@ -194,7 +194,7 @@ class _Piece:
 def _cut_piece(
     key: Key,
     target: Key,
-    parts: Sequence[_Piece],
+    parts: Sequence[Piece],
     cut: Callable[[Any, Any], Any],
     kind: type[Task],
 ) -> GraphNode:
@@ -205,11 +205,19 @@ def _cut_piece(
     return kind(key, cut, TaskRef(target), index)
 
 
-def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piece, ...]]:
-    """For every window along an axis, its pieces in order."""
+def pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[Piece, ...]]:
+    """For every window along an axis, its pieces in order.
+
+    Parameters
+    ----------
+    windows
+        The windows.
+    sizes
+        Sizes of the blocks along the axis.
+    """
     edges = bounds(sizes)
     numbers: dict[tuple[int, int, int, int], int] = {}
-    pieces = []
+    found = []
     for start, stop, step in windows:
         elements = range(start, stop, step)
         parts = []
@@ -225,8 +233,8 @@ def _pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[_Piec
             position = last + 1
         if not parts:
             parts.append(_piece(numbers, 0, 0, -1, 1, sizes[0] if sizes else 0))
-        pieces.append(tuple(parts))
-    return pieces
+        found.append(tuple(parts))
+    return found
 
 
 def _piece(
@@ -236,14 +244,14 @@ def _piece(
     last: int,
     step: int,
     size: int,
-) -> _Piece:
+) -> Piece:
     if first == last:
         step = 1
     number = numbers.setdefault((block, first, last, step), len(numbers))
     if step == 1 and first == 0 and last == size - 1:
-        return _Piece(block, None, number)
+        return Piece(block, None, number)
     stop = last + (1 if step > 0 else -1)
-    return _Piece(block, slice(first, None if step < 0 and stop < 0 else stop, step), number)
+    return Piece(block, slice(first, None if step < 0 and stop < 0 else stop, step), number)
 
 
 def getitem_any(block: Any, index: Any) -> Any:

@@ -50,6 +50,9 @@ class LowerSettings:
         Inputs for each worker that has some above which a task combines the results of these
         workers; and the share of the bytes of the worker that has most with which it may run on
         another one (chosen).
+    most_pieces
+        Pieces that tiles are joined from, over the blocks and the tiles, above which neighbouring
+        blocks are joined first (chosen).
     most_growth
         Tasks of a plan's graph over those of the input's graph, above which the tasks more must be
         worth the bytes saved (chosen: the tasks that Dask fuses are in neither count).
@@ -68,6 +71,7 @@ class LowerSettings:
     near_inputs: float = 0.75
     many_inputs: int = 2
     equal_inputs: float = 0.9
+    most_pieces: float = 4.0
     most_growth: float = 1.5
 
 

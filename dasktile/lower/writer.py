@@ -38,6 +38,7 @@ from dasktile.ir import (
     windows,
 )
 from dasktile.lower.anchored import anchor_tasks
+from dasktile.lower.block_groups import block_groups
 from dasktile.lower.bundle import Bundled, bundle
 from dasktile.lower.emit import LoweringContext, emit, home_position, placement
 from dasktile.lower.fuse import Fused, FuseLimits, fuse
@@ -483,12 +484,38 @@ class _Writer:
             # all elements are equal: recomputed, nothing is held, cut or sent
             self.add(name, blocks.created(kernel, name, lengths(wanted)), set())
         else:
+            if source.copies is None:
+                source = self.grouped(index, wanted, source)
+                chunks = source.chunks
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
             alone = self.is_computed_by_reader(index)
             tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of, alone)
             self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, lengths(wanted))
         return name
+
+    def grouped(self, index: int, wanted: Windows, source: _Source) -> _Source:
+        """The layer from which tiles are cut, after neighbouring blocks were joined if need be."""
+        chunks, mesh = source.chunks, self.tiled.mesh
+        is_made = source.name == self.made[index]
+        where = self.tiling(index).held_at if is_made else self.tiled.kept_at.get(index)
+        if mesh and not isinstance(where, tuple):
+            return source
+        shares = where if mesh and isinstance(where, tuple) else (Share(),) * len(chunks)
+        runs = [share.runs if share.by else () for share in shares]
+        found = block_groups(chunks, wanted, runs, self.settings.most_pieces)
+        if found is None:
+            return source
+        axis, groups = found
+        sizes = tuple(sum(chunks[axis][block] for block in group) for group in groups)
+        joined = (*chunks[:axis], sizes, *chunks[axis + 1 :])
+        held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
+        token = new_layer_name("", source.name, joined).rpartition("-")[2]
+        name = new_layer_name("join", token, placement=placement(mesh, where, held))
+        tasks = reshard(name, token, source.name, chunks, normal(block_windows(joined)))
+        self.add(name, MaterializedLayer(tasks), {source.name})
+        self.describe(name, index, joined)
+        return _Source(name, joined)
 
     def is_computed_by_reader(self, index: int) -> bool:
         """Whether a block may be computed where its only reader is, as it needs no other."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
@@ -14,6 +15,7 @@ from dasktile.choice import chosen_plan, is_quick
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.unpack import Rewritten
+from dasktile.lower.culled import culled
 from dasktile.planning import lower_plan
 from dasktile.request import Request
 
@@ -21,7 +23,7 @@ from dasktile.request import Request
 def rewrite(request: Request) -> Rewritten | None:
     """The arrays of a request after tiling; None if the input should not change."""
     if is_quick(request):
-        return None
+        return _culled(request)
     chosen = chosen_plan(request)
     if chosen.planned.plan.tiled is None:
         return None
@@ -30,6 +32,17 @@ def rewrite(request: Request) -> Rewritten | None:
         lowered.graph,
         dict(zip(request.names, lowered.names, strict=True)),
         dict(zip(request.names, lowered.chunks, strict=True)),
+    )
+
+
+def _culled(request: Request) -> Rewritten | None:
+    """The few tasks that are needed; the scheduler would have to find them among very many."""
+    if request.fixed or request.above:
+        return None  # other parts of the graph may read the others
+    return Rewritten(
+        culled(request.graph, set(flatten([request.keys])), request.names),
+        {name: name for name in request.names},
+        {array.name: array.chunks for array in request.arrays},
     )
 
 

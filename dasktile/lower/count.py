@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+
+from dasktile._compat.dask import ArrayOverlapLayer
 
 
 def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
@@ -18,15 +21,39 @@ def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
     names
         Names of the arrays.
     """
+    # other layers do not know their length, or estimate it
+    return sum(
+        len(layer if isinstance(layer, (Blockwise, MaterializedLayer)) else dict(layer))
+        for layer in _layers(graph, names)
+    )
+
+
+def least_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
+    """As :func:`count_tasks`, or fewer: layers of which each task would be made are not counted.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    names
+        Names of the arrays.
+    """
+    count = 0
+    for layer in _layers(graph, names):
+        if isinstance(layer, (Blockwise, MaterializedLayer)) or layer.is_materialized():
+            count += len(layer)
+        elif isinstance(layer, ArrayOverlapLayer):
+            count += math.prod(layer.numblocks)
+    return count
+
+
+def _layers(graph: HighLevelGraph, names: Iterable[str]) -> Iterator[Layer]:
+    """The layers that some arrays depend on."""
     stack = [name for name in names if name in graph.layers]
     seen = set(stack)
-    count = 0
     while stack:
         name = stack.pop()
-        layer = graph.layers[name]
-        # other layers do not know their length, or estimate it
-        count += len(layer if isinstance(layer, (Blockwise, MaterializedLayer)) else dict(layer))
+        yield graph.layers[name]
         new = graph.dependencies[name] - seen
         seen |= new
         stack.extend(new)
-    return count

@@ -28,7 +28,7 @@ def test_a_plan_whose_tiles_are_cut_into_many_pieces_is_not_carried_out(
 ) -> None:
     machine = Machine(4, order=tuple("abcd"), who_has=lambda blocks: {})
     monkeypatch.setattr(api, "machine", lambda *_: machine)
-    # Dask rechunks in two steps; every block of the result is cut from all 480
+    # Dask rechunks in two steps; every block of the result has pieces of all 480
     x = da.random.default_rng(0).random((480, 72, 144), chunks=(1, 72, 144))
     y = x.rechunk((-1, 18, 24))
     with dask.config.set({"dasktile.bundle": 0}):

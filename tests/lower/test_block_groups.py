@@ -1,0 +1,96 @@
+"""Neighbouring blocks that are joined before they are cut."""
+
+from __future__ import annotations
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from dasktile import api
+from dasktile.cluster.target import Machine
+from dasktile.lower.block_groups import block_groups
+from dasktile.lower.bundle import run_bundle
+from dasktile.lower.reshard import block_windows
+
+NO_RUNS: tuple[tuple[int, ...], ...] = ((), ())
+
+#: 120 blocks of one row, each cut into six pieces for as many tiles.
+ROWS, COLUMNS = ((1,) * 120, (24,)), ((120,), (4,) * 6)
+
+
+def groups_of(
+    chunks: tuple[tuple[int, ...], ...] = ROWS,
+    target: tuple[tuple[int, ...], ...] = COLUMNS,
+    runs: tuple[tuple[int, ...], ...] = NO_RUNS,
+    most: float = 4.0,
+) -> list[list[int]] | None:
+    found = block_groups(chunks, block_windows(target), runs, most)
+    if found is None:
+        return None
+    axis, groups = found
+    assert axis == 0
+    assert [block for group in groups for block in group] == list(range(len(chunks[0])))
+    return [list(group) for group in groups]
+
+
+def test_blocks_are_joined_until_there_are_no_more_pieces_than_blocks_and_tiles() -> None:
+    groups = groups_of()
+    assert groups is not None
+    # 90 pieces for 120 blocks and 6 tiles; twice as many groups would make 180
+    assert [len(group) for group in groups] == [8] * 15
+
+
+def test_few_pieces_are_left_alone() -> None:
+    assert groups_of(most=6.0) is None
+    assert groups_of(((1,) * 4, (24,)), ((4,), (12, 12))) is None
+    assert groups_of(ROWS, ROWS) is None
+    # blocks that are not cut
+    assert groups_of(ROWS, ((60, 60), (24,))) is None
+
+
+def test_blocks_of_several_homes_are_not_joined() -> None:
+    groups = groups_of(runs=((37, 83), ()))
+    assert groups is not None
+    assert any(group[0] == 37 for group in groups)
+
+
+def test_blocks_of_several_tiles_are_not_joined() -> None:
+    groups = groups_of(target=((50, 70), (4,) * 6))
+    assert groups is not None
+    assert any(group[0] == 50 for group in groups)
+
+
+def test_joined_blocks_are_no_larger_than_the_largest_tile() -> None:
+    # tiles of 120 x 1 elements: at most 5 blocks of 24
+    groups = groups_of(target=((120,), (1,) * 24))
+    assert groups is not None
+    assert max(map(len, groups)) * 24 <= 120
+
+
+def test_windows_with_steps_are_left_alone() -> None:
+    windows = (((0, 120, 2), (1, 120, 2)), tuple((at, at + 2, 1) for at in range(0, 24, 2)))
+    assert block_groups(ROWS, windows, NO_RUNS, 1.0) is None
+
+
+def test_no_axes() -> None:
+    assert block_groups((), (), (), 4.0) is None
+
+
+def test_values_and_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
+    monkeypatch.setattr(api, "machine", lambda *_: target)
+    x = da.random.default_rng(0).random((480, 72, 144), chunks=(1, 72, 144))
+    y = x.rechunk((-1, 18, 24))
+    new = dasktile.optimize(y, keep_chunks=True)
+    assert new.chunks == y.chunks
+    np.testing.assert_array_equal(new, y)
+    steps = [
+        step
+        for layer in new.dask.layers.values()
+        for task in layer.values()
+        if getattr(task, "func", None) is run_bundle
+        for step in task.args[0]
+    ]
+    # 24 pieces of every block would be 11,520
+    assert steps and len(steps) < 2000

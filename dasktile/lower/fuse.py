@@ -172,8 +172,8 @@ class _Fusion:
         self.homes = self._placed_homes(names)
         self.order = self._readers_first()
         for number in self.order:
-            # tasks without inputs run where their readers are
-            if self.homes[number] is None and not self.reads[number]:
+            # tasks without inputs, or with inputs of their own, run where their readers are
+            if self.homes[number] is None and self._needs_no_other(number):
                 there = {self.homes[reader] for reader in self.readers[number]}
                 if len(there) == 1:
                     self.homes[number] = there.pop()
@@ -191,6 +191,15 @@ class _Fusion:
             any(not self.free[read] and self.homes[read] != home for read in reads)
             for home, reads in zip(self.homes, self.reads, strict=False)
         ]
+
+    def _needs_no_other(self, number: int) -> bool:
+        """Whether a task reads nothing, or only what it alone reads and what needs no inputs."""
+        if isinstance(self.tasks[number], Anchored):
+            return not self.reads[number]
+        return all(
+            read < len(self.tasks) and not self.reads[read] and len(self.readers[read]) == 1
+            for read in self.reads[number]
+        )
 
     def _number(self, key: Any) -> int:
         """The number of a key, which is added if no task has it."""

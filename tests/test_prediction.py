@@ -12,7 +12,7 @@ import pytest
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
-from dasktile import api
+from dasktile import api, choice
 from dasktile.cluster.target import Machine
 from dasktile.prediction import (
     CLEARLY_LESS,
@@ -329,3 +329,45 @@ def test_many_tasks_are_planned_however_few_of_a_graph_they_are() -> None:
     x = noise((8000, 8000), 50)
     few = (x + x.T)[:1000, :1000].sum()
     assert dasktile.optimize(few) is not few
+
+
+def test_elements_at_positions_of_a_dask_array_are_small() -> None:
+    # Dask notes the elements of every block times the positions
+    x = noise((400_000,), (20_000,))
+    positions = (noise((2000,), (400,)) * 400_000).astype(int)
+    array = x[positions]
+    told = dasktile.explain(array)
+    assert told.results_before is not None and told.results_before < 4e6
+    (before, _), (after, planned) = (
+        simulated([each], 4) for each in (array, dasktile.optimize(array))
+    )
+    assert after < before / 2
+    assert planned.moved < 1e6
+    np.testing.assert_array_equal(*dask.compute(array, dasktile.optimize(array)))
+
+
+def test_a_root_and_the_only_slice_of_it_are_one_task() -> None:
+    array = noise((1000, 1000), (100, 100))[::3].copy()
+    (before, _), (after, _) = (simulated([each], 4) for each in (array, dasktile.optimize(array)))
+    assert (before, after) == (200, 100)
+    np.testing.assert_array_equal(*dask.compute(array, dasktile.optimize(array)))
+
+
+def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write the graph of a plan of very many tasks takes longer than it could save."""
+    written = []
+    lower = choice.lower_plan
+
+    def counted(*arguments: Any) -> Any:
+        written.append(arguments)
+        return lower(*arguments)
+
+    monkeypatch.setattr(choice, "lower_plan", counted)
+    x, y = (noise((3000, 3000), (100, 100)) for _ in range(2))
+    array = (x.rechunk(300) * y.T.rechunk(300)).sum(axis=0)
+    dasktile.optimize(array)
+    usual = len(written)
+    written.clear()
+    monkeypatch.setattr(choice, "PLANNING_SECONDS", 1.0)
+    dasktile.optimize(array)
+    assert len(written) == 1 < usual

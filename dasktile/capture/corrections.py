@@ -25,6 +25,7 @@ from dasktile._compat.dask import (
     getitem_variadic,
     histogramdd_multiarg,
     histogramdd_rect,
+    slice_with_int_dask_array,
     topk_aggregate,
 )
 from dasktile.capture.base import ArrayInfo, GraphView
@@ -42,7 +43,8 @@ def correct_arrays(view: GraphView) -> None:
         if name in view.roots:
             continue
         if isinstance(layer, Blockwise):
-            if layer.task.func is getitem_variadic:  # a mask of unknown values
+            # a mask of unknown values; the elements of a block at some of the positions
+            if layer.task.func in (getitem_variadic, slice_with_int_dask_array):
                 view._arrays[name] = None
             continue
         function, keywords = called_function(layer)

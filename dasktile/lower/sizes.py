@@ -23,6 +23,7 @@ from dasktile._compat.dask import (
     mean_chunk,
     moment_chunk,
     nannumel,
+    slice_with_int_dask_array,
     wrapped_qr,
 )
 from dasktile.lower.reshard import getitem_any
@@ -84,6 +85,8 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         chunks: Any = notes.get("chunks")
         dtype: Any = notes.get("dtype")
         task: Any = getattr(layer, "task", None)
+        if getattr(task, "func", None) is slice_with_int_dask_array:
+            continue  # noted are the elements of a block times the positions
         options = getattr(task, "kwargs", None) or {}
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
         try:

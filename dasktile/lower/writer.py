@@ -194,34 +194,58 @@ def lower(
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
+    return _Finished(written, keys, limits, writer.made, computed).lowered(bundled)
 
-    def lowered(bundled: Bundled) -> Lowered:
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """What is the same for all bundles that are formed of the tasks of a graph.
+
+    Parameters
+    ----------
+    written
+        Names and chunks of the outputs, before bundles give them other names.
+    keys
+        The wanted keys of every output.
+    limits
+        What may be bundled.
+    made
+        The layer that holds the array of a node.
+    computed
+        As in `Lowered`.
+    """
+
+    written: Sequence[tuple[str, Chunks]]
+    keys: Mapping[str, list[Any]]
+    limits: BundleLimits
+    made: Mapping[int, str]
+    computed: Mapping[int, Needed]
+
+    def lowered(self, bundled: Bundled) -> Lowered:
+        graph, keys = bundled.graph, self.keys
         renamed = {name: bundled.names.get(name, name) for name in keys}
 
         def tasks(by_place: bool) -> tuple[PlacedTasks, float]:
             ends = {
                 renamed[name]: [(renamed[name], *key[1:]) for key in keys[name]] for name in keys
             }
-            return placed_tasks(bundled.graph, ends, limits, bundled.memory, by_place)
+            return placed_tasks(graph, ends, self.limits, bundled.memory, by_place)
 
         def resized(share: float) -> Lowered:
             assert bundled.resized is not None
             other = bundled.resized(share)
-            return result if other is bundled else lowered(other)
+            return result if other is bundled else self.lowered(other)
 
-        layers = bundled.graph.layers
         result = Lowered(
-            bundled.graph,
-            tuple(renamed[name] for name, _ in written),
-            tuple(chunks for _, chunks in written),
-            {index: name for index, name in writer.made.items() if name in layers},
+            graph,
+            tuple(renamed[name] for name, _ in self.written),
+            tuple(chunks for _, chunks in self.written),
+            {index: name for index, name in self.made.items() if name in graph.layers},
             tasks,
-            computed,
+            self.computed,
             None if bundled.resized is None else resized,
         )
         return result
-
-    return lowered(bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

@@ -611,6 +611,20 @@ def test_outputs_with_any_name_have_a_name_of_their_own() -> None:
     keys_of_equal_tasks(graph, made[0].graph, both.graph)
 
 
+def test_bundles_of_fewer_bytes_are_formed_of_the_same_tasks() -> None:
+    graph, _ = chain(12)
+    limits = BundleLimits((), {"a": 8, "b": 8, "c": 8}, (), 8, 100, settings=MANY)
+    made = bundle(graph, {"c": [("c", 0)]}, ["c"], list("abc"), limits)
+    assert made.resized is not None
+    assert made.resized(1.0) is made
+    small = made.resized(0.25)
+    assert small.graph is not made.graph
+    assert len(bundles_of(dict(small.graph))) != len(bundles_of(dict(made.graph)))
+    fewer = bundle(graph, {"c": [("c", 0)]}, ["c"], list("abc"), replace(limits, work=25))
+    assert dict(small.graph).keys() == dict(fewer.graph).keys()
+    assert dask.get(dict(small.graph), ("c", 0)) == 144
+
+
 def test_what_tasks_of_unknown_layers_depend_on_is_unchanged() -> None:
     class Unknown(MaterializedLayer):
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -348,9 +349,11 @@ def test_elements_at_positions_of_a_dask_array_are_small() -> None:
 
 def test_a_root_and_the_only_slice_of_it_are_one_task() -> None:
     array = noise((1000, 1000), (100, 100))[::3].copy()
-    (before, _), (after, _) = (simulated([each], 4) for each in (array, dasktile.optimize(array)))
-    assert (before, after) == (200, 100)
-    np.testing.assert_array_equal(*dask.compute(array, dasktile.optimize(array)))
+    new = dasktile.optimize(array, keep_chunks=True)
+    # Dask adds an alias to every chain that it fuses
+    (fused,) = dask.optimize(new)
+    assert len(dict(fused.dask)) == 100 == math.prod(array.numblocks)
+    np.testing.assert_array_equal(*dask.compute(array, new))
 
 
 def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,6 +371,6 @@ def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.Mon
     dasktile.optimize(array)
     usual = len(written)
     written.clear()
-    monkeypatch.setattr(choice, "PLANNING_SECONDS", 1.0)
+    monkeypatch.setattr(choice, "rough_cost", lambda *_: math.inf)
     dasktile.optimize(array)
     assert len(written) == 1 < usual

@@ -53,8 +53,8 @@ def needed_blocks(
     """
     needed = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
     _mark(needed, flatten([keys]))
-    for _, below in _needed_tasks(graph, keys, layers):
-        _mark(needed, below)
+    for _, reads in needed_tasks(graph, keys, layers):
+        _mark(needed, _below(reads))
     return needed
 
 
@@ -71,18 +71,28 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
         Number of tasks beyond which no more are counted.
     """
     count = 0
-    for tasks, below in _needed_tasks(graph, keys):
-        count += tasks
+    for _, reads in needed_tasks(graph, keys):
+        count += len(reads)
         # what they read is needed, too, and may be in layers that take long to look at
-        if max(count, len(below)) > most:
+        if max(count, len(_below(reads))) > most:
             return most + 1
     return count
 
 
-def _needed_tasks(
+def needed_tasks(
     graph: HighLevelGraph, keys: Any, layers: Collection[str] | None = None
-) -> Iterator[tuple[int, Set[Any]]]:
-    """Layer by layer from the last, the number of tasks that are needed, and what they read."""
+) -> Iterator[tuple[str, Mapping[Any, Set[Any]]]]:
+    """Layer by layer from the last, its name, and what each of its needed tasks reads.
+
+    Parameters
+    ----------
+    graph
+        The graph.
+    keys
+        The wanted keys, nested in any way.
+    layers
+        Layers whose reads are followed; by default all.
+    """
     pending = _Pending(flatten([keys]))
     followed = graph.layers.keys() if layers is None else set(layers)
     if not followed:
@@ -95,10 +105,13 @@ def _needed_tasks(
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
         reads = _reads(layer, pending.of(layer), others)
-        below = {key for dependencies in reads.values() for key in dependencies}
-        pending.add(below)
+        pending.add(_below(reads))
         pending.remove(reads)
-        yield len(reads), below
+        yield name, reads
+
+
+def _below(reads: Mapping[Any, Set[Any]]) -> Set[Any]:
+    return {key for dependencies in reads.values() for key in dependencies}
 
 
 class _Pending:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 
-from dasktile.capture.base import GraphView
+from dasktile._compat.dask import TaskRef
+from dasktile.capture.culling import needed_tasks
 
 Key = Any
 
@@ -32,22 +34,35 @@ def culled(
     """
     token = tokenize(sorted(map(str, wanted)))
     layers: dict[str, Layer] = {}
-    reads: dict[str, set[Key]] = {}
+    below: dict[str, Set[Key]] = {}
     owner: dict[Key, str] = {}
-    for old, tasks in GraphView(graph).needed_tasks(wanted).items():
-        before = graph.layers[old]
-        name, layer = f"{old}-{token}", before
-        if old in outputs or None in tasks.values():
-            name = old  # futures stay in their layer
-        else:
-            layer = MaterializedLayer(tasks, annotations=before.annotations)
-            layer.collection_annotations = before.collection_annotations
-        layers[name] = layer
-        owner.update(dict.fromkeys(tasks, name))
-        known = (task for task in tasks.values() if task is not None)
-        reads[name] = {read for task in known for read in task.dependencies}
+    for old, reads in needed_tasks(graph, list(wanted)):
+        if not reads:
+            continue
+        layer = graph.layers[old]
+        # blocks of a persisted array, which are futures, stay in their layer
+        stays = old in outputs or len(reads) == len(layer) or _has_futures(layer, reads)
+        name = old if stays else f"{old}-{token}"
+        layers[name] = layer if stays else _part(layer, reads)
+        owner.update(dict.fromkeys(reads, name))
+        below[name] = set().union(*reads.values())
     dependencies = {
-        name: {owner[read] for read in keys if read in owner} - {name}
-        for name, keys in reads.items()
+        name: {owner[key] for key in keys if key in owner} - {name} for name, keys in below.items()
     }
     return HighLevelGraph(layers, dependencies)
+
+
+def _has_futures(layer: Layer, keys: Collection[Key]) -> bool:
+    return isinstance(layer, MaterializedLayer) and any(
+        isinstance(layer[key], TaskRef) for key in keys
+    )
+
+
+def _part(layer: Layer, keys: Collection[Key]) -> Layer:
+    """The tasks of some keys of a layer."""
+    tasks: Mapping[Key, Any] = layer
+    if isinstance(layer, Blockwise):
+        tasks = dict(layer.cull(set(keys), set())[0])
+    part = MaterializedLayer({key: tasks[key] for key in keys}, annotations=layer.annotations)
+    part.collection_annotations = layer.collection_annotations
+    return part

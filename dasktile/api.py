@@ -69,7 +69,8 @@ def optimize(
     Returns
     -------
     The same collections: one for one, a tuple for several, an empty tuple for none.
-    A collection for which no plan is cheaper is returned as the very same object.
+    A collection for which no plan is cheaper is returned as the very same object, or
+    without the tasks that it does not need, if these are nearly all of a large graph.
 
     Raises
     ------

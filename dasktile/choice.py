@@ -98,6 +98,7 @@ def chosen_plan(request: Request) -> Candidate:
     """
     captured = capture(request, {})
     usual = candidate(request, captured, request.machine.settings())
+    assert usual is not None
     may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
     # the simulation knows no bytes of inputs that are on workers already
     if not may_compare or any(node.homes for node in captured.program.nodes):
@@ -252,7 +253,8 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
     for plan in (small, own):
         other = plan(is_worth=may_pay)
-        if not may_pay(other):
+        # it may have become that of the input's own graph
+        if other is None or not _may_replace(request, other, usual):
             continue
         other = _with_prediction(request, replace(other, before=before))
         if _is_clearly_better(other, best) and _moves_no_more(other, usual):
@@ -269,7 +271,10 @@ def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
 
 
 def _may_pay(plan: Candidate, best: Candidate) -> bool:
-    """Whether a plan may cost clearly less than the best, with the time to write its graph."""
+    """Whether a plan could cost clearly less than the best, with the time to write its graph.
+
+    This is an estimate: its tasks fill their bundles, and it needs as much memory as the input.
+    """
     before, after = best.before, best.after
     assert before is not None and after is not None
     if plan.planned.plan.tiled is None:
@@ -277,8 +282,8 @@ def _may_pay(plan: Candidate, best: Candidate) -> bool:
     tasks = sum(plan.planned.plan.after.tasks)
     spent = PLANNING_SECONDS * (before.tasks + sum(best.planned.plan.after.tasks))
     work = before.work + spent + PLANNING_SECONDS * tasks
-    least = rough_cost(tasks / config.bundle_tasks(), before.peak, work)
-    return least < CLEARLY_LESS * replace(after, work=after.work + spent).cost
+    rough = rough_cost(tasks / config.bundle_tasks(), before.peak, work)
+    return rough < CLEARLY_LESS * replace(after, work=after.work + spent).cost
 
 
 def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
@@ -288,7 +293,7 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     one.  It is tried where the plan costs not far less than the input.
     """
     before, after = best.before, best.after
-    if best.lowered is None or best.lowered.resized is None or before is None or after is None:
+    if best.lowered is None or before is None or after is None:
         return best
     if after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost:
         return best

@@ -23,7 +23,7 @@ from dasktile.request import Request
 def rewrite(request: Request) -> Rewritten | None:
     """The arrays of a request after tiling; None if the input should not change."""
     if is_quick(request):
-        return _culled(request)
+        return _needed_part(request)
     chosen = chosen_plan(request)
     if chosen.planned.plan.tiled is None:
         return None
@@ -35,12 +35,15 @@ def rewrite(request: Request) -> Rewritten | None:
     )
 
 
-def _culled(request: Request) -> Rewritten | None:
+def _needed_part(request: Request) -> Rewritten | None:
     """The few tasks that are needed; the scheduler would have to find them among very many."""
     if request.fixed or request.above:
         return None  # other parts of the graph may read the others
+    graph = culled(request.graph, set(flatten([request.keys])), request.names)
+    if graph is None:
+        return None
     return Rewritten(
-        culled(request.graph, set(flatten([request.keys])), request.names),
+        graph,
         {name: name for name in request.names},
         {array.name: array.chunks for array in request.arrays},
     )

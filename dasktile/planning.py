@@ -86,7 +86,7 @@ def candidate(
     settings: Settings,
     is_worth: Callable[[Candidate], bool] = lambda plan: True,
     **options: Any,
-) -> Candidate:
+) -> Candidate | None:
     """A plan, and its graph if that had to be written to check the plan.
 
     A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
@@ -98,7 +98,7 @@ def candidate(
     request, captured, settings
         The arrays, the captured program, and the settings of the plan.
     is_worth
-        Whether a graph is written to check a plan; other plans are returned as they are.
+        Whether the graph of a plan is worth writing; None is returned if it is not.
     options
         Those of `tile`.
     """
@@ -106,7 +106,7 @@ def candidate(
         planned = plan_request(request, captured, settings, **options)
         chosen = Candidate(planned)
         if not is_worth(chosen):
-            return chosen
+            return None
         if _has_shuffles(captured):
             return unchanged(chosen, SHUFFLED)
         if planned.plan.tiled is None:
@@ -225,7 +225,7 @@ def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:
             planned.needed[tiled.program.nodes[index].name],
             tiled.program.nodes[index].chunks,
         )
-        for index, computed in lowered.computed.items()
+        for index, computed in lowered.written.computed.items()
     )
 
 

@@ -124,7 +124,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask"},
     ),
     "pipeline": (
-        {"choice", "cluster.target", "collections", "config", "planning", "request"},
+        {
+            "choice",
+            "cluster.target",
+            "collections",
+            "config",
+            "lower.culled",
+            "planning",
+            "request",
+        },
         {"dask"},
     ),
     "api": (

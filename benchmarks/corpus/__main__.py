@@ -10,8 +10,8 @@
 measured, on a cluster where `dasktile.enable` was called.  ``enabled`` runs Dask's own graph on
 such a cluster.  Each has a cluster of single-threaded processes of its own.  The engines run in
 turns, so that other load of the machine affects both.  A small run of every workload, which is not
-measured, comes first.  Medians of the rounds are reported, and geometric means of the ratios to
-Dask.
+measured, comes first; no run has the plan of another one.  Medians of the rounds are reported, and
+geometric means of the ratios to Dask.
 
 ``--simulate`` computes the graphs of both engines in this process, and simulates the workers
 (`dasktile.schedule.peaks`): tasks, bytes and memory that depend on no timing.
@@ -53,6 +53,7 @@ from benchmarks.corpus.values import agree, flattened
 from benchmarks.hosted import Hosted
 from benchmarks.placement import FLOOR, mean_ratio
 from dasktile.report.explanation import format_bytes
+from dasktile.tiling.memo import forget
 
 #: The engines.
 ENGINES = ("stock", "dasktile", "enabled")
@@ -223,7 +224,9 @@ def _cell(
     expected: list[np.ndarray] | None = None
     for engine in engines:
         # modules are imported on all workers before they are measured
-        engine.cell(workload, min(size, SMALL), source_of("random", None), values=False)
+        warm, _ = engine.cell(workload, min(size, SMALL), source, values=False)
+        if "error" in warm:
+            print(f"{workload.name}: nothing was imported, as its small run failed")
     with contextlib.suppress(Exception):
         # files are written before the first engine
         workload.function(size, source)
@@ -233,6 +236,7 @@ def _cell(
         for engine in [*engines[turn:], *engines[:turn]]:
             if any("error" in result for result in results[engine.name]):
                 continue
+            forget()  # no round has the plan of another one
             result, values = engine.cell(workload, size, source, values=number == 0)
             if number == 0 and "error" not in result:
                 expected = values if expected is None else expected

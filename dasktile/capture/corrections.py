@@ -35,6 +35,9 @@ _TOPK = (chunk_topk, topk_aggregate)
 _ARGTOPK = (chunk_argtopk, argtopk_aggregate)
 #: Functions whose results have sizes that depend on values, or are not arrays.
 _UNKNOWN_SIZES = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
+#: Functions of which each result is a part of a block: at a mask, or at the positions of an array
+#: that are in the block.
+_UNKNOWN_PARTS = (getitem_variadic, slice_with_int_dask_array)
 
 
 def correct_arrays(view: GraphView) -> None:
@@ -43,8 +46,7 @@ def correct_arrays(view: GraphView) -> None:
         if name in view.roots:
             continue
         if isinstance(layer, Blockwise):
-            # a mask of unknown values; the elements of a block at some of the positions
-            if layer.task.func in (getitem_variadic, slice_with_int_dask_array):
+            if any(layer.task.func is each for each in _UNKNOWN_PARTS):
                 view._arrays[name] = None
             continue
         function, keywords = called_function(layer)

@@ -16,15 +16,18 @@ from dasktile.lower.reshard import Windows, lengths, pieces
 #: Neighbouring blocks along one axis.
 Group = Sequence[int]
 
+#: Pieces that remain at most, as a share of those before; otherwise no blocks are joined (chosen).
+MOST_REMAINING = 0.5
+
 
 def block_groups(
     chunks: Chunks, windows: Windows, runs: Sequence[Sequence[int]], most_pieces: float
 ) -> tuple[int, list[Group]] | None:
     """The axis along which blocks are joined first, and the groups; None if that is not worth it.
 
-    Blocks of a group have one home, and every window reads all of them or none.  The groups are
-    the smallest ones with which there are no more pieces than blocks and tiles.  They have no more
-    elements than the largest tile.
+    Blocks of a group have one home, and every window reads all of them or none.  The axis is that
+    along which most blocks could be joined.  The groups are the smallest ones with which there are
+    no more pieces than blocks and tiles.  They have no more elements than the largest tile.
 
     Parameters
     ----------
@@ -38,21 +41,24 @@ def block_groups(
     if any(abs(step) != 1 for axis in windows for _, _, step in axis):
         return None
     blocks = math.prod(map(len, chunks)) + math.prod(map(len, windows))
-    if _count(chunks, windows) <= most_pieces * blocks:
+    before = _count(chunks, windows)
+    if before <= most_pieces * blocks:
         return None
     segments = [_segments(*each) for each in zip(chunks, windows, runs, strict=True)]
-    axis = max(range(len(chunks)), key=lambda axis: max(map(len, segments[axis])))
+    axis = min(range(len(chunks)), key=lambda axis: len(segments[axis]) / len(chunks[axis]))
     tile = math.prod(max(sizes, default=0) for sizes in lengths(windows))
     others = math.prod(max(sizes) for at, sizes in enumerate(chunks) if at != axis)
     best: list[Group] | None = None
     size = 2
-    while size <= 2 * max(map(len, segments[axis])):
+    while size < 2 * max(map(len, segments[axis])):
         groups = [group for segment in segments[axis] for group in _divided(segment, size)]
         joined = tuple(sum(chunks[axis][block] for block in group) for group in groups)
         if max(joined) * others > tile:
             break
-        best = groups
-        if _count((*chunks[:axis], joined, *chunks[axis + 1 :]), windows) <= blocks:
+        count = _count((*chunks[:axis], joined, *chunks[axis + 1 :]), windows)
+        if count <= MOST_REMAINING * before:
+            best = groups
+        if count <= blocks:
             break
         size *= 2
     return None if best is None else (axis, best)

@@ -16,7 +16,7 @@ has a key of its own, and so have the outputs whose names are not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,14 +56,30 @@ class Bundled:
         Names of the outputs that have other names than before, by their names before.
     memory
         What is known of each task; None for a graph without bundles.
-    resized
-        Returns the graph with bundles of a share of the bytes; None for a graph without bundles.
+    source
+        The tasks of which the bundles are formed; None for a graph without bundles.
+    runs
+        The tasks of each bundle.
     """
 
     graph: HighLevelGraph
     names: Mapping[str, str] = field(default_factory=dict)
     memory: GraphMemory | None = None
-    resized: Callable[[float], Bundled] | None = None
+    source: _Unbundled | None = None
+    runs: Sequence[Run] = ()
+
+    def resized(self, share: float) -> Bundled:
+        """The graph with bundles of a share of the bytes; the same object if these are the same.
+
+        Parameters
+        ----------
+        share
+            Bytes of a bundle over those that the limits allow.
+        """
+        if self.source is None:
+            return self
+        runs = self.source.runs(share)
+        return self if runs == self.runs else self.source.bundled(runs)
 
 
 def bundle(
@@ -97,24 +113,40 @@ def bundle(
     if sum(map(len, fewer.graph.layers.values())) > limits.settings.max_tasks:
         return Bundled(graph)
     tasks = GraphTasks(fewer, wanted, order, limits)
+    source = _Unbundled(graph, tasks, named)
+    return source.bundled(source.runs())
 
-    def bundled(runs: list[Run]) -> Bundled:
+
+@dataclass(frozen=True, slots=True)
+class _Unbundled:
+    """A graph whose tasks can be bundled.
+
+    Parameters
+    ----------
+    graph, tasks
+        The graph, and its tasks.
+    named
+        The outputs that must keep their names.
+    """
+
+    graph: HighLevelGraph
+    tasks: GraphTasks
+    named: Collection[str]
+
+    def runs(self, share: float = 1.0) -> list[Run]:
+        """The tasks of each bundle, if it may have a share of the bytes."""
+        return form_runs(self.tasks.table, _run_limits(self.tasks.limits, share))
+
+    def bundled(self, runs: Sequence[Run]) -> Bundled:
+        """The graph with these bundles; without bundles if they gain nothing."""
         if not runs:
-            return Bundled(graph)
-        written = _Written(tasks, runs, named)
+            return Bundled(self.graph)
+        written = _Written(self.tasks, runs, self.named)
         new = written.graph()
-        outputs = {written.names.get(name, name) for name in wanted}
-        if _most_tasks(new, outputs) >= sum(tasks.table.counts):
-            return Bundled(graph)
-
-        def resized(share: float) -> Bundled:
-            others = form_runs(tasks.table, _run_limits(limits, share))
-            return result if others == runs else bundled(others)
-
-        result = Bundled(new, written.names, written.memory(), resized)
-        return result
-
-    return bundled(form_runs(tasks.table, _run_limits(limits)))
+        outputs = {written.names.get(name, name) for name in self.tasks.wanted}
+        if _most_tasks(new, outputs) >= sum(self.tasks.table.counts):
+            return Bundled(self.graph)
+        return Bundled(new, written.names, written.memory(), self, runs)
 
 
 def _run_limits(limits: BundleLimits, share: float = 1.0) -> RunLimits:

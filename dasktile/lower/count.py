@@ -29,7 +29,7 @@ def count_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
 
 
 def least_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
-    """As :func:`count_tasks`, or fewer: layers of which each task would be made are not counted.
+    """A lower bound of :func:`count_tasks` for which no tasks are made.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def least_tasks(graph: HighLevelGraph, names: Iterable[str]) -> int:
         if isinstance(layer, (Blockwise, MaterializedLayer)) or layer.is_materialized():
             count += len(layer)
         elif isinstance(layer, ArrayOverlapLayer):
-            count += math.prod(layer.numblocks)
+            count += math.prod(layer.numblocks)  # one task that joins each block at least
     return count
 
 

@@ -17,11 +17,12 @@ Key = Any
 
 def culled(
     graph: HighLevelGraph, wanted: Collection[Key], outputs: Collection[str]
-) -> HighLevelGraph:
-    """The tasks that the wanted keys depend on, under the same keys.
+) -> HighLevelGraph | None:
+    """The tasks that the wanted keys depend on, under the same keys; None if some are not found.
 
-    The layers have other names, so that the graph can be merged with the one it is part of; but
-    not those of outputs, all of whose keys are wanted.
+    A layer of which not all tasks are needed has another name, so that the graph can be merged with
+    the one it is part of; layers of outputs keep their names.  There are no Blockwise layers, as
+    these name the layers that they read.
 
     Parameters
     ----------
@@ -32,6 +33,7 @@ def culled(
     outputs
         Names of the layers that hold the arrays which are wanted.
     """
+    # a key stands for one task, so that wanted keys stand for the tasks that they need
     token = tokenize(sorted(map(str, wanted)))
     layers: dict[str, Layer] = {}
     below: dict[str, Set[Key]] = {}
@@ -41,14 +43,16 @@ def culled(
             continue
         layer = graph.layers[old]
         # blocks of a persisted array, which are futures, stay in their layer
-        stays = old in outputs or len(reads) == len(layer) or _has_futures(layer, reads)
-        name = old if stays else f"{old}-{token}"
+        whole = len(reads) == len(layer) or _has_futures(layer, reads)
+        name = old if whole or old in outputs else f"{old}-{token}"
+        stays = whole and not isinstance(layer, Blockwise)
         layers[name] = layer if stays else _part(layer, reads)
         owner.update(dict.fromkeys(reads, name))
         below[name] = set().union(*reads.values())
-    dependencies = {
-        name: {owner[key] for key in keys if key in owner} - {name} for name, keys in below.items()
-    }
+    if any(key not in owner for keys in below.values() for key in keys):
+        # dependencies between layers that the graph does not declare
+        return None
+    dependencies = {name: {owner[key] for key in keys} - {name} for name, keys in below.items()}
     return HighLevelGraph(layers, dependencies)
 
 
@@ -63,6 +67,8 @@ def _part(layer: Layer, keys: Collection[Key]) -> Layer:
     tasks: Mapping[Key, Any] = layer
     if isinstance(layer, Blockwise):
         tasks = dict(layer.cull(set(keys), set())[0])
-    part = MaterializedLayer({key: tasks[key] for key in keys}, annotations=layer.annotations)
+    part = MaterializedLayer({key: tasks[key] for key in keys})
+    # the constructor would take those of the context for None
+    part.annotations = layer.annotations
     part.collection_annotations = layer.collection_annotations
     return part

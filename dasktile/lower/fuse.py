@@ -126,7 +126,8 @@ def fuse(
 class _Fusion:
     """The tasks of the fusible layers, by number, and the groups that they form.
 
-    Results that these tasks read and other layers make have the numbers after theirs.
+    Results that these tasks read and other layers make have the numbers after theirs, in any order:
+    nothing depends on which of them is first.
     """
 
     layers: Mapping[str, Layer]

@@ -113,7 +113,7 @@ def placed_tasks(
         numbered = GraphTasks(merged(graph, wanted), wanted, (), limits)
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
-        tasks = _culled(graph, ends)
+        tasks = _needed(graph, ends)
     return placed(tasks, ends, known.tasks, by_place), known.guessed
 
 
@@ -278,7 +278,7 @@ def _known(tasks: GraphTasks) -> GraphMemory:
     return GraphMemory(known, guessed_share(tasks))
 
 
-def _culled(graph: HighLevelGraph, wanted: Collection[Key]) -> dict[Key, Any]:
+def _needed(graph: HighLevelGraph, wanted: Collection[Key]) -> dict[Key, Any]:
     """The tasks that the wanted keys depend on."""
     layers = GraphView(graph).needed_tasks(wanted).values()
     return {key: task for layer in layers for key, task in layer.items() if task is not None}

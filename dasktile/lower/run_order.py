@@ -83,7 +83,8 @@ def run_order(
         if not each and homes[number] is None and not sizes[number]
     ]
     eager, plain = (
-        _DepthFirst(reads, readers, sizes, height, data, kept, eager) for eager in (True, False)
+        _DepthFirst(reads, readers, sizes, height, data, kept, releases)
+        for releases in (True, False)
     )
     early = eager.order()
     if not eager.requested:

@@ -70,33 +70,94 @@ _WRITERS = (blocks, contract, einsums, folds, verbatim, views)
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """A graph as it was written, before its tasks are bundled.
+
+    Parameters
+    ----------
+    outputs
+        Names and chunks of the outputs.
+    keys
+        The wanted keys of every output.
+    limits
+        What may be bundled.
+    made
+        The layer that holds the array of a node.
+    computed
+        For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
+    """
+
+    outputs: Sequence[tuple[str, Chunks]]
+    keys: Mapping[str, list[Any]]
+    limits: BundleLimits
+    made: Mapping[int, str]
+    computed: Mapping[int, Needed]
+
+
+@dataclass(frozen=True, slots=True)
 class Lowered:
     """A dask graph, and where the outputs are in it.
 
     Parameters
     ----------
-    graph
+    written
+        The graph before its tasks were bundled.
+    bundled
         The graph: no more than all outputs together need.
-    names, chunks
-        For every output of the program, the name of its array and its chunks.
-    layers
-        For every node that was written or carried over, the layer that holds its array.
-    tasks
-        Returns what `placed_tasks` does; the argument says whether tasks run where they are placed.
-    computed
-        For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
-    resized
-        Returns the same with bundles of a share of the bytes, the same object if that changes
-        nothing; None for a graph without bundles.
     """
 
-    graph: HighLevelGraph
-    names: tuple[str, ...]
-    chunks: tuple[Chunks, ...]
-    layers: Mapping[int, str]
-    tasks: Callable[[bool], tuple[PlacedTasks, float]]
-    computed: Mapping[int, Needed] = field(default_factory=dict)
-    resized: Callable[[float], Lowered] | None = None
+    written: Written
+    bundled: Bundled
+
+    @property
+    def graph(self) -> HighLevelGraph:
+        """The graph."""
+        return self.bundled.graph
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """For every output of the program, the name of its array."""
+        return tuple(self._name(name) for name, _ in self.written.outputs)
+
+    @property
+    def chunks(self) -> tuple[Chunks, ...]:
+        """For every output of the program, the chunks of its array."""
+        return tuple(chunks for _, chunks in self.written.outputs)
+
+    @property
+    def layers(self) -> dict[int, str]:
+        """For every node that was written or carried over, the layer that holds its array."""
+        made = self.written.made
+        return {index: name for index, name in made.items() if name in self.graph.layers}
+
+    def tasks(self, by_place: bool) -> tuple[PlacedTasks, float]:
+        """What `placed_tasks` returns.
+
+        Parameters
+        ----------
+        by_place
+            Whether tasks run where they are placed.
+        """
+        ends = {
+            self._name(name): [(self._name(name), *key[1:]) for key in keys]
+            for name, keys in self.written.keys.items()
+        }
+        limits, memory = self.written.limits, self.bundled.memory
+        return placed_tasks(self.graph, ends, limits, memory, by_place)
+
+    def resized(self, share: float) -> Lowered:
+        """The graph with bundles of a share of the bytes; the same object if these are the same.
+
+        Parameters
+        ----------
+        share
+            Bytes of a bundle over those that the limits allow.
+        """
+        bundled = self.bundled.resized(share)
+        return self if bundled is self.bundled else Lowered(self.written, bundled)
+
+    def _name(self, output: str) -> str:
+        return self.bundled.names.get(output, output)
 
 
 def lower(
@@ -194,58 +255,7 @@ def lower(
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
-    return _Finished(written, keys, limits, writer.made, computed).lowered(bundled)
-
-
-@dataclass(frozen=True, slots=True)
-class _Finished:
-    """What is the same for all bundles that are formed of the tasks of a graph.
-
-    Parameters
-    ----------
-    written
-        Names and chunks of the outputs, before bundles give them other names.
-    keys
-        The wanted keys of every output.
-    limits
-        What may be bundled.
-    made
-        The layer that holds the array of a node.
-    computed
-        As in `Lowered`.
-    """
-
-    written: Sequence[tuple[str, Chunks]]
-    keys: Mapping[str, list[Any]]
-    limits: BundleLimits
-    made: Mapping[int, str]
-    computed: Mapping[int, Needed]
-
-    def lowered(self, bundled: Bundled) -> Lowered:
-        graph, keys = bundled.graph, self.keys
-        renamed = {name: bundled.names.get(name, name) for name in keys}
-
-        def tasks(by_place: bool) -> tuple[PlacedTasks, float]:
-            ends = {
-                renamed[name]: [(renamed[name], *key[1:]) for key in keys[name]] for name in keys
-            }
-            return placed_tasks(graph, ends, self.limits, bundled.memory, by_place)
-
-        def resized(share: float) -> Lowered:
-            assert bundled.resized is not None
-            other = bundled.resized(share)
-            return result if other is bundled else self.lowered(other)
-
-        result = Lowered(
-            graph,
-            tuple(renamed[name] for name, _ in self.written),
-            tuple(chunks for _, chunks in self.written),
-            {index: name for index, name in self.made.items() if name in graph.layers},
-            tasks,
-            self.computed,
-            None if bundled.resized is None else resized,
-        )
-        return result
+    return Lowered(Written(written, keys, limits, writer.made, computed), bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

@@ -68,6 +68,24 @@ def test_joined_blocks_are_no_larger_than_the_largest_tile() -> None:
     assert max(map(len, groups)) * 24 <= 120
 
 
+def test_no_blocks_are_joined_that_all_belong_to_other_tiles() -> None:
+    halos = tuple((at, at + 30, 1) for at in range(30))
+    columns = tuple((at, at + 10, 1) for at in range(0, 100, 10))
+    assert block_groups(((1,) * 60, (100,)), (halos, columns), NO_RUNS, 4.0) is None
+
+
+def test_the_axis_along_which_most_blocks_can_be_joined() -> None:
+    # one long run along the first axis, and pairs along the second
+    chunks = ((1,) * 40, (1,) * 60)
+    first = ((0, 10), *((at, at + 1) for at in range(10, 40)))
+    windows = (
+        tuple((*each, 1) for each in first),
+        tuple((at, at + 12, 1) for at in range(0, 60, 12)),
+    )
+    found = block_groups(chunks, windows, NO_RUNS, 0.0)
+    assert found is None or found[0] == 1
+
+
 def test_windows_with_steps_are_left_alone() -> None:
     windows = (((0, 120, 2), (1, 120, 2)), tuple((at, at + 2, 1) for at in range(0, 24, 2)))
     assert block_groups(ROWS, windows, NO_RUNS, 1.0) is None

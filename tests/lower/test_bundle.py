@@ -615,7 +615,6 @@ def test_bundles_of_fewer_bytes_are_formed_of_the_same_tasks() -> None:
     graph, _ = chain(12)
     limits = BundleLimits((), {"a": 8, "b": 8, "c": 8}, (), 8, 100, settings=MANY)
     made = bundle(graph, {"c": [("c", 0)]}, ["c"], list("abc"), limits)
-    assert made.resized is not None
     assert made.resized(1.0) is made
     small = made.resized(0.25)
     assert small.graph is not made.graph

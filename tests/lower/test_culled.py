@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask._task_spec import Task, TaskRef
+from dask.blockwise import Blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
@@ -27,6 +32,7 @@ def test_only_needed_tasks_are_left() -> None:
     x = noise((600, 600), 20)
     few = few_of(x)
     graph = culled(few.dask, set(flatten(few.__dask_keys__())), [few.name])
+    assert graph is not None
     assert sum(map(len, graph.layers.values())) < 40
     graph.validate()
     new = da.Array(graph, few.name, few.chunks, dtype=few.dtype)
@@ -45,11 +51,63 @@ def test_a_part_can_be_used_with_the_rest_of_its_array() -> None:
     np.testing.assert_array_equal(both[0], both[1])
 
 
+def test_blockwise_layers_read_layers_by_name() -> None:
+    """Dask would look for the layers that they name, which have other names now."""
+    x = noise((1000, 1000), 20)
+    few = (x + 1)[:10, :10] + 1
+    new = dasktile.optimize(few)
+    # no tasks of the input were made
+    blockwise = [layer for layer in few.dask.layers.values() if isinstance(layer, Blockwise)]
+    assert blockwise and not any(layer.is_materialized() for layer in blockwise)
+    for array in (new, new + 1, (new + 1).sum(), dasktile.optimize(few, few * 2)[1] / 2):
+        assert np.isfinite(array.compute()).all()
+    np.testing.assert_array_equal(new, few)
+
+
+def layered(
+    layers: dict[str, dict[Any, Any]], dependencies: dict[str, set[str]], end: str
+) -> da.Array:
+    return da.Array(HighLevelGraph(layers, dependencies), end, ((5,),), dtype=int)
+
+
+def test_keys_that_are_no_blocks() -> None:
+    tasks = {("a", n): Task(("a", n), np.full, 5, n) for n in range(400)}
+    extra = {("d", n): Task(("d", n), np.negative, TaskRef(("a", n))) for n in range(400)}
+    last = {("c", 0): Task(("c", 0), np.negative, TaskRef(("a", 3))), **extra}
+    array = layered({"a": tasks, "c": last}, {"a": set(), "c": {"a"}}, "c")
+    for few in (array, array + 1):
+        new = dasktile.optimize(few)
+        graph = dict(new.dask)
+        assert len(graph) < 5
+        assert all(graph.keys() >= task.dependencies for task in graph.values())
+        np.testing.assert_array_equal(new, few)
+
+
+def test_undeclared_dependencies_are_found_or_nothing_is_changed() -> None:
+    layers = {
+        "b": {("b", n): Task(("b", n), np.negative, TaskRef(("a", n))) for n in range(400)},
+        "a": {("a", n): Task(("a", n), np.full, 5, n) for n in range(400)},
+        "c": {("c", 0): Task(("c", 0), np.negative, TaskRef(("b", 3)))},
+    }
+    array = layered(layers, {"b": set(), "a": set(), "c": {"b"}}, "c")
+    np.testing.assert_array_equal(
+        dasktile.optimize(array).compute(optimize_graph=False, scheduler="sync"), np.full(5, 3)
+    )
+
+
+def test_annotations_of_the_context_are_not_added() -> None:
+    few = few_of(noise((600, 600), 20))
+    with dask.annotate(priority=3):
+        new = dasktile.optimize(few)
+    assert not any(layer.annotations for layer in new.dask.layers.values())
+
+
 def test_annotations_are_kept() -> None:
     with dask.annotate(priority=3):
         x = noise((600, 600), 20) + 1
     few = (x * 2)[:5, :5]
     graph = culled(few.dask, set(flatten(few.__dask_keys__())), [few.name])
+    assert graph is not None
     assert {"priority": 3} in [layer.annotations for layer in graph.layers.values()]
 
 
@@ -64,3 +122,18 @@ def test_on_a_cluster(persisted: bool) -> None:
         assert isinstance(new.dask, HighLevelGraph)
         assert sum(map(len, new.dask.layers.values())) < (1000 if persisted else 40)
         np.testing.assert_array_equal(new.persist().compute(), few.compute())
+
+
+def test_futures_within_tasks() -> None:
+    with Client(processes=False, n_workers=1, threads_per_worker=1, dashboard_address=":0") as c:
+        future = c.submit(np.arange, 5)
+        layers = {
+            "a": {("a", n): (np.add, future, n) for n in range(400)},
+            "b": {("b", 0): (np.add, ("a", 3), 1)},
+        }
+        array = layered(layers, {"a": set(), "b": {"a"}}, "b")
+        new = dasktile.optimize(array, workers=c)
+        assert new is not array
+        del array, layers, future
+        gc.collect()
+        np.testing.assert_array_equal(new.compute(), np.arange(5) + 4)

@@ -349,7 +349,8 @@ class _Written:
             memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
             # a bundle that is read as a whole has no picks
             for (own, _), results in zip(self.picks[at], run.picks, strict=False):
-                memory[own] = TaskMemory(sum(tasks.sizes[number] for number in results), 0, place)
+                size = sum(tasks.sizes[number] for number in results)
+                memory[own] = TaskMemory(size, 0, place, is_part=True)
         return GraphMemory(memory, guessed_share(tasks))
 
     def _live(self, run: Run) -> int:

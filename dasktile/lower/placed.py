@@ -33,11 +33,14 @@ class TaskMemory:
         Bytes that it holds while it runs, besides its inputs and its result.
     place
         Its mesh position; None if it has none.
+    is_part
+        Whether its result is a part of what it reads, in the same memory.
     """
 
     size: int
     working: int = 0
     place: int | None = None
+    is_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +184,7 @@ def placed(
         kept={place[at] for at in kept},
         data=data,
         aliases=aliases,
+        parts={at for at, task in enumerate(memory) if task.is_part},
     )
 
 
@@ -192,7 +196,8 @@ def _memory_of(chain: Sequence[TaskMemory]) -> TaskMemory:
     for task in chain:
         most = max(most, before + task.size + task.working)
         before = task.size
-    return TaskMemory(result.size, most - result.size, result.place)
+    is_part = result.is_part and len(chain) == 1
+    return TaskMemory(result.size, most - result.size, result.place, is_part)
 
 
 def _chains(

@@ -43,6 +43,9 @@ class PlacedTasks:
         Tasks that are data of the graph: they take no time, and every worker has them.
     aliases
         Tasks whose result is that of the only task that they read, in the same memory.
+    parts
+        Tasks whose result is a part of what they read, in the same memory: their time does not
+        depend on its bytes, although these count as those of two results.
     """
 
     reads: Sequence[Sequence[int]]
@@ -53,6 +56,7 @@ class PlacedTasks:
     kept: Collection[int] = ()
     data: Collection[int] = ()
     aliases: Collection[int] = ()
+    parts: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class _Simulation:
         count = len(tasks.reads)
         self.data = set(tasks.data)
         self.kept = set(tasks.kept)
+        self.parts = set(tasks.parts)
         self.reads = [[read for read in reads if read not in self.data] for reads in tasks.reads]
         self.readers: list[list[int]] = [[] for _ in range(count)]
         for reader, reads in enumerate(self.reads):
@@ -254,7 +259,8 @@ class _Simulation:
             size = 0
             if number not in self.aliases:
                 worker.start(sizes[number], self._working(number))
-                size = sizes[number] + sum(sizes[read] for read in self.reads[number])
+                if number not in self.parts:
+                    size = sizes[number] + sum(sizes[read] for read in self.reads[number])
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
             self._event(self.now + duration * vary, number)

@@ -97,3 +97,14 @@ def test_an_alias_is_in_the_memory_of_its_target() -> None:
     assert (run.peaks, run.moved) == ((8, 9), 8)
     kept = PlacedTasks([[], [0]], [8, 8], [0, 1], [0, 0], kept=[0, 1], aliases=[1])
     assert simulate(kept, 1, 1, STEPS).peaks == (8,)
+
+
+def test_the_time_of_a_part_does_not_depend_on_its_bytes() -> None:
+    speeds = replace(STEPS, memory=10.0)
+    tasks = placed([[], [0]], [0, 0], size=10)
+    # a second and another one for the bytes of each result, and of what is read
+    assert simulate(tasks, 1, speeds=speeds).seconds == 5.0
+    parts = replace(tasks, parts={1})
+    run = simulate(parts, 1, speeds=speeds)
+    assert run.seconds == 3.0
+    assert run.peaks == simulate(tasks, 1, speeds=speeds).peaks == (20,)

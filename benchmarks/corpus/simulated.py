@@ -28,7 +28,7 @@ from benchmarks.corpus.inputs import source_of
 from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
 from dasktile.cluster.target import Machine
-from dasktile.lower.bundle import run_bundle
+from dasktile.lower.bundle import pick, run_bundle
 from dasktile.lower.placed import TaskMemory, placed
 from dasktile.report.explanation import format_bytes
 from dasktile.schedule.homes import Homes
@@ -57,7 +57,12 @@ def simulated(
     ends = set(flatten(expr.__dask_keys__()))
     sizes, working = measured_sizes(graph, ends)
     homes = _homes(graph, workers)
-    known = {key: TaskMemory(sizes[key], working.get(key, 0), homes[key]) for key in graph}
+    known = {
+        key: TaskMemory(
+            sizes[key], working.get(key, 0), homes[key], getattr(task, "func", None) is pick
+        )
+        for key, task in graph.items()
+    }
     tasks = placed(graph, ends, known, by_place=True)
     count = sum(not isinstance(task, (DataNode, Alias)) for task in graph.values())
     return count, simulate(tasks, workers, speeds=speeds)

@@ -252,7 +252,7 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
     small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
     for plan in (small, own):
-        other = plan(is_worth=may_pay)
+        other = plan(is_worth_writing=may_pay)
         # it may have become that of the input's own graph
         if other is None or not _may_replace(request, other, usual):
             continue
@@ -273,7 +273,8 @@ def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
 def _may_pay(plan: Candidate, best: Candidate) -> bool:
     """Whether a plan could cost clearly less than the best, with the time to write its graph.
 
-    This is an estimate: its tasks fill their bundles, and it needs as much memory as the input.
+    It is estimated as if its tasks filled their bundles, and as if it needed as much memory as the
+    input.
     """
     before, after = best.before, best.after
     assert before is not None and after is not None

@@ -84,7 +84,7 @@ def candidate(
     request: Request,
     captured: Captured,
     settings: Settings,
-    is_worth: Callable[[Candidate], bool] = lambda plan: True,
+    is_worth_writing: Callable[[Candidate], bool] = lambda plan: True,
     **options: Any,
 ) -> Candidate | None:
     """A plan, and its graph if that had to be written to check the plan.
@@ -97,7 +97,7 @@ def candidate(
     ----------
     request, captured, settings
         The arrays, the captured program, and the settings of the plan.
-    is_worth
+    is_worth_writing
         Whether the graph of a plan is worth writing; None is returned if it is not.
     options
         Those of `tile`.
@@ -105,7 +105,7 @@ def candidate(
     for _ in range(2):
         planned = plan_request(request, captured, settings, **options)
         chosen = Candidate(planned)
-        if not is_worth(chosen):
+        if not is_worth_writing(chosen):
             return None
         if _has_shuffles(captured):
             return unchanged(chosen, SHUFFLED)

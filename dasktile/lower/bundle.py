@@ -28,7 +28,7 @@ from dasktile._compat.dask import FUSE, Alias, TaskRef, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.names import new_layer_name
+from dasktile.lower.names import new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.run_order import live_bytes
 from dasktile.lower.runs import Run, RunLimits, form_runs
@@ -185,7 +185,8 @@ def _most_tasks(graph: HighLevelGraph, outputs: Collection[str]) -> int:
     }
     # a chain has a key of its own, and an alias of it
     chains = {reader[key] for key in fused} - fused
-    return len(tasks) - len(fused) + len(chains)
+    needed = sum(key in reader or head_of(key) in outputs for key in tasks)
+    return needed - len(fused) + len(chains)
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,7 +409,7 @@ class _Written:
                 if group is None:
                     group = new.setdefault((phases[run.tasks[0]], ""), {})
                 group[key] = task
-        layers = {name: self._same_layer(name, kept) for name, kept in original.items()}
+        layers = dict(self._same_layer(name, kept) for name, kept in original.items())
         for (phase, part), group in sorted(new.items(), key=lambda item: item[0]):
             name = new_layer_name("bundles", self.token, phase, part)
             layers[name] = _layer(group, tasks.graph.layers.get(part))
@@ -421,14 +422,15 @@ class _Written:
             layers[self.names.get(name, name)] = layer
         return self._connected(layers)
 
-    def _same_layer(self, name: str, kept: Mapping[Key, Any]) -> Layer:
-        """A layer that stays as it is, without the tasks that are not needed."""
+    def _same_layer(self, name: str, kept: Mapping[Key, Any]) -> tuple[str, Layer]:
+        """The name and the layer of tasks that stay as they are, without those not needed."""
         layer = self.tasks.graph.layers[name]
         if not self.tasks.graph.dependencies[name]:
-            return layer
+            return name, layer
         new = _layer(kept, layer)
         new.collection_annotations = layer.collection_annotations
-        return new
+        is_whole = len(kept) == len(layer) or name in self.tasks.wanted
+        return name if is_whole else part_layer_name(name, kept), new
 
     def _connected(self, layers: Mapping[str, Layer]) -> HighLevelGraph:
         """A graph of layers, with the layers that each of them reads."""

@@ -7,10 +7,10 @@ from typing import Any
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from dask.tokenize import tokenize
 
 from dasktile._compat.dask import TaskRef
 from dasktile.capture.culling import needed_tasks
+from dasktile.lower.names import part_layer_name
 
 Key = Any
 
@@ -33,8 +33,6 @@ def culled(
     outputs
         Names of the layers that hold the arrays which are wanted.
     """
-    # a key stands for one task, so that wanted keys stand for the tasks that they need
-    token = tokenize(sorted(map(str, wanted)))
     layers: dict[str, Layer] = {}
     below: dict[str, Set[Key]] = {}
     owner: dict[Key, str] = {}
@@ -44,7 +42,7 @@ def culled(
         layer = graph.layers[old]
         # blocks of a persisted array, which are futures, stay in their layer
         whole = len(reads) == len(layer) or _has_futures(layer, reads)
-        name = old if whole or old in outputs else f"{old}-{token}"
+        name = old if whole or old in outputs else part_layer_name(old, reads)
         stays = whole and not isinstance(layer, Blockwise)
         layers[name] = layer if stays else _part(layer, reads)
         owner.update(dict.fromkeys(reads, name))

@@ -27,6 +27,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.names import part_layer_name
 from dasktile.lower.run_order import live_bytes
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import MARK, decode, token
@@ -410,7 +411,16 @@ class _Fusion:
                 tasks, collection_annotations=layer.collection_annotations
             )
         working = {self.keys[last]: self._working(numbers) for last, numbers in fused.items()}
-        return Fused(HighLevelGraph(layers, self._dependencies(layers, reads, changed)), working)
+        reads = self._dependencies(layers, reads, changed)
+        # where graphs are merged, layers of the same name must have the same keys
+        parts = {}
+        for name in sorted(changed & layers.keys()):
+            if len(layers[name]) < len(self.layers[name]):
+                if self.dependencies[name]:
+                    parts[name] = part_layer_name(name, layers[name])
+                else:
+                    layers[name] = self.layers[name]
+        return Fused(_with_names(layers, reads, parts), working)
 
     def _working(self, numbers: Sequence[int]) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last."""
@@ -491,3 +501,23 @@ class _Fusion:
             if name not in fusible
             for key in layer.get_output_keys()
         }
+
+
+def _with_names(
+    layers: Mapping[str, Layer], dependencies: Mapping[str, set[str]], names: Mapping[str, str]
+) -> HighLevelGraph:
+    """A graph of layers, some of which get other names."""
+    named: dict[str, Layer] = {}
+    for name, layer in layers.items():
+        if isinstance(layer, Blockwise) and not dependencies[name].isdisjoint(names):
+            # it names the layers that it reads
+            notes = layer.collection_annotations
+            layer = MaterializedLayer(
+                dict(layer), annotations=layer.annotations, collection_annotations=notes
+            )
+        named[names.get(name, name)] = layer
+    reads = {
+        names.get(name, name): {names.get(other, other) for other in others}
+        for name, others in dependencies.items()
+    }
+    return HighLevelGraph(named, reads)

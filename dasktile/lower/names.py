@@ -7,9 +7,14 @@ input graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dask.tokenize import tokenize
 
 from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, encode
+
+#: Precedes the token of the keys in the name of a layer that lacks tasks of another one.
+_PART = "-part-"
 
 
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:
@@ -33,6 +38,19 @@ def step_layer_name(name: str, step: str, placement: Placement | None = None) ->
 
 def _code(placement: Placement | None) -> str:
     return "" if placement is None else f"{encode(placement)}-"
+
+
+def part_layer_name(name: str, keys: Iterable[object]) -> str:
+    """The name of a layer of some of the tasks of layer `name`.
+
+    Where graphs are merged, layers of the same name must have the same keys.
+    """
+    return f"{name}{_PART}{tokenize(sorted(map(str, keys)))}"
+
+
+def whole_layer_name(name: str) -> str:
+    """The name of the layer of which a layer has some of the tasks; that of other layers."""
+    return name.partition(_PART)[0]
 
 
 def slices_layer_name(name: str) -> str:

@@ -26,6 +26,7 @@ from dasktile._compat.dask import (
     slice_with_int_dask_array,
     wrapped_qr,
 )
+from dasktile.lower.names import whole_layer_name
 from dasktile.lower.reshard import getitem_any
 
 Key = Any
@@ -95,7 +96,8 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
                 for axis, sizes in enumerate(chunks)
             )
             if not dtype.hasobject:
-                noted[name] = NotedBlocks(cut, dtype.itemsize * _arrays_of(task))
+                # a layer of some of the tasks of another one has its keys
+                noted[whole_layer_name(name)] = NotedBlocks(cut, dtype.itemsize * _arrays_of(task))
         except (TypeError, ValueError, AttributeError):
             continue  # unknown chunks
     return noted

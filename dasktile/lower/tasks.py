@@ -29,6 +29,7 @@ from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.names import whole_layer_name
 from dasktile.lower.run_order import readers_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
@@ -248,7 +249,8 @@ class GraphTasks:
         """Number the tasks that the wanted keys depend on."""
         places = {name: place for place, name in enumerate(order)}
         needed = GraphView(self.graph).needed_tasks(self._ends)
-        for name in sorted(needed, key=lambda name: places.get(name, len(places))):
+        last = len(places)
+        for name in sorted(needed, key=lambda name: places.get(whole_layer_name(name), last)):
             for key, task in needed[name].items():
                 if task is None:
                     self._futures.add(key)

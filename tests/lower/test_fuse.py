@@ -13,6 +13,9 @@ from dask._task_spec import List, Task, TaskRef
 from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
+import dasktile
+from dasktile import api
+from dasktile.cluster.target import Machine
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.fuse import FuseLimits, fuse
 
@@ -277,3 +280,24 @@ def test_dask_does_not_rewrite_fused_tasks() -> None:
     optimized = da.optimize(fused, keys)
     for value in (*dask.get(optimized, keys), *dask.get(dict(fused), keys)):
         assert value.tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_plans_with_parts_of_the_same_layers_can_be_merged(
+    monkeypatch: pytest.MonkeyPatch, placed: bool
+) -> None:
+    """Dask merges graphs by the names of their layers: a layer must not lack keys."""
+    if placed:
+        machine = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
+        monkeypatch.setattr(api, "machine", lambda *_: machine)
+    x = (da.from_array(np.arange(30_000), chunks=30) + 1)[30:900]
+    z = dasktile.optimize(x, workers=4)
+    m = dasktile.optimize(z + x, workers=4)
+    np.testing.assert_array_equal(z + m, 3 * np.arange(31, 901))
+    np.testing.assert_array_equal(dasktile.optimize(z + m, workers=4), 3 * np.arange(31, 901))
+    source = da.random.default_rng(0).random((400, 400), chunks=40)
+    total = (source.T + source[::-1]).sum(axis=0) + source.mean()
+    plan = dasktile.optimize(total, workers=4)
+    for values in dask.compute([source, total], [source, plan], [plan, total]):
+        np.testing.assert_allclose(values[-1], total)
+    np.testing.assert_allclose((source + plan).sum(), (source + total).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import Any
 
-from dask.blockwise import Blockwise
+from dask.blockwise import Blockwise, optimize_blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import TaskRef
@@ -18,7 +18,7 @@ Key = Any
 def culled(
     graph: HighLevelGraph, wanted: Collection[Key], outputs: Collection[str]
 ) -> HighLevelGraph | None:
-    """The tasks that the wanted keys depend on, under the same keys; None if some are not found.
+    """The tasks that Dask runs for the wanted keys, under these keys; None if some are not found.
 
     A layer of which not all tasks are needed has another name, so that the graph can be merged with
     the one it is part of; layers of outputs keep their names.  There are no Blockwise layers, as
@@ -36,15 +36,17 @@ def culled(
     layers: dict[str, Layer] = {}
     below: dict[str, Set[Key]] = {}
     owner: dict[Key, str] = {}
-    for old, reads in needed_tasks(graph, list(wanted)):
+    # merged before, as their tasks are no Blockwise layers afterwards
+    merged = optimize_blockwise(graph, keys=list(wanted))
+    for old, reads in needed_tasks(merged, list(wanted)):
         if not reads:
             continue
-        layer = graph.layers[old]
+        layer = merged.layers[old]
         # blocks of a persisted array, which are futures, stay in their layer
         whole = len(reads) == len(layer) or _has_futures(layer, reads)
         name = old if whole or old in outputs else part_layer_name(old, reads)
         stays = whole and not isinstance(layer, Blockwise)
-        layers[name] = layer if stays else _part(layer, reads)
+        layers[name] = layer if stays else _part(layer, reads, graph.layers[old])
         owner.update(dict.fromkeys(reads, name))
         below[name] = set().union(*reads.values())
     if any(key not in owner for keys in below.values() for key in keys):
@@ -60,13 +62,13 @@ def _has_futures(layer: Layer, keys: Collection[Key]) -> bool:
     )
 
 
-def _part(layer: Layer, keys: Collection[Key]) -> Layer:
-    """The tasks of some keys of a layer."""
+def _part(layer: Layer, keys: Collection[Key], noted: Layer) -> Layer:
+    """The tasks of some keys of a layer, with the annotations of another one."""
     tasks: Mapping[Key, Any] = layer
     if isinstance(layer, Blockwise):
         tasks = dict(layer.cull(set(keys), set())[0])
     part = MaterializedLayer({key: tasks[key] for key in keys})
     # the constructor would take those of the context for None
-    part.annotations = layer.annotations
-    part.collection_annotations = layer.collection_annotations
+    part.annotations = noted.annotations
+    part.collection_annotations = noted.collection_annotations
     return part

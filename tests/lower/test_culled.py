@@ -39,6 +39,16 @@ def test_only_needed_tasks_are_left() -> None:
     np.testing.assert_array_equal(new, few)
 
 
+def test_blockwise_layers_are_merged_as_by_dask() -> None:
+    x = da.from_array(np.random.default_rng(0).random((2000, 2000)), chunks=(20, 20))
+    few = da.where(x > 0.5, x, -x)[100:130, 100:130]
+    new = dasktile.optimize(few)
+    assert new is not few
+    counts = [len(dict(each.dask)) for each in dask.optimize(few, new)]
+    assert counts[1] <= counts[0]
+    np.testing.assert_array_equal(new, few)
+
+
 def test_a_part_can_be_used_with_the_rest_of_its_array() -> None:
     whole = noise((600, 600), 20) + 1
     one, other = whole[:10, :10], whole[100:110, 100:110]

@@ -50,7 +50,8 @@ def part_layer_name(name: str, keys: Iterable[object]) -> str:
 
 def whole_layer_name(name: str) -> str:
     """The name of the layer of which a layer has some of the tasks; that of other layers."""
-    return name.partition(_PART)[0]
+    # layers of other programs may have names of any type
+    return name.partition(_PART)[0] if isinstance(name, str) else name
 
 
 def slices_layer_name(name: str) -> str:

@@ -246,13 +246,13 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
     settings = request.machine.settings()
     best = usual
 
-    def may_pay(plan: Candidate) -> bool:
+    def is_worth_writing(plan: Candidate) -> bool:
         return _may_replace(request, plan, usual) and _may_pay(plan, best)
 
     small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
     for plan in (small, own):
-        other = plan(is_worth_writing=may_pay)
+        other = plan(is_worth_writing=is_worth_writing)
         # it may have become that of the input's own graph
         if other is None or not _may_replace(request, other, usual):
             continue

@@ -10,9 +10,12 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pytest
 from dask.core import keys_in_tasks
 from dask.highlevelgraph import HighLevelGraph
 
+from dasktile import api
+from dasktile.cluster.target import Machine
 from dasktile.ir import (
     Chunks,
     Kind,
@@ -26,6 +29,15 @@ from dasktile.ir import (
 from dasktile.lower.writer import Lowered
 
 MESH = (2, 2)
+
+
+def plan_for_workers(
+    monkeypatch: pytest.MonkeyPatch, count: int = 4, threads: int = 1, **options: Any
+) -> None:
+    """Plan for workers of a cluster, on which tasks run where they are planned, without one."""
+    order = tuple(map(str, range(count)))
+    target = Machine(count, threads, order=order, who_has=lambda blocks: {}, **options)
+    monkeypatch.setattr(api, "machine", lambda *_: target)
 
 
 def random_cuts(size: int, rng: random.Random, most: int = 5) -> tuple[int, ...]:

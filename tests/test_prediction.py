@@ -13,7 +13,7 @@ import pytest
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
-from dasktile import api, choice
+from dasktile import choice
 from dasktile.cluster.target import Machine
 from dasktile.prediction import (
     CLEARLY_LESS,
@@ -22,13 +22,13 @@ from dasktile.prediction import (
     rough_cost,
     work_seconds,
 )
+from tests.support import plan_for_workers
 
 
 @pytest.fixture(autouse=True)
 def four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan for workers of a cluster, on which tasks run where they are planned."""
-    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
-    monkeypatch.setattr(api, "machine", lambda *_: target)
+    plan_for_workers(monkeypatch)
 
 
 def noise(shape: tuple[int, ...], chunks: Any) -> da.Array:
@@ -168,14 +168,9 @@ def test_the_input_is_unchanged_if_its_own_graph_costs_clearly_less(
         assert (dasktile.optimize(array) is not array) is changed
 
 
-def plan_for(monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
-    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {}, **options)
-    monkeypatch.setattr(api, "machine", lambda *_: target)
-
-
 def test_explain_says_whether_the_results_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(room: int | None) -> str:
-        plan_for(monkeypatch, room=room)
+        plan_for_workers(monkeypatch, room=room)
         return " ".join(str(dasktile.explain(noise((2000, 2000), 500) + 1)).split())
 
     assert "7.6 MiB on one worker" in told(10**8)
@@ -261,7 +256,7 @@ def test_sizes_of_decompositions_are_known(function: Any) -> None:
 
 def test_a_limit_of_the_user_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 20_000_000
-    plan_for(monkeypatch, memory_limit=limit, limit_given=True)
+    plan_for_workers(monkeypatch, memory_limit=limit, limit_given=True)
     x = da.from_array(Store((4000, 4000), (500, 4000)), chunks=(1000, 4000))
     for array in ((x + 1).sum(axis=1), x.max(axis=0), x.rechunk(-1).sum()):
         assert dasktile.explain(array).changed

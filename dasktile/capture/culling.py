@@ -53,8 +53,8 @@ def needed_blocks(
     """
     needed = {name: np.zeros(counts, np.bool_) for name, counts in numblocks.items()}
     _mark(needed, flatten([keys]))
-    for _, reads in needed_tasks(graph, keys, layers):
-        _mark(needed, _below(reads))
+    for _, _, inputs in needed_reads(graph, keys, layers):
+        _mark(needed, inputs)
     return needed
 
 
@@ -71,18 +71,18 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
         Number of tasks beyond which no more are counted.
     """
     count = 0
-    for _, reads in needed_tasks(graph, keys):
+    for _, reads, inputs in needed_reads(graph, keys):
         count += len(reads)
         # what they read is needed, too, and may be in layers that take long to look at
-        if max(count, len(_below(reads))) > most:
+        if max(count, len(inputs)) > most:
             return most + 1
     return count
 
 
-def needed_tasks(
+def needed_reads(
     graph: HighLevelGraph, keys: Any, layers: Collection[str] | None = None
-) -> Iterator[tuple[str, Mapping[Any, Set[Any]]]]:
-    """Layer by layer from the last, its name, and what each of its needed tasks reads.
+) -> Iterator[tuple[str, Mapping[Any, Set[Any]], Set[Any]]]:
+    """Layer by layer from the last, its name, what each of its needed tasks reads, and all of that.
 
     Parameters
     ----------
@@ -105,13 +105,10 @@ def needed_tasks(
     for name in reversed([name for name in order.static_order() if name in followed]):
         layer = graph.layers[name]
         reads = _reads(layer, pending.of(layer), others)
-        pending.add(_below(reads))
+        inputs = {key for dependencies in reads.values() for key in dependencies}
+        pending.add(inputs)
         pending.remove(reads)
-        yield name, reads
-
-
-def _below(reads: Mapping[Any, Set[Any]]) -> Set[Any]:
-    return {key for dependencies in reads.values() for key in dependencies}
+        yield name, reads, inputs
 
 
 class _Pending:

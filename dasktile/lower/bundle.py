@@ -28,6 +28,7 @@ from dasktile._compat.dask import FUSE, Alias, TaskRef, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.run_order import live_bytes
@@ -417,9 +418,7 @@ class _Written:
             before = tasks.graph.layers[name]
             # blocks that are not wanted may be frozen
             frozen = original.get(name, {}) if name not in self.names else {}
-            layer = _layer({**frozen, **group}, before)
-            layer.collection_annotations = before.collection_annotations
-            layers[self.names.get(name, name)] = layer
+            layers[self.names.get(name, name)] = in_place_of(before, {**frozen, **group})
         return self._connected(layers)
 
     def _same_layer(self, name: str, kept: Mapping[Key, Any]) -> tuple[str, Layer]:
@@ -427,8 +426,7 @@ class _Written:
         layer = self.tasks.graph.layers[name]
         if not self.tasks.graph.dependencies[name]:
             return name, layer
-        new = _layer(kept, layer)
-        new.collection_annotations = layer.collection_annotations
+        new = in_place_of(layer, kept)
         is_whole = len(kept) == len(layer) or name in self.tasks.wanted
         return name if is_whole else part_layer_name(name, kept), new
 

@@ -9,7 +9,8 @@ from dask.blockwise import Blockwise, optimize_blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import TaskRef
-from dasktile.capture.culling import needed_tasks
+from dasktile.capture.culling import needed_reads
+from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import part_layer_name
 
 Key = Any
@@ -38,7 +39,7 @@ def culled(
     owner: dict[Key, str] = {}
     # merged before, as their tasks are no Blockwise layers afterwards
     merged = optimize_blockwise(graph, keys=list(wanted))
-    for old, reads in needed_tasks(merged, list(wanted)):
+    for old, reads, inputs in needed_reads(merged, list(wanted)):
         if not reads:
             continue
         layer = merged.layers[old]
@@ -48,7 +49,7 @@ def culled(
         stays = whole and not isinstance(layer, Blockwise)
         layers[name] = layer if stays else _part(layer, reads, graph.layers[old])
         owner.update(dict.fromkeys(reads, name))
-        below[name] = set().union(*reads.values())
+        below[name] = inputs
     if any(key not in owner for keys in below.values() for key in keys):
         # dependencies between layers that the graph does not declare
         return None
@@ -67,8 +68,7 @@ def _part(layer: Layer, keys: Collection[Key], noted: Layer) -> Layer:
     tasks: Mapping[Key, Any] = layer
     if isinstance(layer, Blockwise):
         tasks = dict(layer.cull(set(keys), set())[0])
-    part = MaterializedLayer({key: tasks[key] for key in keys})
-    # the constructor would take those of the context for None
+    part = in_place_of(noted, {key: tasks[key] for key in keys})
+    # the constructor takes those of the context for None
     part.annotations = noted.annotations
-    part.collection_annotations = noted.collection_annotations
     return part

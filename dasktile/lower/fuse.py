@@ -27,6 +27,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dasktile._compat.dask import FUSE, Alias, Task, fuse_tasks, missing, run_fused
 from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
+from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import part_layer_name
 from dasktile.lower.run_order import live_bytes
 from dasktile.lower.settings import DEFAULTS, LowerSettings
@@ -511,10 +512,7 @@ def _with_names(
     for name, layer in layers.items():
         if isinstance(layer, Blockwise) and not dependencies[name].isdisjoint(names):
             # it names the layers that it reads
-            notes = layer.collection_annotations
-            layer = MaterializedLayer(
-                dict(layer), annotations=layer.annotations, collection_annotations=notes
-            )
+            layer = in_place_of(layer, dict(layer))
         named[names.get(name, name)] = layer
     reads = {
         names.get(name, name): {names.get(other, other) for other in others}

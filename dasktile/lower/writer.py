@@ -44,6 +44,7 @@ from dasktile.lower.emit import LoweringContext, emit, home_position, placement
 from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
+from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import new_layer_name
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
@@ -81,8 +82,6 @@ class Written:
         The wanted keys of every output.
     limits
         What may be bundled.
-    made
-        The layer that holds the array of a node.
     computed
         For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
     """
@@ -90,7 +89,6 @@ class Written:
     outputs: Sequence[tuple[str, Chunks]]
     keys: Mapping[str, list[Any]]
     limits: BundleLimits
-    made: Mapping[int, str]
     computed: Mapping[int, Needed]
 
 
@@ -123,12 +121,6 @@ class Lowered:
     def chunks(self) -> tuple[Chunks, ...]:
         """For every output of the program, the chunks of its array."""
         return tuple(chunks for _, chunks in self.written.outputs)
-
-    @property
-    def layers(self) -> dict[int, str]:
-        """For every node that was written or carried over, the layer that holds its array."""
-        made = self.written.made
-        return {index: name for index, name in made.items() if name in self.graph.layers}
 
     def tasks(self, by_place: bool) -> tuple[PlacedTasks, float]:
         """What `placed_tasks` returns.
@@ -255,7 +247,7 @@ def lower(
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
-    return Lowered(Written(written, keys, limits, writer.made, computed), bundled)
+    return Lowered(Written(written, keys, limits, computed), bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:
@@ -533,9 +525,12 @@ class _Writer:
         chunks, mesh = source.chunks, self.tiled.mesh
         is_made = source.name == self.made[index]
         where = self.tiling(index).held_at if is_made else self.tiled.kept_at.get(index)
-        if mesh and not isinstance(where, tuple):
-            return source
-        shares = where if mesh and isinstance(where, tuple) else (Share(),) * len(chunks)
+        if not mesh:
+            shares: tuple[Share, ...] = (Share(),) * len(chunks)
+        elif isinstance(where, tuple):
+            shares = where
+        else:
+            return source  # each block is where one of another array is
         runs = [share.runs if share.by else () for share in shares]
         found = block_groups(chunks, wanted, runs, self.settings.most_pieces)
         if found is None:
@@ -681,10 +676,7 @@ class _Writer:
             layer = before.layers[name]
             reads = {other for other in before.dependencies[name] if other in before.layers}
         if isinstance(layer, Blockwise):
-            notes = layer.collection_annotations
-            self.layers[name] = MaterializedLayer(
-                dict(layer), annotations=layer.annotations, collection_annotations=notes
-            )
+            self.layers[name] = in_place_of(layer, dict(layer))
             self.dependencies[name] = reads
 
     def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
@@ -765,10 +757,7 @@ class _Writer:
             map(len, self.tiling(index).chunks)
         ):
             self.anchored.add(name)
-            notes = layer.collection_annotations
-            self.layers[name] = MaterializedLayer(
-                anchor_tasks(layer), annotations=layer.annotations, collection_annotations=notes
-            )
+            self.layers[name] = in_place_of(layer, anchor_tasks(layer))
 
     def blocks_needed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
         """Where the blocks of an edge with its own chunks are needed."""

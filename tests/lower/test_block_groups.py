@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import api
-from dasktile.cluster.target import Machine
 from dasktile.lower.block_groups import block_groups
 from dasktile.lower.bundle import run_bundle
 from dasktile.lower.reshard import block_windows
+from tests.support import plan_for_workers
 
 NO_RUNS: tuple[tuple[int, ...], ...] = ((), ())
 
@@ -96,8 +95,7 @@ def test_no_axes() -> None:
 
 
 def test_values_and_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
-    monkeypatch.setattr(api, "machine", lambda *_: target)
+    plan_for_workers(monkeypatch)
     x = da.random.default_rng(0).random((480, 72, 144), chunks=(1, 72, 144))
     y = x.rechunk((-1, 18, 24))
     new = dasktile.optimize(y, keep_chunks=True)

@@ -31,8 +31,7 @@ from hypothesis import given
 import dasktile
 from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
-from dasktile import api, planning
-from dasktile.cluster.target import Machine
+from dasktile import planning
 from dasktile.lower import bundle as bundles
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.bundle import BundleLimits, bundle, pick, run_bundle
@@ -40,7 +39,7 @@ from dasktile.lower.settings import LowerSettings
 from dasktile.lower.writer import Lowered, lower
 from dasktile.schedule.placement import decode
 from tests.expressions import Expression, expressions, outputs
-from tests.support import check_graph
+from tests.support import check_graph, plan_for_workers
 from tests.test_same_answers import check, examples, many
 from tests.traffic import traffic
 
@@ -60,9 +59,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Plan for workers of a cluster, on which tasks run where they are planned."""
 
     def plan_for(count: int, threads: int = 1, settings: LowerSettings | None = None) -> None:
-        order = tuple(map(str, range(count)))
-        target = Machine(count, threads, order=order, who_has=lambda blocks: {})
-        monkeypatch.setattr(api, "machine", lambda *_: target)
+        plan_for_workers(monkeypatch, count, threads)
         if settings is not None:
             monkeypatch.setattr(planning, "lower", partial(lower, settings=settings))
 

@@ -14,10 +14,9 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
-from dasktile import api
-from dasktile.cluster.target import Machine
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.fuse import FuseLimits, fuse
+from tests.support import plan_for_workers
 
 
 def name(op: str, places: str = "2_0e1") -> str:
@@ -288,8 +287,7 @@ def test_plans_with_parts_of_the_same_layers_can_be_merged(
 ) -> None:
     """Dask merges graphs by the names of their layers: a layer must not lack keys."""
     if placed:
-        machine = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
-        monkeypatch.setattr(api, "machine", lambda *_: machine)
+        plan_for_workers(monkeypatch)
     x = (da.from_array(np.arange(30_000), chunks=30) + 1)[30:900]
     z = dasktile.optimize(x, workers=4)
     m = dasktile.optimize(z + x, workers=4)

@@ -18,16 +18,14 @@ from dask.base import collections_to_expr
 import dasktile
 from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
-from dasktile import api
-from dasktile.cluster.target import Machine
 from dasktile.lower.placed import TaskMemory, placed
+from tests.support import plan_for_workers
 
 
 @pytest.fixture
 def four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plan for workers of a cluster, on which tasks run where they are planned."""
-    target = Machine(4, 1, order=tuple("0123"), who_has=lambda blocks: {})
-    monkeypatch.setattr(api, "machine", lambda *_: target)
+    plan_for_workers(monkeypatch)
 
 
 def task(key: Any, *reads: Any) -> Task:

@@ -217,12 +217,8 @@ class Roots:
         if ts.state == internals.NO_WORKER:
             self._push_ready(ts)
 
-    def forget(self, key: Any) -> None:
-        """Remove a task that runs, or will not run."""
-        self._remove(key)
-
-    def _remove(self, key: Any) -> bool:
-        """Remove a task; whether it was held."""
+    def forget(self, key: Any) -> bool:
+        """Remove a task that runs, will not run, or may run anywhere; whether it was held."""
         known = self.homes.pop(key, None) or self.families.of.pop(key, None)
         if known is not None and not self.holding:
             self.clear()
@@ -372,7 +368,7 @@ class Roots:
         held = []
         for ts in tasks:
             unrestrict(ts)
-            if self._remove(ts.key):
+            if self.forget(ts.key):
                 held.append(ts)
         if held:
             # Not now: the scheduler may be in the middle of a transition.

@@ -4,6 +4,8 @@
         [--rounds 1] [--size 1] [--engines stock dasktile enabled] [--bundle N] [--json FILE]
     python -m benchmarks.corpus --simulate [--workloads NAME ...] [--size 1] [--bundle N]
         [--workers 4] [--bandwidth BYTES]
+    python -m benchmarks.corpus --threads 2 [--workloads NAME ...] [--inputs random zarr]
+        [--rounds 3] [--size 1]
     python -m benchmarks.corpus --dry [--workloads NAME ...] [--inputs random zarr] [--size 1]
 
 ``stock`` is Dask without dasktile.  ``dasktile`` plans with `dasktile.optimize`, within the time
@@ -15,6 +17,8 @@ geometric means of the ratios to Dask.
 
 ``--simulate`` computes the graphs of both engines in this process, and simulates the workers
 (`dasktile.schedule.peaks`): tasks, bytes and memory that depend on no timing.
+
+``--threads`` computes with Dask's threaded scheduler in this process, without a cluster.
 
 ``--dry`` plans only, without a cluster: which arrays dasktile leaves alone, and why.
 
@@ -47,7 +51,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dasktile
-from benchmarks.corpus import WORKLOADS, Workload, chosen, dry, simulated
+from benchmarks.corpus import WORKLOADS, Workload, chosen, dry, one_process, simulated
 from benchmarks.corpus.inputs import KINDS, Source, source_of
 from benchmarks.corpus.values import agree, flattened
 from benchmarks.hosted import Hosted
@@ -400,6 +404,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--bandwidth", type=float, metavar="BYTES", help="a second between two simulated workers"
     )
+    parser.add_argument(
+        "--threads", type=int, metavar="COUNT", help="Dask's threaded scheduler, no cluster"
+    )
     parser.add_argument("--dry", action="store_true", help="plan only, without a cluster")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
@@ -435,6 +442,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         dry.report(cells, console)
         return 1 if any("error" in cell for cell in cells) else 0
+    if options.threads:
+        settings["threads"] = options.threads
+        with tempfile.TemporaryDirectory(prefix="dasktile-corpus-") as folder:
+            cells = one_process.run(
+                workloads,
+                options.inputs,
+                options.size,
+                options.threads,
+                options.rounds,
+                Path(folder),
+                save,
+            )
+        one_process.report(cells, console)
+        return 0 if all(cell["same"] for cell in cells) else 1
     if options.simulate:
         with tempfile.TemporaryDirectory(prefix="dasktile-corpus-") as name:
             cells = simulated.run(

@@ -59,12 +59,15 @@ class Comparison:
     kept
         Why ``optimize`` would keep the input's own chunks although ``"auto"`` finds a tiling; empty
         if it would not, or if ``"auto"`` was not among the methods.
+    grids
+        The grids of workers for which the bound holds, in words; empty if no bound is known.
     """
 
     workers: int
     lower_bound: int
     choices: tuple[Choice, ...]
     kept: str = ""
+    grids: str = ""
 
     def __iter__(self) -> Iterator[Choice]:
         return iter(self.choices)
@@ -101,9 +104,10 @@ class Comparison:
         workers = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"
         if not self.lower_bound and not any(choice.proven_optimal for choice in self.choices):
             return f"{workers}; no lower bound of the moved bytes is known"
+        on_grids = f" on {self.grids}" if self.grids else ""
         return (
-            f"{workers}; lower bound {format_bytes(self.lower_bound)}"
-            " of tilings that use all workers evenly"
+            f"{workers}; lower bound {format_bytes(self.lower_bound)}{on_grids}"
+            ", of tilings that use all workers evenly"
         )
 
     def _row(self, choice: Choice) -> tuple[str, ...]:
@@ -151,15 +155,15 @@ def comparison(
     ]
     # only the exact method bounds all tilings, not just its own candidates
     bounds = [
-        plan.lower_bound
+        (plan.lower_bound, plan.grids)
         for name, plan in plans
         if name in ("auto", "exact") and not isinstance(plan, str)
     ]
-    bound = max(bounds, default=0)
+    bound, grids = max(bounds, default=(0, ""))
     methods = [choice.bytes for choice in choices if not choice.refused and choice.method != "none"]
     if bound > min(methods, default=0):
         # a bound for the candidates of one mesh is none for those of another mesh
-        bound = 0
+        bound, grids = 0, ""
     least = min((choice.bytes for choice in choices if not choice.refused), default=0)
     # all choices that move no more bytes than a proven one are as good
     proven = {choice.bytes for choice in choices if choice.proven_optimal} & {bound} | {0}
@@ -170,4 +174,4 @@ def comparison(
         )
         for choice in choices
     ]
-    return Comparison(workers, bound, tuple(choices), kept)
+    return Comparison(workers, bound, tuple(choices), kept, grids)

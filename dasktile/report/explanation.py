@@ -96,7 +96,7 @@ class Explanation:
         Bytes that every tiling in the model that uses all workers evenly moves between workers at
         least; 0 if no bound is known.
     proven_optimal
-        True if no tiling in the model moves fewer bytes.
+        True if no such tiling moves fewer bytes.
     changed
         False if the input is returned unchanged.
     verdict
@@ -130,6 +130,8 @@ class Explanation:
     joined
         Bytes of the largest result of several blocks, on a cluster: ``dask.compute`` joins it on
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
+    grids
+        The grids of workers for which `lower_bound` holds, in words; empty where it is 0.
     """
 
     workers: int
@@ -157,6 +159,7 @@ class Explanation:
     results_after: int | None = None
     room: int | None = None
     joined: int = 0
+    grids: str = ""
     run_tasks_before: int | None = None
     run_tasks_after: int | None = None
     received_before: int | None = None
@@ -297,8 +300,10 @@ class Explanation:
         if not self.lower_bound and not self.proven_optimal:
             return "no lower bound is known"
         bound = f"lower bound {format_bytes(self.lower_bound)}"
+        if self.grids:
+            bound += f" on {self.grids}"
         if self.lower_bound > self.bytes_before:
-            bound += " of tilings that use all workers evenly"
+            bound += ", of tilings that use all workers evenly"
         if self.proven_optimal:
             return f"{bound}: proven optimal"
         if 0 < self.lower_bound < self.bytes_after:
@@ -381,6 +386,7 @@ def explanation(
         tasks_after=sum(plan.after.tasks),
         lower_bound=plan.lower_bound,
         proven_optimal=plan.proven_optimal,
+        grids=plan.grids,
         changed=plan.tiled is not None,
         verdict=plan.verdict if plan.tiled is None else "",
         nodes=(*nodes, *map(_unknown_row, unknown)),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -53,6 +53,9 @@ class Option:
     second_mesh
         For an array that is replicated in two shardings, the second one: for every mesh axis,
         the array's axis that it cuts.
+    order
+        All mesh axes; of two that cut one label, the first one cuts it into the larger parts.
+        Empty for the order of the mesh.
     """
 
     mesh: tuple[int | None, ...]
@@ -60,6 +63,18 @@ class Option:
     replicated: tuple[bool, ...]
     follow: Follow | None = None
     second_mesh: tuple[int | None, ...] | None = None
+    order: tuple[int, ...] = ()
+
+    def cutting(self, label: int) -> tuple[int, ...]:
+        """The mesh axes that cut a label, in their order."""
+        return self._ordered(axis for axis, cut in enumerate(self.mesh) if cut == label)
+
+    def scattering(self, column: int) -> tuple[int, ...]:
+        """The mesh axes along which a sum is scattered on an output axis, in their order."""
+        return self._ordered(axis for axis, to in enumerate(self.scatter) if to == column)
+
+    def _ordered(self, axes: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(axes, key=self.order.index) if self.order else axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +155,8 @@ class Space:
     lean
         Whether to leave out tilings that hardly ever pay: sums that end on one worker, and
         arrays that are kept on some workers only although they could be divided.
+    ordered
+        Whether several mesh axes cut a label in every order, and not in that of the mesh only.
 
     Attributes
     ----------
@@ -158,6 +175,7 @@ class Space:
     copy_limit: int | None = None
     allow_replicas: bool = False
     lean: bool = False
+    ordered: bool = False
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     truncated: bool = False
@@ -191,7 +209,7 @@ class Space:
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
                tuple(replace(edge, producer=0) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
-            options = list(_options(node, self.mesh, self.settings.candidates))
+            options = self._in_all_orders(_options(node, self.mesh, self.settings.candidates))
             boxes = _BoxBuilder(self.mesh, node.labels, grids)
             work = boxes.work(options)
             chosen = _balanced(
@@ -222,6 +240,12 @@ class Space:
             *boxed[1:],
             followed=tuple(blocks for _, blocks in follows),
         )
+
+    def _in_all_orders(self, options: Iterable[Option]) -> list[Option]:
+        """The options with the mesh axes in every order that makes another tiling."""
+        if not self.ordered:
+            return list(options)
+        return [each for option in options for each in _orders(option)]
 
     def _following(self, follow: Follow) -> Option:
         nothing = (None,) * len(self.mesh.shape)
@@ -323,6 +347,7 @@ class Space:
                     if all(cut is not None or copied
                            for cut, copied in zip(option.mesh, option.replicated, strict=True))
                 ]  # fmt: skip
+            options = self._in_all_orders(options)
             boxes = _BoxBuilder(self.mesh, labels, grids)
             if paired:
                 options += _in_two_shardings(options, limits)
@@ -448,6 +473,24 @@ def _options(node: Node, mesh: Mesh, limits: CandidateLimits) -> Iterator[Option
         )
 
 
+def _orders(option: Option) -> list[Option]:
+    """An option with the mesh axes in every order that makes another tiling."""
+    axes = range(len(option.mesh))
+    # the mesh axes that cut one label, or along which one output axis is scattered
+    groups = [
+        tuple(axis for axis in axes if each[axis] == value)
+        for each in (option.mesh, option.scatter)
+        for value in dict.fromkeys(each)
+        if value is not None
+    ]
+    found: dict[object, Option] = {}
+    for order in itertools.permutations(axes):
+        seen = tuple(tuple(sorted(group, key=order.index)) for group in groups)
+        # the first one is the order of the mesh
+        found.setdefault(seen, replace(option, order=order) if found else option)
+    return list(found.values())
+
+
 def _balanced(
     work: Boxes, iterations: int, workers: int, small: bool, limits: CandidateLimits
 ) -> Ints:
@@ -496,7 +539,7 @@ def array_labels(
 def _in_two_shardings(options: Sequence[Option], limits: CandidateLimits) -> list[Option]:
     """Pairs of shardings by all mesh axes, so that no worker has the whole array."""
     whole = [option for option in options
-             if all(cut is not None for cut in option.mesh)]  # fmt: skip
+             if not option.order and all(cut is not None for cut in option.mesh)]  # fmt: skip
     if len(whole) > limits.max_paired:
         # only those along one axis each
         whole = [option for option in whole if len(set(option.mesh)) == 1]
@@ -586,13 +629,13 @@ class _BoxBuilder:
             active[row] = self._running(option)
             if within is not None:
                 label, first, last = within
-                begin, end = self.range(label, mesh_axes_of(option.mesh, label))
+                begin, end = self.range(label, option.cutting(label))
                 active[row] &= (begin < last) & (end > first)
             for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
                 if axis.label is None:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
-                begin, end = self.range(axis.label, mesh_axes_of(option.mesh, axis.label))
+                begin, end = self.range(axis.label, option.cutting(axis.label))
                 lo[row, :, column], hi[row, :, column] = _interval(axis, begin, end, size)
         return Boxes(lo, hi, active, density)
 
@@ -616,9 +659,7 @@ class _BoxBuilder:
                 if axis.label is None:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
-                cut_by = mesh_axes_of(option.mesh, axis.label) + tuple(
-                    mesh_axis for mesh_axis, target in enumerate(option.scatter) if target == column
-                )
+                cut_by = option.cutting(axis.label) + option.scattering(column)
                 begin, end = self.range(axis.label, cut_by)
                 lo[row, :, column], hi[row, :, column] = begin * axis.width, end * axis.width
         return Boxes(lo, hi, active)
@@ -646,11 +687,6 @@ class _BoxBuilder:
     def _empty(self, options: int, axes: int) -> tuple[Ints, Ints]:
         shape = (options, self.mesh.workers, axes)
         return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
-
-
-def mesh_axes_of(mesh: Sequence[int | None], label: int) -> tuple[int, ...]:
-    """The mesh axes that cut a label, given the label that each axis cuts."""
-    return tuple(axis for axis, cut in enumerate(mesh) if cut == label)
 
 
 def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Edge, Node, Role
-from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort, mesh_axes_of
+from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.settings import CostModel
@@ -215,7 +215,7 @@ class Costs:
         return float(math.prod(pieces) + final)
 
     def _pieces(self, variable: Variable, option: Option, label: int) -> int:
-        axes = mesh_axes_of(option.mesh, label)
+        axes = option.cutting(label)
         if not axes:
             return 1
         grid = self.space.axes.grids[variable.node][label]
@@ -332,10 +332,28 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
     return replace(needs[0], lo=lo, hi=hi, active=active, density=1.0)
 
 
+def _first_alike(boxes: Boxes) -> npt.NDArray[np.int64]:
+    """For every candidate, the first one with the same boxes."""
+    first: dict[bytes, int] = {}
+    parts = (boxes.lo, boxes.hi, boxes.active)
+    alike = [b"".join(part[row].tobytes() for part in parts) for row in range(len(boxes.lo))]
+    return np.array([first.setdefault(key, row) for row, key in enumerate(alike)], dtype=np.int64)
+
+
 def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
     """Elements that workers need and hold, (candidates of the holder, of the reader)."""
     if isinstance(held, Blocks):
         return held.in_boxes(need.lo, need.hi, need.active)[None, :] * need.density
+    entries = len(held.lo) * len(need.lo) * held.lo[0].size
+    if entries > BLOCK:
+        # many candidates differ in other boxes only
+        row_of, column_of = _first_alike(held), _first_alike(need)
+        (some, back), (others, back_too) = (
+            np.unique(of, return_inverse=True) for of in (row_of, column_of)
+        )
+        if len(some) * len(others) < row_of.size * column_of.size:
+            few = _overlap(take(held, some), take(need, others))
+            return few[np.ix_(back, back_too)]
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
     elements = np.empty((rows, columns))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Share, Tiling, Where, bounds
-from dasktile.tiling.candidates import Option, Space, array_labels, mesh_axes_of
+from dasktile.tiling.candidates import Option, Space, array_labels
 from dasktile.tiling.conversion import conversion_of, conversion_tables
 from dasktile.tiling.grid import sizes, split
 from dasktile.tiling.settings import Settings
@@ -522,7 +522,7 @@ class Splitter:
         if choice.option.follow is not None:
             return choice.option.follow
         return tuple(
-            self._share(choice, label, mesh_axes_of(choice.option.mesh, label), sizes)
+            self._share(choice, label, choice.option.cutting(label), sizes)
             for label, sizes in enumerate(cuts)
         )
 
@@ -537,11 +537,7 @@ class Splitter:
             if axis.label is None:
                 shares.append(Share())
                 continue
-            by = mesh_axes_of(choice.option.mesh, axis.label) + tuple(
-                mesh_axis
-                for mesh_axis, target in enumerate(choice.option.scatter)
-                if target == column
-            )
+            by = choice.option.cutting(axis.label) + choice.option.scattering(column)
             # on a diagonal two axes run along one label
             by = tuple(mesh_axis for mesh_axis in by if mesh_axis not in taken)
             taken.update(by)

@@ -74,9 +74,11 @@ class TilingPlan:
     tiled
         The tiling, or None where the input stays unchanged.
     lower_bound
-        Least bytes that any tiling in the model moves.
+        Least bytes that any tiling on these `grids` moves that divides the work evenly.
     proven_optimal
-        True where `after` was proven to be the cheapest in the model.
+        True where `after` was proven to move as few bytes as any of these tilings.
+    grids
+        The grids of workers for which the bound holds, in words; empty where it is 0.
     reasons
         For every node, why it keeps its chunks; empty where its chunks change.
     verdict
@@ -94,6 +96,7 @@ class TilingPlan:
     tiled: TiledProgram | None
     lower_bound: int
     proven_optimal: bool
+    grids: str = ""
     reasons: tuple[str, ...] = ()
     verdict: str = ""
     origin: tuple[int, ...] | None = None

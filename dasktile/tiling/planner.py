@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,12 @@ from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Acceptance, Settings
 from dasktile.tiling.solve.problem import Solution
 
+#: Axes of a mesh whose orders are always searched: they make few more tilings.
+FEW_AXES = 2
+
+#: Axes of a mesh by which every number of workers up to `MAX_WORKERS` has its prime factors.
+MOST_AXES = 12
+
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
@@ -36,6 +43,22 @@ class _Candidate:
     price: Price
     solution: Solution
     extended: ExtendedProgram | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """A lower bound, and the planner whose tilings it is for."""
+
+    planner: _Planner
+    solution: Solution
+
+    def grids(self) -> str:
+        """The grids of workers for which the bound holds, in words."""
+        shape = self.planner.mesh.shape
+        if self.planner.ordered and shape == mesh_shape(self.planner.mesh.workers, MOST_AXES):
+            return f"any grid of {self.planner.mesh.workers:,} workers"
+        grid = f"a grid of {' x '.join(map(str, shape))} workers"
+        return grid if self.planner.ordered else f"{grid} with its axes in one order"
 
 
 def tile(
@@ -97,6 +120,7 @@ def tile(
         )  # fmt: skip
     chosen = get(method) if isinstance(method, str) else method
     largest = max(max(before.price.peak, default=0), settings.usual_task)
+    searches_all = name in ("auto", "exact")
     planner = _Planner(
         program,
         Mesh(chosen.mesh(count)),
@@ -112,17 +136,18 @@ def tile(
         retile=True,
         placed=placed,
         allow_replicas=chosen.allow_replicas,
+        ordered=searches_all and len(chosen.mesh(count)) <= FEW_AXES,
     )
     least = planner.candidate(chosen, TIE)
-    stated: Solution | None = least.solution
-    finer = planner.finer(least) if name in ("auto", "exact") else None
-    if finer is not None:
-        other = finer.candidate(chosen, TIE)
-        if other.price.bytes < least.price.bytes:
+    proof = _Proof(planner, least.solution)
+    for wider in planner.wider(least) if searches_all else ():
+        other = wider.candidate(chosen, TIE)
+        less = other.price.bytes < least.price.bytes
+        if less:
             least = other
-            if finer.mesh != planner.mesh:
-                # a bound for the mesh of fewer axes is none for this mesh
-                stated = other.solution
+        # a bound for other tilings is none for these
+        if less or (other.solution.exact and wider.ordered >= proof.planner.ordered):
+            proof = _Proof(wider, other.solution)
     candidates = [least]
     if name == "auto":
         fewer = planner.candidate(chosen, settings.task_bytes)
@@ -145,10 +170,9 @@ def tile(
     else:
         after, verdict = (candidates[0], "") if force else (before, verdict)
     # nothing was proven for programs in which arrays are recomputed
-    if after is recomputing:
-        stated = None
+    covered = None if after is recomputing else proof
     return _plan(
-        program, workers, name, before, after, verdict, stated, placed, settings.acceptance
+        program, workers, name, before, after, verdict, covered, placed, settings.acceptance
     )
 
 
@@ -187,16 +211,16 @@ def _plan(
     before: _Candidate,
     after: _Candidate,
     verdict: str,
-    stated: Solution | None,
+    proof: _Proof | None,
     placed: bool,
     rules: Acceptance,
 ) -> TilingPlan:
     # the weights of tiles sum to less than a byte, so rounding gives bytes
-    bound = 0 if stated is None else max(0, math.floor(stated.bound + 0.5))
+    bound = 0 if proof is None else max(0, math.floor(proof.solution.bound + 0.5))
     if after.price.bytes < bound:
         # the bound does not cover this tiling
-        stated, bound = None, 0
-    exact = stated is not None and stated.exact
+        proof, bound = None, 0
+    exact = proof is not None and proof.solution.exact
     proven = after.price.bytes <= bound and (exact or not after.price.bytes)
     kept = after is before and not (placed and _worth_placing(before, rules))
     price, origin = before.price, None
@@ -211,6 +235,7 @@ def _plan(
         tiled=None if kept else after.tiled,
         lower_bound=bound,
         proven_optimal=proven,
+        grids="" if proof is None or not bound else proof.grids(),
         reasons=tuple(
             _reason(node, tiling, verdict)
             for node, tiling in zip(after.tiled.program.nodes, after.tiled.tilings, strict=True)
@@ -304,8 +329,9 @@ class _Planner:
         False to keep the input's own chunks.
     allow_replicas
         Whether arrays may be replicated in two shardings.
-    lean
-        Whether to leave out tilings that hardly ever pay, see :class:`Space`.
+    lean, ordered
+        Whether to leave out tilings that hardly ever pay, and whether mesh axes cut a label in
+        every order, see :class:`Space`.
     """
 
     program: Program
@@ -318,6 +344,7 @@ class _Planner:
     placed: bool = False
     allow_replicas: bool = False
     lean: bool = False
+    ordered: bool = False
 
     def __post_init__(self) -> None:
         if self.retile:
@@ -332,32 +359,49 @@ class _Planner:
             self.memory_limit,
             self.allow_replicas,
             self.lean,
+            self.ordered,
         )
         self.costs = Costs(self.space)
+        self._by_states: dict[tuple[int, ...], _Candidate] = {}
 
-    def finer(self, least: _Candidate) -> _Planner | None:
-        """A planner for a mesh of more axes or with more candidates; None where too slow."""
-        limits = self.settings.finer
-        if least.price.bytes < limits.min_bytes:
-            return None
-        mesh = Mesh(mesh_shape(self.mesh.workers, limits.mesh_axes))
-        rules = self.settings.candidates
-        boxes = max(choices(node, rules) for node in self.program.nodes) ** len(mesh.shape)
-        if boxes * mesh.workers > limits.max_boxes:
-            return None
-        operations = sum(bool(node.edges) for node in self.program.nodes)
-        if operations <= limits.few_operations and mesh.workers >= limits.many_workers:
-            settings = replace(self.settings, max_states=limits.all_states)
-            return replace(self, mesh=mesh, settings=settings)
-        if len(self.program.nodes) > limits.few_nodes or mesh.workers > limits.few_workers:
-            return None
-        if mesh == self.mesh and least.solution.exact:
-            return None
-        settings = replace(self.settings, max_states=limits.lean_states)
-        return replace(self, mesh=mesh, settings=settings, lean=True)
+    def wider(self, least: _Candidate) -> Iterator[_Planner]:
+        """Planners for more tilings, where they are not too slow and may move clearly less.
+
+        The mesh axes of one cut a label in all orders; another has a mesh of more axes, or more
+        candidates.
+        """
+        limits = self.settings.wider
+        moved, nodes, workers = least.price.bytes, self.program.nodes, self.mesh.workers
+        few = sum(bool(node.edges) for node in nodes) <= limits.few_operations
+        small = len(nodes) <= limits.few_nodes and workers <= limits.few_workers
+        if moved < limits.min_bytes or not (few or small):
+            return
+        widest = max(choices(node, self.settings.candidates) for node in nodes)
+
+        def fits(mesh: Mesh, orders: int = 1) -> bool:
+            return widest ** len(mesh.shape) * orders * workers <= limits.max_boxes
+
+        def searching(states: int, **changes: Any) -> _Planner:
+            return replace(self, settings=replace(self.settings, max_states=states), **changes)
+
+        if not self.ordered and fits(self.mesh, math.factorial(len(self.mesh.shape))):
+            yield searching(limits.all_states, ordered=True)
+        mesh = Mesh(mesh_shape(workers, limits.mesh_axes))
+        if not fits(mesh) or (mesh == self.mesh and least.solution.exact):
+            return
+        products = sum(node.kind is Kind.CONTRACT for node in nodes)
+        if few and products == 1 and moved >= limits.product_bytes:
+            yield searching(limits.all_orders, mesh=mesh, ordered=True)
+        elif few:
+            yield searching(limits.all_states, mesh=mesh, ordered=False)
+        else:
+            yield searching(limits.lean_states, mesh=mesh, ordered=False, lean=True)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
-        """The tiling of a method, with its local cuts and its price."""
+        """The tiling of a method, with its local cuts and its price.
+
+        Two weights of tiles often lead to the same solution, whose local cuts are found once.
+        """
         solution = method.choose(self.costs, self.settings, tile_weight)
         if self.space.truncated:
             # candidates were left out, so nothing is proven
@@ -367,6 +411,13 @@ class _Planner:
             if replicas:
                 replicated = self.with_replicas(replicas, method, tile_weight)
                 return replace(replicated, solution=solution)
+        states = tuple(solution.states)
+        if states not in self._by_states:
+            self._by_states[states] = self._cut(solution)
+        return replace(self._by_states[states], solution=solution)
+
+    def _cut(self, solution: Solution) -> _Candidate:
+        """The local cuts of a solution, and their price."""
         local = Splitter(
             self.space,
             solution.states,

@@ -167,37 +167,45 @@ class Acceptance:
 
 
 @dataclass(frozen=True, slots=True)
-class FinerSearch:
-    """When a second search is run, on a mesh of more axes or with more candidates.
+class WiderSearch:
+    """When more tilings are searched: all orders of mesh axes, more axes, more candidates.
 
     A mesh of three axes has few ways to divide many workers: 64 are 4 x 4 x 4, but not 16 x 2 x 2.
-    The limits keep the second search near a second (measured on the workloads of
+    If two axes cut one label, the first of them cuts it into the larger parts; the other order is
+    another tiling.  The limits keep these searches near a second (measured on the workloads of
     ``benchmarks/``).
 
     Parameters
     ----------
     mesh_axes
-        Axes of the finer mesh.
+        Axes of the larger mesh.
     min_bytes
         Bytes that the first plan moves at least.
     max_boxes
         Candidates of one node times workers at the most.
-    few_operations, many_workers, all_states
-        Programs of at most `few_operations` on at least `many_workers` are searched with
-        `all_states` candidates for one node, which is all of them.
-    few_nodes, few_workers, lean_states
-        Other programs of at most `few_nodes` on at most `few_workers` are searched with
-        `lean_states`, without the tilings that hardly ever pay.
+    few_operations
+        Programs of at most these are searched with all candidates: in all orders of their mesh,
+        and on the larger mesh in one order.
+    few_nodes, few_workers
+        Programs of at most these nodes, on at most these workers, too; but on the larger mesh
+        without the tilings that hardly ever pay.
+    product_bytes
+        Bytes moved by a program with one product of arrays from which it is searched on the larger
+        mesh in all orders, too.
+    all_states, all_orders, lean_states
+        Candidates for one node: all of a product on four axes, all of it in all orders, and
+        without the tilings that hardly ever pay.
     """
 
     mesh_axes: int = 4
     min_bytes: float = 16e6
     max_boxes: int = 300_000
     few_operations: int = 8
-    many_workers: int = 32
-    all_states: int = 640
     few_nodes: int = 40
     few_workers: int = 16
+    product_bytes: float = 1e9
+    all_states: int = 640
+    all_orders: int = 5000
     lean_states: int = 256
 
 
@@ -263,7 +271,7 @@ class Settings:
         bound instead of a proof.
     replica_bytes
         Bytes of replicas that one worker may hold, all arrays together; None for any number.
-    model, candidates, local, acceptance, finer, solver
+    model, candidates, local, acceptance, wider, solver
         Numbers that the configuration does not set.
     """
 
@@ -281,7 +289,7 @@ class Settings:
     candidates: CandidateLimits = CandidateLimits()
     local: LocalLimits = LocalLimits()
     acceptance: Acceptance = Acceptance()
-    finer: FinerSearch = FinerSearch()
+    wider: WiderSearch = WiderSearch()
     solver: SolverLimits = SolverLimits()
 
     def for_less_memory(self) -> Settings:

@@ -1,0 +1,118 @@
+"""Plans move as few bytes as any grid of workers, with its axes in any order, allows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dasktile.tiling import Settings, tile
+from dasktile.tiling.plan import TilingPlan
+from tests.programs import Builder
+from tests.tiling.grid_oracle import Tree, fewest_bytes
+
+#: Rows and columns, divisible by all numbers of workers.
+SIZE = 48
+
+#: Prime factors by the number of workers.
+PRIMES = {2: (2,), 3: (3,), 4: (2, 2), 6: (3, 2), 8: (2, 2, 2)}
+
+#: Bytes decide, however few there are.
+SETTINGS = Settings(task_bytes=1e-3, wider=replace(Settings().wider, min_bytes=0))
+
+
+def random_tree(rng: np.random.Generator, depth: int, shared: float = 0.0) -> Tree:
+    if not depth:
+        return ("shared",) if rng.random() < shared else ("source",)
+    kind = rng.choice(["add", "matmul", "matmul", "whole"])
+    if kind == "whole":
+        return kind, random_tree(rng, depth - 1, shared), int(rng.integers(2))
+    one = random_tree(rng, depth - 1, shared)
+    other = random_tree(rng, int(rng.integers(depth)), shared)
+    turned = [bool(turn) for turn in rng.random(2) < 0.3]
+    return (
+        (str(kind), one, other, *turned) if rng.random() < 0.5 else (str(kind), other, one, *turned)
+    )
+
+
+def planned(tree: Tree, size: int, workers: int, settings: Settings = SETTINGS) -> TilingPlan:
+    build, chunk = Builder(), (2, 2) if size == SIZE else (size // 8,) * 2
+    shared: list[int] = []
+
+    def add(tree: Tree) -> int:
+        if tree[0] == "shared":
+            shared[:] = shared or [build.source((size, size), chunk)]
+            return shared[0]
+        if tree[0] == "source":
+            return build.source((size, size), chunk)
+        if tree[0] == "whole":
+            return build.whole(add(tree[1]), tree[2])
+        kind, left, right, turn_left, turn_right = tree
+        one, other = add(left), add(right)
+        if kind == "add":
+            turned = [at for at, turn in enumerate((turn_left, turn_right)) if turn]
+            return build.elementwise(one, other, transposed=turned)
+        return build.matmul(one, other, ta=turn_left, tb=turn_right)
+
+    add(tree)
+    return tile(build.program(), workers=workers, settings=settings, force=True)
+
+
+def agrees(seed: int, most: int = 8, shared: float = 0.0) -> None:
+    rng = np.random.default_rng(seed)
+    workers = int(rng.choice([count for count in PRIMES if count <= most]))
+    tree = random_tree(rng, int(rng.integers(1, 4)), shared)
+    plan = planned(tree, SIZE, workers)
+    assert plan.after.bytes == fewest_bytes(tree, SIZE, PRIMES[workers])
+    assert plan.proven_optimal
+    assert plan.grids in ("", f"any grid of {workers} workers")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trees_have_the_optimum_of_any_grid(seed: int) -> None:
+    agrees(seed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_arrays_with_several_readers_have_the_optimum_of_any_grid(seed: int) -> None:
+    agrees(seed, most=6, shared=0.6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 220))
+def test_many_trees_have_the_optimum_of_any_grid(seed: int) -> None:
+    agrees(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10, 110))
+def test_many_arrays_with_several_readers_have_the_optimum_of_any_grid(seed: int) -> None:
+    agrees(seed, most=6, shared=0.6)
+
+
+#: Elements that products of n x n matrices move on a grid of equal sides, over n x n.
+MOVED = {8: 3, 27: 6, 64: 9}
+
+
+@pytest.mark.parametrize("workers", MOVED)
+def test_one_more_operation_on_a_product_moves_nothing_more(workers: int) -> None:
+    size = 432
+    product = ("matmul", ("source",), ("source",), False, False)
+    more = ("add", product, ("source",), False, False)
+    turned = ("add", product, ("source",), True, True)
+    settings = replace(SETTINGS, task_bytes=1.0)
+    for tree in (product, more, turned):
+        plan = planned(tree, size, workers, settings)
+        assert plan.after.bytes == plan.lower_bound == MOVED[workers] * size**2 * 8
+        assert plan.proven_optimal
+
+
+def test_a_grid_that_was_searched_in_one_order_says_so() -> None:
+    product = ("matmul", ("source",), ("source",), False, False)
+    for min_bytes, grids in (
+        (0, "any grid of 8 workers"),
+        (1e9, "a grid of 2 x 2 x 2 workers with its axes in one order"),
+    ):
+        wider = replace(SETTINGS.wider, min_bytes=min_bytes)
+        assert planned(product, SIZE, 8, replace(SETTINGS, wider=wider)).grids == grids

@@ -1,6 +1,7 @@
 """Bytes moved by products of two matrices, compared with the lower bound of all algorithms.
 
-    python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ...] [--axes 4] [--plot FILE]
+    python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ...] [--axes 4] [--unit 960]
+        [--plot FILE]
 
 The bound counts words that processors receive beyond what they hold (Al Daas, Ballard, Grigori,
 Kumar and Rouse, SPAA 2022).  It is tight if the sizes divide into a processor grid of the right
@@ -102,6 +103,11 @@ class Case:
         """Words moved over the bound."""
         return self.moved / self.bound
 
+    @property
+    def over_grid(self) -> float:
+        """Words moved over those of the best grid."""
+        return self.moved / self.grid if self.grid else float(self.moved > 0)
+
 
 def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") -> Case:
     """Plan one product."""
@@ -126,10 +132,11 @@ def sweep(
     workers: Iterable[int] = WORKERS,
     ratios: Sequence[int] = RATIOS,
     method: Method | str = "auto",
+    unit: int = UNIT,
 ) -> list[Case]:
     """Plan every product of the sweep."""
     return [
-        case(m * UNIT, k * UNIT, n * UNIT, count, method)
+        case(m * unit, k * unit, n * unit, count, method)
         for count in workers
         for m, k, n in itertools.product(ratios, repeat=3)
     ]
@@ -159,9 +166,12 @@ def rows() -> list[dict[str, Any]]:
 
 
 def report(cases: Sequence[Case], console: Console) -> None:
-    """Print a row for every number of workers."""
+    """Print a row for every number of workers; `over grid` is the worst, over the best grid."""
     table = Table(title=f"Words moved, times the lower bound; near is {NEAR}", title_justify="left")
-    for name in ("workers", "products", "near", "any grid near", "mean", "worst", "m : k : n"):
+    for name in (
+        "workers", "products", "near", "any grid near", "mean", "worst", "m : k : n",
+        "over grid",
+    ):  # fmt: skip
         table.add_column(name, justify="right")
     counts = sorted({product.workers for product in cases})
     groups = [
@@ -177,6 +187,7 @@ def report(cases: Sequence[Case], console: Console) -> None:
             f"{math.exp(sum(math.log(product.ratio) for product in group) / len(group)):.3f}",
             f"{worst.ratio:.3f}",
             _name(worst),
+            f"{max(product.over_grid for product in group):.3f}",
         )
     console.print(table)
 
@@ -221,9 +232,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--axes", type=int, choices=(3, 4), default=3, help="of the mesh; 3 is the default's"
     )
+    parser.add_argument("--unit", type=int, default=UNIT, help="sizes are 1 to 64 of it")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    cases = sweep(options.workers, method="auto" if options.axes == 3 else four_axes())
+    method = "auto" if options.axes == 3 else four_axes()
+    cases = sweep(options.workers, method=method, unit=options.unit)
     report(cases, Console())
     if options.plot:
         plot(cases, options.plot)

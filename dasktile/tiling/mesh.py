@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dasktile.ir import MAX_WORKERS
 
-__all__ = ["MAX_AXES", "MAX_WORKERS", "Mesh", "mesh_shape"]
+__all__ = ["MAX_AXES", "MAX_WORKERS", "Mesh", "mesh_shape", "mesh_shapes"]
 
 #: Axes of a mesh by default.  Candidates grow as a power of them: (choices of an axis) ** axes.
 #: It is no setting, since the placement of persisted arrays and plans must agree on the mesh.
@@ -41,6 +41,31 @@ def mesh_shape(workers: int, max_axes: int = MAX_AXES) -> tuple[int, ...]:
             smallest = min(range(len(axes)), key=axes.__getitem__)
             axes[smallest] *= prime
     return tuple(sorted(axes, reverse=True))
+
+
+def mesh_shapes(workers: int, axes: int) -> list[tuple[int, ...]]:
+    """All meshes of a number of axes, each of them at least 2 long, largest first.
+
+    A label that several axes cut, in any order, may also be cut into the product of their lengths:
+    meshes of fewer axes add no tilings, where there are any of this number.
+
+    Examples
+    --------
+    >>> mesh_shapes(24, 3), mesh_shapes(64, 3)
+    ([(6, 2, 2), (4, 3, 2)], [(16, 2, 2), (8, 4, 2), (4, 4, 4)])
+    """
+
+    def shapes(number: int, count: int, most: int) -> list[tuple[int, ...]]:
+        if count == 1:
+            return [(number,)] if 2 <= number <= most else []
+        return [
+            (axis, *rest)
+            for axis in range(min(number, most), 1, -1)
+            if number % axis == 0
+            for rest in shapes(number // axis, count - 1, axis)
+        ]
+
+    return shapes(workers, axes, workers)
 
 
 def _primes(number: int) -> list[int]:

@@ -15,7 +15,7 @@ from dasktile.tiling.candidates import Space, choices
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
-from dasktile.tiling.mesh import MAX_WORKERS, Mesh, mesh_shape
+from dasktile.tiling.mesh import MAX_AXES, MAX_WORKERS, Mesh, mesh_shape, mesh_shapes
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.plan import RETILED, Price, TilingPlan
 from dasktile.tiling.rematerialize import late_readers, recompute, spilled_bytes
@@ -47,18 +47,45 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
-    """A lower bound, and the planner whose tilings it is for."""
+    """A lower bound of the bytes that tilings move.
 
-    planner: _Planner
-    solution: Solution
+    Parameters
+    ----------
+    bound
+        The bound, in bytes.
+    exact
+        Whether one of the tilings moves no more.
+    grids
+        The grids of workers on which they are, in words.
+    """
 
-    def grids(self) -> str:
-        """The grids of workers for which the bound holds, in words."""
-        shape = self.planner.mesh.shape
-        if self.planner.ordered and shape == mesh_shape(self.planner.mesh.workers, MOST_AXES):
-            return f"any grid of {self.planner.mesh.workers:,} workers"
-        grid = f"a grid of {' x '.join(map(str, shape))} workers"
-        return grid if self.planner.ordered else f"{grid} with its axes in one order"
+    bound: float
+    exact: bool
+    grids: str
+
+
+def _proof(searched: Sequence[tuple[_Planner, Solution]], best: int) -> _Proof:
+    """What was proven of all tilings that were searched; `best` is the number of the chosen one."""
+    ordered = [(planner.mesh, solution) for planner, solution in searched
+               if planner.ordered and solution.exact]  # fmt: skip
+    planner, solution = searched[best]
+    workers = planner.mesh.workers
+    shapes = {mesh.shape for mesh, _ in ordered}
+    if mesh_shape(workers, MOST_AXES) in shapes:
+        every = f"any grid of {workers:,} workers"
+    elif {*mesh_shapes(workers, MAX_AXES)} <= shapes:
+        every = f"any grid of {workers:,} workers with at most {MAX_AXES} axes"
+    else:
+        every = ""
+    if every:
+        return _Proof(min(solution.bound for _, solution in ordered), True, every)
+    # that of the chosen tiling; without a gain, of as many tilings as something was proven for
+    if not best:
+        wider = [each for each in searched if each[1].exact]
+        planner, solution = max(wider, key=lambda each: each[0].ordered, default=searched[0])
+    grid = f"a grid of {' x '.join(map(str, planner.mesh.shape))} workers"
+    words = grid if planner.ordered else f"{grid} with its axes in one order"
+    return _Proof(solution.bound, solution.exact, words)
 
 
 def tile(
@@ -139,15 +166,14 @@ def tile(
         ordered=searches_all and len(chosen.mesh(count)) <= FEW_AXES,
     )
     least = planner.candidate(chosen, TIE)
-    proof = _Proof(planner, least.solution)
+    searched = [(planner, least.solution)]
+    best = 0
     for wider in planner.wider(least) if searches_all else ():
         other = wider.candidate(chosen, TIE)
-        less = other.price.bytes < least.price.bytes
-        if less:
-            least = other
-        # a bound for other tilings is none for these
-        if less or (other.solution.exact and wider.ordered >= proof.planner.ordered):
-            proof = _Proof(wider, other.solution)
+        if other.price.bytes < least.price.bytes:
+            least, best = other, len(searched)
+        searched.append((wider, other.solution))
+    proof = _proof(searched, best)
     candidates = [least]
     if name == "auto":
         fewer = planner.candidate(chosen, settings.task_bytes)
@@ -216,11 +242,11 @@ def _plan(
     rules: Acceptance,
 ) -> TilingPlan:
     # the weights of tiles sum to less than a byte, so rounding gives bytes
-    bound = 0 if proof is None else max(0, math.floor(proof.solution.bound + 0.5))
+    bound = 0 if proof is None else max(0, math.floor(proof.bound + 0.5))
     if after.price.bytes < bound:
         # the bound does not cover this tiling
         proof, bound = None, 0
-    exact = proof is not None and proof.solution.exact
+    exact = proof is not None and proof.exact
     proven = after.price.bytes <= bound and (exact or not after.price.bytes)
     kept = after is before and not (placed and _worth_placing(before, rules))
     price, origin = before.price, None
@@ -235,7 +261,7 @@ def _plan(
         tiled=None if kept else after.tiled,
         lower_bound=bound,
         proven_optimal=proven,
-        grids="" if proof is None or not bound else proof.grids(),
+        grids="" if proof is None or not bound else proof.grids,
         reasons=tuple(
             _reason(node, tiling, verdict)
             for node, tiling in zip(after.tiled.program.nodes, after.tiled.tilings, strict=True)
@@ -367,7 +393,7 @@ class _Planner:
     def wider(self, least: _Candidate) -> Iterator[_Planner]:
         """Planners for more tilings, where they are not too slow and may move clearly less.
 
-        The mesh axes of one cut a label in all orders; another has a mesh of more axes, or more
+        The mesh axes of one cut a label in all orders; others have other meshes, or more
         candidates.
         """
         limits = self.settings.wider
@@ -391,7 +417,9 @@ class _Planner:
             return
         products = sum(node.kind is Kind.CONTRACT for node in nodes)
         if few and products == 1 and moved >= limits.product_bytes:
-            yield searching(limits.all_orders, mesh=mesh, ordered=True)
+            for shape in mesh_shapes(workers, MAX_AXES):
+                if shape != self.mesh.shape:
+                    yield searching(limits.all_states, mesh=Mesh(shape), ordered=True)
         elif few:
             yield searching(limits.all_states, mesh=mesh, ordered=False)
         else:

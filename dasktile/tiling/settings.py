@@ -190,10 +190,10 @@ class WiderSearch:
         Programs of at most these nodes, on at most these workers, too; but on the larger mesh
         without the tilings that hardly ever pay.
     product_bytes
-        Bytes moved by a program with one product of arrays from which it is searched on the larger
-        mesh in all orders, too.
-    all_states, all_orders, lean_states
-        Candidates for one node: all of a product on four axes, all of it in all orders, and
+        Bytes moved by a program with one product of arrays from which it is searched on all meshes
+        of three axes, instead of a larger one.
+    all_states, lean_states
+        Candidates for one node: all of a product on four axes or in all orders of three, and
         without the tilings that hardly ever pay.
     """
 
@@ -203,9 +203,8 @@ class WiderSearch:
     few_operations: int = 8
     few_nodes: int = 40
     few_workers: int = 16
-    product_bytes: float = 1e9
+    product_bytes: float = 250e6
     all_states: int = 640
-    all_orders: int = 5000
     lean_states: int = 256
 
 

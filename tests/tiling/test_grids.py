@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dasktile.tiling import Settings, tile
+from dasktile.tiling.mesh import mesh_shape, mesh_shapes
 from dasktile.tiling.plan import TilingPlan
 from tests.programs import Builder
 from tests.tiling.grid_oracle import Tree, fewest_bytes
@@ -106,6 +107,25 @@ def test_one_more_operation_on_a_product_moves_nothing_more(workers: int) -> Non
         plan = planned(tree, size, workers, settings)
         assert plan.after.bytes == plan.lower_bound == MOVED[workers] * size**2 * 8
         assert plan.proven_optimal
+
+
+def test_products_have_the_optimum_of_grids_with_at_most_three_axes() -> None:
+    product = ("matmul", ("source",), ("source",), False, True)
+    wider = replace(SETTINGS.wider, product_bytes=0)
+    for workers, primes in ((12, (3, 2, 2)), (16, (2, 2, 2, 2))):
+        plan = planned(product, SIZE, workers, replace(SETTINGS, wider=wider))
+        assert plan.after.bytes == fewest_bytes(product, SIZE, primes)
+    assert plan.proven_optimal
+    assert plan.grids == "any grid of 16 workers with at most 3 axes"
+
+
+def test_meshes_of_three_axes() -> None:
+    assert mesh_shapes(24, 3) == [(6, 2, 2), (4, 3, 2)]
+    assert mesh_shapes(7, 3) == mesh_shapes(4, 3) == [] and mesh_shapes(7, 1) == [(7,)]
+    for workers in (8, 30, 64, 96):
+        shapes = mesh_shapes(workers, 3)
+        assert mesh_shape(workers) in shapes and len(set(shapes)) == len(shapes)
+        assert all(np.prod(shape) == workers for shape in shapes)
 
 
 def test_a_grid_that_was_searched_in_one_order_says_so() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dasktile.ir import Chunks, Kind, Node, Program, TiledProgram, Tiling, bounds
+from dasktile.ir import Chunks, Kind, Node, Program, Role, TiledProgram, Tiling, bounds
 from dasktile.tiling.candidates import Space, choices
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes
@@ -25,7 +25,7 @@ from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Acceptance, Settings
 from dasktile.tiling.solve.problem import Solution
 
-#: Axes of a mesh whose orders are always searched: they make few more tilings.
+#: Axes of a mesh whose orders are searched at once: they make few more tilings.
 FEW_AXES = 2
 
 #: Axes of a mesh by which every number of workers up to `MAX_WORKERS` has its prime factors.
@@ -71,9 +71,10 @@ def _proof(searched: Sequence[tuple[_Planner, Solution]], best: int) -> _Proof:
     planner, solution = searched[best]
     workers = planner.mesh.workers
     shapes = {mesh.shape for mesh, _ in ordered}
+    of_three = set(mesh_shapes(workers, MAX_AXES))
     if mesh_shape(workers, MOST_AXES) in shapes:
         every = f"any grid of {workers:,} workers"
-    elif {*mesh_shapes(workers, MAX_AXES)} <= shapes:
+    elif of_three and of_three <= shapes:
         every = f"any grid of {workers:,} workers with at most {MAX_AXES} axes"
     else:
         every = ""
@@ -163,7 +164,9 @@ def tile(
         retile=True,
         placed=placed,
         allow_replicas=chosen.allow_replicas,
-        ordered=searches_all and len(chosen.mesh(count)) <= FEW_AXES,
+        ordered=searches_all
+        and len(chosen.mesh(count)) <= FEW_AXES
+        and len(program.nodes) <= settings.wider.few_nodes,
     )
     least = planner.candidate(chosen, TIE)
     searched = [(planner, least.solution)]
@@ -398,32 +401,33 @@ class _Planner:
         """
         limits = self.settings.wider
         moved, nodes, workers = least.price.bytes, self.program.nodes, self.mesh.workers
-        few = sum(bool(node.edges) for node in nodes) <= limits.few_operations
-        small = len(nodes) <= limits.few_nodes and workers <= limits.few_workers
-        if moved < limits.min_bytes or not (few or small):
+        if self.ordered and not least.solution.exact:
+            yield replace(self, ordered=False)
+        if moved < limits.min_bytes or len(nodes) > limits.few_nodes:
+            return
+        sums = sum(any(label.role is Role.REDUCE for label in node.labels) for node in nodes)
+        few = sums <= limits.few_sums
+        if not few and workers > limits.few_workers:
             return
         widest = max(choices(node, self.settings.candidates) for node in nodes)
 
         def fits(mesh: Mesh, orders: int = 1) -> bool:
             return widest ** len(mesh.shape) * orders * workers <= limits.max_boxes
 
-        def searching(states: int, **changes: Any) -> _Planner:
-            return replace(self, settings=replace(self.settings, max_states=states), **changes)
+        def searching(states: int, mesh: Mesh, **changes: Any) -> _Planner:
+            settings = replace(self.settings, max_states=states)
+            return replace(self, mesh=mesh, settings=settings, **changes)
 
-        if not self.ordered and fits(self.mesh, math.factorial(len(self.mesh.shape))):
-            yield searching(limits.all_states, ordered=True)
+        meshes = [] if self.ordered else [self.mesh]
+        if few and moved >= limits.bytes_per_sum * sums:
+            others = map(Mesh, mesh_shapes(workers, MAX_AXES))
+            meshes += [mesh for mesh in others if mesh != self.mesh]
+        for mesh in meshes:
+            if fits(mesh, math.factorial(len(mesh.shape))):
+                yield searching(limits.all_states, mesh, ordered=True)
         mesh = Mesh(mesh_shape(workers, limits.mesh_axes))
-        if not fits(mesh) or (mesh == self.mesh and least.solution.exact):
-            return
-        products = sum(node.kind is Kind.CONTRACT for node in nodes)
-        if few and products == 1 and moved >= limits.product_bytes:
-            for shape in mesh_shapes(workers, MAX_AXES):
-                if shape != self.mesh.shape:
-                    yield searching(limits.all_states, mesh=Mesh(shape), ordered=True)
-        elif few:
-            yield searching(limits.all_states, mesh=mesh, ordered=False)
-        else:
-            yield searching(limits.lean_states, mesh=mesh, ordered=False, lean=True)
+        if not few and fits(mesh) and not (mesh == self.mesh and least.solution.exact):
+            yield searching(limits.lean_states, mesh, ordered=False, lean=True)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
         """The tiling of a method, with its local cuts and its price.

@@ -177,34 +177,35 @@ class WiderSearch:
 
     Parameters
     ----------
-    mesh_axes
-        Axes of the larger mesh.
+    few_nodes
+        Nodes of a program at most.
     min_bytes
-        Bytes that the first plan moves at least.
+        Bytes that the first plan moves at least, except for the orders of two axes.
+    few_sums
+        Products and reductions of a program at most, for any number of workers; they have most
+        candidates.
+    few_workers
+        Workers at most, for more of them.
     max_boxes
         Candidates of one node times workers at the most.
-    few_operations
-        Programs of at most these are searched with all candidates: in all orders of their mesh,
-        and on the larger mesh in one order.
-    few_nodes, few_workers
-        Programs of at most these nodes, on at most these workers, too; but on the larger mesh
-        without the tilings that hardly ever pay.
-    product_bytes
-        Bytes moved by a program with one product of arrays from which it is searched on all meshes
-        of three axes, instead of a larger one.
-    all_states, lean_states
-        Candidates for one node: all of a product on four axes or in all orders of three, and
-        without the tilings that hardly ever pay.
+    bytes_per_sum
+        Bytes moved, for every product or reduction, from which other meshes of three axes are
+        searched.
+    all_states
+        Candidates for one node in all orders; products of two arrays have half as many.
+    mesh_axes, lean_states
+        Axes of the larger mesh for programs of more than `few_sums`, and candidates for one node
+        there, without the tilings that hardly ever pay.
     """
 
-    mesh_axes: int = 4
-    min_bytes: float = 16e6
-    max_boxes: int = 300_000
-    few_operations: int = 8
     few_nodes: int = 40
+    min_bytes: float = 16e6
+    few_sums: int = 8
     few_workers: int = 16
-    product_bytes: float = 250e6
+    max_boxes: int = 300_000
+    bytes_per_sum: float = 250e6
     all_states: int = 640
+    mesh_axes: int = 4
     lean_states: int = 256
 
 

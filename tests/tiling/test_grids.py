@@ -111,7 +111,7 @@ def test_one_more_operation_on_a_product_moves_nothing_more(workers: int) -> Non
 
 def test_products_have_the_optimum_of_grids_with_at_most_three_axes() -> None:
     product = ("matmul", ("source",), ("source",), False, True)
-    wider = replace(SETTINGS.wider, product_bytes=0)
+    wider = replace(SETTINGS.wider, bytes_per_sum=0)
     for workers, primes in ((12, (3, 2, 2)), (16, (2, 2, 2, 2))):
         plan = planned(product, SIZE, workers, replace(SETTINGS, wider=wider))
         assert plan.after.bytes == fewest_bytes(product, SIZE, primes)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from dask.array import PerformanceWarning
 from dask.core import flatten
+from dask.utils import format_bytes
 
 from dasktile import config
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
+from dasktile.errors import level_of_user
 from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.writer import wanted_keys
@@ -69,6 +73,10 @@ PLANNING_SECONDS = 5e-5
 SMALL_BUNDLES = 0.25
 
 
+#: Tasks of a plan up to which a memory limit gives no warning (chosen).
+MANY_TASKS = 1000
+
+
 def is_quick(request: Request) -> bool:
     """Whether Dask runs the few needed tasks of a graph in less time than a plan takes.
 
@@ -101,9 +109,25 @@ def chosen_plan(request: Request) -> Candidate:
     assert usual is not None
     may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
     # the simulation knows no bytes of inputs that are on workers already
-    if not may_compare or any(node.homes for node in captured.program.nodes):
-        return usual
-    return _unless_error(partial(_cheapest, request, captured), usual)
+    if may_compare and not any(node.homes for node in captured.program.nodes):
+        usual = _unless_error(partial(_cheapest, request, captured), usual)
+    _warn_of_many_tasks(request, usual.planned.plan)
+    return usual
+
+
+def _warn_of_many_tasks(request: Request, plan: TilingPlan) -> None:
+    """Warn if a limit that the user gave makes very many small tiles."""
+    before, after = sum(plan.before.tasks), sum(plan.after.tasks)
+    most = config.setting("tiling.many-tasks")
+    limit = request.machine.memory_limit if request.machine.limit_given else None
+    if limit and plan.tiled is not None and after > max(most * before, MANY_TASKS):
+        warnings.warn(
+            f"a memory limit of {format_bytes(limit)} makes {after:,}"
+            f" tasks of {before:,}. Give a larger limit, or accept more than {most:g} tasks for"
+            " each of the input's by the setting dasktile.tiling.many-tasks",
+            PerformanceWarning,
+            stacklevel=level_of_user(),
+        )
 
 
 def predicted_plan(request: Request) -> Candidate:

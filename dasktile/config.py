@@ -248,6 +248,7 @@ _RULES: dict[str, _Rule] = {
     "tiling.min-tile": _BYTES,
     "tiling.max-task": _BYTES,
     "tiling.usual-task": _BYTES,
+    "tiling.many-tasks": _quantity("a positive number", float),
     "tiling.max-states": _count(1),
     "tiling.width-budget": _count(1),
     "spill.prefetch": _count(1),

@@ -1,10 +1,24 @@
-"""Warnings.
+"""Warnings, and the line that they name.
 
 Invalid arguments raise ``ValueError`` or ``TypeError``.  An expression that dasktile cannot read is
 not an error: it is returned unchanged, and ``explain`` shows the reason.
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def level_of_user() -> int:
+    """The `stacklevel` by which a warning names the line that called this package."""
+    level = 1
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 class UnsupportedCollectionWarning(UserWarning):

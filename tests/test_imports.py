@@ -120,7 +120,17 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "choice": (
-        {"capture", "config", "ir", "lower", "planning", "prediction", "request", "tiling.plan"},
+        {
+            "capture",
+            "config",
+            "errors",
+            "ir",
+            "lower",
+            "planning",
+            "prediction",
+            "request",
+            "tiling.plan",
+        },
         {"dask"},
     ),
     "pipeline": (

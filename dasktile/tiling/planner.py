@@ -178,11 +178,11 @@ def tile(
         searched.append((wider, other.solution))
     proof = _proof(searched, best)
     candidates = [least]
-    if name == "auto":
+    rules = settings.acceptance
+    # a plan of fewer tasks moves no fewer bytes
+    if name == "auto" and (force or not _moves_too_much(before.price, least.price, rules)):
         fewer = planner.candidate(chosen, settings.task_bytes)
-        if planner.cost(fewer.price) * settings.acceptance.fewer_tasks_ratio < planner.cost(
-            least.price
-        ):
+        if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(least.price):
             candidates.insert(0, fewer)
     recomputing = (
         _with_recomputation(planner, candidates[0], chosen) if chosen.allow_replicas else None
@@ -321,9 +321,14 @@ def _objection(
     rules = planner.settings.acceptance
     if new >= old * rules.max_cost_ratio:
         return "the input's own chunks cost no more, tasks and moved bytes together"
-    if after.price.bytes > before.price.bytes and before.price.balance <= rules.uneven:
+    if _moves_too_much(before.price, after.price, rules):
         return "the input's own chunks move no more bytes"
     return ""
+
+
+def _moves_too_much(before: Price, after: Price, rules: Acceptance) -> bool:
+    """Whether a plan moves more bytes than the input's own chunks, which are even enough."""
+    return after.bytes > before.bytes and before.balance <= rules.uneven
 
 
 def _objection_with_bundles(planner: _Planner, before: _Candidate, after: _Candidate) -> str:

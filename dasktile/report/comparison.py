@@ -154,12 +154,13 @@ def comparison(
         for name, plan in plans
     ]
     # only the exact method bounds all tilings, not just its own candidates
-    bounds = [
-        (plan.lower_bound, plan.grids)
-        for name, plan in plans
-        if name in ("auto", "exact") and not isinstance(plan, str)
+    bounded = [
+        plan for name, plan in plans if name in ("auto", "exact") and not isinstance(plan, str)
     ]
-    bound, grids = max(bounds, default=(0, ""))
+    bound, grids = 0, ""
+    if bounded:
+        best = min(bounded, key=lambda plan: (plan.after.bytes, -plan.lower_bound))
+        bound, grids = best.lower_bound, best.grids
     methods = [choice.bytes for choice in choices if not choice.refused and choice.method != "none"]
     if bound > min(methods, default=0):
         # a bound for the candidates of one mesh is none for those of another mesh

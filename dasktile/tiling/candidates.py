@@ -317,10 +317,10 @@ class Space:
             choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
             nothing = (None,) * len(self.mesh.shape)
             alone = (False,) * len(self.mesh.shape)
-            options = [
+            options = self._in_all_orders(
                 Option(picks, nothing, alone)
                 for picks in itertools.product(choices, repeat=len(self.mesh.shape))
-            ]
+            )
         layout = _BoxBuilder(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
         return layout.need(options, maps, tuple(label.size for label in labels))
 

@@ -78,7 +78,8 @@ class TilingPlan:
     proven_optimal
         True where `after` was proven to move as few bytes as any of these tilings.
     grids
-        The grids of workers for which the bound holds, in words; empty where it is 0.
+        The grids of workers for which the bound holds, in words; empty where it is 0.  All arrays
+        are divided by one grid.  Arrays with replicas in two shardings have these in one order.
     reasons
         For every node, why it keeps its chunks; empty where its chunks change.
     verdict

@@ -64,29 +64,41 @@ class _Proof:
     grids: str
 
 
-def _proof(searched: Sequence[tuple[_Planner, Solution]], best: int) -> _Proof:
-    """What was proven of all tilings that were searched; `best` is the number of the chosen one."""
-    ordered = [(planner.mesh, solution) for planner, solution in searched
-               if planner.ordered and solution.exact]  # fmt: skip
-    planner, solution = searched[best]
-    workers = planner.mesh.workers
-    shapes = {mesh.shape for mesh, _ in ordered}
-    of_three = set(mesh_shapes(workers, MAX_AXES))
-    if mesh_shape(workers, MOST_AXES) in shapes:
-        every = f"any grid of {workers:,} workers"
-    elif of_three and of_three <= shapes:
-        every = f"any grid of {workers:,} workers with at most {MAX_AXES} axes"
-    else:
-        every = ""
-    if every:
-        return _Proof(min(solution.bound for _, solution in ordered), True, every)
-    # that of the chosen tiling; without a gain, of as many tilings as something was proven for
-    if not best:
-        wider = [each for each in searched if each[1].exact]
-        planner, solution = max(wider, key=lambda each: each[0].ordered, default=searched[0])
-    grid = f"a grid of {' x '.join(map(str, planner.mesh.shape))} workers"
-    words = grid if planner.ordered else f"{grid} with its axes in one order"
-    return _Proof(solution.bound, solution.exact, words)
+def _proof(searched: Sequence[tuple[_Planner, Solution]], moved: int) -> _Proof:
+    """The strongest statement about all tilings that were searched.
+
+    Parameters
+    ----------
+    searched
+        Planners and their solutions.
+    moved
+        Bytes that the best of the tilings moves.
+    """
+    workers = searched[0][0].mesh.workers
+    proofs = []
+    in_all_orders: dict[tuple[int, ...], float] = {}
+    for planner, solution in searched:
+        words = f"a grid of {' x '.join(map(str, planner.mesh.shape))} workers"
+        if planner.ordered and solution.exact:
+            in_all_orders[planner.mesh.shape] = solution.bound
+        elif not planner.ordered:
+            words += " with its axes in one order"
+        proofs.append(_Proof(solution.bound, solution.exact, words))
+    primes, of_three = mesh_shape(workers, MOST_AXES), mesh_shapes(workers, MAX_AXES)
+    if primes in in_all_orders:
+        every = _Proof(in_all_orders[primes], True, f"any grid of {workers:,} workers")
+        proofs.insert(0, every)
+    elif of_three and in_all_orders.keys() >= set(of_three):
+        words = f"any grid of {workers:,} workers with at most {MAX_AXES} axes"
+        proofs.insert(0, _Proof(min(in_all_orders.values()), True, words))
+    # a bound above what a tiling on another mesh moves says nothing of that mesh
+    valid = [proof for proof in proofs if math.floor(proof.bound + 0.5) <= moved]
+    # of several proofs, the one for most tilings, which has the least bound; else the best bound
+    return max(
+        valid,
+        key=lambda proof: (proof.exact, -proof.bound if proof.exact else proof.bound),
+        default=_Proof(0.0, False, ""),
+    )
 
 
 def tile(
@@ -170,18 +182,21 @@ def tile(
     )
     least = planner.candidate(chosen, TIE)
     searched = [(planner, least.solution)]
-    best = 0
+    best = planner
     for wider in planner.wider(least) if searches_all else ():
         other = wider.candidate(chosen, TIE)
-        if other.price.bytes < least.price.bytes:
-            least, best = other, len(searched)
+        if (other.price.bytes, planner.cost(other.price)) < (
+            least.price.bytes,
+            planner.cost(least.price),
+        ):
+            least, best = other, wider
         searched.append((wider, other.solution))
-    proof = _proof(searched, best)
+    proof = _proof(searched, least.price.bytes)
     candidates = [least]
     rules = settings.acceptance
     # a plan of fewer tasks moves no fewer bytes
     if name == "auto" and (force or not _moves_too_much(before.price, least.price, rules)):
-        fewer = planner.candidate(chosen, settings.task_bytes)
+        fewer = best.candidate(chosen, settings.task_bytes)
         if planner.cost(fewer.price) * rules.fewer_tasks_ratio < planner.cost(least.price):
             candidates.insert(0, fewer)
     recomputing = (
@@ -408,6 +423,7 @@ class _Planner:
         moved, nodes, workers = least.price.bytes, self.program.nodes, self.mesh.workers
         if self.ordered and not least.solution.exact:
             yield replace(self, ordered=False)
+            return
         if moved < limits.min_bytes or len(nodes) > limits.few_nodes:
             return
         sums = sum(any(label.role is Role.REDUCE for label in node.labels) for node in nodes)
@@ -423,15 +439,19 @@ class _Planner:
             settings = replace(self.settings, max_states=states)
             return replace(self, mesh=mesh, settings=settings, **changes)
 
-        meshes = [] if self.ordered else [self.mesh]
-        if few and moved >= limits.bytes_per_sum * sums:
+        # what is too wide for a proof in one order is so in all orders
+        exact = least.solution.exact
+        if few and not exact and self.space.truncated and fits(self.mesh):
+            yield searching(limits.all_states, self.mesh, ordered=False)
+        meshes = [self.mesh] if exact and not self.ordered else []
+        if few and exact and moved >= limits.bytes_per_sum * sums:
             others = map(Mesh, mesh_shapes(workers, MAX_AXES))
             meshes += [mesh for mesh in others if mesh != self.mesh]
         for mesh in meshes:
             if fits(mesh, math.factorial(len(mesh.shape))):
                 yield searching(limits.all_states, mesh, ordered=True)
         mesh = Mesh(mesh_shape(workers, limits.mesh_axes))
-        if not few and fits(mesh) and not (mesh == self.mesh and least.solution.exact):
+        if not few and fits(mesh) and not (mesh == self.mesh and exact):
             yield searching(limits.lean_states, mesh, ordered=False, lean=True)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:

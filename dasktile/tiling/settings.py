@@ -192,7 +192,7 @@ class WiderSearch:
         Bytes moved, for every product or reduction, from which other meshes of three axes are
         searched.
     all_states
-        Candidates for one node in all orders; products of two arrays have half as many.
+        Candidates for one node in all orders; products of two matrices have half as many.
     mesh_axes, lean_states
         Axes of the larger mesh for programs of more than `few_sums`, and candidates for one node
         there, without the tilings that hardly ever pay.

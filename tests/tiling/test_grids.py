@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dasktile.tiling import Settings, tile
+from dasktile.tiling import Settings, TooManyTilingsError, methods, tile
 from dasktile.tiling.mesh import mesh_shape, mesh_shapes
 from dasktile.tiling.plan import TilingPlan
 from tests.programs import Builder
@@ -136,3 +137,27 @@ def test_a_grid_that_was_searched_in_one_order_says_so() -> None:
     ):
         wider = replace(SETTINGS.wider, min_bytes=min_bytes)
         assert planned(product, SIZE, 8, replace(SETTINGS, wider=wider)).grids == grids
+
+
+@pytest.mark.parametrize("workers", [*range(1, 17), 30, 36])
+def test_all_methods_have_a_plan_for_any_number_of_workers(workers: int) -> None:
+    build = Builder()
+    x = build.source((64, 64), (16, 16))
+    build.elementwise(build.matmul(x, x))
+    program = build.program()
+    for method in methods():
+        with contextlib.suppress(TooManyTilingsError):
+            plan = tile(program, workers=workers, method=method, force=True)
+            assert plan.lower_bound <= plan.after.bytes
+            assert plan.grids or not plan.lower_bound
+
+
+@pytest.mark.parametrize("workers", [4, 6, 8, 12])
+@pytest.mark.parametrize("scarce", [{"max_states": 8}, {"width_budget": 50}])
+def test_bounds_hold_where_the_search_is_cut_short(workers: int, scarce: dict[str, int]) -> None:
+    rng = np.random.default_rng(3)
+    tree = random_tree(rng, 3, shared=0.3)
+    whole = planned(tree, SIZE, workers)
+    cut_short = planned(tree, SIZE, workers, replace(SETTINGS, **scarce))
+    assert cut_short.lower_bound <= whole.after.bytes <= cut_short.after.bytes
+    assert cut_short.grids or not cut_short.lower_bound

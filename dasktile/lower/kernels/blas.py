@@ -53,7 +53,7 @@ def _pairwise(recipe: Contract) -> bool:
 
 
 def total(*partials: Any) -> Any:
-    """The sum of partial results, which are unchanged."""
+    """The sum of two or more partial results, which are unchanged."""
     first, *rest = partials
     return functools.reduce(_add_to, rest[1:], first + rest[0])
 

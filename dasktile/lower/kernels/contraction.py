@@ -144,10 +144,14 @@ def _summed(
     name = context.step("sum", where)
     fan_in = context.settings.fan_in
     while len(terms) > fan_in:
-        sums = []
+        sums: list[Key] = []
         for number, start in enumerate(range(0, len(terms), fan_in)):
+            group = terms[start : start + fan_in]
+            if len(group) == 1:
+                sums += group
+                continue
             partial = (name, level, number, *key[1:])
-            tasks[partial] = Task(partial, total, *map(TaskRef, terms[start : start + fan_in]))
+            tasks[partial] = Task(partial, total, *map(TaskRef, group))
             sums.append(partial)
         terms = sums
         level += 1

@@ -165,7 +165,12 @@ def placed(
         if place[last] != first[last]:
             read_by[place[last]][first[last]] = None
     memory = [_memory_of([known.get(keys[at], TaskMemory(0)) for at in chains[end]]) for end in run]
-    data = {at for at, last in enumerate(run) if type(tasks[keys[last]]) is DataNode}
+    # blocks of arrays are sent to workers like other results
+    data = {
+        at
+        for at, last in enumerate(run)
+        if type(tasks[keys[last]]) is DataNode and not isinstance(keys[last], tuple)
+    }
     aliases = {
         at
         for at, last in enumerate(run)

@@ -26,6 +26,8 @@ from dasktile._compat.dask import (
     slice_with_int_dask_array,
     wrapped_qr,
 )
+from dasktile.lower.kernels.blas import total
+from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.reshard import getitem_any
 
@@ -204,20 +206,24 @@ class _Estimate:
                 continue
             inputs = max((sizes[read] for read in tasks.reads[number]), default=0)
             parts = [
-                sizes[reader] // len(tasks.reads[reader])
+                # a task adds its inputs, or joins them
+                sizes[reader] // (1 if _adds(tasks.tasks[reader]) else len(tasks.reads[reader]))
                 for reader in tasks.readers[number]
                 if sizes[reader]
             ]
             sizes[number] = min(inputs, max(parts)) if parts else inputs
             task = tasks.tasks[number]
-            # together the slices that a task joins have the size of its result
+            # the slices that a task joins have the size of its result together, others alone
             is_piece = bool(parts) and getattr(task, "func", None) in _SLICING
             if not is_piece and type(task) is not DataNode:
                 guessed.add(number)
         return sizes, guessed
 
     def noted(self, number: int) -> _Result | None:
-        """A block, according to the annotations of its layer; None if they do not say."""
+        """A block: data of the graph, or what the annotations of its layer say; None for others."""
+        value = getattr(self.tasks.tasks[number], "value", None)
+        if isinstance(value, np.ndarray):
+            return _Result((value.shape,), value.itemsize)
         key, noted = self.tasks.keys[number], self.tasks.noted.get(self.tasks.heads[number])
         shape = noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
         return None if noted is None or shape is None else _Result((shape,), noted.itemsize)
@@ -256,6 +262,11 @@ class _Estimate:
             first = tasks.number.get(getattr(task.args[0], "key", None))
             return _product(known if first == reads[0] else known[::-1])
         return None
+
+
+def _adds(task: Any) -> bool:
+    """Whether all inputs of a task are as large as its result."""
+    return getattr(task, "func", None) in (total, aggregate)
 
 
 def _sliced(source: _Result, arguments: Sequence[Any]) -> _Result | None:

@@ -842,7 +842,13 @@ class _Writer:
             if node.partial and code in size:
                 # the steps of an operation have its token
                 size[name] = size[code]
-                size[code] = math.ceil(size[code] * node.partial / node.itemsize)
+                # a sum that is scattered is cut afterwards
+                pieces = math.prod(map(len, self.tiling(index).chunks)) // math.prod(
+                    len(self.tiling(index).cuts[axis.label])
+                    for axis in node.out
+                    if axis.label is not None
+                )
+                size[code] = math.ceil(size[code] * pieces * node.partial / node.itemsize)
         for index, node in enumerate(self.captured.program.nodes):
             blocks = self.positions(index)
             if blocks:

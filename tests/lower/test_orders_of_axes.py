@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import api
-from dasktile.cluster.target import Machine
+from tests.support import plan_for_workers
 from tests.traffic import traffic
 
 
@@ -17,9 +16,7 @@ from tests.traffic import traffic
 def test_moved_bytes_are_those_predicted(
     monkeypatch: pytest.MonkeyPatch, workers: int, offset: int
 ) -> None:
-    order = tuple(map(str, range(workers)))
-    machine = Machine(workers, order=order, who_has=lambda blocks: {})
-    monkeypatch.setattr(api, "machine", lambda *_: machine)
+    plan_for_workers(monkeypatch, workers)
     rng = np.random.default_rng(0)
     one, other = rng.random((2, 960, 960))
     a, b = da.from_array(one, chunks=120), da.from_array(other, chunks=120)
@@ -29,4 +26,18 @@ def test_moved_bytes_are_those_predicted(
     np.testing.assert_allclose(planned.compute(scheduler="sync"), one @ other + offset)
     assert not homeless
     assert plan.grids == f"any grid of {workers} workers"
-    assert sum(moved.values()) == plan.bytes_after
+    assert sum(moved.values()) == plan.bytes_after == plan.received_after
+
+
+@pytest.mark.parametrize("workers", [6, 8])
+def test_received_bytes_of_bundles_are_those_simulated(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    rng = da.random.default_rng(0)
+    product = rng.random((600, 800), chunks=100) @ rng.random((800, 600), chunks=100)
+    for array in (product, product + 1):
+        moved, _ = traffic([dasktile.optimize(array)], workers)
+        assert dasktile.explain(array).received_after == pytest.approx(
+            sum(moved.values()), rel=1e-3
+        )

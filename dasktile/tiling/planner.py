@@ -18,6 +18,7 @@ from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_AXES, MAX_WORKERS, Mesh, mesh_shape, mesh_shapes
 from dasktile.tiling.methods import Method, get
 from dasktile.tiling.plan import RETILED, Price, TilingPlan
+from dasktile.tiling.proof import Proof, Search, strongest
 from dasktile.tiling.rematerialize import late_readers, recompute, spilled_bytes
 from dasktile.tiling.replicate import find_replicas
 from dasktile.tiling.rewrite import ExtendedProgram, Replica, extend
@@ -27,9 +28,6 @@ from dasktile.tiling.solve.problem import Solution
 
 #: Axes of a mesh whose orders are searched at once: they make few more tilings.
 FEW_AXES = 2
-
-#: Axes of a mesh by which every number of workers up to `MAX_WORKERS` has its prime factors.
-MOST_AXES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,62 +41,6 @@ class _Candidate:
     price: Price
     solution: Solution
     extended: ExtendedProgram | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Proof:
-    """A lower bound of the bytes that tilings move.
-
-    Parameters
-    ----------
-    bound
-        The bound, in bytes.
-    exact
-        Whether one of the tilings moves no more.
-    grids
-        The grids of workers on which they are, in words.
-    """
-
-    bound: float
-    exact: bool
-    grids: str
-
-
-def _proof(searched: Sequence[tuple[_Planner, Solution]], moved: int) -> _Proof:
-    """The strongest statement about all tilings that were searched.
-
-    Parameters
-    ----------
-    searched
-        Planners and their solutions.
-    moved
-        Bytes that the best of the tilings moves.
-    """
-    workers = searched[0][0].mesh.workers
-    proofs = []
-    in_all_orders: dict[tuple[int, ...], float] = {}
-    for planner, solution in searched:
-        words = f"a grid of {' x '.join(map(str, planner.mesh.shape))} workers"
-        if planner.ordered and solution.exact:
-            in_all_orders[planner.mesh.shape] = solution.bound
-        elif not planner.ordered:
-            words += " with its axes in one order"
-        proofs.append(_Proof(solution.bound, solution.exact, words))
-    primes, of_three = mesh_shape(workers, MOST_AXES), mesh_shapes(workers, MAX_AXES)
-    if primes in in_all_orders:
-        every = _Proof(in_all_orders[primes], True, f"any grid of {workers:,} workers")
-        proofs.insert(0, every)
-    elif of_three and in_all_orders.keys() >= set(of_three):
-        words = f"any grid of {workers:,} workers with at most {MAX_AXES} axes"
-        proofs.insert(0, _Proof(min(in_all_orders.values()), True, words))
-    # a bound above what a tiling on another mesh moves says nothing of that mesh
-    valid = [proof for proof in proofs if math.floor(proof.bound + 0.5) <= moved]
-    # of several proofs, the one for most tilings, which has the least bound; else the best bound
-    return max(
-        valid,
-        key=lambda proof: (proof.exact, -proof.bound if proof.exact else proof.bound),
-        default=_Proof(0.0, False, ""),
-    )
 
 
 def tile(
@@ -181,7 +123,7 @@ def tile(
         and len(program.nodes) <= settings.wider.few_nodes,
     )
     least = planner.candidate(chosen, TIE)
-    searched = [(planner, least.solution)]
+    searches = [planner.searched(least.solution)]
     best = planner
     for wider in planner.wider(least) if searches_all else ():
         other = wider.candidate(chosen, TIE)
@@ -190,8 +132,8 @@ def tile(
             planner.cost(least.price),
         ):
             least, best = other, wider
-        searched.append((wider, other.solution))
-    proof = _proof(searched, least.price.bytes)
+        searches.append(wider.searched(other.solution))
+    proof = strongest(searches, least.price.bytes)
     candidates = [least]
     rules = settings.acceptance
     # a plan of fewer tasks moves no fewer bytes
@@ -255,7 +197,7 @@ def _plan(
     before: _Candidate,
     after: _Candidate,
     verdict: str,
-    proof: _Proof | None,
+    proof: Proof | None,
     placed: bool,
     rules: Acceptance,
 ) -> TilingPlan:
@@ -453,6 +395,10 @@ class _Planner:
         mesh = Mesh(mesh_shape(workers, limits.mesh_axes))
         if not few and fits(mesh) and not (mesh == self.mesh and exact):
             yield searching(limits.lean_states, mesh, ordered=False, lean=True)
+
+    def searched(self, solution: Solution) -> Search:
+        """What a solution proves of the tilings of this planner."""
+        return Search(self.mesh.shape, self.ordered, solution.bound, solution.exact)
 
     def candidate(self, method: Method, tile_weight: float) -> _Candidate:
         """The tiling of a method, with its local cuts and its price.

@@ -165,12 +165,11 @@ def placed(
         if place[last] != first[last]:
             read_by[place[last]][first[last]] = None
     memory = [_memory_of([known.get(keys[at], TaskMemory(0)) for at in chains[end]]) for end in run]
-    # blocks of arrays that a plan places are sent to workers like other results
+    # blocks of arrays are sent to workers like other results
     data = {
         at
         for at, last in enumerate(run)
-        if type(tasks[keys[last]]) is DataNode
-        and not (by_place and isinstance(keys[last], tuple) and memory[at].place is not None)
+        if type(tasks[keys[last]]) is DataNode and not isinstance(keys[last], tuple)
     }
     aliases = {
         at

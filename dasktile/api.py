@@ -23,6 +23,7 @@ from dasktile.errors import (
     InconsistentGraphWarning,
     InternalErrorWarning,
     UnsupportedCollectionWarning,
+    level_of_user,
 )
 from dasktile.planning import captured_program, tile
 from dasktile.report import explanation as report
@@ -235,7 +236,7 @@ def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
         with disable_gc():
             chosen = choice.predicted_plan(request)
     except UndeclaredReadError as error:
-        _warn_inconsistent(error, stacklevel=5)
+        _warn_inconsistent(error)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
@@ -262,7 +263,7 @@ def _arguments(
             f"keep_chunks must be True or False; got {keep_chunks!r}"
             f" of type {type(keep_chunks).__name__}"
         )
-    config.check(stacklevel=4)
+    config.check()
     return machine(workers, memory_limit)
 
 
@@ -294,15 +295,15 @@ def _warn_unsupported() -> None:
         "dasktile does not read array expressions (dask's setting array.query-planning);"
         " they are returned unchanged",
         UnsupportedCollectionWarning,
-        stacklevel=3,
+        stacklevel=level_of_user(),
     )
 
 
-def _warn_inconsistent(error: UndeclaredReadError, stacklevel: int) -> None:
+def _warn_inconsistent(error: UndeclaredReadError) -> None:
     warnings.warn(
         f"dasktile leaves the input unchanged: {error}",
         InconsistentGraphWarning,
-        stacklevel=stacklevel,
+        stacklevel=level_of_user(),
     )
 
 
@@ -315,7 +316,7 @@ def _guarded(function: Any, *arguments: Any) -> Any:
     except _REFUSALS:
         raise
     except UndeclaredReadError as error:
-        _warn_inconsistent(error, stacklevel=4)
+        _warn_inconsistent(error)
         return None
     except Exception as error:
         if config.setting("raise-errors"):
@@ -326,6 +327,6 @@ def _guarded(function: Any, *arguments: Any) -> Any:
             " Please report this, with the traceback that dask.config.set({'dasktile.raise-errors':"
             " True}) shows",
             InternalErrorWarning,
-            stacklevel=3,
+            stacklevel=level_of_user(),
         )
         return None

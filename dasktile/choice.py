@@ -72,7 +72,6 @@ PLANNING_SECONDS = 5e-5
 #: Bytes of smaller bundles as a share of the usual ones (chosen).
 SMALL_BUNDLES = 0.25
 
-
 #: Tasks of a plan up to which a memory limit gives no warning (chosen).
 MANY_TASKS = 1000
 

@@ -17,7 +17,7 @@ import dask.config
 import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
-from dasktile.errors import UnknownSettingWarning
+from dasktile.errors import UnknownSettingWarning, level_of_user
 from dasktile.tiling.seconds import Calibration
 from dasktile.tiling.settings import Settings
 
@@ -97,16 +97,11 @@ def bundle_tasks() -> int:
     return count
 
 
-def check(stacklevel: int = 3) -> None:
+def check() -> None:
     """Check all settings, whether they will be used or not.
 
     Names that do not exist give one warning each.  Settings that did not change since the last
     call are not checked again, so that a call takes about a microsecond.
-
-    Parameters
-    ----------
-    stacklevel
-        Of the warning: 3 is the caller of the function that calls this one.
 
     Raises
     ------
@@ -125,7 +120,7 @@ def check(stacklevel: int = 3) -> None:
             warnings.warn(
                 f"setting dasktile.{name} does not exist and has no effect; {_suggestion(name)}",
                 UnknownSettingWarning,
-                stacklevel=stacklevel,
+                stacklevel=level_of_user(),
             )
     _checked = copy.deepcopy(section)
 

@@ -6,10 +6,11 @@ not an error: it is returned unchanged, and ``explain`` shows the reason.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent) + os.sep
 
 
 def level_of_user() -> int:

@@ -13,6 +13,12 @@ from typing import Any
 
 from benchmarks.corpus import coiled, dask_ml, local_cupy, pangeo, threads
 
+#: Size of a workload that is run before it is measured.
+SMALL = 0.1
+
+#: Speed of dasktile, Dask being 1, below which a workload is listed as slower.
+SLOWER = 0.95
+
 _MODULES = (coiled, pangeo, local_cupy, dask_ml, threads)
 
 

@@ -51,7 +51,16 @@ from rich.console import Console
 from rich.table import Table
 
 import dasktile
-from benchmarks.corpus import WORKLOADS, Workload, chosen, dry, one_process, simulated
+from benchmarks.corpus import (
+    SLOWER,
+    SMALL,
+    WORKLOADS,
+    Workload,
+    chosen,
+    dry,
+    one_process,
+    simulated,
+)
 from benchmarks.corpus.inputs import KINDS, Source, source_of
 from benchmarks.corpus.values import agree, flattened
 from benchmarks.hosted import Hosted
@@ -75,12 +84,6 @@ COMPARED = {
     "memory": ("memory", True),
     "read": ("read", True),
 }
-
-#: Size of a workload that is run before it is measured.
-SMALL = 0.1
-
-#: Speed of dasktile, Dask being 1, below which a workload is listed as slower.
-SLOWER = 0.95
 
 
 class Engine(Hosted):

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dasktile
-from benchmarks.corpus import Workload
+from benchmarks.corpus import SLOWER, SMALL, Workload
 from benchmarks.corpus.inputs import Source, source_of
 from benchmarks.corpus.values import agree, flattened
 from benchmarks.placement import mean_ratio
@@ -24,14 +24,8 @@ from dasktile.tiling.memo import forget
 #: The engines.
 ENGINES = ("stock", "dasktile")
 
-#: Size of a workload that is run before it is measured.
-SMALL = 0.1
-
 #: Tasks of Dask's graph above which scheduling is most of the time.
 MANY_TASKS = 1000
-
-#: Speed of dasktile, Dask being 1, below which a workload is listed as slower.
-SLOWER = 0.95
 
 
 def measured(

@@ -332,28 +332,28 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
     return replace(needs[0], lo=lo, hi=hi, active=active, density=1.0)
 
 
-def _first_alike(boxes: Boxes) -> npt.NDArray[np.int64]:
-    """For every candidate, the first one with the same boxes."""
-    first: dict[bytes, int] = {}
-    parts = (boxes.lo, boxes.hi, boxes.active)
-    alike = [b"".join(part[row].tobytes() for part in parts) for row in range(len(boxes.lo))]
-    return np.array([first.setdefault(key, row) for row, key in enumerate(alike)], dtype=np.int64)
-
-
 def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
     """Elements that workers need and hold, (candidates of the holder, of the reader)."""
     if isinstance(held, Blocks):
         return held.in_boxes(need.lo, need.hi, need.active)[None, :] * need.density
-    entries = len(held.lo) * len(need.lo) * held.lo[0].size
-    if entries > BLOCK:
-        # many candidates differ in other boxes only
-        row_of, column_of = _first_alike(held), _first_alike(need)
-        (some, back), (others, back_too) = (
-            np.unique(of, return_inverse=True) for of in (row_of, column_of)
-        )
-        if len(some) * len(others) < row_of.size * column_of.size:
-            few = _overlap(take(held, some), take(need, others))
-            return few[np.ix_(back, back_too)]
+    if len(held.lo) * len(need.lo) * held.lo[0].size <= BLOCK:
+        return _overlap_of_boxes(held, need)
+    # many candidates differ in other boxes only
+    (some, row_of), (others, column_of) = _distinct(held), _distinct(need)
+    return _overlap_of_boxes(take(held, some), take(need, others))[np.ix_(row_of, column_of)]
+
+
+def _distinct(boxes: Boxes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """The candidates with different boxes, and which of these boxes every candidate has."""
+    first: dict[bytes, int] = {}
+    parts = (boxes.lo, boxes.hi, boxes.active)
+    alike = [b"".join(part[row].tobytes() for part in parts) for row in range(len(boxes.lo))]
+    first_of = [first.setdefault(key, row) for row, key in enumerate(alike)]
+    return np.unique(np.array(first_of, dtype=np.int64), return_inverse=True)
+
+
+def _overlap_of_boxes(held: Boxes, need: Boxes) -> Table:
+    """:func:`_overlap` of two boxes."""
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
     elements = np.empty((rows, columns))

@@ -127,10 +127,7 @@ def tile(
     best = planner
     for wider in planner.wider(least) if searches_all else ():
         other = wider.candidate(chosen, TIE)
-        if (other.price.bytes, planner.cost(other.price)) < (
-            least.price.bytes,
-            planner.cost(least.price),
-        ):
+        if planner.worth(other) < planner.worth(least):
             least, best = other, wider
         searches.append(wider.searched(other.solution))
     proof = strongest(searches, least.price.bytes)
@@ -201,13 +198,11 @@ def _plan(
     placed: bool,
     rules: Acceptance,
 ) -> TilingPlan:
-    # the weights of tiles sum to less than a byte, so rounding gives bytes
-    bound = 0 if proof is None else max(0, math.floor(proof.bound + 0.5))
-    if after.price.bytes < bound:
-        # the bound does not cover this tiling
-        proof, bound = None, 0
-    exact = proof is not None and proof.exact
-    proven = after.price.bytes <= bound and (exact or not after.price.bytes)
+    if proof is None or after.price.bytes < proof.bound:
+        # no bound covers this tiling
+        proof = Proof(0, False, "")
+    moved = after.price.bytes
+    proven = moved <= proof.bound and (proof.exact or not moved)
     kept = after is before and not (placed and _worth_placing(before, rules))
     price, origin = before.price, None
     if after.extended is not None:
@@ -219,9 +214,9 @@ def _plan(
         before=price,
         after=after.price,
         tiled=None if kept else after.tiled,
-        lower_bound=bound,
+        lower_bound=proof.bound,
         proven_optimal=proven,
-        grids="" if proof is None or not bound else proof.grids,
+        grids=proof.grids if proof.bound else "",
         reasons=tuple(
             _reason(node, tiling, verdict)
             for node, tiling in zip(after.tiled.program.nodes, after.tiled.tilings, strict=True)
@@ -392,9 +387,13 @@ class _Planner:
         for mesh in meshes:
             if fits(mesh, math.factorial(len(mesh.shape))):
                 yield searching(limits.all_states, mesh, ordered=True)
-        mesh = Mesh(mesh_shape(workers, limits.mesh_axes))
-        if not few and fits(mesh) and not (mesh == self.mesh and exact):
-            yield searching(limits.lean_states, mesh, ordered=False, lean=True)
+        larger = Mesh(mesh_shape(workers, limits.mesh_axes))
+        if not few and fits(larger) and not (larger == self.mesh and exact):
+            yield searching(limits.lean_states, larger, ordered=False, lean=True)
+
+    def worth(self, candidate: _Candidate) -> tuple[int, float]:
+        """What candidates are compared by: bytes moved, then the whole cost."""
+        return candidate.price.bytes, self.cost(candidate.price)
 
     def searched(self, solution: Solution) -> Search:
         """What a solution proves of the tilings of this planner."""

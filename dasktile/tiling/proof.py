@@ -48,7 +48,7 @@ class Proof:
         The grids of workers for which the bound holds, in words.
     """
 
-    bound: float
+    bound: int
     exact: bool
     grids: str
 
@@ -64,7 +64,7 @@ def strongest(searches: Sequence[Search], moved: int) -> Proof:
         Bytes that the best of the tilings moves.
     """
     workers = math.prod(searches[0].mesh)
-    in_all_orders = {each.mesh: each.bound for each in searches if each.ordered and each.exact}
+    in_all_orders = {each.mesh: _bytes(each) for each in searches if each.ordered and each.exact}
     proofs: list[Proof] = []
     prime_factors, of_three = mesh_shape(workers, _MOST_AXES), mesh_shapes(workers, MAX_AXES)
     if prime_factors in in_all_orders:
@@ -77,12 +77,17 @@ def strongest(searches: Sequence[Search], moved: int) -> Proof:
         words = f"a grid of {' x '.join(map(str, each.mesh))} workers"
         if not each.ordered:
             words += " with its axes in one order"
-        proofs.append(Proof(each.bound, each.exact, words))
+        proofs.append(Proof(_bytes(each), each.exact, words))
     # a bound above what a tiling on another mesh moves says nothing of that mesh
-    valid = [proof for proof in proofs if math.floor(proof.bound + 0.5) <= moved]
+    valid = [proof for proof in proofs if proof.bound <= moved]
     # of proofs that a tiling meets, the one for most tilings has the least bound
     return max(
         valid,
         key=lambda proof: (proof.exact, -proof.bound if proof.exact else proof.bound),
-        default=Proof(0.0, False, ""),
+        default=Proof(0, False, ""),
     )
+
+
+def _bytes(search: Search) -> int:
+    """The bound of a search in whole bytes: the weights of all tiles sum to less than one."""
+    return max(0, math.floor(search.bound + 0.5))

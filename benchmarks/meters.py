@@ -20,6 +20,7 @@ import psutil
 from distributed import Client, LocalCluster, Worker, WorkerPlugin, wait
 from distributed.client import futures_of
 
+from benchmarks.buffers import Buffers
 from benchmarks.network import Link, intercept
 from benchmarks.sized import Sized, crossed, opened
 
@@ -51,6 +52,8 @@ class Reading:
         Processor seconds of the whole process.
     memory
         Peak of resident memory in bytes, above its value at the start.
+    buffers
+        Peak of the bytes of new results, each buffer once.
     read
         Bytes that Zarr read from storage.
     """
@@ -62,6 +65,7 @@ class Reading:
     task_seconds: float = 0.0
     cpu_seconds: float = 0.0
     memory: int = 0
+    buffers: int = 0
     read: int = 0
 
 
@@ -89,6 +93,8 @@ class Measured:
         Processor seconds of all workers, and those of their threads in tasks.
     memory
         Largest peak of resident memory of a worker in bytes, above its value at the start.
+    buffers
+        Largest peak of the bytes of a worker's new results, each buffer once.
     read
         Bytes that Zarr read from storage.
     """
@@ -105,6 +111,7 @@ class Measured:
     cpu_seconds: float
     thread_seconds: float
     memory: int
+    buffers: int
     read: int
 
     @classmethod
@@ -129,6 +136,7 @@ class Measured:
             cpu_seconds=total("cpu_seconds"),
             thread_seconds=total("thread_seconds"),
             memory=max(reading.memory for reading in readings),
+            buffers=max(reading.buffers for reading in readings),
             read=total("read"),
         )
 
@@ -179,6 +187,7 @@ class Meter(WorkerPlugin):
         self.process = psutil.Process()
         self.reading = Reading()
         self.active = False
+        self.buffers = Buffers()
         self.sampling = threading.Event()
         self.closed = False
         self.before = 0.0
@@ -197,6 +206,7 @@ class Meter(WorkerPlugin):
             # Freed memory that the allocator still holds would count as used.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
         self.reading = Reading()
+        self.buffers = Buffers()
         self.rss = self.process.memory_info().rss
         self.before = self._processor_seconds()
         self.before_threads = self._thread_seconds()
@@ -207,14 +217,21 @@ class Meter(WorkerPlugin):
     def stop(self) -> Reading:
         self.active = False
         self.sampling.clear()
+        self.reading.buffers = self.buffers.peak
         self.reading.sent = self.link.sent
         self.reading.cpu_seconds = self._processor_seconds() - self.before
         self.reading.thread_seconds = self._thread_seconds() - self.before_threads
         return self.reading
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        if finish != "memory" or not self.active:
+        if not self.active:
             return
+        if start == "memory":
+            self.buffers.remove(key)
+        if finish != "memory":
+            return
+        if key in self.worker.data:
+            self.buffers.add(key, self.worker.data[key])
         task = self.worker.state.tasks[key]
         if start == "flight":
             self.reading.moved += task.get_nbytes()
@@ -425,7 +442,8 @@ class Cluster:
         Numbers by name, and the collections in memory.  ``cpu_seconds`` are those of all workers
         and of this process, where the scheduler and the client run; ``scheduler_seconds`` are its
         share, and ``task_seconds`` that of the workers' threads in tasks.  ``held`` is the peak of
-        the bytes of results on one worker.
+        the bytes of results on one worker, as Dask counts them, and ``buffers`` counts each buffer
+        once.
         """
         self.settle()
         self.start()
@@ -442,6 +460,7 @@ class Cluster:
             "tasks": measured.tasks,
             "moved": measured.moved,
             "held": held.largest,
+            "buffers": measured.buffers,
             "memory": measured.memory,
             "read": measured.read,
         }

@@ -69,8 +69,9 @@ FAR_LESS = 0.3
 #: median of the corpus in ``benchmarks/corpus``).
 PLANNING_SECONDS = 5e-5
 
-#: Bytes of smaller bundles as a share of the usual ones (chosen).
-SMALL_BUNDLES = 0.25
+#: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
+#: the first one where a plan needs no more memory than the input (chosen).
+SMALL_BUNDLES = (1 / 4, 1 / 16)
 
 #: Tasks of a plan up to which a memory limit gives no warning (chosen).
 MANY_TASKS = 1000
@@ -257,7 +258,7 @@ def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candida
 
 
 def _with_less_memory(request: Request, captured: Captured, usual: Candidate) -> Candidate:
-    """The usual plan, or one that is predicted to cost clearly less, by its memory.
+    """The usual plan, or one that is predicted to be better, by its memory.
 
     If the usual plan needs more memory than the input, or more than there is, a plan with small
     tiles is tried, and then the input's own chunks.
@@ -280,7 +281,7 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
         if other is None or not _may_replace(request, other, usual):
             continue
         other = _with_prediction(request, replace(other, before=before))
-        if _is_clearly_better(other, best) and _moves_no_more(other, usual):
+        if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
             assert best.after is not None
             if _needs_little_memory(best.after, before):
@@ -311,28 +312,43 @@ def _may_pay(plan: Candidate, best: Candidate) -> bool:
 
 
 def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
-    """A plan in bundles of fewer bytes, if that is predicted to cost clearly less.
+    """A plan in bundles of fewer bytes, if that is predicted to be better.
 
     Results of a small bundle are sent, and inputs of it released, earlier than those of a large
-    one.  It is tried where the plan costs not far less than the input.
+    one.  It is tried where the plan costs not far less than the input, or needs more memory.
     """
     before, after = best.before, best.after
     if best.lowered is None or before is None or after is None:
         return best
-    if after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost:
+    needs_more = after.needs_more_memory(before)
+    if not needs_more and (after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
-    lowered = best.lowered.resized(SMALL_BUNDLES)
-    if lowered is best.lowered:
-        return best
-    other = _with_prediction(request, replace(best, lowered=lowered))
-    return other if _is_clearly_better(other, best) and _moves_no_more(other, best) else best
+    usual = best
+    for share in SMALL_BUNDLES if needs_more else SMALL_BUNDLES[:1]:
+        lowered = best.lowered.resized(share)
+        if lowered is best.lowered:
+            continue
+        other = _with_prediction(request, replace(best, lowered=lowered))
+        if _is_better(other, usual) and _moves_no_more(other, usual):
+            return other
+    return usual
 
 
-def _is_clearly_better(plan: Candidate, other: Candidate) -> bool:
-    """Whether a plan is predicted to cost clearly less than another."""
-    if plan.after is None or other.after is None:
+def _is_better(plan: Candidate, other: Candidate) -> bool:
+    """Whether a plan is predicted to cost clearly less than another, or to need less memory.
+
+    Memory decides if only one of them needs more than the input, and the other one still takes
+    clearly less time than the input.
+    """
+    run, least, before = plan.after, other.after, plan.before
+    if run is None or least is None or before is None:
         return False
-    return plan.after.cost < CLEARLY_LESS * other.after.cost
+    more, less = run.needs_more_memory(before), least.needs_more_memory(before)
+    if more != less:
+        saving = least if more else run
+        if saving.run_seconds < CLEARLY_LESS * before.run_seconds:
+            return less
+    return run.cost < CLEARLY_LESS * least.cost
 
 
 def _moves_no_more(plan: Candidate, usual: Candidate) -> bool:
@@ -354,10 +370,11 @@ def _may_replace(request: Request, other: Candidate, best: Candidate) -> bool:
         return False
     price, least = (plan.before if plan.tiled is None else plan.after), usual.after
     limit = request.machine.memory_limit if request.machine.limit_given else None
-    return (
+    return bool(
         sum(price.read) <= sum(least.read)
         and price.spilled <= least.spilled
-        and price.bytes <= least.bytes + MORE_MOVED * usual.before.bytes
+        # those of a plan are counted in its graph
+        and (plan.tiled or price.bytes <= least.bytes + MORE_MOVED * usual.before.bytes)
         and price.balance <= max(least.balance, MOST_UNEVEN)
         and (limit is None or max(price.peak, default=0) <= limit)
     )

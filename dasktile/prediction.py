@@ -51,8 +51,11 @@ MOST_UNEVEN = 1.5
 #: the same time run in any order).
 SAME_SECONDS = 1.02
 
-#: Memory over that of another run up to which a run may dominate it (chosen).
+#: Memory over that of another run up to which a run needs no more, and may dominate it (chosen).
 MORE_MEMORY = 1.25
+
+#: Bytes on a worker up to which no run counts as one that needs more memory (chosen).
+LITTLE_MEMORY = 2**25
 
 #: Bytes a second between two workers of a slow network, at which a run that moves more must still
 #: cost less (chosen).
@@ -117,10 +120,24 @@ class Prediction:
         return self.seconds + 2 * self.spilled / DISK_SPEED
 
     @property
+    def run_seconds(self) -> float:
+        """Seconds of the whole run, roughly: those that functions take are in it."""
+        return LEAST_SECONDS + self.work + self.seconds_with_spill
+
+    @property
     def cost(self) -> float:
         """Seconds, times a power of the memory."""
-        seconds = LEAST_SECONDS + self.work + self.seconds_with_spill
-        return seconds * max(1, self.peak) ** MEMORY_EXPONENT
+        return self.run_seconds * max(1, self.peak) ** MEMORY_EXPONENT
+
+    def needs_more_memory(self, other: Prediction) -> bool:
+        """Whether a run needs much more memory than another, and not just a little.
+
+        Parameters
+        ----------
+        other
+            Another run.
+        """
+        return self.peak > max(MORE_MEMORY * other.peak, LITTLE_MEMORY)
 
     def dominates(self, other: Prediction) -> bool:
         """Whether a run takes no more bytes, and hardly more seconds and memory.

@@ -15,6 +15,7 @@ import dasktile
 from benchmarks.corpus.simulated import simulated
 from dasktile import choice
 from dasktile.cluster.target import Machine
+from dasktile.planning import Candidate
 from dasktile.prediction import (
     CLEARLY_LESS,
     LEAST_SECONDS,
@@ -316,6 +317,47 @@ def test_bundles_of_fewer_bytes_where_these_cost_less(monkeypatch: pytest.Monkey
     assert last.cost < CLEARLY_LESS * first.cost
     monkeypatch.setattr(choice, "FAR_LESS", math.inf)
     assert tasks(dasktile.optimize(x + y)) != tasks(smaller)
+
+
+def symmetric() -> da.Array:
+    """Blocks of which every pair is on two workers."""
+    x = noise((4000, 4000), 200)
+    return (x + x.T).sum(axis=0)
+
+
+def pairs_of_sorted() -> da.Array:
+    """A small part of each block is sorted on all workers before the block itself is read."""
+    q, r = da.linalg.qr(noise((200_000, 20), (2000, 20)))
+    return (q - r.sum()).sum(axis=0)
+
+
+@pytest.mark.parametrize("make", [symmetric, pairs_of_sorted])
+def test_no_plan_needs_much_more_memory_than_the_input(make: Any) -> None:
+    array = make()
+    stock, planned = (simulated([x], 4)[1] for x in (array, dasktile.optimize(array)))
+    most = max(1.25 * max(stock.peaks), 2**25)
+    assert max(planned.peaks) <= 1.02 * most
+    assert planned.seconds < 0.9 * stock.seconds
+
+
+def test_memory_decides_between_plans_that_are_faster_than_the_input() -> None:
+    before = Prediction(8.0, 0, 2**26)
+    large = replace(before, seconds=2.0, peak=2**27)
+    small = replace(before, seconds=4.0)
+    slow = replace(before, seconds=8.0)
+
+    def better(run: Prediction, other: Prediction) -> bool:
+        planned: Any = None
+        plans = (Candidate(planned, before=before, after=after) for after in (run, other))
+        return choice._is_better(*plans)
+
+    assert better(small, large)
+    assert not better(large, small)
+    # a run that takes as long as the input is no gain
+    assert not better(slow, large)
+    # neither needs more than the input: the one that costs less
+    assert better(replace(large, peak=2**26), small)
+    assert better(replace(small, peak=2**20), replace(large, peak=2**25))
 
 
 def test_a_graph_of_which_few_tasks_are_needed_is_only_culled() -> None:

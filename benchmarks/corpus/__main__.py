@@ -81,6 +81,7 @@ COMPARED = {
     "tasks": ("tasks", False),
     "moved": ("moved", True),
     "held": ("results", True),
+    "buffers": ("buffers", True),
     "memory": ("memory", True),
     "read": ("read", True),
 }

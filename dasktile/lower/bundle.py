@@ -31,10 +31,11 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
-from dasktile.lower.run_order import live_bytes
+from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.runs import Run, RunLimits, form_runs
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
+from dasktile.schedule.positions import BUNDLE
 
 Key = Any
 
@@ -235,9 +236,11 @@ class _Written:
         mesh = tasks.limits.mesh
         by_position = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
         at = Placement(mesh, (by_position,), self._lost()) if mesh else None
-        self.name = new_layer_name("bundle", self.token, placement=at)
+        self.name = new_layer_name(BUNDLE, self.token, placement=at)
         #: Name of the tasks without a home.
-        self.unplaced = new_layer_name("bundle", self.token)
+        self.unplaced = new_layer_name(BUNDLE, self.token)
+        #: Of every run, and of every task in no run, the place in the order in which they run.
+        self.run_place, self.place = self._order()
         self.names = self._names(named)
         #: For every task that has a key, that key in the new graph.
         self.key_of: dict[int, Key] = {
@@ -253,6 +256,25 @@ class _Written:
         self.picks: list[list[tuple[Key, Path]]] = []
         for number, run in enumerate(runs):
             self._lay_out(number, run)
+
+    def _order(self) -> tuple[list[int], dict[int, int]]:
+        """Places in the order of the tasks of the new graph, each bundle with its picks."""
+        tasks, run_of = self.tasks, self.run_of
+        singles = [number for number in tasks.inputs_first if number not in run_of]
+        members = [run.tasks for run in self.runs] + [(number,) for number in singles]
+        node_of = {number: node for node, inside in enumerate(members) for number in inside}
+        reads = [
+            sorted({node_of[read] for number in inside for read in tasks.reads[number]} - {node})
+            for node, inside in enumerate(members)
+        ]
+        returned = [run.returned for run in self.runs] + members[len(self.runs) :]
+        sizes = [sum(tasks.sizes[number] for number in results) for results in returned]
+        homes = [tasks.homes[inside[0]] for inside in members]
+        kept = {node_of[number] for number in tasks.kept}
+        place = [0] * len(members)
+        for at, node in enumerate(run_order(reads, sizes, homes, kept)):
+            place[node] = at
+        return place, {number: place[node_of[number]] for number in singles}
 
     # Names
 
@@ -285,10 +307,11 @@ class _Written:
             return self._output_key(number)
         if number not in self.changed and number not in self.shared:
             return tasks.keys[number]
-        place = tasks.places[number]
-        if place is None:
-            return (self.unplaced, number)
-        return (self.name, place, len(self.runs) + number)
+        home = tasks.places[number]
+        name, home = (self.unplaced, 0) if home is None else (self.name, home)
+        if number in self.run_of:
+            return (name, home, self.run_place[self.run_of[number]], 0, number)
+        return (name, home, self.place[number])
 
     def _output_key(self, number: int) -> Key:
         name, *block = self.tasks.keys[number]
@@ -297,18 +320,18 @@ class _Written:
     def _lay_out(self, number: int, run: Run) -> None:
         """Decide on the key of a run and the form of its value."""
         tasks = self.tasks
-        home = tasks.homes[run.tasks[0]]
+        home, place = tasks.homes[run.tasks[0]], self.run_place[number]
         returned = run.returned
         if len(returned) == 1:
             [only] = returned
-            key = self.key_of[only] if only in tasks.kept else (self.name, home, number)
+            key = self.key_of[only] if only in tasks.kept else (self.name, home, place)
             self.key.append(key)
             self.value.append(tasks.keys[only])
             self.local.append({only: ()})
             self.picks.append([])
             self.remote[only] = _Part(key)
             return
-        key = (self.name, home, number)
+        key = (self.name, home, place)
         self.key.append(key)
         inside = {part for pick in run.picks for part in pick}
         parts: list[Any] = [list(pick) if len(pick) > 1 else pick[0] for pick in run.picks]
@@ -326,7 +349,7 @@ class _Written:
             return
         for at, results in enumerate(run.picks):
             first, path = results[0], paths[results[0]]
-            own = self.key_of[first] if first in tasks.kept else (self.name, home, number, at)
+            own = self.key_of[first] if first in tasks.kept else (self.name, home, place, at)
             if len(results) == 1:
                 self.remote[first] = _Part(own)
             else:

@@ -170,7 +170,7 @@ def task_phases(table: TaskTable) -> list[int]:
 
     A task whose result takes as much memory as its inputs is in the phase of its first reader, if
     all its readers have its home: it runs in one bundle with a reader, which Dask would fuse it
-    with.
+    with.  A cut waits only if it takes no less memory.
     """
     order = inputs_first(table.reads)
     phases = _first_phases(table, order)
@@ -191,7 +191,8 @@ def task_phases(table: TaskTable) -> list[int]:
             for read in table.reads[number]
             if all(phases[other] < late or other == number for other in readers[read])
         )
-        if table.sizes[number] * SAME_SIZE >= kept:
+        # a cut takes no time, and a result that it is cut from may have other parts
+        if table.sizes[number] * (1 if number in table.cuts else SAME_SIZE) >= kept:
             phases[number] = late
     return phases
 

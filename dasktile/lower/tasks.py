@@ -231,7 +231,8 @@ class GraphTasks:
     def _is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""
         is_slice = self.heads[number].startswith(SLICE_PREFIX)
-        return is_slice and len(self.reads[number]) == 1
+        is_item = getattr(self.tasks[number], "func", None) is getitem
+        return (is_slice or is_item) and len(self.reads[number]) == 1
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""

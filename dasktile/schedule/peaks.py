@@ -44,8 +44,8 @@ class PlacedTasks:
     aliases
         Tasks whose result is that of the only task that they read, in the same memory.
     parts
-        Tasks whose result is a part of what they read, in the same memory: their time does not
-        depend on its bytes, although these count as those of two results.
+        Tasks whose result is a part of the result of the only task that they read, in the same
+        memory.
     """
 
     reads: Sequence[Sequence[int]]
@@ -179,7 +179,7 @@ class _Simulation:
             for read in reads:
                 self.readers[read].append(reader)
         self.aliases = {number for number in tasks.aliases if self.reads[number]}
-        #: Aliases of results that are still in memory, where these count.
+        #: Aliases and parts of results that are still in memory, where these count.
         self.uncounted: set[int] = set()
         self.waiting = list(map(len, self.reads))
         self.unread = list(map(len, self.readers))
@@ -257,10 +257,11 @@ class _Simulation:
             _, number = heapq.heappop(worker.ready)
             worker.idle -= 1
             size = 0
-            if number not in self.aliases:
+            if self._is_shared(number):
+                worker.start(0, self._working(number))
+            elif number not in self.aliases:
                 worker.start(sizes[number], self._working(number))
-                if number not in self.parts:
-                    size = sizes[number] + sum(sizes[read] for read in self.reads[number])
+                size = sizes[number] + sum(sizes[read] for read in self.reads[number])
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
             self._event(self.now + duration * vary, number)
@@ -274,7 +275,7 @@ class _Simulation:
         if number not in self.aliases:
             worker.end(self._working(number))
         self.there[number][at] = self.now
-        if number in self.aliases:
+        if number in self.aliases or self._is_shared(number):
             self.uncounted.add(number)
         for read in self.reads[number]:
             self.unread[read] -= 1
@@ -295,19 +296,28 @@ class _Simulation:
     def _release(self, number: int) -> None:
         if number in self.kept:
             return
+        size = self.tasks.sizes[number]
         for at in self.there[number]:
-            if at == self.where[number] and (number in self.uncounted or self._take_over(number)):
-                continue
-            self.workers[at].memory -= self.tasks.sizes[number]
+            if at != self.where[number]:
+                self.workers[at].memory -= size
+            elif number not in self.uncounted:
+                self.workers[at].memory -= size - self._taken_over(number)
         self.there[number] = {}
 
-    def _take_over(self, number: int) -> bool:
-        """Whether an alias, which is in memory still, keeps that of a result which is released."""
+    def _is_shared(self, number: int) -> bool:
+        """Whether a result is a part of one that its worker has."""
+        return number in self.parts and self.where[self.reads[number][0]] == self.where[number]
+
+    def _taken_over(self, number: int) -> int:
+        """Bytes of a result that aliases and parts, which are in memory still, keep there."""
+        taken = 0
         for reader in self.readers[number]:
             if reader in self.uncounted and self.where[number] in self.there[reader]:
                 self.uncounted.remove(reader)
-                return True
-        return False
+                if reader in self.aliases:
+                    return self.tasks.sizes[number]
+                taken += self.tasks.sizes[reader]
+        return taken
 
     def _worker_of(self, number: int) -> int:
         """The home of a task; else the worker with an input where it would start first.

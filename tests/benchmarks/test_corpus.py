@@ -103,7 +103,7 @@ def test_values_agree_up_to_rounding() -> None:
 
 def _cell(engine: str, workload: str, seconds: float, moved: float) -> dict[str, object]:
     numbers = {"cpu_seconds": seconds, "seconds": seconds, "tasks": 10, "moved": moved}
-    more = {"held": 1e7, "memory": 1e7, "read": 0, "planning": 0.5, "same": True}
+    more = {"held": 1e7, "buffers": 1e7, "memory": 1e7, "read": 0, "planning": 0.5, "same": True}
     return {"workload": workload, "inputs": "random", "engine": engine, **numbers, **more}
 
 

@@ -31,7 +31,7 @@ from hypothesis import given
 import dasktile
 from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
-from dasktile import planning
+from dasktile import planning, prediction
 from dasktile.lower import bundle as bundles
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.bundle import BundleLimits, bundle, pick, run_bundle
@@ -99,7 +99,11 @@ def keys_of_equal_tasks(*graphs: HighLevelGraph, outputs: Sequence[str] = ()) ->
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_there_are_fewer_tasks_with_the_same_values_and_bytes_moved(name, workers) -> None:
+def test_there_are_fewer_tasks_with_the_same_values_and_bytes_moved(
+    name, workers, monkeypatch
+) -> None:
+    # bundles of the usual size, whatever memory they need
+    monkeypatch.setattr(prediction, "LITTLE_MEMORY", 2**30)
     workers(4)
     array = small(name)
     expected = array.compute(scheduler="sync")

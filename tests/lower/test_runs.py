@@ -155,6 +155,16 @@ def test_a_task_that_frees_no_memory_waits_for_its_readers() -> None:
     assert task_phases(kept)[3] == 0
 
 
+def test_a_cut_runs_with_what_it_is_cut_from() -> None:
+    # a pair, of which one part is sent to another worker, and the other one waits for an answer
+    reads = [[], [0], [0], [1], [2, 3]]
+    homes, sizes = [0, 0, 0, 1, 0], [10, 1, 9, 1, 1]
+    waits = table(reads, homes, sizes=sizes)
+    assert task_phases(waits) == [0, 0, 2, 1, 2]
+    cut = table(reads, homes, sizes=sizes, cuts={1, 2})
+    assert task_phases(cut) == [0, 0, 0, 1, 2]
+
+
 def test_a_run_does_not_wait_for_tasks_that_run_late() -> None:
     # ten groups of eight tasks at a, each with a task at b that one at a reads; a sum of all
     reads: list[list[int]] = []

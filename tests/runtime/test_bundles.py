@@ -19,8 +19,10 @@ from distributed.scheduler import TaskState
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
+from dasktile import prediction
 from dasktile.lower.bundle import run_bundle
 from dasktile.schedule.placement import decode
+from dasktile.schedule.positions import position_of
 
 #: Seconds after which something hangs.
 LIMIT = 240
@@ -96,6 +98,16 @@ def held_roots(dask_scheduler: Scheduler) -> int:
     return len(plugin.roots.homes)
 
 
+def priorities_by_position(dask_scheduler: Scheduler) -> list[tuple[Any, Any]]:
+    """The priority of every task whose key has a position, by position."""
+    known = [
+        (position, ts.priority)
+        for ts in dask_scheduler.tasks.values()
+        if (position := position_of(ts.key)) is not None and ts.run_spec is not None
+    ]
+    return sorted(known)
+
+
 #: Whether `gated` tasks may end; workers share it, since they are in this process.
 OPEN = threading.Event()
 
@@ -152,7 +164,11 @@ def until_bundles(client: Client) -> None:
         time.sleep(0.01)
 
 
-def test_as_many_bytes_move_as_without_bundles(client: Client) -> None:
+def test_as_many_bytes_move_as_without_bundles(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # bundles of the usual size, whatever memory they need
+    monkeypatch.setattr(prediction, "LITTLE_MEMORY", 2**30)
     array = WORKLOADS["transposed"](0.5)
     expected = array.compute(scheduler="sync")
     received, tasks = {}, {}
@@ -182,6 +198,17 @@ def test_bundles_run_where_their_tasks_would(client: Client) -> None:
         assert client.run_on_scheduler(held_roots)
     assert all(home == worker for home, worker in workers)
     assert len({home for home, _ in workers}) == 4
+    np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
+
+
+def test_bundles_run_in_the_order_of_their_plan(client: Client) -> None:
+    with closed_gate():
+        future = client.compute(dasktile.optimize(mapped(gated), workers=client))
+        until_bundles(client)
+        known = client.run_on_scheduler(priorities_by_position)
+    positions, priorities = zip(*known, strict=True)
+    assert len(set(positions)) == len(positions) > 8
+    assert list(priorities) == sorted(priorities)
     np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
 
 

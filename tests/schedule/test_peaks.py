@@ -107,4 +107,22 @@ def test_the_time_of_a_part_does_not_depend_on_its_bytes() -> None:
     parts = replace(tasks, parts={1})
     run = simulate(parts, 1, speeds=speeds)
     assert run.seconds == 3.0
-    assert run.peaks == simulate(tasks, 1, speeds=speeds).peaks == (20,)
+    assert simulate(tasks, 1, speeds=speeds).peaks == (20,)
+    assert run.peaks == (10,)
+
+
+def test_parts_are_in_the_memory_of_what_they_are_picked_from() -> None:
+    # two parts of a result of 8 bytes; the first one is released before the last reader of all
+    reads, sizes = [[], [0], [0], [1], [2, 3]], [8, 3, 5, 1, 1]
+    tasks = PlacedTasks(reads, sizes, list(range(5)), [0] * 5, parts=[1, 2])
+    run = simulate(tasks, 1, 1, STEPS)
+    # the result, then the parts alone, then the second part and the sums
+    assert run.peaks == (9,)
+    # a part outlives the rest: of the large result only that part is in memory
+    reads, sizes = [[], [0], [0], [2], [1, 3]], [8, 1, 7, 0, 6]
+    tasks = PlacedTasks(reads, sizes, list(range(5)), [0] * 5, parts=[1, 2])
+    assert simulate(tasks, 1, 1, STEPS).peaks == (8,)
+    # the worker of a reader receives the part alone
+    tasks = PlacedTasks([[], [0], [1]], [8, 3, 1], [0, 1, 2], [0, 0, 1], parts=[1])
+    run = simulate(tasks, 2, 1, STEPS)
+    assert (run.peaks, run.moved) == ((8, 4), 3)

@@ -320,35 +320,35 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     before, after = best.before, best.after
     if best.lowered is None or before is None or after is None:
         return best
-    needs_more = after.needs_more_memory(before)
+    needs_more = after.excess(before) > 1
     if not needs_more and (after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
     usual = best
+    assert usual.lowered is not None
     for share in SMALL_BUNDLES if needs_more else SMALL_BUNDLES[:1]:
-        lowered = best.lowered.resized(share)
-        if lowered is best.lowered:
+        lowered = usual.lowered.resized(share)
+        if lowered is usual.lowered:
             continue
-        other = _with_prediction(request, replace(best, lowered=lowered))
-        if _is_better(other, usual) and _moves_no_more(other, usual):
-            return other
-    return usual
+        other = _with_prediction(request, replace(usual, lowered=lowered))
+        if _is_better(other, best) and _moves_no_more(other, usual):
+            best = other
+    return best
 
 
 def _is_better(plan: Candidate, other: Candidate) -> bool:
-    """Whether a plan is predicted to cost clearly less than another, or to need less memory.
+    """Whether a plan is predicted to cost clearly less than another.
 
-    Memory decides if only one of them needs more than the input, and the other one still takes
-    clearly less time than the input.
+    Memory that the input does not need counts in full between plans, if the first one is clearly
+    faster than the input.
     """
     run, least, before = plan.after, other.after, plan.before
     if run is None or least is None or before is None:
         return False
-    more, less = run.needs_more_memory(before), least.needs_more_memory(before)
-    if more != less:
-        saving = least if more else run
-        if saving.run_seconds < CLEARLY_LESS * before.run_seconds:
-            return less
-    return run.cost < CLEARLY_LESS * least.cost
+    cost, least_cost = run.cost, least.cost
+    if run.run_seconds < CLEARLY_LESS * before.run_seconds:
+        cost *= run.excess(before)
+        least_cost *= least.excess(before)
+    return cost < CLEARLY_LESS * least_cost
 
 
 def _moves_no_more(plan: Candidate, usual: Candidate) -> bool:

@@ -54,8 +54,9 @@ SAME_SECONDS = 1.02
 #: Memory over that of another run up to which a run needs no more, and may dominate it (chosen).
 MORE_MEMORY = 1.25
 
-#: Bytes on a worker up to which no run counts as one that needs more memory (chosen).
-LITTLE_MEMORY = 2**25
+#: Bytes on a worker up to which no run counts as one that needs more memory (chosen: workers that
+#: run out of step hold a third more).
+LITTLE_MEMORY = 24 * 2**20
 
 #: Bytes a second between two workers of a slow network, at which a run that moves more must still
 #: cost less (chosen).
@@ -129,15 +130,15 @@ class Prediction:
         """Seconds, times a power of the memory."""
         return self.run_seconds * max(1, self.peak) ** MEMORY_EXPONENT
 
-    def needs_more_memory(self, other: Prediction) -> bool:
-        """Whether a run needs much more memory than another, and not just a little.
+    def excess(self, other: Prediction) -> float:
+        """Memory of a run over what it may need without harm, by that of another run; at least 1.
 
         Parameters
         ----------
         other
             Another run.
         """
-        return self.peak > max(MORE_MEMORY * other.peak, LITTLE_MEMORY)
+        return max(1.0, self.peak / max(MORE_MEMORY * other.peak, LITTLE_MEMORY))
 
     def dominates(self, other: Prediction) -> bool:
         """Whether a run takes no more bytes, and hardly more seconds and memory.

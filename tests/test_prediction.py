@@ -19,6 +19,7 @@ from dasktile.planning import Candidate
 from dasktile.prediction import (
     CLEARLY_LESS,
     LEAST_SECONDS,
+    MEMORY_EXPONENT,
     Prediction,
     rough_cost,
     work_seconds,
@@ -336,13 +337,13 @@ def test_no_plan_needs_much_more_memory_than_the_input(make: Any) -> None:
     array = make()
     stock, planned = (simulated([x], 4)[1] for x in (array, dasktile.optimize(array)))
     most = max(1.25 * max(stock.peaks), 2**25)
-    assert max(planned.peaks) <= 1.02 * most
+    assert max(planned.peaks) <= most
     assert planned.seconds < 0.9 * stock.seconds
 
 
 def test_memory_decides_between_plans_that_are_faster_than_the_input() -> None:
     before = Prediction(8.0, 0, 2**26)
-    large = replace(before, seconds=2.0, peak=2**27)
+    large = replace(before, seconds=2.0, peak=2**28)
     small = replace(before, seconds=4.0)
     slow = replace(before, seconds=8.0)
 
@@ -357,7 +358,9 @@ def test_memory_decides_between_plans_that_are_faster_than_the_input() -> None:
     assert not better(slow, large)
     # neither needs more than the input: the one that costs less
     assert better(replace(large, peak=2**26), small)
-    assert better(replace(small, peak=2**20), replace(large, peak=2**25))
+    assert better(replace(small, peak=2**20), replace(large, peak=2**23)) == (
+        2 * 2 ** (-3 * MEMORY_EXPONENT) < CLEARLY_LESS
+    )
 
 
 def test_a_graph_of_which_few_tasks_are_needed_is_only_culled() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dasktile.schedule.positions import planned_order, position_of
@@ -70,6 +70,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[tuple[int, ...] | None], list[list[int
 
 
 @given(graphs())
+@settings(deadline=None)
 def test_every_task_follows_its_inputs(graph: Any) -> None:
     positions, reads = graph
     order = planned_order(positions, reads)

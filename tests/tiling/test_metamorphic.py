@@ -1,0 +1,154 @@
+"""How plans change when their program changes in a known way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dasktile.ir import Program
+from dasktile.tiling import Settings, methods, tile
+from dasktile.tiling.plan import TilingPlan
+from tests.programs import Builder
+
+#: Bytes decide, however few there are.
+BYTES = Settings(task_bytes=1e-3, wider=replace(Settings().wider, min_bytes=0))
+
+#: Rows and columns, divisible by most numbers of workers.
+SIZE = 2880
+
+WORKERS = st.sampled_from(
+    [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 18, 20, 24, 30, 32, 36, 48, 64, 96, 128]
+)
+
+
+#: Methods that choose quickly, whatever the program.
+METHODS = sorted(set(methods()) - {"auto", "exact", "exhaustive"})
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of an expression of square matrices; without inputs it is a stored matrix."""
+
+    kind: str = "source"
+    inputs: tuple[Node, ...] = ()
+    turned: tuple[bool, ...] = ()
+    axis: int = 0
+
+    @property
+    def transposed(self) -> Node:
+        """The same matrix with its axes exchanged, written as another expression."""
+        turned = tuple(not turn for turn in self.turned)
+        if self.kind == "matmul":
+            return replace(self, inputs=self.inputs[::-1], turned=turned[::-1])
+        if self.kind == "add":
+            return replace(self, turned=turned)
+        raise ValueError(self.kind)
+
+
+def _operation(children: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    pairs = st.tuples(children, children)
+    turns = st.tuples(st.booleans(), st.booleans())
+    binary = st.builds(Node, st.sampled_from(["add", "matmul", "matmul"]), pairs, turns)
+    return binary | st.builds(Node, st.just("whole"), st.tuples(children), axis=st.integers(0, 1))
+
+
+EXPRESSIONS = st.recursive(st.just(Node()), _operation, max_leaves=4).filter(
+    lambda node: node.kind in ("add", "matmul")
+)
+
+
+def program(node: Node, size: int = SIZE, more: int = 0) -> Program:
+    """The program of an expression, with some more elementwise operations on its result."""
+    build = Builder()
+
+    def add(node: Node) -> int:
+        if node.kind == "source":
+            return build.source((size, size), (size // 16,) * 2)
+        inputs = [add(each) for each in node.inputs]
+        if node.kind == "whole":
+            return build.whole(inputs[0], node.axis)
+        if node.kind == "matmul":
+            return build.matmul(*inputs, ta=node.turned[0], tb=node.turned[1])
+        return build.elementwise(
+            *inputs, transposed=[at for at, turn in enumerate(node.turned) if turn]
+        )
+
+    result = add(node)
+    for _ in range(more):
+        result = build.elementwise(result)
+    return build.program()
+
+
+def planned(program: Program, workers: int, settings: Settings = BYTES) -> TilingPlan:
+    return tile(program, workers=workers, settings=settings, force=True)
+
+
+def check_more_operations(node: Node, workers: int, more: int, settings: Settings) -> None:
+    """Elementwise operations on the result move no bytes, and no bound is above a known plan."""
+    alone = planned(program(node), workers, settings)
+    longer = planned(program(node, more=more), workers, settings)
+    assert longer.after.bytes <= alone.after.bytes
+    assert longer.lower_bound <= alone.after.bytes
+    assert longer.lower_bound <= longer.after.bytes
+
+
+def check_transposed(node: Node, workers: int) -> None:
+    """A transposed result moves as many bytes."""
+    one, other = (planned(program(each), workers) for each in (node, node.transposed))
+    assert one.after.bytes == other.after.bytes
+
+
+def check_operands(node: Node, workers: int) -> None:
+    """The order of operands does not matter."""
+    if node.kind != "add":
+        node = Node("add", (node, Node()), (False, True))
+    other = replace(node, inputs=node.inputs[::-1], turned=node.turned[::-1])
+    one, two = (planned(program(each), workers) for each in (node, other))
+    assert one.after.bytes == two.after.bytes
+
+
+def check_sizes(node: Node, workers: int) -> None:
+    """Bytes are four times as many if there are twice as many rows and columns."""
+    small, large = (planned(program(node, size), workers) for size in (SIZE, 2 * SIZE))
+    assert large.after.bytes == 4 * small.after.bytes
+    assert large.lower_bound == pytest.approx(4 * small.lower_bound, rel=1e-3, abs=100)
+
+
+def check_method(node: Node, workers: int, method: str) -> None:
+    """No method moves fewer bytes than a bound for as many workers."""
+    plan = planned(program(node), workers)
+    other = tile(program(node), workers=workers, method=method, settings=BYTES, force=True)
+    assert other.after.bytes >= plan.lower_bound
+
+
+#: By check, what it draws besides an expression.
+CHECKS = {
+    check_more_operations: (
+        WORKERS,
+        st.sampled_from([1, 4]),
+        st.sampled_from([BYTES, Settings()]),
+    ),
+    check_transposed: (WORKERS,),
+    check_operands: (WORKERS,),
+    check_sizes: (WORKERS,),
+    # some methods know powers of two only
+    check_method: (st.sampled_from([2, 4, 8, 16]), st.sampled_from(METHODS)),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@given(data=st.data())
+@settings(max_examples=20, derandomize=True, deadline=None)
+def test_plans_change_as_their_program_does(check, data) -> None:
+    check(*map(data.draw, (EXPRESSIONS, *CHECKS[check])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None, print_blob=True)
+def test_plans_of_many_programs_change_as_these_do(check, data) -> None:
+    check(*map(data.draw, (EXPRESSIONS, *CHECKS[check])))

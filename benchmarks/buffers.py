@@ -6,7 +6,9 @@ parts that were picked from them, take the memory of that array once; a view kee
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,12 +16,18 @@ from dask.sizeof import sizeof
 
 
 class Buffers:
-    """The buffers of some values, and the peak of their bytes."""
+    """The buffers of some values, and the peak of their bytes.
+
+    Buffers that are freed while their value has a name, because that was written to disk, count no
+    longer, as far as Python can tell.
+    """
 
     def __init__(self) -> None:
         self.nbytes = self.peak = 0
-        self._of: dict[Hashable, dict[int, int]] = {}
-        self._users: dict[int, int] = {}
+        self._of: dict[Hashable, list[int]] = {}
+        #: By identity of a buffer: its bytes, and the number of values that have it.
+        self._known: dict[int, list[int]] = {}
+        self._watched: dict[int, weakref.ref[Any]] = {}
 
     def add(self, key: Hashable, value: Any) -> None:
         """Count the buffers of a value.
@@ -29,15 +37,22 @@ class Buffers:
         key
             A name of the value.
         value
-            The value, which is not released before the key is removed.
+            The value.
         """
         if key in self._of:
             return
-        self._of[key] = found = dict(_buffers(value))
-        for buffer, size in found.items():
-            users = self._users.get(buffer, 0)
-            self._users[buffer] = users + 1
-            self.nbytes += 0 if users else size
+        found = {id(buffer): buffer for buffer in _buffers(value)}
+        self._of[key] = list(found)
+        for number, buffer in found.items():
+            if number in self._known:
+                self._known[number][1] += 1
+                continue
+            size = sizeof(buffer)
+            self._known[number] = [size, 1]
+            self.nbytes += size
+            # not all objects can have references of this kind
+            with suppress(TypeError):
+                self._watched[number] = weakref.ref(buffer, lambda _, n=number: self._free(n))
         self.peak = max(self.peak, self.nbytes)
 
     def remove(self, key: Hashable) -> None:
@@ -48,18 +63,25 @@ class Buffers:
         key
             The name of the value; nothing happens if there is none of this name.
         """
-        for buffer, size in self._of.pop(key, {}).items():
-            self._users[buffer] -= 1
-            if not self._users[buffer]:
-                del self._users[buffer]
-                self.nbytes -= size
+        for number in self._of.pop(key, ()):
+            if number in self._known:
+                self._known[number][1] -= 1
+                if not self._known[number][1]:
+                    self._free(number)
+
+    def _free(self, number: int) -> None:
+        self._watched.pop(number, None)
+        self.nbytes -= self._known.pop(number, (0, 0))[0]
 
 
-def _buffers(value: Any) -> Iterator[tuple[int, int]]:
-    """The identity and bytes of every buffer of a value."""
+def _buffers(value: Any) -> Iterator[Any]:
+    """The objects that own the memory of a value."""
     if isinstance(value, tuple | list):
         for part in value:
             yield from _buffers(part)
+        return
+    if isinstance(value, np.ma.MaskedArray):
+        yield from _buffers((value.data, np.ma.getmask(value)))
         return
     owner = value
     while isinstance(owner, np.ndarray | memoryview):
@@ -67,4 +89,4 @@ def _buffers(value: Any) -> Iterator[tuple[int, int]]:
         if inner is None:
             break
         owner = inner
-    yield id(owner), sizeof(owner)
+    yield owner

@@ -323,23 +323,25 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     needs_more = after.excess(before) > 1
     if not needs_more and (after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
-    usual = best
-    assert usual.lowered is not None
+    usual, lowered = best, best.lowered
     for share in SMALL_BUNDLES if needs_more else SMALL_BUNDLES[:1]:
-        lowered = usual.lowered.resized(share)
-        if lowered is usual.lowered:
+        smaller = lowered.resized(share)
+        if smaller is lowered:
             continue
+        lowered = smaller
         other = _with_prediction(request, replace(usual, lowered=lowered))
         if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
+            assert best.after is not None
+            if best.after.excess(before) == 1:
+                break
     return best
 
 
 def _is_better(plan: Candidate, other: Candidate) -> bool:
-    """Whether a plan is predicted to cost clearly less than another.
+    """Whether `plan` is predicted to cost clearly less than `other`.
 
-    Memory that the input does not need counts in full between plans, if the first one is clearly
-    faster than the input.
+    If `plan` is clearly faster than the input, the costs are multiplied by `Prediction.excess`.
     """
     run, least, before = plan.after, other.after, plan.before
     if run is None or least is None or before is None:
@@ -370,11 +372,12 @@ def _may_replace(request: Request, other: Candidate, best: Candidate) -> bool:
         return False
     price, least = (plan.before if plan.tiled is None else plan.after), usual.after
     limit = request.machine.memory_limit if request.machine.limit_given else None
-    return bool(
+    # those of another plan are counted in its graph as well, see `_moves_no_more`
+    most = least.bytes if plan.tiled is None else max(least.bytes, usual.before.bytes)
+    return (
         sum(price.read) <= sum(least.read)
         and price.spilled <= least.spilled
-        # those of a plan are counted in its graph
-        and (plan.tiled or price.bytes <= least.bytes + MORE_MOVED * usual.before.bytes)
+        and price.bytes <= most + MORE_MOVED * usual.before.bytes
         and price.balance <= max(least.balance, MOST_UNEVEN)
         and (limit is None or max(price.peak, default=0) <= limit)
     )

@@ -67,7 +67,7 @@ SLOW_NETWORK = 1e8
 DISK_SPEED = 400e6
 
 #: Bytes of results on a worker that are not worth a search for less (chosen).
-SMALL_PEAK = 2**20
+SMALL_PEAK = 2**23
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Prediction:
         return self.run_seconds * max(1, self.peak) ** MEMORY_EXPONENT
 
     def excess(self, other: Prediction) -> float:
-        """Memory of a run over what it may need without harm, by that of another run; at least 1.
+        """Memory of a run over 1.25 times that of another run, or over 24 MiB; at least 1.
 
         Parameters
         ----------

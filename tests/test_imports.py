@@ -28,7 +28,15 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "schedule.compiled": (set(), {"numba", "numpy"}),
     "lower": (
-        {"_compat.dask", "ir", "capture", "lower", "schedule.peaks", "schedule.placement"},
+        {
+            "_compat.dask",
+            "ir",
+            "capture",
+            "lower",
+            "schedule.peaks",
+            "schedule.placement",
+            "schedule.ranks",
+        },
         {"dask", "numpy"},
     ),
     "algebra.subscripts": (set(), set()),
@@ -193,7 +201,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.results": (set(), {"dask", "distributed", "numpy"}),
     "runtime.settings": (set(), set()),
-    "runtime.scheduler.priorities": ({"_compat.distributed"}, set()),
+    "runtime.scheduler.priorities": ({"_compat.distributed", "schedule.ranks"}, set()),
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
         {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},

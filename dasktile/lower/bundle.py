@@ -35,7 +35,7 @@ from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.runs import Run, RunLimits, form_runs
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
-from dasktile.schedule.positions import BUNDLE
+from dasktile.schedule.ranks import BUNDLE
 
 Key = Any
 
@@ -232,15 +232,16 @@ class _Written:
                 continue
             if any(read in self.run_of or read in self.changed for read in tasks.reads[number]):
                 self.changed.add(number)
-        self.token = tokenize(repr((sorted(tasks.wanted), tasks.keys, tasks.homes, runs)))
+        #: The rank of every run, and of every task in no run, in the order in which they run.
+        self.run_rank, self.rank = self._ranks()
+        ranks = self.run_rank, sorted(self.rank.items())
+        self.token = tokenize(repr((sorted(tasks.wanted), tasks.keys, tasks.homes, runs, ranks)))
         mesh = tasks.limits.mesh
         by_position = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
         at = Placement(mesh, (by_position,), self._lost()) if mesh else None
         self.name = new_layer_name(BUNDLE, self.token, placement=at)
         #: Name of the tasks without a home.
         self.unplaced = new_layer_name(BUNDLE, self.token)
-        #: Of every run, and of every task in no run, the place in the order in which they run.
-        self.run_place, self.place = self._order()
         self.names = self._names(named)
         #: For every task that has a key, that key in the new graph.
         self.key_of: dict[int, Key] = {
@@ -257,8 +258,8 @@ class _Written:
         for number, run in enumerate(runs):
             self._lay_out(number, run)
 
-    def _order(self) -> tuple[list[int], dict[int, int]]:
-        """Places in the order of the tasks of the new graph, each bundle with its picks."""
+    def _ranks(self) -> tuple[list[int], dict[int, int]]:
+        """Ranks of the runs, and of the tasks in no run."""
         tasks, run_of = self.tasks, self.run_of
         singles = [number for number in tasks.inputs_first if number not in run_of]
         members = [run.tasks for run in self.runs] + [(number,) for number in singles]
@@ -271,10 +272,10 @@ class _Written:
         sizes = [sum(tasks.sizes[number] for number in results) for results in returned]
         homes = [tasks.homes[inside[0]] for inside in members]
         kept = {node_of[number] for number in tasks.kept}
-        place = [0] * len(members)
+        rank = [0] * len(members)
         for at, node in enumerate(run_order(reads, sizes, homes, kept)):
-            place[node] = at
-        return place, {number: place[node_of[number]] for number in singles}
+            rank[node] = at
+        return rank[: len(self.runs)], {number: rank[node_of[number]] for number in singles}
 
     # Names
 
@@ -310,8 +311,8 @@ class _Written:
         home = tasks.places[number]
         name, home = (self.unplaced, 0) if home is None else (self.name, home)
         if number in self.run_of:
-            return (name, home, self.run_place[self.run_of[number]], 0, number)
-        return (name, home, self.place[number])
+            return (name, home, self.run_rank[self.run_of[number]], 0, number)
+        return (name, home, self.rank[number])
 
     def _output_key(self, number: int) -> Key:
         name, *block = self.tasks.keys[number]
@@ -320,18 +321,18 @@ class _Written:
     def _lay_out(self, number: int, run: Run) -> None:
         """Decide on the key of a run and the form of its value."""
         tasks = self.tasks
-        home, place = tasks.homes[run.tasks[0]], self.run_place[number]
+        home, rank = tasks.homes[run.tasks[0]], self.run_rank[number]
         returned = run.returned
         if len(returned) == 1:
             [only] = returned
-            key = self.key_of[only] if only in tasks.kept else (self.name, home, place)
+            key = self.key_of[only] if only in tasks.kept else (self.name, home, rank)
             self.key.append(key)
             self.value.append(tasks.keys[only])
             self.local.append({only: ()})
             self.picks.append([])
             self.remote[only] = _Part(key)
             return
-        key = (self.name, home, place)
+        key = (self.name, home, rank)
         self.key.append(key)
         inside = {part for pick in run.picks for part in pick}
         parts: list[Any] = [list(pick) if len(pick) > 1 else pick[0] for pick in run.picks]
@@ -349,7 +350,7 @@ class _Written:
             return
         for at, results in enumerate(run.picks):
             first, path = results[0], paths[results[0]]
-            own = self.key_of[first] if first in tasks.kept else (self.name, home, place, at)
+            own = self.key_of[first] if first in tasks.kept else (self.name, home, rank, at)
             if len(results) == 1:
                 self.remote[first] = _Part(own)
             else:

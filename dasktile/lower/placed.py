@@ -17,7 +17,7 @@ from dasktile.capture.base import GraphView
 from dasktile.lower.run_order import readers_of
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.peaks import PlacedTasks
-from dasktile.schedule.positions import planned_order, position_of
+from dasktile.schedule.ranks import rank_of, ranked_order
 
 Key = Any
 
@@ -181,11 +181,10 @@ def placed(
     homes = [task.place if by_place else None for task in memory]
     if by_place:
         _place_others(homes, [[read for read in reads if read not in data] for reads in read_by])
+    order = ranked_order([rank_of(keys[last]) for last in run], [sorted(each) for each in read_by])
     priorities = [0.0] * len(run)
-    for place_in_order, at in enumerate(
-        planned_order([position_of(keys[last]) for last in run], [sorted(each) for each in read_by])
-    ):
-        priorities[at] = float(place_in_order)
+    for priority, at in enumerate(order):
+        priorities[at] = float(priority)
     return PlacedTasks(
         reads=[list(inputs) for inputs in read_by],
         sizes=[task.size for task in memory],

@@ -230,9 +230,12 @@ class GraphTasks:
 
     def _is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""
-        is_slice = self.heads[number].startswith(SLICE_PREFIX)
-        is_item = getattr(self.tasks[number], "func", None) is getitem
-        return (is_slice or is_item) and len(self.reads[number]) == 1
+        if len(self.reads[number]) != 1:
+            return False
+        task = self.tasks[number]
+        if self.heads[number].startswith(SLICE_PREFIX):
+            return True
+        return getattr(task, "func", None) is getitem and _is_basic(task.args[1])
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""
@@ -405,6 +408,13 @@ class GraphTasks:
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
         return places
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether an index takes a part of an array or a tuple without a copy."""
+    if type(index) is tuple:
+        return all(part is None or part is ... or type(part) in (int, slice) for part in index)
+    return type(index) in (int, slice)
 
 
 def _with_key(task: Any, key: Key) -> Any:

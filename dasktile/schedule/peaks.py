@@ -163,6 +163,14 @@ class _Worker:
         self.memory -= working
 
 
+@dataclass(slots=True, eq=False)
+class _Buffer:
+    """Memory that several results may share: its bytes, and the results that hold it."""
+
+    nbytes: int
+    holders: set[int]
+
+
 class _Simulation:
     """The state of a simulated run."""
 
@@ -179,8 +187,11 @@ class _Simulation:
             for read in reads:
                 self.readers[read].append(reader)
         self.aliases = {number for number in tasks.aliases if self.reads[number]}
-        #: Aliases and parts of results that are still in memory, where these count.
-        self.uncounted: set[int] = set()
+        #: By result on the worker that made it: the buffers that it consists of.  Results that have
+        #: a buffer of their own, and share it with no other, are missing.
+        self.buffers: dict[int, list[_Buffer]] = {}
+        sharing = [*self.aliases, *self.parts]
+        self.sharing = {*sharing, *(self.reads[number][0] for number in sharing)}
         self.waiting = list(map(len, self.reads))
         self.unread = list(map(len, self.readers))
         self.where: list[int] = [-1] * count
@@ -256,12 +267,16 @@ class _Simulation:
         while worker.idle and worker.ready:
             _, number = heapq.heappop(worker.ready)
             worker.idle -= 1
-            size = 0
-            if self._is_shared(number):
+            is_part = number in self.aliases or number in self.parts
+            if is_part and self.where[self.reads[number][0]] == at:
                 worker.start(0, self._working(number))
-            elif number not in self.aliases:
+                self._share(number)
+            else:
                 worker.start(sizes[number], self._working(number))
-                size = sizes[number] + sum(sizes[read] for read in self.reads[number])
+                if number in self.sharing:
+                    self.buffers[number] = [_Buffer(sizes[number], {number})]
+            # it takes no time to share memory
+            size = 0 if is_part else sizes[number] + sum(map(sizes.__getitem__, self.reads[number]))
             duration = self.speeds.task + size / self.speeds.memory
             vary = 1 + self.speeds.variation * (2 * (number * _GOLDEN % 1) - 1)
             self._event(self.now + duration * vary, number)
@@ -272,11 +287,8 @@ class _Simulation:
         worker = self.workers[at]
         worker.idle += 1
         worker.sent -= 1
-        if number not in self.aliases:
-            worker.end(self._working(number))
+        worker.end(self._working(number))
         self.there[number][at] = self.now
-        if number in self.aliases or self._is_shared(number):
-            self.uncounted.add(number)
         for read in self.reads[number]:
             self.unread[read] -= 1
             if not self.unread[read]:
@@ -296,28 +308,37 @@ class _Simulation:
     def _release(self, number: int) -> None:
         if number in self.kept:
             return
-        size = self.tasks.sizes[number]
         for at in self.there[number]:
-            if at != self.where[number]:
-                self.workers[at].memory -= size
-            elif number not in self.uncounted:
-                self.workers[at].memory -= size - self._taken_over(number)
+            is_shared = at == self.where[number] and number in self.buffers
+            freed = self._left(number) if is_shared else self.tasks.sizes[number]
+            self.workers[at].memory -= freed
         self.there[number] = {}
 
-    def _is_shared(self, number: int) -> bool:
-        """Whether a result is a part of one that its worker has."""
-        return number in self.parts and self.where[self.reads[number][0]] == self.where[number]
+    def _share(self, number: int) -> None:
+        """Let an alias or a part be in the memory of what it reads."""
+        source = self.reads[number][0]
+        if number in self.aliases:
+            self.buffers[number] = list(self.buffers[source])
+            for buffer in self.buffers[number]:
+                buffer.holders.add(number)
+            return
+        # what no part is in is the first buffer
+        rest = self.buffers[source][0]
+        part = _Buffer(min(self.tasks.sizes[number], rest.nbytes), set(rest.holders))
+        rest.nbytes -= part.nbytes
+        for holder in rest.holders:
+            self.buffers[holder].append(part)
+        part.holders.add(number)
+        self.buffers[number] = [part]
 
-    def _taken_over(self, number: int) -> int:
-        """Bytes of a result that aliases and parts, which are in memory still, keep there."""
-        taken = 0
-        for reader in self.readers[number]:
-            if reader in self.uncounted and self.where[number] in self.there[reader]:
-                self.uncounted.remove(reader)
-                if reader in self.aliases:
-                    return self.tasks.sizes[number]
-                taken += self.tasks.sizes[reader]
-        return taken
+    def _left(self, number: int) -> int:
+        """Bytes of a released result that no other one holds."""
+        freed = 0
+        for buffer in self.buffers.pop(number):
+            buffer.holders.remove(number)
+            if not buffer.holders:
+                freed += buffer.nbytes
+        return freed
 
     def _worker_of(self, number: int) -> int:
         """The home of a task; else the worker with an input where it would start first.

@@ -598,6 +598,28 @@ def test_aliases_of_clones_are_bundled() -> None:
     assert dask.get(dict(new), ("c", 0)) == 2 * sum(range(12))
 
 
+@pytest.mark.parametrize("name", ["transposed", "jacobi"])
+def test_bundles_of_another_order_have_other_keys(name, workers, monkeypatch) -> None:
+    workers(4, settings=MANY)
+    made: list[Any] = []
+    written = bundles._Unbundled.bundled
+
+    def noted(self: Any, runs: Any) -> Any:
+        made.append((self, runs))
+        return written(self, runs)
+
+    monkeypatch.setattr(bundles._Unbundled, "bundled", noted)
+    dasktile.optimize(small(name))
+    source, runs = made[0]
+    first = written(source, runs).graph
+    source.tasks.sizes[:] = [
+        size * (1 + number % 7) for number, size in enumerate(source.tasks.sizes)
+    ]
+    second = written(source, runs).graph
+    assert dict(first).keys() != dict(second).keys()
+    keys_of_equal_tasks(first, second)
+
+
 def test_outputs_with_any_name_have_a_name_of_their_own() -> None:
     graph, _ = chain(12)
     limits = BundleLimits((), {}, (), 8, 100, settings=MANY)

@@ -22,7 +22,7 @@ from benchmarks.bundles import WORKLOADS
 from dasktile import prediction
 from dasktile.lower.bundle import run_bundle
 from dasktile.schedule.placement import decode
-from dasktile.schedule.positions import position_of
+from dasktile.schedule.ranks import rank_of
 
 #: Seconds after which something hangs.
 LIMIT = 240
@@ -98,12 +98,12 @@ def held_roots(dask_scheduler: Scheduler) -> int:
     return len(plugin.roots.homes)
 
 
-def priorities_by_position(dask_scheduler: Scheduler) -> list[tuple[Any, Any]]:
-    """The priority of every task whose key has a position, by position."""
+def priorities_by_rank(dask_scheduler: Scheduler) -> list[tuple[Any, Any]]:
+    """The priority of every task whose key has a rank, by rank."""
     known = [
-        (position, ts.priority)
+        (rank, ts.priority)
         for ts in dask_scheduler.tasks.values()
-        if (position := position_of(ts.key)) is not None and ts.run_spec is not None
+        if (rank := rank_of(ts.key)) is not None and ts.run_spec is not None
     ]
     return sorted(known)
 
@@ -201,13 +201,13 @@ def test_bundles_run_where_their_tasks_would(client: Client) -> None:
     np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
 
 
-def test_bundles_run_in_the_order_of_their_plan(client: Client) -> None:
+def test_the_priorities_of_bundles_are_those_of_their_plan(client: Client) -> None:
     with closed_gate():
         future = client.compute(dasktile.optimize(mapped(gated), workers=client))
         until_bundles(client)
-        known = client.run_on_scheduler(priorities_by_position)
-    positions, priorities = zip(*known, strict=True)
-    assert len(set(positions)) == len(positions) > 8
+        known = client.run_on_scheduler(priorities_by_rank)
+    ranks, priorities = zip(*known, strict=True)
+    assert len(set(ranks)) == len(ranks) > 8
     assert list(priorities) == sorted(priorities)
     np.testing.assert_array_equal(future.result(LIMIT), np.full(3000, 6000.0))
 

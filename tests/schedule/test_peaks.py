@@ -6,7 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from dasktile.schedule import peaks
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
 
 #: Speeds at which only tasks take time: a second each.
@@ -126,3 +129,50 @@ def test_parts_are_in_the_memory_of_what_they_are_picked_from() -> None:
     tasks = PlacedTasks([[], [0], [1]], [8, 3, 1], [0, 1, 2], [0, 0, 1], parts=[1])
     run = simulate(tasks, 2, 1, STEPS)
     assert (run.peaks, run.moved) == ((8, 4), 3)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> PlacedTasks:
+    """Tasks on three workers, some of which share the memory of what they read."""
+    count = draw(st.integers(1, 14))
+    reads = [
+        sorted(draw(st.sets(st.integers(0, at - 1), max_size=3))) if at else []
+        for at in range(count)
+    ]
+    alone = [at for at in range(count) if len(reads[at]) == 1]
+    kinds = [draw(st.sampled_from(["", "alias", "part"])) for _ in alone]
+    sizes = draw(st.lists(st.integers(0, 9), min_size=count, max_size=count))
+    for at, kind in zip(alone, kinds, strict=True):
+        if kind:
+            # an alias is as large as its target
+            largest = sizes[reads[at][0]]
+            sizes[at] = largest if kind == "alias" else min(sizes[at], largest)
+    return PlacedTasks(
+        reads,
+        sizes,
+        list(range(count)),
+        draw(st.lists(st.sampled_from([None, 0, 1, 2]), min_size=count, max_size=count)),
+        kept=draw(st.sets(st.integers(0, count - 1))) if draw(st.booleans()) else (),
+        aliases=[at for at, kind in zip(alone, kinds, strict=True) if kind == "alias"],
+        parts=[at for at, kind in zip(alone, kinds, strict=True) if kind == "part"],
+    )
+
+
+@given(graphs(), st.integers(1, 2))
+@settings(deadline=None, max_examples=300)
+def test_memory_is_released_exactly_once(tasks: PlacedTasks, threads: int) -> None:
+    least = []
+
+    class Watched(peaks._Simulation):
+        def _release(self, number: int) -> None:
+            super()._release(number)
+            least.append(min(worker.memory for worker in self.workers))
+
+    simulation = Watched(tasks, 3, threads, STEPS)
+    simulation.run()
+    assert min(least, default=0) >= 0
+    left = sum(worker.memory for worker in simulation.workers)
+    kept = [tasks.sizes[at] * len(simulation.there[at]) for at in tasks.kept]
+    # kept results may share memory
+    assert max(tasks.sizes[at] for at in tasks.kept) <= left if kept else left == 0
+    assert left <= sum(kept)

@@ -8,14 +8,14 @@ from itertools import groupby
 from typing import Any
 
 from dasktile._compat import distributed as internals
-from dasktile.schedule.positions import planned_order, position_of
+from dasktile.schedule.ranks import rank_of, ranked_order
 
 #: The annotation with the position of a task in its plan; see :mod:`dasktile.orders.apply`.
 ORDER = "dasktile-order"
 
 
 def set_priorities(scheduler: Any, keys: Iterable[Any]) -> None:
-    """Set the priorities of new tasks of plans by their positions in them.
+    """Set the priorities of the new tasks of plans.
 
     Parameters
     ----------
@@ -26,28 +26,32 @@ def set_priorities(scheduler: Any, keys: Iterable[Any]) -> None:
 
     Notes
     -----
-    Plans also annotate the priority of the user, which has the same effect where this function
-    is unavailable, except that the plan then runs after graphs that were submitted later.
+    Plans of `dasktile.plan` annotate the position of each task.  They also annotate the priority of
+    the user, which has the same effect where this function is unavailable, except that the plan
+    then runs after graphs that were submitted later.
+
+    Bundles have ranks in their keys.  Tasks of the same graph exchange their priorities by these.
     """
-    any_positions = False
-    new: list[Any] = []
+    others: list[Any] = []
+    any_ranks = False
     for key in keys:
         task = scheduler.tasks.get(key)
         if task is None or not task.priority or task.state != internals.RELEASED:
             continue
-        new.append(task)
-        any_positions = any_positions or position_of(key) is not None
         place = task.annotations.get(ORDER) if task.annotations else None
         if isinstance(place, int):
             # the position is also the fraction of the user's priority: remove it there
             user, generation = task.priority[:2]
             internals.set_priority(task, (math.floor(user), generation, place))
-    if any_positions:
-        _follow_positions(new)
+        else:
+            others.append(task)
+            any_ranks = any_ranks or rank_of(key) is not None
+    if any_ranks:
+        _follow_ranks(others)
 
 
-def _follow_positions(tasks: list[Any]) -> None:
-    """Exchange the priorities of tasks that the user wants equally early, by their positions."""
+def _follow_ranks(tasks: list[Any]) -> None:
+    """Exchange the priorities of tasks of the same priority of the user and generation."""
     tasks.sort(key=lambda task: task.priority)
     for _, group in groupby(tasks, key=lambda task: task.priority[:2]):
         same = list(group)
@@ -56,7 +60,10 @@ def _follow_positions(tasks: list[Any]) -> None:
             sorted(number[read.key] for read in task.dependencies if read.key in number)
             for task in same
         ]
+        # the priorities of Dask follow the edges, except those of another graph
+        if any(read >= reader for reader, inputs in enumerate(reads) for read in inputs):
+            continue
         priorities = [task.priority for task in same]
-        order = planned_order([position_of(task.key) for task in same], reads)
-        for place, at in enumerate(order):
-            internals.set_priority(same[at], priorities[place])
+        order = ranked_order([rank_of(task.key) for task in same], reads)
+        for priority, at in zip(priorities, order, strict=True):
+            internals.set_priority(same[at], priority)

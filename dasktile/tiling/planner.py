@@ -381,7 +381,7 @@ class _Planner:
         if few and not exact and self.space.truncated and fits(self.mesh):
             yield searching(limits.all_states, self.mesh, ordered=False)
         meshes = [self.mesh] if exact and not self.ordered else []
-        if few and exact and moved >= limits.bytes_per_sum * sums:
+        if few and exact and moved >= limits.bytes_per_sum * (sums - 1):
             others = map(Mesh, mesh_shapes(workers, MAX_AXES))
             meshes += [mesh for mesh in others if mesh != self.mesh]
         for mesh in meshes:

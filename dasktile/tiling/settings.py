@@ -189,8 +189,8 @@ class WiderSearch:
     max_boxes
         Candidates of one node times workers at the most.
     bytes_per_sum
-        Bytes moved, for every product or reduction, from which other meshes of three axes are
-        searched.
+        Bytes moved, for every product or reduction but one, from which other meshes of three axes
+        are searched.
     all_states
         Candidates for one node in all orders; products of two matrices have half as many.
     mesh_axes, lean_states

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, validate
+from dasktile.tiling import Settings
+
+#: Bytes decide, however few there are.
+BYTES_DECIDE = Settings(task_bytes=1e-3, wider=replace(Settings().wider, min_bytes=0))
 
 
 def cuts(size: int, chunk: int) -> tuple[int, ...]:

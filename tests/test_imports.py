@@ -33,6 +33,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "ir",
             "capture",
             "lower",
+            "schedule.edges",
             "schedule.peaks",
             "schedule.placement",
             "schedule.ranks",

@@ -1,7 +1,7 @@
 """Bytes moved by products of two matrices, compared with the lower bound of all algorithms.
 
     python -m benchmarks.papers.matmul_bounds [--workers 2 3 4 ...] [--axes 4] [--unit 960]
-        [--all-grids] [--plot FILE]
+        [--plot FILE]
 
 The bound counts words that processors receive beyond what they hold (Al Daas, Ballard, Grigori,
 Kumar and Rouse, SPAA 2022).  It is tight if the sizes divide into a processor grid of the right
@@ -15,7 +15,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.papers.transformers import Network
-from dasktile.tiling import Settings, tile
+from dasktile.tiling import tile
 from dasktile.tiling.mesh import mesh_shape
 from dasktile.tiling.methods import Method, get
 
@@ -39,9 +39,6 @@ UNIT = 960
 
 #: Ratio to the bound up to which a case counts as near.
 NEAR = 1.25
-
-#: Settings with which all grids of three axes are tried, and tasks cost hardly anything.
-ALL_GRIDS = Settings(task_bytes=1e-3, wider=replace(Settings().wider, min_bytes=0, bytes_per_sum=0))
 
 #: Number of candidates that includes all tilings of a product on a mesh of four axes.
 FOUR_AXES_STATES = 640
@@ -112,18 +109,11 @@ class Case:
         return self.moved / self.grid if self.grid else float(self.moved > 0)
 
 
-def case(
-    m: int,
-    k: int,
-    n: int,
-    workers: int,
-    method: Method | str = "auto",
-    settings: Settings | None = None,
-) -> Case:
+def case(m: int, k: int, n: int, workers: int, method: Method | str = "auto") -> Case:
     """Plan one product."""
     net = Network(itemsize=8)
     net.einsum("C", "ij,jk->ik", net.source("A", m, k), net.source("B", k, n))
-    plan = tile(net.program(), workers=workers, method=method, settings=settings, force=True)
+    plan = tile(net.program(), workers=workers, method=method, force=True)
     return Case(
         (m, k, n),
         workers,
@@ -143,11 +133,10 @@ def sweep(
     ratios: Sequence[int] = RATIOS,
     method: Method | str = "auto",
     unit: int = UNIT,
-    settings: Settings | None = None,
 ) -> list[Case]:
     """Plan every product of the sweep."""
     return [
-        case(m * unit, k * unit, n * unit, count, method, settings)
+        case(m * unit, k * unit, n * unit, count, method)
         for count in workers
         for m, k, n in itertools.product(ratios, repeat=3)
     ]
@@ -244,14 +233,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--axes", type=int, choices=(3, 4), default=3, help="of the mesh; 3 is the default's"
     )
     parser.add_argument("--unit", type=int, default=UNIT, help="sizes are 1 to 64 of it")
-    parser.add_argument(
-        "--all-grids", action="store_true", help="for small products, too, and bytes alone decide"
-    )
     parser.add_argument("--plot", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     method = "auto" if options.axes == 3 else four_axes()
-    settings = ALL_GRIDS if options.all_grids else None
-    cases = sweep(options.workers, method=method, unit=options.unit, settings=settings)
+    cases = sweep(options.workers, method=method, unit=options.unit)
     report(cases, Console())
     if options.plot:
         plot(cases, options.plot)

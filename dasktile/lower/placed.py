@@ -14,8 +14,8 @@ from dask.order import order
 
 from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
 from dasktile.capture.base import GraphView
-from dasktile.lower.run_order import readers_of
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
+from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
 from dasktile.schedule.ranks import rank_of, ranked_order
 

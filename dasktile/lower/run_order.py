@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import TypeVar
 
+from dasktile.schedule.edges import readers_of
+
 _Task = TypeVar("_Task", bound=Hashable)
 
 #: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
@@ -36,21 +38,6 @@ def inputs_first(reads: Sequence[Sequence[int]]) -> list[int]:
                 done[number] = True
                 order.append(number)
     return order
-
-
-def readers_of(reads: Sequence[Sequence[int]]) -> list[list[int]]:
-    """For every task, the tasks that read it, ascending.
-
-    Parameters
-    ----------
-    reads
-        For every task, the numbers of the tasks that it reads.
-    """
-    readers: list[list[int]] = [[] for _ in reads]
-    for reader, numbers in enumerate(reads):
-        for number in numbers:
-            readers[number].append(reader)
-    return readers
 
 
 def run_order(

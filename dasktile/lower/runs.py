@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from dasktile.lower.run_order import SAME_SIZE, inputs_first, readers_of, run_order
+from dasktile.lower.run_order import SAME_SIZE, inputs_first, run_order
+from dasktile.schedule.edges import readers_of
 
 Home = Hashable
 

@@ -30,10 +30,10 @@ from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import whole_layer_name
-from dasktile.lower.run_order import readers_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import NotedBlocks, estimated_sizes, noted_blocks
+from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
 Key = Any

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from dasktile.schedule.edges import readers_of
+
 #: Slots of a worker for root tasks, per thread: distributed's ``worker-saturation``.
 _SATURATION = 1.1
 
@@ -182,10 +184,7 @@ class _Simulation:
         self.kept = set(tasks.kept)
         self.parts = set(tasks.parts)
         self.reads = [[read for read in reads if read not in self.data] for reads in tasks.reads]
-        self.readers: list[list[int]] = [[] for _ in range(count)]
-        for reader, reads in enumerate(self.reads):
-            for read in reads:
-                self.readers[read].append(reader)
+        self.readers = readers_of(self.reads)
         self.aliases = {number for number in tasks.aliases if self.reads[number]}
         #: By result on the worker that made it: the buffers that it consists of.  Results that have
         #: a buffer of their own, and share it with no other, are missing.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import MARK
 
 #: Operation in the names of layers whose keys have ranks.
@@ -59,6 +60,8 @@ def ranked_order(ranks: Sequence[Rank | None], reads: Sequence[Sequence[int]]) -
     ranked = sorted(
         (first[rank[0]], rank[1], number) for number, rank in enumerate(ranks) if rank is not None
     )
+    if not ranked:
+        return list(range(len(reads)))
     order = _Order(reads, [number for _, _, number in ranked]).order
     places = sorted(order)
     result = list(range(len(reads)))
@@ -80,16 +83,14 @@ class _Order:
 
     def __init__(self, reads: Sequence[Sequence[int]], ranked: Sequence[int]) -> None:
         self.reads = reads
-        self.readers: list[list[int]] = [[] for _ in reads]
+        self.readers = readers_of(reads)
         #: For every task, whether it has a rank, or depends on a task that has one.
         self.depends = [False] * len(reads)
         for number in ranked:
             self.depends[number] = True
         for reader, inputs in enumerate(reads):
-            for read in inputs:
-                self.readers[read].append(reader)
-                if self.depends[read]:
-                    self.depends[reader] = True
+            if any(self.depends[read] for read in inputs):
+                self.depends[reader] = True
         #: For every task that depends on ranks, the inputs to wait for: those that do as well.
         #: For others, all inputs.
         self.waiting = [

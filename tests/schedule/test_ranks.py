@@ -115,7 +115,7 @@ def test_the_time_is_linear_in_tasks() -> None:
     ranks[width * steps // 2] = ("a", (0,))
     visits = 0
 
-    class Counted(list):  # type: ignore[type-arg]
+    class Counted(list[list[int]]):
         def __getitem__(self, number: Any) -> Any:
             nonlocal visits
             visits += 1

@@ -11,7 +11,7 @@ import pytest
 from dasktile.tiling import Settings, TooManyTilingsError, methods, tile
 from dasktile.tiling.mesh import mesh_shape, mesh_shapes
 from dasktile.tiling.plan import TilingPlan
-from tests.programs import Builder
+from tests.programs import BYTES_DECIDE, Builder
 from tests.tiling.grid_oracle import Tree, fewest_bytes
 
 #: Rows and columns, divisible by all numbers of workers.
@@ -19,9 +19,6 @@ SIZE = 48
 
 #: Prime factors by the number of workers.
 PRIMES = {2: (2,), 3: (3,), 4: (2, 2), 6: (3, 2), 8: (2, 2, 2)}
-
-#: Bytes decide, however few there are.
-SETTINGS = Settings(task_bytes=1e-3, wider=replace(Settings().wider, min_bytes=0))
 
 
 def random_tree(rng: np.random.Generator, depth: int, shared: float = 0.0) -> Tree:
@@ -38,7 +35,7 @@ def random_tree(rng: np.random.Generator, depth: int, shared: float = 0.0) -> Tr
     )
 
 
-def planned(tree: Tree, size: int, workers: int, settings: Settings = SETTINGS) -> TilingPlan:
+def planned(tree: Tree, size: int, workers: int, settings: Settings = BYTES_DECIDE) -> TilingPlan:
     build, chunk = Builder(), (2, 2) if size == SIZE else (size // 8,) * 2
     shared: list[int] = []
 
@@ -103,7 +100,7 @@ def test_one_more_operation_on_a_product_moves_nothing_more(workers: int) -> Non
     product = ("matmul", ("source",), ("source",), False, False)
     more = ("add", product, ("source",), False, False)
     turned = ("add", product, ("source",), True, True)
-    settings = replace(SETTINGS, task_bytes=1.0)
+    settings = replace(BYTES_DECIDE, task_bytes=1.0)
     for tree in (product, more, turned):
         plan = planned(tree, size, workers, settings)
         assert plan.after.bytes == plan.lower_bound == MOVED[workers] * size**2 * 8
@@ -112,9 +109,9 @@ def test_one_more_operation_on_a_product_moves_nothing_more(workers: int) -> Non
 
 def test_products_have_the_optimum_of_grids_with_at_most_three_axes() -> None:
     product = ("matmul", ("source",), ("source",), False, True)
-    wider = replace(SETTINGS.wider, bytes_per_sum=0)
+    wider = replace(BYTES_DECIDE.wider, bytes_per_sum=0)
     for workers, primes in ((12, (3, 2, 2)), (16, (2, 2, 2, 2))):
-        plan = planned(product, SIZE, workers, replace(SETTINGS, wider=wider))
+        plan = planned(product, SIZE, workers, replace(BYTES_DECIDE, wider=wider))
         assert plan.after.bytes == fewest_bytes(product, SIZE, primes)
     assert plan.proven_optimal
     assert plan.grids == "any grid of 16 workers with at most 3 axes"
@@ -135,8 +132,8 @@ def test_a_grid_that_was_searched_in_one_order_says_so() -> None:
         (0, "any grid of 8 workers"),
         (1e9, "a grid of 2 x 2 x 2 workers with its axes in one order"),
     ):
-        wider = replace(SETTINGS.wider, min_bytes=min_bytes)
-        assert planned(product, SIZE, 8, replace(SETTINGS, wider=wider)).grids == grids
+        wider = replace(BYTES_DECIDE.wider, min_bytes=min_bytes)
+        assert planned(product, SIZE, 8, replace(BYTES_DECIDE, wider=wider)).grids == grids
 
 
 @pytest.mark.parametrize("workers", [*range(1, 17), 30, 36])
@@ -158,6 +155,6 @@ def test_bounds_hold_where_the_search_is_cut_short(workers: int, scarce: dict[st
     rng = np.random.default_rng(3)
     tree = random_tree(rng, 3, shared=0.3)
     whole = planned(tree, SIZE, workers)
-    cut_short = planned(tree, SIZE, workers, replace(SETTINGS, **scarce))
+    cut_short = planned(tree, SIZE, workers, replace(BYTES_DECIDE, **scarce))
     assert cut_short.lower_bound <= whole.after.bytes <= cut_short.after.bytes
     assert cut_short.grids or not cut_short.lower_bound

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 from dasktile.ir import Program
 from dasktile.tiling import Settings, methods, tile
 from dasktile.tiling.plan import TilingPlan
-from tests.programs import Builder
-
-#: Bytes decide, however few there are.
-BYTES = Settings(task_bytes=1e-3, wider=replace(Settings().wider, min_bytes=0))
+from tests.programs import BYTES_DECIDE, Builder
 
 #: Rows and columns, divisible by most numbers of workers.
 SIZE = 2880
@@ -22,7 +19,6 @@ SIZE = 2880
 WORKERS = st.sampled_from(
     [2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 18, 20, 24, 30, 32, 36, 48, 64, 96, 128]
 )
-
 
 #: Methods that choose quickly, whatever the program.
 METHODS = sorted(set(methods()) - {"auto", "exact", "exhaustive"})
@@ -82,7 +78,7 @@ def program(node: Node, size: int = SIZE, more: int = 0) -> Program:
     return build.program()
 
 
-def planned(program: Program, workers: int, settings: Settings = BYTES) -> TilingPlan:
+def planned(program: Program, workers: int, settings: Settings = BYTES_DECIDE) -> TilingPlan:
     return tile(program, workers=workers, settings=settings, force=True)
 
 
@@ -120,7 +116,7 @@ def check_sizes(node: Node, workers: int) -> None:
 def check_method(node: Node, workers: int, method: str) -> None:
     """No method moves fewer bytes than a bound for as many workers."""
     plan = planned(program(node), workers)
-    other = tile(program(node), workers=workers, method=method, settings=BYTES, force=True)
+    other = tile(program(node), workers=workers, method=method, settings=BYTES_DECIDE, force=True)
     assert other.after.bytes >= plan.lower_bound
 
 
@@ -129,7 +125,7 @@ CHECKS = {
     check_more_operations: (
         WORKERS,
         st.sampled_from([1, 4]),
-        st.sampled_from([BYTES, Settings()]),
+        st.sampled_from([BYTES_DECIDE, Settings()]),
     ),
     check_transposed: (WORKERS,),
     check_operands: (WORKERS,),

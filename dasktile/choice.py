@@ -240,6 +240,8 @@ def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
 
 def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candidate:
     """The usual plan, or another one whose run is predicted to cost clearly less."""
+    if not _may_spill(request, usual.planned) and usual.planned.plan.tiled is None:
+        return usual
     before = _predict_input(request, usual.planned) if _is_predictable(request) else None
     if before is None:
         return usual
@@ -257,6 +259,11 @@ def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candida
     return own if better and _may_replace(request, own, best) else best
 
 
+def _may_spill(request: Request, planned: PlannedRequest) -> bool:
+    """Whether a worker that makes all arrays, and drops none, spills some of them."""
+    return request.machine.room is not None and _bytes_made(planned) > request.machine.room
+
+
 def _with_less_memory(request: Request, captured: Captured, usual: Candidate) -> Candidate:
     """The usual plan, or one that is predicted to be better, by its memory.
 
@@ -269,9 +276,11 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
         return usual
     settings = request.machine.settings()
     best = usual
+    tried: list[Candidate] = []
 
     def is_worth_writing(plan: Candidate) -> bool:
-        return _may_replace(request, plan, usual) and _may_pay(plan, best)
+        is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
+        return is_new and _may_replace(request, plan, usual) and _may_pay(plan, best)
 
     small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
     own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
@@ -281,6 +290,7 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
         if other is None or not _may_replace(request, other, usual):
             continue
         other = _with_prediction(request, replace(other, before=before))
+        tried.append(other)
         if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
             assert best.after is not None

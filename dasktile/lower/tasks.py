@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import iscoroutinefunction
 from operator import getitem
 from typing import Any
@@ -146,20 +147,12 @@ class GraphTasks:
         For every task, the numbers of the tasks that it reads and of those that read it.
     inputs_first
         All tasks, each after its inputs.
-    frozen
-        Frozen tasks; see the module.
-    homes, places
-        Mesh position of every task that a bundle may run, None for others; that of every task.
     noted
         By the name of a layer, its blocks according to its annotations.
     sizes, guessed
         Bytes of every result, and the tasks for which they are a guess.
     working
         Bytes that every task holds while it runs, besides its inputs and its result.
-    kept
-        Tasks that are wanted blocks of outputs.
-    table
-        The tasks, for `form_runs`.
     """
 
     def __init__(
@@ -191,24 +184,35 @@ class GraphTasks:
         #: By mesh position, the tasks there that combine results of several.
         self._combining: Counter[int | None] = Counter()
         self._placements: dict[str, Placement | None] = {}
-        self.frozen = self._frozen()
         self.sizes, self.guessed = estimated_sizes(self)
-        self.places = self._places()
-        self.homes = [
+        self.working = [limits.working.get(key, 0) for key in self.keys]
+
+    @cached_property
+    def homes(self) -> list[int | None]:
+        """The mesh position of each task that a bundle may run, None for others."""
+        return [
             place if self._may_run(number) else None for number, place in enumerate(self.places)
         ]
-        self.working = [limits.working.get(key, 0) for key in self.keys]
-        self.kept = {number for number in range(len(self.keys)) if self.is_output(number)}
-        self.table = TaskTable(
+
+    @cached_property
+    def kept(self) -> set[int]:
+        """Tasks that are wanted blocks of outputs."""
+        return {number for number in range(len(self.keys)) if self.is_output(number)}
+
+    @cached_property
+    def table(self) -> TaskTable:
+        """The tasks, for `form_runs`."""
+        numbers = range(len(self.keys))
+        return TaskTable(
             reads=self.reads,
             homes=self.homes,
             sizes=self.sizes,
-            counts=[int(not self._is_fused_by_dask(number)) for number in range(len(self.keys))],
+            counts=[int(not self._is_fused_by_dask(number)) for number in numbers],
             kept=self.kept,
             sources=self.frozen,
-            loose={number for number in range(len(self.keys)) if self.is_loose(number)},
+            loose={number for number in numbers if self.is_loose(number)},
             working=self.working,
-            cuts={number for number in range(len(self.keys)) if self._is_cut(number)},
+            cuts={number for number in numbers if self._is_cut(number)},
         )
 
     def is_output(self, number: int) -> bool:
@@ -276,7 +280,8 @@ class GraphTasks:
                     ready.append(reader)
         return ready
 
-    def _frozen(self) -> set[int]:
+    @cached_property
+    def frozen(self) -> set[int]:
         """Tasks whose inputs must keep their keys, and all tasks that these depend on."""
         opaque = {name for name, layer in self.graph.layers.items() if _is_opaque(layer)}
         for number, task in enumerate(self.tasks):
@@ -379,7 +384,8 @@ class GraphTasks:
         enough = self.limits.settings.near_inputs * sum(held.values())
         return most if held[most] > enough else None
 
-    def _places(self) -> list[int | None]:
+    @cached_property
+    def places(self) -> list[int | None]:
         """The mesh position of each task, None if it is unknown."""
         if not self.limits.mesh:
             return [0] * len(self.keys)

@@ -15,6 +15,7 @@ from dasktile.tiling import MemoryLimitError
 if TYPE_CHECKING:
     from dasktile.cluster.calibration import calibrate
     from dasktile.computing import compute
+    from dasktile.diagnosing import diagnose
     from dasktile.orders.plan import SchedulePlan, load_plan, plan
     from dasktile.runtime.install import disable, enable
     from dasktile.runtime.metrics import metrics
@@ -32,6 +33,7 @@ __all__ = [
     "calibrate",
     "compare",
     "compute",
+    "diagnose",
     "disable",
     "einsum",
     "enable",
@@ -50,6 +52,7 @@ _LAZY = {
     "SchedulePlan": "dasktile.orders.plan",
     "calibrate": "dasktile.cluster.calibration",
     "compute": "dasktile.computing",
+    "diagnose": "dasktile.diagnosing",
     "disable": "dasktile.runtime.install",
     "enable": "dasktile.runtime.install",
     "load_plan": "dasktile.orders.plan",

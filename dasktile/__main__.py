@@ -1,16 +1,28 @@
-"""Command line: ``python -m dasktile demo`` runs the demo."""
+"""Command line: ``python -m dasktile`` with ``demo``, ``explain`` or ``doctor``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the package and return its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dasktile")
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    status: int = options.run(parser, options)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dasktile",
+        description="Chooses tiles, placement and order for the arrays of Dask expressions.",
+    )
     commands = parser.add_subparsers(dest="command", required=True)
+
     demo = commands.add_parser(
         "demo", help="run array expressions on a local cluster, without dasktile and with it"
     )
@@ -18,14 +30,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument(
         "--size", type=float, default=1.0, help="scales the length of every axis (default 1)"
     )
-    demo.add_argument("--json", action="store_true", help="print the numbers as JSON")
-    options = parser.parse_args(arguments)
+    demo.set_defaults(run=_demo)
+
+    explain = commands.add_parser(
+        "explain",
+        help="show the plan of an expression of a script or module",
+        description="Runs a script, or imports a module, and shows the plan of one of its arrays"
+        " or xarray objects.  Nothing is computed, except by the script itself; what it has under"
+        ' if __name__ == "__main__": does not run.',
+    )
+    explain.add_argument(
+        "source",
+        metavar="SCRIPT.py:EXPRESSION",
+        help="a script, or the name of a module, and a Python expression of its names",
+    )
+    explain.add_argument("--workers", type=int, help="worker processes to plan for")
+    explain.add_argument("--scheduler", help="address of a cluster to plan for")
+    explain.add_argument("--method", default="auto", help='tiling method (default "auto")')
+    explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GB"')
+    explain.add_argument(
+        "--keep-chunks", action="store_true", help="give the results the chunks of the input"
+    )
+    explain.add_argument("--html", metavar="FILE", help="write the explanation as a page, too")
+    explain.add_argument(
+        "--picture", metavar="FILE", help="draw the expression to .svg, .dot, .png or .pdf, too"
+    )
+    explain.set_defaults(run=_explain)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="check the installation, and that of a cluster",
+        description="Shows versions, optional packages, changed settings and what is off and why."
+        "  The exit status is 1 if there is a problem.",
+    )
+    doctor.add_argument("--scheduler", help="address of a cluster to check")
+    doctor.set_defaults(run=_doctor)
+
+    for command in (demo, explain, doctor):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+# Each command imports what it needs: --help must not need the packages of the demo.
+
+
+def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.workers < 1:
         parser.error(f"--workers must be an integer >= 1; got {options.workers}")
     if not 0.05 <= options.size <= 20:
         parser.error(f"--size must be between 0.05 and 20; got {options.size}")
 
-    # imported here: --help must not need the packages of the demo
     from dasktile.demo import report, run
 
     results = run(workers=options.workers, size=options.size)
@@ -34,6 +88,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         report(results)
     return 0 if all(result.same for result in results) else 1
+
+
+def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    if options.workers is not None and options.scheduler is not None:
+        parser.error("--workers and --scheduler exclude each other")
+
+    from dasktile.script import ScriptError, explain_source
+
+    try:
+        explanation = explain_source(
+            options.source,
+            method=options.method,
+            workers=options.workers,
+            scheduler=options.scheduler,
+            memory_limit=options.memory_limit,
+            keep_chunks=options.keep_chunks,
+        )
+        if options.html is not None:
+            explanation.save(options.html)
+        if options.picture is not None:
+            explanation.visualize(options.picture)
+    except (ScriptError, TypeError, ValueError, ImportError, OSError) as error:
+        print(f"{parser.prog} explain: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
+    return 0
+
+
+def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+    from dasktile.doctor import run
+
+    try:
+        report = run(options.scheduler)
+    except OSError as error:
+        print(f"{parser.prog} doctor: error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(report.to_dict(), indent=2) if options.json else report)
+    return 1 if report.problems else 0
 
 
 if __name__ == "__main__":

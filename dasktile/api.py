@@ -12,7 +12,7 @@ from dask.array.core import Array
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import disable_gc
 
-from dasktile import choice, config, pipeline, tiling
+from dasktile import config, pipeline, tiling
 from dasktile._compat.dask import CAPTURE, missing, require
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
@@ -25,6 +25,7 @@ from dasktile.errors import (
     UnsupportedCollectionWarning,
     level_of_user,
 )
+from dasktile.explaining import explained
 from dasktile.planning import captured_program, tile
 from dasktile.report import explanation as report
 from dasktile.report.comparison import Comparison, comparison
@@ -233,24 +234,12 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
 
 def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
     try:
-        with disable_gc():
-            chosen = choice.predicted_plan(request)
+        return explained(request, unknown)
     except UndeclaredReadError as error:
         _warn_inconsistent(error)
         return report.nothing(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
-    plan = chosen.planned.plan
-    return report.explanation(
-        plan,
-        request.final_chunks(plan),
-        unknown,
-        seconds=request.machine.seconds(plan),
-        runs=(chosen.before, chosen.after),
-        room=choice.room(request, chosen),
-        joined=choice.joined(request, plan),
-        placed=request.machine.placed,
-    )
 
 
 def _arguments(

@@ -142,7 +142,7 @@ def _lookup(
     except (ImportError, AttributeError):
         entry = Name(module, name, use, features, since, exists=False)
         _names.append(entry)
-        if not (since and _release(VERSION) < _release(since)):
+        if not (since and release(VERSION) < release(since)):
             warn(
                 f"Dask {VERSION} has no {entry.path}: {use}. dasktile was checked with"
                 f" Dask {CHECKED[0]} to {CHECKED[-1]}",
@@ -160,7 +160,8 @@ def _class(module: str, name: str, use: str, *features: str, since: str = "") ->
     return _lookup(module, name, use, *features, fallback=empty, since=since)
 
 
-def _release(text: str) -> tuple[int, ...]:
+def release(text: str) -> tuple[int, ...]:
+    """The numbers of a version, for comparisons."""
     numbers = text.split("+")[0].split(".")[:3]
     return tuple(int(number) for number in numbers if number.isdigit())
 
@@ -393,6 +394,13 @@ bincount_agg: Any = _lookup(_ROUTINES, "_bincount_agg", _ALL, CAPTURE)
 histogramdd_rect: Any = _lookup(_ROUTINES, "_block_histogramdd_rect", _ALL, CAPTURE)
 histogramdd_multiarg: Any = _lookup(_ROUTINES, "_block_histogramdd_multiarg", _ALL, CAPTURE)
 
+# Graphs in the expressions that Dask's schedulers receive --------------------------------
+
+_NO_PLANS = "dasktile.diagnose makes no plans"
+
+HLGExpr: Any = _class("dask._expr", "HLGExpr", _NO_PLANS)
+HLGFinalizeCompute: Any = _class("dask._expr", "HLGFinalizeCompute", _NO_PLANS)
+
 #: All private names, in the order above.
 NAMES: Final[tuple[Name, ...]] = tuple(_names)
 
@@ -421,3 +429,25 @@ def fused_keys(task: Any) -> tuple[Any, ...]:
         return ()
     parts = task.args[0] if isinstance(task.args[0], Mapping) else {}
     return tuple(inner for key, part in parts.items() for inner in (*fused_keys(part), key))
+
+
+def graphs_of(expression: Any) -> Iterator[tuple[Any, Any]]:
+    """The high-level graphs of a computation, before Dask optimises them, and their wanted keys.
+
+    Parameters
+    ----------
+    expression
+        What Dask gives a scheduler: an expression, or a sequence of them.
+    """
+    if isinstance(expression, HLGFinalizeCompute):
+        yield from graphs_of(expression.operand("dsk"))
+    elif isinstance(expression, HLGExpr):
+        yield expression.hlg, expression.__dask_keys__()
+    else:
+        for operand in getattr(expression, "operands", ()):
+            yield from graphs_of(operand)
+
+
+def joins_blocks(layer: str) -> bool:
+    """Whether a layer of this name joins all blocks of a result, as ``compute`` adds it."""
+    return layer.startswith("finalize-hlgfinalizecompute-")

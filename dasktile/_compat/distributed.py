@@ -23,12 +23,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import version
+from types import MethodType
 from typing import TYPE_CHECKING, Any, get_args
 
 from dask.utils import key_split
 
 if TYPE_CHECKING:
-    from distributed import Scheduler, SchedulerPlugin, Worker, WorkerPlugin
+    from distributed import Client, Scheduler, SchedulerPlugin, Worker, WorkerPlugin
     from distributed.scheduler import TaskState, WorkerState
 
 logger = logging.getLogger("dasktile")
@@ -616,6 +617,36 @@ def uninstall(override: Override) -> None:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+def record_computations(client: Client, record: Callable[[Any], None]) -> list[Override]:
+    """Call a function with what each computation of a client computes, before it starts.
+
+    Dask optimises graphs on the scheduler, so that its settings cannot be used for this.
+
+    Parameters
+    ----------
+    client
+        The client.
+    record
+        Receives the collections that are given to ``compute`` and ``persist``, and the expressions
+        or graphs that are given to ``get``.
+
+    Returns
+    -------
+    The overrides, for :func:`uninstall`.
+    """
+
+    def recording(method: Any) -> Any:
+        def recorded(self: Client, *args: Any, **kwargs: Any) -> Any:
+            record(args[0] if args else next(iter(kwargs.values()), None))
+            return method(*args, **kwargs)
+
+        # a bound method: Dask finds the client of `Client.get` by it
+        return MethodType(recorded, client)
+
+    names = ("get", "compute", "persist")
+    return [install(client, name, recording(getattr(client, name))) for name in names]
 
 
 # Plugins -------------------------------------------------------------------------------

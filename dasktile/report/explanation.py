@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks
 from dasktile.report import svg as picture
+from dasktile.report.page import save_page
 from dasktile.tiling.plan import TilingPlan
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
@@ -231,6 +232,20 @@ class Explanation:
             for index, node in enumerate(self.nodes)
         ]
         return picture.write(Path(filename), boxes, self._summary().split("\n"))
+
+    def save(self, filename: str | Path = "dasktile.html") -> Path:
+        """Write the explanation as an HTML page, which loads nothing else.
+
+        Parameters
+        ----------
+        filename
+            Ends in ``.html``.
+
+        Returns
+        -------
+        The file written.
+        """
+        return save_page(filename, "dasktile: the plan of an expression", self._repr_html_())
 
     def _summary(self) -> str:
         if not self.nodes:

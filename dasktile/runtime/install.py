@@ -249,3 +249,58 @@ def _worker_plugin(spill: SpillOptions | None) -> WorkerPlugin:
                 self.plugin.transition(key, start, finish, **kwargs)
 
     return Wrapped()
+
+
+async def installed(client: Client) -> dict[str, Any]:
+    """What is installed and enabled on the processes of a cluster.
+
+    Parameters
+    ----------
+    client
+        A client of the cluster.
+
+    Returns
+    -------
+    For ``"scheduler"`` and for each address under ``"workers"``: ``"versions"`` of Python and of
+    packages (None if one is missing), ``"enabled"``, ``"store"`` (whether a worker keeps its
+    results in dasktile's store), and ``"unavailable"`` features with reasons.
+    """
+    scheduler = await client.run_on_scheduler(_describe())
+    workers = await client.run(_describe(), on_error="return")
+    return {
+        "scheduler": scheduler,
+        "workers": {
+            address: answer if isinstance(answer, dict) else {"error": repr(answer)}
+            for address, answer in sorted(workers.items())
+        },
+    }
+
+
+def _describe() -> Any:
+    # a nested function is pickled by value, for servers without the package
+    name = NAME
+
+    def describe(
+        dask_scheduler: Scheduler | None = None, dask_worker: Worker | None = None
+    ) -> dict[str, Any]:
+        import platform
+        from importlib import metadata
+
+        versions: dict[str, str | None] = {"python": platform.python_version()}
+        for package in ("dask", "distributed", "numpy", "dasktile"):
+            try:
+                versions[package] = metadata.version(package)
+            except metadata.PackageNotFoundError:
+                versions[package] = None
+        server = dask_worker or dask_scheduler
+        plugin: Any = None if server is None else server.plugins.get(name)
+        plugin = getattr(plugin, "plugin", plugin)
+        features = getattr(plugin, "unavailable", {})
+        return {
+            "versions": versions,
+            "enabled": plugin is not None,
+            "store": getattr(plugin, "spilling", None) is not None,
+            "unavailable": {feature.value: reason for feature, reason in features.items()},
+        }
+
+    return describe

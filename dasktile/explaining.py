@@ -1,0 +1,94 @@
+"""Explanations of plans: of requests, and of graphs that a computation has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from dask.array.core import Array
+from dask.highlevelgraph import HighLevelGraph
+from dask.utils import disable_gc
+
+from dasktile import choice, config
+from dasktile._compat.dask import joins_blocks
+from dasktile.cluster.target import Machine
+from dasktile.collections.boundary import boundary, reachable
+from dasktile.ir import Chunks
+from dasktile.report import explanation as report
+from dasktile.request import Request
+
+
+def explained(request: Request, unknown: Sequence[Array] = ()) -> report.Explanation:
+    """Describe the plan of a request.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    unknown
+        Arrays on top of them whose chunk sizes are not known.
+
+    Raises
+    ------
+    UndeclaredReadError
+        If tasks of the graph read keys of an array that are not its blocks.
+    """
+    with disable_gc():
+        chosen = choice.predicted_plan(request)
+    plan = chosen.planned.plan
+    return report.explanation(
+        plan,
+        request.final_chunks(plan),
+        unknown,
+        seconds=request.machine.seconds(plan),
+        runs=(chosen.before, chosen.after),
+        room=choice.room(request, chosen),
+        joined=choice.joined(request, plan),
+        placed=request.machine.placed,
+    )
+
+
+def explained_graph(
+    graph: HighLevelGraph, keys: Any, target: Machine
+) -> tuple[list[str], report.Explanation] | None:
+    """Describe the plan of the arrays of a graph, as if they were given to ``optimize``.
+
+    Parameters
+    ----------
+    graph
+        The graph of a computation, as Dask's setting ``array_optimize`` receives it.
+    keys
+        The wanted keys, nested in any way.
+    target
+        The workers.
+
+    Returns
+    -------
+    Names of the arrays that are wanted, and their plan; None for a graph without arrays of known
+    chunks.
+
+    Raises
+    ------
+    UndeclaredReadError
+        As :func:`explained`.
+    """
+    ends = boundary(graph, keys)
+    if ends is None:
+        return None
+    names = [array.name for array in ends.arrays]
+    method = config.setting("method")
+    if all(map(joins_blocks, ends.above)):
+        # blocks are joined whatever their size
+        keys = [blocks(array.name, array.chunks) for array in ends.arrays]
+        free: frozenset[str] = frozenset()
+        request = Request(reachable(graph, names), ends.arrays, free, free, target, method, keys)
+    else:
+        above, kept = tuple(ends.above), frozenset(names)
+        request = Request(graph, ends.arrays, kept, kept, target, method, keys, above)
+    return names, explained(request)
+
+
+def blocks(name: str, chunks: Chunks) -> list[tuple[Any, ...]]:
+    """The keys of all blocks of an array."""
+    return [(name, *block) for block in itertools.product(*(range(len(sizes)) for sizes in chunks))]

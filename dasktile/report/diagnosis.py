@@ -1,0 +1,341 @@
+"""The result of ``diagnose``: where the time and the bytes of a computation went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dasktile.report.explanation import Explanation, format_bytes, format_seconds, wrapped
+from dasktile.report.tables import text_table
+
+#: Rows of a printed table at the most.
+_MAX_ROWS = 12
+
+#: What Dask calls tasks that join a result on one worker.
+_JOINS = "finalize"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    """What one worker did.
+
+    Parameters
+    ----------
+    threads
+        Threads that run tasks.
+    tasks
+        Tasks run.
+    received
+        Bytes received from other workers.
+    spilled, read_back
+        Bytes of results written to disk and read from it.
+    computing
+        Seconds of threads that ran a task.
+    waiting
+        Seconds of threads without a task while data was on its way from other workers.
+    idle
+        All other seconds of threads without a task: the scheduler was busy, a task that had to come
+        first ran elsewhere, or there was nothing to do.
+    results
+        Most bytes of results that it held, spilled ones included.
+    process
+        Most bytes of its process, as measured now and then.
+    """
+
+    threads: int
+    tasks: int
+    received: int
+    spilled: int
+    read_back: int
+    computing: float
+    waiting: float
+    idle: float
+    results: int
+    process: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationUse:
+    """What the tasks of one operation did, named by the prefix of their keys.
+
+    Parameters
+    ----------
+    tasks
+        Tasks run.
+    seconds
+        Seconds that they ran, of all threads.
+    received
+        Bytes of their results that workers received from each other.
+    """
+
+    tasks: int
+    seconds: float
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """One computation, and what ``dasktile.optimize`` would change in it.
+
+    Parameters
+    ----------
+    name
+        The operations that make its results.
+    explanation
+        The plan; None if there is none.
+    reason
+        Why there is none.
+    """
+
+    name: str
+    explanation: Explanation | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Where the time and the bytes of computations went, and what a plan would save.
+
+    ``str()`` shows tables of operations, of workers, and of computations.  *computing*, *waiting*
+    and *idle* are shares of the time of all threads: in tasks, without a task while data was on
+    its way, and without a task otherwise.  *received* are bytes that workers received from each
+    other.  Numbers with an arrow are predicted: for Dask's own graph, and for the plan of
+    ``dasktile.optimize`` on a cluster with ``dasktile.enable``.
+
+    Parameters
+    ----------
+    seconds
+        Length of the diagnosis.
+    workers
+        What every worker did, by address.
+    operations
+        What the tasks of each operation did.
+    computations
+        The computations of arrays that this process started, in order.
+    not_planned
+        Number of further computations for which no plan was made.
+    left
+        Number of workers that left during the diagnosis, and are not counted.
+    """
+
+    seconds: float
+    workers: Mapping[str, WorkerUse]
+    operations: Mapping[str, OperationUse]
+    computations: tuple[Missed, ...] = ()
+    not_planned: int = 0
+    left: int = 0
+    #: Seconds that it took to make the plans.
+    planning: float = field(default=0.0, compare=False)
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks run."""
+        return sum(worker.tasks for worker in self.workers.values())
+
+    @property
+    def received(self) -> int:
+        """Bytes that workers received from each other."""
+        return sum(worker.received for worker in self.workers.values())
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of results written to disk."""
+        return sum(worker.spilled for worker in self.workers.values())
+
+    @property
+    def read_back(self) -> int:
+        """Bytes of results read from disk."""
+        return sum(worker.read_back for worker in self.workers.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
+        return {
+            "seconds": self.seconds,
+            "tasks": self.tasks,
+            "received": self.received,
+            "spilled": self.spilled,
+            "read_back": self.read_back,
+            "workers": {name: asdict(use) for name, use in self.workers.items()},
+            "operations": {name: asdict(use) for name, use in self.operations.items()},
+            "computations": [
+                {
+                    "name": each.name,
+                    "reason": each.reason,
+                    "explanation": each.explanation and each.explanation.to_dict(),
+                }
+                for each in self.computations
+            ],
+            "not_planned": self.not_planned,
+            "left": self.left,
+            "planning": self.planning,
+        }
+
+    def __str__(self) -> str:
+        parts = ["\n".join(map(wrapped, self.summary()))]
+        parts += [
+            f"{table.caption}\n\n{text_table(table.titles, table.rows, table.total)}"
+            for table in self.tables()
+            if table.rows
+        ]
+        parts.append("\n".join(map(wrapped, self.advice())))
+        return "\n\n".join(part for part in parts if part)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Diagnosis: {format_seconds(self.seconds)}, {_count(len(self.workers), 'worker')},"
+            f" {_count(self.tasks, 'task')}, {format_bytes(self.received)} received>"
+        )
+
+    def summary(self) -> list[str]:
+        """What was measured, in sentences."""
+        threads = sum(worker.threads for worker in self.workers.values())
+        lines = [
+            f"{format_seconds(self.seconds)} on {_count(len(self.workers), 'worker')} with"
+            f" {_count(threads, 'thread')}: {_count(self.tasks, 'task')},"
+            f" {format_bytes(self.received)} received from other workers"
+        ]
+        total = sum(map(_time, self.workers.values()))
+        if total:
+            shares = (
+                sum(getattr(worker, name) for worker in self.workers.values()) / total
+                for name in ("computing", "waiting", "idle")
+            )
+            computing, waiting, idle = (f"{100 * share:.0f} %" for share in shares)
+            lines.append(
+                f"threads ran tasks for {computing} of the time, waited for data for {waiting}"
+                f" and had no task for {idle}"
+            )
+        if self.spilled or self.read_back:
+            lines.append(
+                f"{format_bytes(self.spilled)} spilled to disk, {format_bytes(self.read_back)}"
+                " read back"
+            )
+        results = sum(use.tasks for name, use in self.operations.items() if _JOINS in name)
+        if results:
+            # the blocks that these tasks receive count under their own names
+            lines.append(
+                f"dask.compute joined {_count(results, 'result')} on a worker;"
+                " dasktile.compute joins in the client"
+            )
+        if self.left:
+            lines.append(f"not counted: {_count(self.left, 'worker')} that left")
+        return lines
+
+    def tables(self) -> Iterator[Table]:
+        """Tables of operations, workers and computations."""
+        operations = sorted(
+            self.operations.items(),
+            key=lambda item: (-item[1].received, -item[1].seconds, -item[1].tasks, item[0]),
+        )
+        yield Table(
+            "measured, by operation:",
+            ("operation", "tasks", "seconds", "received"),
+            [
+                (name, f"{use.tasks:,}", f"{use.seconds:.2f}", format_bytes(use.received))
+                for name, use in operations[:_MAX_ROWS]
+            ],
+            len(operations),
+        )
+        yield Table(
+            "measured, by worker:",
+            ("worker", "tasks", "computing", "waiting", "idle", "received", "spilled", "results",
+             "process"),
+            [_worker_row(*item) for item in list(self.workers.items())[:_MAX_ROWS]],
+            len(self.workers),
+        )  # fmt: skip
+        yield Table(
+            "predicted, Dask -> with dasktile.optimize and dasktile.enable:",
+            ("computation", "tasks", "received", "results on one worker"),
+            [_computation_row(each) for each in self.computations[:_MAX_ROWS]],
+            len(self.computations),
+        )
+
+    def advice(self) -> list[str]:
+        """What ``dasktile.optimize`` would change, in sentences."""
+        count = len(self.computations)
+        if not count:
+            return ["no plans were made: no dask arrays were computed with this client"]
+        changed = [
+            number
+            for number, each in enumerate(self.computations)
+            if each.explanation is not None and each.explanation.changed
+        ]
+        if changed:
+            lines = [
+                f"dasktile.optimize would change {len(changed):,} of"
+                f" {_count(count, 'computation')};"
+                f" print(diagnosis.result.computations[{changed[0]}].explanation) shows the plan"
+            ]
+        else:
+            lines = ["dasktile.optimize would change nothing: no plan is predicted to be cheaper"]
+        if self.not_planned:
+            lines.append(f"no plans were made for {_count(self.not_planned, 'computation')} more")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells to show.
+
+    Parameters
+    ----------
+    caption
+        What they are.
+    titles, rows
+        Titles of the columns, and the cells of each row.
+    total
+        Number of all rows, of which `rows` are the first.
+    """
+
+    caption: str
+    titles: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    total: int
+
+
+def _worker_row(address: str, use: WorkerUse) -> tuple[str, ...]:
+    total = max(_time(use), 1e-9)
+    shares = (f"{100 * part / total:.0f} %" for part in (use.computing, use.waiting, use.idle))
+    sizes = (use.received, use.spilled, use.results, use.process)
+    name = address.rpartition("//")[2]
+    return (name, f"{use.tasks:,}", *shares, *map(format_bytes, sizes))
+
+
+def _computation_row(each: Missed) -> tuple[str, str, str, str]:
+    plan = each.explanation
+    if plan is None:
+        return each.name, each.reason, "", ""
+    return (
+        each.name,
+        _arrow(
+            _first(plan.run_tasks_before, plan.tasks_before),
+            _first(plan.run_tasks_after, plan.tasks_after),
+            lambda count: f"{count:,}",
+        ),
+        _arrow(
+            _first(plan.received_before, plan.bytes_before),
+            _first(plan.received_after, plan.bytes_after),
+            format_bytes,
+        ),
+        "unknown"
+        if plan.results_before is None or plan.results_after is None
+        else _arrow(plan.results_before, plan.results_after, format_bytes),
+    )
+
+
+def _arrow(before: int, after: int, written: Any) -> str:
+    first, second = written(before), written(after)
+    return str(first) if first == second else f"{first} -> {second}"
+
+
+def _first(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value
+
+
+def _time(use: WorkerUse) -> float:
+    return use.computing + use.waiting + use.idle
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -1,0 +1,48 @@
+"""A page of its own around the HTML of a report."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+#: The page loads nothing, and is light or dark as the browser prefers.
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 14px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; }
+"""
+
+
+def save_page(filename: str | Path, title: str, body: str) -> Path:
+    """Write an HTML page.
+
+    Parameters
+    ----------
+    filename
+        Ends in ``.html``.
+    title
+        Title of the page, as text.
+    body
+        Its content, as HTML.
+
+    Returns
+    -------
+    The file written.
+
+    Raises
+    ------
+    ValueError
+        If the name has another suffix.
+    """
+    path = Path(filename)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"filename must end in .html; got {str(filename)!r}")
+    heading = html.escape(title)
+    path.write_text(
+        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{heading}</title><style>{_STYLE}</style></head>\n"
+        f"<body><h1>{heading}</h1>\n{body}\n</body></html>\n",
+        encoding="utf-8",
+    )
+    return path

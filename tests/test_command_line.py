@@ -1,0 +1,169 @@
+"""``python -m dasktile explain`` and ``doctor``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+import dasktile
+from dasktile import doctor
+from dasktile.__main__ import main
+
+SCRIPT = """
+import dask.array as da
+
+print("the script prints")
+a = da.ones((400, 300), chunks=(50, 300))
+gram = a.T @ a
+if __name__ == "__main__":
+    raise SystemExit("the main part ran")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "analysis.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def test_explains_an_expression_of_a_script(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", f"{script}:gram + 1", "--workers", "4"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("4 workers, ") and "matmul" in out and "add" in out
+    assert "the script prints" in err
+
+
+def test_explanation_as_json_and_picture(
+    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "plan.svg"
+    arguments = ["--workers", "4", "--method", "none", "--json", "--picture", str(picture)]
+    assert main(["explain", f"{script}:gram", *arguments]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["workers"] == 4 and values["method"] == "none" and not values["changed"]
+    assert picture.read_text().startswith("<svg")
+
+
+def test_explanation_as_page(script: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    assert main(["explain", f"{script}:gram", "--workers", "4", "--html", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.lower().startswith("<!doctype html>") and "matmul" in text
+
+
+def test_modules_are_found_from_the_current_folder(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(script.parent)
+    path = list(sys.path)
+    assert main(["explain", "analysis:gram", "--workers", "2"]) == 0
+    assert "matmul" in capsys.readouterr().out
+    assert sys.path == path
+    sys.modules.pop("analysis")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{script}:absent", "NameError: name 'absent' is not defined"),
+        ("{script}", "must be SCRIPT.py:EXPRESSION"),
+        ("{script}:", "must be SCRIPT.py:EXPRESSION"),
+        ("nothing.py:x", "nothing.py failed with FileNotFoundError"),
+        ("no_such_module:x", "no_such_module failed with ModuleNotFoundError"),
+        ("{script}:gram +", "SyntaxError"),
+    ],
+)
+def test_errors_are_one_line(
+    source: str, message: str, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", source.format(script=script)]) == 2
+    out, err = capsys.readouterr()
+    assert not out and message in err.splitlines()[-1]
+
+
+def test_invalid_arguments_are_rejected(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", f"{script}:gram", "--method", "best"]) == 2
+    assert "method must be one of" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["explain", f"{script}:gram", "--workers", "2", "--scheduler", "tcp://x:1"])
+    assert stopped.value.code == 2
+
+
+def test_doctor_of_this_process(capsys: pytest.CaptureFixture[str]) -> None:
+    with dask.config.set({"dasktile.bundle": 8}):
+        status = main(["doctor", "--json"])
+    values = json.loads(capsys.readouterr().out)
+    assert status == (1 if values["problems"] else 0)
+    assert values["versions"]["dasktile"] == dasktile.__version__
+    assert values["versions"]["dask"] == dask.__version__
+    assert values["settings"]["bundle"] == 8 and values["cluster"] is None
+    assert set(values["optional"]) >= {"numba", "bokeh", "cupy", "xarray"}
+
+
+def test_doctor_names_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.dask_names, "CHECKED", ("1.0", "2.0"))
+    with dask.config.set({"dasktile.bundle": "many"}):
+        report = doctor.examine()
+    assert any("dask" in problem and "1.0 to 2.0" in problem for problem in report.problems)
+    assert any("dasktile.bundle" in problem for problem in report.problems)
+    assert str(report).count("problem: ") == len(report.problems)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None,
+        protocol="tcp",
+    ) as cluster:  # fmt: skip
+        yield cluster
+
+
+def test_doctor_of_a_cluster(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    address = cluster.scheduler_address
+    main(["doctor", "--scheduler", address])
+    out = capsys.readouterr().out
+    assert "problem: dasktile is not enabled on the cluster" in out and "not calibrated" in out
+    with Client(cluster) as client:
+        dasktile.enable(client)
+        report = doctor.run(address)
+        dasktile.disable(client)
+    assert report.cluster is not None
+    assert report.cluster["scheduler"]["enabled"] and len(report.cluster["workers"]) == 2
+    for facts in report.cluster["workers"].values():
+        assert facts["enabled"] and facts["versions"]["dasktile"] == dasktile.__version__
+    assert not any("enabled" in problem for problem in report.problems)
+
+
+def test_explains_for_a_cluster(
+    cluster: LocalCluster, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", f"{script}:gram", "--scheduler", cluster.scheduler_address]) == 0
+    assert capsys.readouterr().out.startswith("2 workers, ")
+
+
+def test_no_scheduler_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--scheduler", "tcp://127.0.0.1:9"]) == 2
+    assert "doctor: error: " in capsys.readouterr().err
+
+
+def test_help_imports_little() -> None:
+    code = (
+        "import sys\n"
+        "from dasktile.__main__ import main\n"
+        "try:\n"
+        "    main(['explain', '--help'])\n"
+        "except SystemExit as stopped:\n"
+        "    assert stopped.code == 0\n"
+        "assert 'distributed' not in sys.modules and 'rich' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

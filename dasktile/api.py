@@ -122,9 +122,46 @@ def explain(
 ) -> report.Explanation:
     """Show the plan that :func:`optimize` would carry out with the same arguments.
 
+    The first lines are about the whole expression:
+
+    - *moves*: bytes that workers receive from each other, with the plan and with the input's own
+      chunks; both by a model that runs every task on its best worker;
+    - *lower bound*: what any tiling that uses all workers evenly moves at least, on the grids of
+      workers that are named; *proven optimal* if the plan moves no more;
+    - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
+      of Dask's own graph and of the plan;
+    - *results in memory*: the bytes of the worker that holds most, in the same simulation.
+
+    The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the
+    plan, as count and largest size (``=`` if both are the same); and the bytes moved for the
+    operation *before*, with the chunks, and *after*, with the tiles.  *from* are the rows of its
+    inputs.  Below are the arrays that keep their chunks, with reasons.
+
+    Parameters
+    ----------
+    *collections, method, workers, memory_limit, keep_chunks
+        As in :func:`optimize`.
+
     Returns
     -------
     An :class:`~dasktile.report.explanation.Explanation`; print it.
+
+    Raises
+    ------
+    TypeError, ValueError, MemoryLimitError
+        As :func:`optimize`.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> import numpy as np
+    >>> x = da.from_array(np.ones((2000, 2000)), chunks=(2000, 100))
+    >>> explanation = dasktile.explain(x.T @ x, workers=4)
+    >>> explanation.tasks_after < explanation.tasks_before
+    True
+    >>> print(explanation)  # doctest: +ELLIPSIS
+    4 workers, moves ... instead of ... between workers ...
     """
     target = _arguments(method, workers, memory_limit, keep_chunks)
     holders = Holders()
@@ -176,6 +213,18 @@ def compare(
         Naming the argument that is wrong, its value, and what is allowed.
     ValueError
         If tasks of the graph read keys of an array that are not its blocks.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> import numpy as np
+    >>> x = da.from_array(np.ones((4000, 500)), chunks=(500, 500))
+    >>> comparison = dasktile.compare(x.T @ x, methods=["auto", "spartan"], workers=4)
+    >>> comparison["auto"].bytes <= comparison["spartan"].bytes
+    True
+    >>> print(comparison)  # doctest: +ELLIPSIS
+    4 workers; lower bound ...
     """
     require(CAPTURE, "dasktile.compare")
     names = _method_names(methods)

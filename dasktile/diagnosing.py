@@ -60,7 +60,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
     >>> import dask.array as da
     >>> import dasktile
     >>> from distributed import Client
-    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
     ...     x = da.random.default_rng(0).random((800, 800), chunks=(100, 800))
     ...     with dasktile.diagnose(client) as diagnosis:
     ...         total = (x @ x.T).sum().compute()

@@ -122,7 +122,7 @@ def test_doctor_names_problems(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None,
+        n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0",
         protocol="tcp",
     ) as cluster:  # fmt: skip
         yield cluster

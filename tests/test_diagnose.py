@@ -19,7 +19,7 @@ import dasktile
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
     with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
     ) as cluster:
         yield cluster
 
@@ -168,7 +168,7 @@ def test_two_at_once(client: Client) -> None:
 def test_spilled_bytes(tmp_path: Any) -> None:
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=1, memory_limit="400 MB", dashboard_address=None,
+            n_workers=1, threads_per_worker=1, memory_limit="400 MB", dashboard_address=":0",
             local_directory=str(tmp_path),
         ) as cluster,
         Client(cluster) as client,
@@ -187,7 +187,7 @@ def test_asynchronous_client() -> None:
     async def main() -> dasktile.diagnose:
         async with (
             LocalCluster(
-                n_workers=1, processes=False, asynchronous=True, dashboard_address=None
+                n_workers=1, processes=False, asynchronous=True, dashboard_address=":0"
             ) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):

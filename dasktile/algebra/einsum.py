@@ -61,7 +61,7 @@ def einsum(
         ``add``, ``multiply``, ``maximum``, ``minimum``, ``fmax``, ``fmin``, ``logical_and``,
         ``logical_or``, ``logical_xor``, ``bitwise_and``, ``bitwise_or``, ``bitwise_xor``,
         ``logaddexp``, ``logaddexp2``, ``hypot``, ``gcd``, ``lcm``; an alias of one of these, such
-        as :func:`numpy.max` or :func:`sum`; or any other elementwise function of two arrays that
+        as :func:`numpy.max` or ``sum``; or any other elementwise function of two arrays that
         is associative and commutative, which is applied to pairs in any order.
     workers
         As in :func:`dasktile.optimize`: the processes for which an order of contraction of three
@@ -80,7 +80,7 @@ def einsum(
     Notes
     -----
     Sums of products are contracted two operands at a time, in the order of least cost, operations
-    and bytes together (:mod:`dasktile.algebra.paths`).  The same holds for joins that distribute
+    and bytes together.  The same holds for joins that distribute
     over their reduction without rounding or overflow: and over or, minimum over maximum.  Other
     joins are of all operands at once; nest calls where an order of contraction is valid.
 
@@ -88,6 +88,7 @@ def einsum(
     --------
     >>> import dask.array as da
     >>> import dasktile
+    >>> import numpy as np
     >>> d = da.from_array([[0.0, 3.0, 9.0], [3.0, 0.0, 4.0], [9.0, 4.0, 0.0]], chunks=2)
     >>> dasktile.einsum("ij,jk->ik", d, d, join=np.add, reduce=np.minimum).compute()
     array([[0., 3., 7.],

@@ -53,7 +53,7 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
 
     Returns
     -------
-    A :class:`~dasktile.tiling.seconds.Calibration`: bytes a second between workers,
+    A ``Calibration``: bytes a second between workers,
     seconds a task, operations a second and bytes a second to memory.
 
     Raises
@@ -64,6 +64,15 @@ def calibrate(client: Client | None = None, refresh: bool = False) -> Any:
         If the client is closed, if there is no current client, or if the cluster has no workers.
     TimeoutError
         If the cluster does not finish within a minute.
+
+    Examples
+    --------
+    >>> import dasktile
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
+    ...     measured = dasktile.calibrate(client)
+    >>> measured.workers, measured.bandwidth > 0
+    (2, True)
     """
     require(CALIBRATE, "dasktile.calibrate")
     client = client_of(client)

@@ -55,7 +55,7 @@ class SchedulePlan:
     ----------
     order
         Keys of the tasks in the order in which they run; for a
-        :class:`~dasktile.schedule.taskgraph.TaskGraph`, names of the operations.
+        ``dasktile.schedule.taskgraph.TaskGraph``, names of the operations.
     swap_in_bytes, swap_out_bytes
         Bytes copied into memory and out of it.
     makespan
@@ -76,6 +76,16 @@ class SchedulePlan:
     before
         Bytes swapped in, bytes swapped out and seconds of Dask's own order, with fetching on
         demand and eviction of the least recently used.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> x = da.ones((400, 400), chunks=(50, 400))
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
+    >>> schedule.peak <= schedule.memory_limit
+    True
+    >>> y = schedule.apply()
     """
 
     order: tuple[Hashable, ...]
@@ -217,6 +227,19 @@ def load_plan(filename: str | Path) -> SchedulePlan:
         If there is no such file.
     ValueError
         If the file contains no plan, or one of another version.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> x = da.ones((400, 400), chunks=(50, 400))
+    >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
+    >>> with tempfile.NamedTemporaryFile(suffix=".json") as file:
+    ...     _ = schedule.save(file.name)
+    ...     loaded = dasktile.load_plan(file.name)
+    >>> loaded.order == schedule.order
+    True
     """
     if not isinstance(filename, (str, os.PathLike)):
         raise TypeError(
@@ -296,7 +319,7 @@ def plan(
     ----------
     *collections
         Dask collections, and lists, tuples and dicts of them, planned together; or one
-        :class:`~dasktile.schedule.taskgraph.TaskGraph`.
+        ``dasktile.schedule.taskgraph.TaskGraph``.
     memory_limit
         Bytes of results that one worker can hold, as a number or as a string such as
         ``"2 GB"``.  By default the memory limit of the client's workers.

@@ -61,6 +61,16 @@ class Comparison:
         if it would not, or if ``"auto"`` was not among the methods.
     grids
         The grids of workers for which the bound holds, in words; empty if no bound is known.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> import numpy as np
+    >>> x = da.from_array(np.ones((400, 50)), chunks=(50, 50))
+    >>> comparison = dasktile.compare(x + 1, workers=4)
+    >>> comparison["none"].bytes, min(choice.bytes for choice in comparison)
+    (0, 0)
     """
 
     workers: int

@@ -133,6 +133,18 @@ class Explanation:
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
     grids
         The grids of workers for which `lower_bound` holds, in words; empty where it is 0.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> import numpy as np
+    >>> x = da.from_array(np.ones((400, 400)), chunks=(400, 50))
+    >>> explanation = dasktile.explain(x.sum(axis=1), workers=4)
+    >>> [node.op for node in explanation.nodes]
+    ['array', 'sum']
+    >>> explanation.nodes[0].chunks_before[1]
+    (50, 50, 50, 50, 50, 50, 50, 50)
     """
 
     workers: int

@@ -69,6 +69,17 @@ def enable(
     --------
     disable
     worker_data
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> from distributed import Client
+    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
+    ...     dasktile.enable(client)
+    ...     x = dasktile.optimize(da.ones((1000, 1000), chunks=(100, 1000)).T.sum(axis=0))
+    ...     x.sum().compute()
+    np.float64(1000000.0)
     """
     client = client_of(client)
     config.check()
@@ -99,6 +110,14 @@ def disable(client: Client | None = None) -> Any:
         If `client` is no ``distributed.Client``.
     ValueError
         If it is closed, or there is none.
+
+    Examples
+    --------
+    >>> import dasktile
+    >>> from distributed import Client
+    >>> with Client(n_workers=1, threads_per_worker=1, dashboard_address=":0") as client:
+    ...     dasktile.enable(client)
+    ...     dasktile.disable(client)
     """
     client = client_of(client)
     return client.sync(_disable, client)

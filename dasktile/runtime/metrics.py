@@ -283,6 +283,20 @@ def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
         If it is closed, or there is none.
     RuntimeError
         If dasktile is not enabled on that cluster.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> from distributed import Client, wait
+    >>> x = da.random.default_rng(0).random((800, 800), chunks=(100, 800))
+    >>> with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
+    ...     dasktile.enable(client)
+    ...     y = dasktile.optimize(x @ x.T).persist()
+    ...     _ = wait(y)
+    ...     counts = dasktile.metrics(client)
+    >>> counts.placed > 0, counts.bytes_received > 0, counts.errors
+    (True, True, 0)
     """
     client = client_of(client)
     return client.sync(_metrics, client, reset)

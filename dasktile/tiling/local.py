@@ -27,7 +27,19 @@ from dasktile.tiling.tiles import Choice, LocalCosts, Parts
 
 
 class MemoryLimitError(ValueError):
-    """A node does not fit the memory limit even in its smallest tiles."""
+    """An operation does not fit the memory limit even in its smallest tiles.
+
+    Examples
+    --------
+    >>> import dask.array as da
+    >>> import dasktile
+    >>> import numpy as np
+    >>> x = da.from_array(np.ones((1000, 1000)), chunks=(100, 1000))
+    >>> dasktile.optimize(da.fft.fft(x, axis=1), workers=2, memory_limit="10 kB")
+    Traceback (most recent call last):
+    ...
+    dasktile.tiling.local.MemoryLimitError: ...
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,16 +262,7 @@ class Explanation:
     def _summary(self) -> str:
         if not self.nodes:
             return self.verdict
-        workers = _count(self.workers, "worker")
-        if self.changed:
-            moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
-            tasks = _count(self.tasks_after, "task")
-            if self.tasks_after != self.tasks_before:
-                tasks += f" instead of {self.tasks_before:,}"
-        else:
-            moved = f"unchanged: moves {format_bytes(self.bytes_before)} between workers"
-            tasks = _count(self.tasks_before, "task")
-        lines = [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
+        lines = self._changed() if self.changed else self._unchanged()
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
         if self.spilled_before or self.spilled_after:
@@ -294,9 +285,26 @@ class Explanation:
             after, before = format_seconds(self.seconds_after), format_seconds(self.seconds_before)
             instead = f" instead of {before}" if self.changed and after != before else ""
             lines.append(f"predicted run time: about {after}{instead}")
-        if not self.changed and self.verdict:
-            lines.append(self.verdict)
         return "\n".join(lines)
+
+    def _changed(self) -> list[str]:
+        moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
+        tasks = _count(self.tasks_after, "task")
+        if self.tasks_after != self.tasks_before:
+            tasks += f" instead of {self.tasks_before:,}"
+        workers = _count(self.workers, "worker")
+        return [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
+
+    def _unchanged(self) -> list[str]:
+        workers, moved = _count(self.workers, "worker"), format_bytes(self.bytes_before)
+        because = f": {self.verdict}" if self.verdict else ""
+        lines = [
+            f"{workers}: optimize returns the input itself{because}",
+            f"it moves {moved} between workers; {_count(self.tasks_before, 'task')}",
+        ]
+        if 0 < self.lower_bound <= self.bytes_before:
+            lines[1] += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
+        return lines
 
     def _run(self) -> list[str]:
         """What runs and moves in the simulation, if a plan is compared with Dask's own graph."""

@@ -272,9 +272,9 @@ def _objection(
     old, new = unchanged.cost(before.price, stock=True), planner.cost(after.price)
     rules = planner.settings.acceptance
     if new >= old * rules.max_cost_ratio:
-        return "the input's own chunks cost no more, tasks and moved bytes together"
+        return "no other tiles cost clearly less, tasks and moved bytes together"
     if _moves_too_much(before.price, after.price, rules):
-        return "the input's own chunks move no more bytes"
+        return "the tiles that would cost less in tasks move more bytes"
     return ""
 
 

@@ -146,9 +146,11 @@ def test_an_unknown_lower_bound_is_not_shown() -> None:
 
 def test_unchanged_plans_are_reported() -> None:
     lines = str(report.explanation(gram(tiled=False))).split("\n\n")[0].splitlines()
-    assert lines[-1] == "the input's own chunks cost no more"
-    assert lines[0].startswith("4 workers, unchanged: moves 1.2 GiB between workers")
-    assert lines[1].endswith("; 1,206 tasks")
+    text = " ".join(" ".join(lines).split())
+    assert text.startswith(
+        "4 workers: optimize returns the input itself: the input's own chunks cost no more it moves"
+        " 1.2 GiB between workers; 1,206 tasks"
+    )
 
 
 def test_nothing_to_tile() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 project = "dasktile"
 author = "the dasktile developers"
-copyright = "the dasktile developers"
+project_copyright = "the dasktile developers"
 release = version_of("dasktile")
 version = release.partition("+")[0]
 

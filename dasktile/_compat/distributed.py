@@ -43,6 +43,7 @@ RELEASED, WAITING, MEMORY, FORGOTTEN = "released", "waiting", "memory", "forgott
 NO_WORKER, QUEUED, PROCESSING, ERRED = "no-worker", "queued", "processing", "erred"
 EXECUTING, LONG_RUNNING, ERROR = "executing", "long-running", "error"
 FETCH, FLIGHT, MISSING = "fetch", "flight", "missing"
+READY, CONSTRAINED = "ready", "constrained"
 
 
 class Feature(Enum):

@@ -210,6 +210,14 @@ class HintSender:
             message = {"uses": [*hints.get(address, {}).items()], "ran": ran.get(address, [])}
             internals.send_to_worker(self._scheduler, address, {"op": USES, **message})
 
+    def withdraw(self) -> None:
+        """Have all workers forget their hints: no later message would correct them."""
+        self._hints, self._ran = {}, {}
+        for address, worker in sorted(self._scheduler.workers.items()):
+            if _accepts_hints(worker):
+                message = {"op": USES, "uses": [], "ran": [], "withdrawn": True}
+                internals.send_to_worker(self._scheduler, address, message)
+
 
 def _accepts_hints(worker: Any) -> bool:
     """Whether a worker has a handler for the message; without one it would shut down."""
@@ -261,6 +269,8 @@ class NextUses:
         #: By key of a result: numbers of its listed readers that have not run, and what follows.
         self._hints: dict[Any, tuple[list[int], str]] = {}
         self._running: set[Any] = set()
+        #: Whether hints are current; False after they were withdrawn.
+        self.current = True
 
     def includes(self, key: Any, reader: Any) -> bool:
         """Whether the hint of a result lists a reader that is on this worker now."""
@@ -292,7 +302,7 @@ class NextUses:
         is unknown.
         """
         task = self._tasks.get(key)
-        if task is None:
+        if task is None or not self.current:
             return None
         hint = self._hints.get(key)
         if hint is None:
@@ -328,6 +338,7 @@ class NextUses:
         """
         changed = {}
         for key, hint in uses:
+            self.current = True
             if key in self._tasks:
                 self._hints[key] = _numbers(*hint)
                 changed[key] = self.next_use(key)
@@ -353,6 +364,11 @@ class NextUses:
                 self._hints[key][0].remove(use)
                 changed[key] = self.next_use(key)
         return changed
+
+    def withdraw(self) -> None:
+        """Know no next uses until new hints arrive."""
+        self._hints.clear()
+        self.current = False
 
     def forget(self, key: Any) -> None:
         """Remove the hint of a result that was released."""

@@ -63,6 +63,9 @@ class RuntimeSettings:
     max_parts
         Parts of a tuple that are spilled one by one at the most; a longer tuple is spilled as a
         whole.
+    max_losses
+        Times that one result is recomputed because it could not be read back from disk; after
+        that, the tasks that read it fail.
     spare_bytes
         Bytes of page-locked memory that are kept for reuse at the most; to allocate such memory
         is slow.
@@ -88,4 +91,5 @@ class RuntimeSettings:
     monitor_interval: float = 0.1
     small_bytes: int = 1024
     max_parts: int = 256
+    max_losses: int = 3
     spare_bytes: int = 1 << 30

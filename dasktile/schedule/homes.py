@@ -131,10 +131,15 @@ class Homes:
     def _take_duplicate(self, positions: int, address: str) -> None:
         """Move a position of a worker that has several to a worker that has none."""
         table = self.table(positions)
-        duplicate = next(
-            (number for number, worker in enumerate(table) if worker in table[:number]), None
-        )
-        if duplicate is not None and address not in table:
+        seen: set[str] = set()
+        duplicate = None
+        for number, worker in enumerate(table):
+            if worker == address:
+                return
+            if worker in seen and duplicate is None:
+                duplicate = number
+            seen.add(worker)
+        if duplicate is not None:
             initial = self._initial[positions]
             self._initial[positions] = (
                 *initial[:duplicate],

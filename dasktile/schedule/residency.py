@@ -40,6 +40,13 @@ from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, Resid
 #: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
 _AGED_FROM = 0.5
 
+#: Calls of :meth:`Residency.age` between two attempts to write to a full tier, at the most (chosen:
+#: with ten calls a second a disk that has room again is found after some seconds).
+_MOST_PAUSE = 64
+
+#: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
+_MOST_SKIPPED = 8
+
 
 @dataclass(slots=True, eq=False)
 class _Tile:
@@ -144,6 +151,9 @@ class Residency:
         self._dying: dict[Buffer, bool] = {}
         #: By tier, whether a copy to it has failed for lack of room.
         self._full = [False] * len(self.capacity)
+        #: By tier, the number of such copies since one was done, and calls of `age` until the next.
+        self._refusals = [0] * len(self.capacity)
+        self._pauses = [0] * len(self.capacity)
         self._tiles: dict[Hashable, _Tile] = {}
         #: Removed tiles with copies in progress, by key and generation.
         self._removed: dict[tuple[Hashable, int], _Tile] = {}
@@ -355,8 +365,13 @@ class Residency:
 
         Tiles that were dying at the last call already can be evicted; while all tiers are rather
         empty, they are not looked at.  A fetch that was refused memory is repeated: a task that
-        has ended may hold its inputs a little longer.
+        has ended may hold its inputs a little longer.  A full tier is tried again after one call,
+        and after twice as many each time that it is still full.
         """
+        for tier, full in enumerate(self._full):
+            if full:
+                self._pauses[tier] -= 1
+                self._full[tier] = self._pauses[tier] > 0
         for tile in self._fetches:
             if tile.refused and not self._another_task_runs(tile):
                 tile.refused = False
@@ -426,6 +441,7 @@ class Residency:
         tile = self._end_copy(copy)
         self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused, tile.retries = False, 0
+        self._refusals[copy.target] = 0
         self._grow(copy.target, copy.size if size is None else size)
         out: list[Instruction] = []
         if tile.removed:
@@ -460,6 +476,8 @@ class Residency:
                 self._cancel_eviction(source)
             if full:
                 self._full[copy.target] = True
+                self._pauses[copy.target] = min(2 ** self._refusals[copy.target], _MOST_PAUSE)
+                self._refusals[copy.target] += 1
             else:
                 tile.unwritable.add(copy.source)
             self._mark_unranked(source)
@@ -674,6 +692,7 @@ class Residency:
             return False
         if self.used[tier] + size <= self.capacity[tier]:
             return True
+        skipped: list[Buffer] = []
         while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
                 self._update_ranks()
@@ -684,8 +703,15 @@ class Residency:
                     continue
                 if self._evict(buffer, out):
                     break
+                if tier + 1 in self.refusing and len(skipped) < _MOST_SKIPPED:
+                    # a smaller one may fit
+                    self._queues[tier].discard(buffer)
+                    skipped.append(buffer)
+                    break
             else:
                 break
+        for buffer in skipped:
+            self._mark_unranked(buffer)
         return self.used[tier] + size <= self.capacity[tier]
 
     def _evict(self, buffer: Buffer, out: list[Instruction]) -> bool:

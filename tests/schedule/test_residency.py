@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Hashable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -393,6 +394,45 @@ def test_a_full_disk_is_not_written_to_until_room_is_freed() -> None:
     worker.settle()
     assert worker.fast() == "cd"
     assert worker.residency.used == [2, 2]
+
+
+def test_a_full_disk_is_tried_again_less_and_less_often() -> None:
+    worker = Worker(1, None)
+    worker.add("a")
+    worker.add("b")
+    attempts = []
+    for time in range(200):
+        if worker.flights:
+            attempts.append(time)
+            worker.finish(failed=True, full=True)
+        worker.do(worker.residency.age())
+    # after 1, 2, 4, ... calls, at most 64
+    assert [after - before for before, after in pairwise(attempts)] == [1, 2, 4, 8, 16, 32, 64, 64]
+    while not worker.flights:
+        worker.do(worker.residency.age())
+    worker.settle()
+    assert worker.residency.used == [1, 1]
+    # it had room in between: the next refusal is the first one again
+    worker.add("c")
+    worker.finish(failed=True, full=True)
+    worker.do(worker.residency.age())
+    assert worker.flights
+
+
+def test_smaller_tiles_are_evicted_if_the_first_one_does_not_fit_below() -> None:
+    worker = Worker(100, 45, prefetch=0)
+    for key, size, use in (("l", 60, 9), ("m", 20, 2), ("n", 20, 3), ("o", 20, 1)):
+        worker.add(key, size, next_use=use)
+    worker.settle()
+    # l is needed last, and does not fit on the last tier
+    assert worker.fast() == "lmo"
+    assert worker.residency.used == [100, 20]
+    # it is evicted once there is room
+    worker.do(worker.residency.resize(1, 100))
+    worker.add("p", 20, next_use=4)
+    worker.settle()
+    assert worker.fast() == "mop"
+    check(worker)
 
 
 def test_a_disk_with_a_limit() -> None:

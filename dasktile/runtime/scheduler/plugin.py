@@ -190,13 +190,18 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._free_all()
 
     def _guard_hints(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Call a function of the hint sender; after an exception no more hints are sent."""
+        """Call a function of the hint sender; after an exception hints are withdrawn."""
         try:
             function(*arguments)
         except Exception:
             self.errors += 1
             self.hints = False
             logger.exception("dasktile cannot send next-use hints to workers any more")
+            try:
+                self.hint_sender.withdraw()
+            except Exception:
+                self.errors += 1
+                logger.exception("dasktile cannot withdraw next-use hints")
 
     def send_all_hints(self) -> None:
         """Send hints for tasks that were submitted before the workers accepted hints."""

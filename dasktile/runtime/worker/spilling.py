@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distributed.comm.core import Comm
 
 #: Distributed's logger for its warning of unmanaged memory, which limits the rate of that warning.
+logger = logging.getLogger("distributed.worker")
 _monitor = logging.getLogger("distributed.worker.memory")
 
 #: States of tasks that do not read their inputs any more, or not on this worker.
@@ -38,6 +39,9 @@ _NOT_READING = (
     *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN, internals.ERROR),
     *(internals.FETCH, internals.FLIGHT, internals.MISSING),
 )
+
+#: States of tasks that do not run; the scheduler takes back those that need a lost result.
+_NOT_RUNNING = (*_NOT_READING, internals.WAITING, internals.READY, internals.CONSTRAINED)
 
 
 class Spilling(Guarded):
@@ -84,6 +88,10 @@ class Spilling(Guarded):
         self._reads_for_peers = 0
         #: Whether distributed's memory monitor has requested an eviction that has not ended.
         self._evicting = False
+        #: By key, how often a result was removed because it could not be read back.
+        self._losses: dict[Any, int] = {}
+        #: By key of a task that is to be scheduled again: its inputs that cannot be read back.
+        self._lost_inputs: dict[Any, list[Any]] = {}
         #: Bytes of the last result of each kind of tasks (a layer name without its hash).
         self._result_bytes: dict[str, int] = {}
         self._original_data: MutableMapping[Any, Any] | None = None
@@ -237,20 +245,31 @@ class Spilling(Guarded):
         return event
 
     def _read_failure(self, task: Any, keys: Iterable[Any]) -> Any:
-        """The failure of a task whose inputs cannot be read; None if they can be.
+        """What happens to a task whose inputs cannot be read; None if they can be.
 
-        The worker would log the exception with its traceback, whose frames hold the other inputs:
-        these would stay in memory as long as the log.
+        They are lost: the scheduler has them recomputed, and the task scheduled again.  The task
+        fails where the same result was lost several times.  (The worker would log the exception
+        with its traceback, whose frames hold the other inputs: these would stay in memory as long
+        as the log.)
         """
         if task is None or not internals.is_running(self.worker):
             return None
-        try:
-            for key in keys:
-                if key not in self.store.fast and key in self.store:
+        lost: list[Any] = []
+        for key in keys:
+            if key not in self.store.fast and key in self.store:
+                try:
                     self.store[key]
-        except LostTileError as error:
-            return internals.failed(task, error, f"execute-lost-{time.time()}")
-        return None
+                except LostTileError as error:
+                    often = self._losses.get(key, 0) >= self.settings.max_losses
+                    # a result that finds no room in memory would find none if it was recomputed
+                    if often or self.store.may_become_readable(key):
+                        return internals.failed(task, error, f"execute-lost-{time.time()}")
+                    logger.error("%s: it is recomputed", error)
+                    lost.append(key)
+        if not lost:
+            return None
+        self._lost_inputs[task.key] = lost
+        return internals.run_later(task.key, f"execute-lost-{time.time()}")
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """Update next uses after a transition; called for every transition of every task."""
@@ -259,6 +278,11 @@ class Spilling(Guarded):
             self._release(self._requests.pop(key, None))
         elif finish in (internals.RELEASED, internals.FORGOTTEN):
             self.uses.forget(key)
+        if start == internals.EXECUTING and key in self._lost_inputs:
+            # the inputs of a task can be removed once it does not run; not within a transition.
+            # Other readers that have not started are scheduled again as well
+            lost = self._lost_inputs.pop(key)
+            asyncio.get_running_loop().call_soon(self._report_lost, lost, _NOT_RUNNING)
         if start == internals.RELEASED and finish != internals.FORGOTTEN:
             task = internals.worker_tasks(self.worker).get(key)
             if task is not None and task.run_spec is not None:
@@ -266,7 +290,9 @@ class Spilling(Guarded):
                     read.key for read in task.dependencies if not self.uses.includes(read.key, task)
                 )
 
-    def handle_hints(self, uses: Iterable[Any], ran: Iterable[Any], **kwargs: Any) -> None:
+    def handle_hints(
+        self, uses: Iterable[Any], ran: Iterable[Any], withdrawn: bool = False, **kwargs: Any
+    ) -> None:
         """Handle a message with hints of the scheduler.
 
         Parameters
@@ -275,8 +301,13 @@ class Spilling(Guarded):
             Keys of results, and their new hints.
         ran
             Keys of results, and the priority of a reader that has run on another worker.
+        withdrawn
+            Whether the scheduler sends no more hints: results are evicted by age then.
         """
         try:
+            if withdrawn:
+                self.uses.withdraw()
+                self.store.forget_uses()
             self.store.expect({**self.uses.update(uses), **self.uses.readers_ran(ran)})
         except Exception:
             self._count_error("update next uses")
@@ -341,19 +372,30 @@ class Spilling(Guarded):
         finally:
             self._release(request)
 
-    def _report_lost(self, keys: Iterable[Any]) -> None:
+    def _report_lost(self, keys: Iterable[Any], readers: Collection[str] = _NOT_READING) -> None:
         """Remove unreadable results, so that the scheduler has them recomputed.
 
         Otherwise peers would request them again and again.
+
+        Parameters
+        ----------
+        keys
+            Their keys.
+        readers
+            States that all of their readers on this worker must have.  With other readers they
+            stay: those report the loss when they start.
         """
         tasks = [internals.worker_tasks(self.worker).get(key) for key in keys]
-        # not while a task on this worker will read one: it fails with the reason
         lost = [
             task.key
             for task in tasks
-            if task is not None and all(reader.state in _NOT_READING for reader in task.dependents)
+            if task is not None and all(reader.state in readers for reader in task.dependents)
         ]
         if lost:
+            if len(self._losses) > self.settings.max_kinds:
+                self._losses.clear()
+            for key in lost:
+                self._losses[key] = self._losses.get(key, 0) + 1
             internals.lose(self.worker, lost, f"lost-{time.time()}")
 
     async def gather_dep(

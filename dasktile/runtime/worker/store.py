@@ -699,15 +699,12 @@ class TileStore(MutableMapping[Any, Any]):
             self.resize(self.host, self._residency.settings.capacity[self.host])
 
     def age(self) -> None:
-        """Age next uses as :meth:`Residency.age` does, and retry a disk that was full.
+        """Age next uses and retry a full disk as :meth:`Residency.age` does.
 
         To be called regularly.
         """
         with self._lock:
-            residency, last = self._residency, self._last
-            self._execute(
-                residency.age() + residency.resize(last, residency.settings.capacity[last])
-            )
+            self._execute(self._residency.age())
 
     def may_become_readable(self, key: Any) -> bool:
         """Whether a value is not in memory for lack of memory only, and not by a read error."""

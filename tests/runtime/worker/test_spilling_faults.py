@@ -226,6 +226,34 @@ def test_disabled_on_workers_without_a_spilling_mapping(tmp_path: Path) -> None:
             assert client.gather(sums) == [number * SIZE / 8 for number in range(TILES)]
 
 
+# Hints
+
+
+def test_workers_forget_next_uses_after_an_error_of_the_scheduler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with spilling(2.5) as (cluster, client), caplog.at_level(logging.ERROR):
+        store = store_of(cluster)
+        [worker] = cluster.workers.values()
+        tiles = made(client)
+        spilling_of = store.next_use.__self__  # type: ignore[attr-defined]
+        assert spilling_of.uses.next_use(tiles[0].key) is not None
+
+        def breaks(dask_scheduler: Any) -> None:
+            def fails(*arguments: Any) -> None:
+                raise RuntimeError("no hints today")
+
+            dask_scheduler.plugins["dasktile"].hint_sender.graph_added = fails
+
+        client.run_on_scheduler(breaks)
+        is_right(client, tiles)
+        until(lambda: not spilling_of.uses.current)
+        assert all(spilling_of.uses.next_use(one.key) is None for one in tiles)
+        assert caplog.text.count("cannot send next-use hints") == 1
+        is_right(client, tiles)
+        assert worker.status.name == "running"
+
+
 # Disks
 
 
@@ -286,26 +314,43 @@ def test_a_limit_of_spilled_bytes(caplog: pytest.LogCaptureFixture) -> None:
         until(lambda: set(store.slow) - spilled)
 
 
-def test_a_missing_file() -> None:
-    """The task fails with the reason; nothing is recomputed automatically."""
-    with spilling(2.5, threads=2) as (cluster, client):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_missing_file(threads: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The result is recomputed, as for a peer that requests it."""
+    with spilling(2.5, threads=threads) as (cluster, client), caplog.at_level(logging.ERROR):
         tiles = made(client)
         store = store_of(cluster)
         store._engine.wait_all(LIMIT)
         lost = set(store.slow) - set(store.fast)
         for held in store.slow.values():
             os.remove(held.content)
-        results = client.map(total, tiles, pure=False)
-        wait(results, timeout=LIMIT)
-        for one, result in zip(tiles, results, strict=True):
-            if one.key in lost:
-                with pytest.raises(LostTileError, match="could not be read back: FileNotFound"):
-                    result.result()
-            else:
-                assert result.status == "finished"
-        # who asks for it again, after it was made again, has it
-        [again] = client.map(tile, [0], pure=False)
-        assert client.submit(total, again).result(LIMIT) == 0
+        # two readers of each, some of which wait while others run
+        results = [client.map(total, tiles, pure=False) for _ in range(2)]
+        for sums_of in results:
+            assert client.gather(sums_of) == sums(range(TILES))
+        assert lost
+        assert f"{min(lost)!r} could not be read back: FileNotFound" in caplog.text
+
+
+def test_a_file_that_is_lost_again_and_again() -> None:
+    """The task fails with the reason."""
+    with spilling(2.5) as (cluster, client):
+        tiles = made(client)
+        store = store_of(cluster)
+        disk: Any = store._tiers[-1]
+
+        def fails(*arguments: Any) -> None:
+            raise OSError(errno.EIO, "Input/output error")
+
+        disk.load = fails
+        store._engine.wait_all(LIMIT)
+        futures = client.map(total, [*tiles, *tiles], pure=False)
+        wait(futures, timeout=LIMIT)
+        failed = [future for future in futures if future.status == "error"]
+        for future in failed:
+            with pytest.raises(LostTileError, match="could not be read back: OSError"):
+                future.result()
+        assert {future.status for future in futures} <= {"finished", "error"}
 
 
 def test_a_peer_requests_a_lost_tile() -> None:

@@ -378,6 +378,9 @@ histogram_counts: Any = _lookup(_ROUTINES, "_block_hist", "histogram is unchange
 cumsum_merge: Any = _lookup(_REDUCTIONS, "_cumsum_merge", "cumsum in sequence is unchanged")
 cumprod_merge: Any = _lookup(_REDUCTIONS, "_cumprod_merge", "cumprod in sequence is unchanged")
 prefixscan_first: Any = _lookup(_REDUCTIONS, "_prefixscan_first", "parallel cumsum is unchanged")
+custom_nanquantile: Any = _lookup(
+    _REDUCTIONS, "_custom_nanquantile", "nanquantile is unchanged", since="2026.8.0"
+)
 prefixscan_combine: Any = _lookup(
     _REDUCTIONS, "_prefixscan_combine", "parallel cumsum is unchanged"
 )

@@ -19,6 +19,9 @@ from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.user_kernels import lookup
 
+#: Packages whose functions are steps of one call of the user, and that call.
+_GROUPING = {"flox": "flox's group-by"}
+
 
 def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     """Why a layer is unchanged.
@@ -74,13 +77,17 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
         )
     if use is not None:
         return f"this call does not match how user function {_name(function)} is registered"
-    title = f"user function {_name(function)}"
+    package = module.partition(".")[0]
+    if package in _GROUPING:
+        return f"a step of {_GROUPING[package]}, whose result depends on the chunks"
     if _name(function).startswith("_") and "." in module:
         # a private function of a package is not the user's own
-        title = f"function {_name(function)} of {module.partition('.')[0]}"
+        return (
+            f"there is no rule for {_name(function)} of {package}, which may depend on the chunks"
+        )
     return (
-        f"the result of {title} may depend on the chunks; if not, declare it with"
-        " dasktile.register_kernel"
+        f"the result of user function {_name(function)} may depend on the chunks; if not, declare"
+        " it with dasktile.register_kernel"
     )
 
 

@@ -374,6 +374,18 @@ class TestWholeAxes:
         first, _ = da.apply_gufunc(lambda a: (a, a), "()->(),()", x, output_dtypes=(float, float))
         assert last(first)[0].kind is Kind.OPAQUE
 
+    @pytest.mark.parametrize("keepdims", [False, True])
+    @pytest.mark.parametrize("name", ["median", "nanmedian", "quantile", "nanquantile"])
+    def test_order_statistics_read_their_axes_whole(self, name: str, keepdims: bool) -> None:
+        more = (0.3,) if "quantile" in name else ()
+        node, _ = last(getattr(da, name)(x, *more, axis=0, keepdims=keepdims))
+        assert roles(node) == [FREE, WHOLE]
+        assert node.edges[0].axes == (AxisMap(1), AxisMap(0))
+        assert node.out == ((AxisMap(None), AxisMap(0)) if keepdims else (AxisMap(0),))
+
+    def test_several_quantiles_keep_their_chunks(self) -> None:
+        assert last(da.quantile(x, [0.1, 0.9], axis=0))[0].kind is Kind.OPAQUE
+
     def test_apply_along_axis(self) -> None:
         node, _ = last(da.apply_along_axis(np.sort, 0, x))
         assert roles(node) == [FREE, WHOLE]
@@ -655,7 +667,7 @@ def test_programs_do_not_depend_on_names():
             lambda: da.from_delayed(dask.delayed(np.ones)(4), (4,), float) + 1,
             "from-value reads results of ones, which are not the blocks of an array",
         ),
-        (lambda: da.median(x, axis=0) + 1, "there is no rule for median with these arguments"),
+        (lambda: da.quantile(x, [0.1], axis=0) + 1, "there is no rule for quantile with these"),
         (lambda: da.percentile(x[0], 50) + 1, "there is no rule for the tasks of percentile"),
         (lambda: da.coarsen(np.mean, x, {0: 2}), "there is no rule for this form of coarsen"),
     ],
@@ -671,7 +683,7 @@ def test_reasons_name_the_package_of_a_private_function(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(_hidden, "__module__", "package.inner")
     assert last(x.map_blocks(_hidden))[0].reason.startswith(
-        "the result of function _hidden of package may depend on the chunks"
+        "there is no rule for _hidden of package, which may depend on the chunks"
     )
 
 

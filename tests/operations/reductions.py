@@ -78,9 +78,20 @@ def argument(e: Expression, x: Value) -> Value | None:
 def median(e: Expression, x: Value) -> Value | None:
     if not x.ndim or x.kind == "c":
         return None
-    name, axis = e.pick(("median", "nanmedian")), one_axis(e, x)
-    return e.call(f"{name}(@, {axis})", lambda a: getattr(da, name)(a, axis=axis),
-                  lambda a: getattr(np, name)(a, axis=axis), x)  # fmt: skip
+    keep, axis = e.chance(30), one_axis(e, x)
+    if e.chance(40) and x.kind == "f" and x.value.size:
+        name, q = e.pick(("quantile", "nanquantile")), e.pick((0.25, 0.5, 1.0))
+        return e.call(
+            f"{name}(@, {q}, {axis}, keepdims={keep})",
+            lambda a: getattr(da, name)(a, q, axis=axis, keepdims=keep),
+            lambda a: getattr(np, name)(a, q, axis=axis, keepdims=keep), x, rounds=True,
+        )  # fmt: skip
+    name = e.pick(("median", "nanmedian"))
+    return e.call(
+        f"{name}(@, {axis}, keepdims={keep})",
+        lambda a: getattr(da, name)(a, axis=axis, keepdims=keep),
+        lambda a: getattr(np, name)(a, axis=axis, keepdims=keep), x,
+    )  # fmt: skip
 
 
 def scan(e: Expression, x: Value) -> Value | None:

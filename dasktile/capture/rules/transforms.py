@@ -12,11 +12,20 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.utils import key_split
 
-from dasktile._compat.dask import Alias, Task, along_axis_block, isin_block
+from dasktile._compat.dask import (
+    Alias,
+    Task,
+    along_axis_block,
+    custom_nanquantile,
+    isin_block,
+)
 from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser
 from dasktile.capture.rules.blockwise import Map, operands
 from dasktile.capture.rules.pointwise import is_pointwise_task
 from dasktile.ir import AxisMap, Kind, Label, Role
+
+#: Functions whose results at one position depend on nothing but the elements along their axes.
+_ORDER_STATISTICS = (np.median, np.nanmedian, np.quantile, np.nanquantile, custom_nanquantile)
 
 _FFTS = "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn"
 
@@ -119,6 +128,23 @@ def along_axis(view: GraphView, name: str) -> Operation | None:
     return _loops(view, layer, info, {axis})
 
 
+def order_statistic(view: GraphView, name: str) -> Operation | None:
+    """A median, or a quantile of one probability, along axes that are read whole."""
+    layer, info = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or info is None or layer.new_axes or not layer.indices:
+        return None
+    symbols, axes = layer.indices[0][1], layer.task.kwargs.get("axis")
+    known = any(layer.task.func is function for function in _ORDER_STATISTICS)
+    if not known or symbols is None or not isinstance(axes, (list, tuple)):
+        return None
+    if "weights" in layer.task.kwargs or any(other for _, other in layer.indices[1:]):
+        return None
+    whole = {symbols[axis] for axis in axes}
+    if whole & set(layer.output_indices) and not layer.task.kwargs.get("keepdims"):
+        return None
+    return _loops(view, layer, info, whole)
+
+
 def isin(view: GraphView, name: str) -> Operation | None:
     """The comparison in ``isin`` of every element with all test elements."""
     layer, info = view.layers[name], view.array(name)
@@ -197,7 +223,7 @@ def _elementwise(task: Task) -> bool:
 def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) -> Operation | None:
     """A map over the symbols that inputs and output share; those in `whole` are not cut."""
     read = operands(view, layer, whole=whole)
-    if read is None or (whole and not layer.concatenate):
+    if read is None or (whole - set(layer.output_indices) and not layer.concatenate):
         return None
     labels: dict[str, int] = {}
     loops: list[Label] = []
@@ -208,7 +234,13 @@ def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) 
                 return None
             out.append(AxisMap(None))
             continue
-        if symbol in whole or read.sizes[symbol] != chunks:
+        if symbol in whole:
+            # the function keeps an axis that it has reduced
+            if chunks != (1,):
+                return None
+            out.append(AxisMap(None))
+            continue
+        if read.sizes[symbol] != chunks:
             return None
         labels[symbol] = len(loops)
         out.append(AxisMap(len(loops)))
@@ -237,4 +269,4 @@ def _in_order(
     )
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (fft, along_axis, isin, gufunc)
+RECOGNISERS: tuple[Recogniser, ...] = (fft, along_axis, order_statistic, isin, gufunc)

@@ -452,6 +452,19 @@ class TestRegistry:
                 register_kernel(np.sort, halo=halo)  # type: ignore[arg-type]
         assert lookup(np.sort) is None
 
+    def test_moving_windows_read_a_halo_at_one_side(self) -> None:
+        y = da.lib.stride_tricks.sliding_window_view(x, (3, 2), axis=(0, 1))
+        program = captured(y).program
+        assert [node.op for node in program.nodes] == ["array", "sliding_window_view"]
+        node = program.nodes[-1]
+        assert roles(node) == [FREE, FREE]
+        assert node.out == (AxisMap(0), AxisMap(1), AxisMap(None), AxisMap(None))
+        assert node.edges[0].axes == (AxisMap(0, 0, 1, 3), AxisMap(1, 0, 1, 2))
+
+    def test_two_windows_along_one_axis_keep_their_chunks(self) -> None:
+        y = da.lib.stride_tricks.sliding_window_view(x, (3, 2), axis=(0, 0))
+        assert last(y)[0].kind is Kind.OPAQUE
+
     def test_reasons_name_the_remedy(self) -> None:
         def smooth(block: np.ndarray) -> np.ndarray:
             return block + block.mean()

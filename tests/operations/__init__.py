@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.expressions import Expression, Value
-from tests.operations.axes import blocks, centred, computed_mask, fft, gufunc, overlap, shifted
+from tests.operations.axes import (
+    blocks,
+    centred,
+    computed_mask,
+    fft,
+    gufunc,
+    moving,
+    overlap,
+    shifted,
+)
 from tests.operations.elementwise import astype, binary, clip, operators, special, unary, where
 from tests.operations.handwritten import cloned, layer
 from tests.operations.moves import (
@@ -48,5 +57,5 @@ OPERATIONS: tuple[Operation, ...] = (
     *(reshape, reshape, join, join, broadcast, flip, roll, rechunk, rechunk, dims, pad, diff),
     *(triangle, diagonal, repeat, rotate, insertion, assigned, coarsen),
     *(layer, layer, layer, cloned),
-    *(fft, shifted, overlap, overlap, gufunc, blocks, computed_mask, centred),
+    *(fft, shifted, overlap, overlap, moving, gufunc, blocks, computed_mask, centred),
 )

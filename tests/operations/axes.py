@@ -91,6 +91,21 @@ def overlap(e: Expression, x: Value) -> Value | None:
     )  # fmt: skip
 
 
+def moving(e: Expression, x: Value) -> Value | None:
+    """The largest elements of moving windows."""
+    if not x.ndim or x.kind == "c" or not x.value.size:
+        return None
+    axis = one_axis(e, x)
+    window = e.pick((1, 2, min(3, x.shape[axis]), x.shape[axis]))
+    if window > x.shape[axis]:
+        return None
+    return e.call(
+        f"sliding_window_view(@, {window}, {axis}).max(-1)",
+        lambda a: da.lib.stride_tricks.sliding_window_view(a, window, axis=axis).max(axis=-1),
+        lambda a: np.lib.stride_tricks.sliding_window_view(a, window, axis=axis).max(axis=-1), x,
+    )  # fmt: skip
+
+
 def gufunc(e: Expression, x: Value) -> Value | None:
     if not x.ndim or x.kind == "c" or not x.value.size:
         return None

@@ -1,9 +1,10 @@
-"""Recogniser of `map_overlap` of functions that are registered with a halo.
+"""Recognisers of `map_overlap` of functions that are registered with a halo, and of moving windows.
 
-dask writes it in four steps: every block is extended by its neighbours' edges (after an
+dask writes the first in four steps: every block is extended by its neighbours' edges (after an
 optional boundary is added around the array), blocks of boundary alone are dropped, the
 function is applied, and the edges are trimmed.  They become one node whose input window is
-wider than its output.
+wider than its output.  ``sliding_window_view`` is written in the same way, without boundaries and
+without trimming; xarray's ``rolling`` reduces its result.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,69 @@ class Stencil:
     block: Key
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sliding:
+    """All windows of an array, which the result has along new last axes.
+
+    Parameters
+    ----------
+    window_shape, axis
+        As for :func:`numpy.lib.stride_tricks.sliding_window_view`, both as tuples.
+    """
+
+    window_shape: tuple[int, ...]
+    axis: tuple[int, ...]
+
+
+def sliding(view: GraphView, name: str) -> Operation | None:
+    """``sliding_window_view`` of overlapping blocks."""
+    layer, new = view.layers[name], view.array(name)
+    if not isinstance(layer, Blockwise) or new is None or len(layer.indices) != 1:
+        return None
+    if layer.task.func is not np.lib.stride_tricks.sliding_window_view or layer.io_deps:
+        return None
+    (overlapped, symbols), options = layer.indices[0], layer.task.kwargs
+    if set(options) != {"window_shape", "axis"} or symbols is None:
+        return None
+    windows, axes, ndim = tuple(options["window_shape"]), tuple(options["axis"]), len(symbols)
+    if tuple(layer.output_indices[:ndim]) != tuple(symbols) or new.shape[ndim:] != windows:
+        return None
+    if len(set(axes)) != len(axes) or new.numblocks[ndim:] != (1,) * len(windows):
+        return None
+    more = [0] * ndim
+    for axis, window in zip(axes, windows, strict=True):
+        more[axis] = int(window) - 1
+    outer = replace(new, shape=new.shape[:ndim], chunks=new.chunks[:ndim])
+    if not all(map(all, outer.chunks)):
+        return None
+    read = [
+        [(lo, hi + extra) for lo, hi in itertools.pairwise(bounds(sizes))]
+        for sizes, extra in zip(outer.chunks, more, strict=True)
+    ]
+    try:
+        old = _windows(view, str(overlapped), outer, read)
+    except NotTraceable:
+        return None
+    wide = tuple(size + extra for size, extra in zip(outer.shape, more, strict=True))
+    if old is None or old.shape != wide or old.dtype != new.dtype:
+        return None
+    return Operation(
+        op=key_split(name),
+        kind=Kind.MAP,
+        labels=tuple(
+            Label(size, Role.FREE, cuts)
+            for size, cuts in zip(outer.shape, outer.chunks, strict=True)
+        ),
+        out=(*map(AxisMap, range(ndim)), *(AxisMap(None) for _ in windows)),
+        kernel=Sliding(windows, axes),
+        inputs=(
+            Input(
+                old.name, tuple(AxisMap(axis, 0, 1, extra + 1) for axis, extra in enumerate(more))
+            ),
+        ),
+    )
 
 
 def stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:

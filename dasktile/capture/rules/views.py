@@ -38,7 +38,7 @@ from dasktile.capture.rules.provenance import (
     same_positions,
 )
 from dasktile.capture.rules.reshapes import repeat, reshape
-from dasktile.capture.rules.stencils import stencil
+from dasktile.capture.rules.stencils import sliding, stencil
 from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
@@ -423,6 +423,6 @@ def _cover(
     return builder.span(low, high - low + 1)
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (rechunk_p2p, reshape, repeat, stencil, moves)
+RECOGNISERS: tuple[Recogniser, ...] = (rechunk_p2p, reshape, repeat, sliding, stencil, moves)
 
 __all__ = ["RECOGNISERS", "Concatenate", "Gather", "Piece", "Take"]

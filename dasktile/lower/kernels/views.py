@@ -11,7 +11,7 @@ from dask.utils import M
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
 from dasktile.capture.rules.reshapes import Repeat, Reshape
-from dasktile.capture.rules.stencils import Stencil
+from dasktile.capture.rules.stencils import Sliding, Stencil
 from dasktile.capture.rules.views import Concatenate, Gather, Take
 from dasktile.ir import AxisMap, Follow, Share, Where, Window, bounds, windows
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
@@ -156,6 +156,20 @@ def _stencil(kernel: Stencil, context: LoweringContext) -> EmittedLayers:
             whole = front == 0 and end - begin == hi - lo
             index.append(slice(None) if whole else slice(front, front + hi - lo))
         tasks[key] = Task(key, trimmed, applied, tuple(index))
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
+    return emitted
+
+
+@emit.register
+def _sliding(kernel: Sliding, context: LoweringContext) -> EmittedLayers:
+    (edge,), (source,) = context.node.edges, context.inputs
+    view = np.lib.stride_tricks.sliding_window_view
+    tasks: dict[Key, GraphNode] = {}
+    for block, at in _blocks(context):
+        key = (context.name, *block)
+        read = TaskRef(_read(source, edge.axes, at))
+        tasks[key] = Task(key, view, read, kernel.window_shape, kernel.axis)
     emitted = EmittedLayers()
     emitted.add(context.name, tasks, {source})
     return emitted

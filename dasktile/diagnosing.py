@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -99,6 +100,13 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
 
     def __repr__(self) -> str:
         return "<diagnose: not ended>" if self._result is None else repr(self._result)
+
+    def _repr_html_(self) -> str | None:
+        return None if self._result is None else self._result._repr_html_()
+
+    def save(self, filename: str | Path = "diagnosis.html") -> Path:
+        """Write the result as an HTML page; see :meth:`Diagnosis.save`."""
+        return self.result.save(filename)
 
     def __enter__(self) -> diagnose:
         if self._client.asynchronous:

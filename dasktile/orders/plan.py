@@ -29,6 +29,7 @@ from dasktile._compat.dask import Task, TaskRef
 from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
 from dasktile.orders.apply import TaskSet, ordered
+from dasktile.report import html as page
 from dasktile.report.explanation import format_bytes, format_seconds
 from dasktile.report.timeline import Timeline, draw, lane
 from dasktile.schedule.search import SearchResult
@@ -114,6 +115,32 @@ class SchedulePlan:
             f" takes {seconds} (lower bound {format_seconds(self.time_bound)},"
             f" {format_seconds(self.ideal)} with unlimited memory),"
             f" swaps {swapped} (lower bound for this order {bound})"
+        )
+
+    def _repr_html_(self) -> str:
+        old_in, old_out, old_seconds = self.before
+        rows = [
+            ("seconds", format_seconds(old_seconds), format_seconds(self.makespan),
+             f"{format_seconds(self.time_bound)}, {format_seconds(self.ideal)} with unlimited"
+             " memory"),
+            ("swapped in", format_bytes(old_in), format_bytes(self.swap_in_bytes), ""),
+            ("swapped out", format_bytes(old_out), format_bytes(self.swap_out_bytes), ""),
+            ("swapped", format_bytes(old_in + old_out),
+             format_bytes(self.swap_in_bytes + self.swap_out_bytes),
+             format_bytes(self.lower_bound)),
+        ]  # fmt: skip
+        return page.block(
+            page.lines(
+                [
+                    f"{len(self.order):,} tasks in {format_bytes(self.memory_limit)}, at most"
+                    f" {format_bytes(self.peak)} in memory; order by {self.method}"
+                ]
+            ),
+            page.table(("", "Dask's order", "plan", "lower bound of this order"), rows),
+            page.legend(
+                "Dask's order: fetching on demand and eviction of the least recently used. swapped:"
+                " bytes between memory and the tier below. Seconds are simulated."
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,10 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dasktile.report import html as page
 from dasktile.report.explanation import format_bytes, shortened, wrapped
 from dasktile.tiling.plan import TilingPlan
 
 _TITLES = ("method", "moved", "times bound", "tasks", "largest task", "")
+#: What the columns are.
+_LEGEND = (
+    "moved: bytes that workers receive from each other. times bound: moved over the lower bound."
+    " largest task: bytes of its inputs and its result."
+)
 #: Widest name of a method printed in full.
 _NAME = 20
 
@@ -109,6 +115,17 @@ class Comparison:
         text = "\n".join([wrapped(self._summary()), "", *lines])
         notes = "\n".join(wrapped(note) for note in self._notes())
         return f"{text}\n\n{notes}" if notes else text
+
+    def _repr_html_(self) -> str:
+        if not self.choices:
+            return page.block(page.lines([str(self)]))
+        rows = [self._row(choice) for choice in self.choices]
+        return page.block(
+            page.lines([self._summary()]),
+            page.table(_TITLES, rows, (0, 5), name="methods"),
+            page.legend(_LEGEND),
+            page.lines(list(self._notes())),
+        )
 
     def _summary(self) -> str:
         workers = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from dasktile.report import html as page
 from dasktile.report.explanation import Explanation, format_bytes, format_seconds, wrapped
+from dasktile.report.page import save_page
 from dasktile.report.tables import text_table
 
 #: Rows of a printed table at the most.
 _MAX_ROWS = 12
+
+#: What the columns are.
+_LEGEND = (
+    "computing, waiting, idle: shares of the time of all threads, in tasks, without a task while"
+    " data was on its way, and without a task otherwise. received: bytes from other workers."
+    " results: most bytes of results that a worker held. process: most bytes of its process."
+)
 
 #: What Dask calls tasks that join a result on one worker.
 _JOINS = "finalize"
@@ -186,6 +196,35 @@ class Diagnosis:
             f"<Diagnosis: {format_seconds(self.seconds)}, {_count(len(self.workers), 'worker')},"
             f" {_count(self.tasks, 'task')}, {format_bytes(self.received)} received>"
         )
+
+    def _repr_html_(self) -> str:
+        tables = (
+            page.lines([table.caption]) + page.table(table.titles, table.rows, total=table.total)
+            for table in self.tables()
+            if table.rows
+        )
+        return page.block(
+            page.lines(self.summary()), *tables, page.legend(_LEGEND), page.lines(self.advice()),
+            *(
+                page.folded(f"computation {number}: {each.name}", each.explanation._repr_html_())
+                for number, each in enumerate(self.computations)
+                if each.explanation is not None
+            ),
+        )  # fmt: skip
+
+    def save(self, filename: str | Path = "diagnosis.html") -> Path:
+        """Write the diagnosis as an HTML page, with the plans of all computations.
+
+        Parameters
+        ----------
+        filename
+            Ends in ``.html``.
+
+        Returns
+        -------
+        The file written.
+        """
+        return save_page(filename, "dasktile: a diagnosis", self._repr_html_())
 
     def summary(self) -> list[str]:
         """What was measured, in sentences."""

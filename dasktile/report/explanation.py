@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks
+from dasktile.report import html as page
 from dasktile.report import svg as picture
 from dasktile.report.page import save_page
 from dasktile.tiling.plan import TilingPlan
@@ -198,19 +198,38 @@ class Explanation:
         )
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<div>{html.escape(line)}</div>" for line in self._summary().split("\n"))
-        header = "".join(f"<th>{html.escape(title)}</th>" for title in _TITLES)
-        rows = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
-            for cells in (_cells(index, node) for index, node in enumerate(self.nodes))
+        if not self.nodes:
+            return page.block(page.lines(self._summary().split("\n")))
+        kept = _kept_lines(self.nodes, self.verdict)
+        few = len(self.nodes) <= _OPEN_ROWS
+        arrays = page.table(_HTML_TITLES, _html_rows(self.nodes), (1, 2, 3, 4, 5, 6, 7, 8),
+                            drawn=(5, 7), name="arrays")  # fmt: skip
+        return page.block(
+            page.lines(self._summary().split("\n")),
+            self._key_numbers(),
+            page.folded(_count(len(self.nodes), "array"), arrays + page.legend(_LEGEND), few),
+            page.folded(kept[0], page.lines(kept[1:]), len(kept) <= _OPEN_REASONS) if kept else "",
         )
-        kept = "".join(
-            f"<div>{html.escape(line)}</div>" for line in _kept_lines(self.nodes, self.verdict)
-        )
-        return (
-            f"<div>{lines}<table><thead><tr>{header}</tr></thead>"
-            f"<tbody>{rows}</tbody></table>{kept}</div>"
-        )
+
+    def _key_numbers(self) -> str:
+        """A small table of what a plan changes."""
+        if not self.changed:
+            return ""
+        rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
+            ("bytes moved between workers", self.bytes_before, self.bytes_after, format_bytes),
+            ("tasks as they run", self.run_tasks_before, self.run_tasks_after, _number),
+            ("results in memory on one worker", self.results_before, self.results_after,
+             format_bytes),
+            ("predicted run time", self.seconds_before, self.seconds_after, format_seconds),
+        ]  # fmt: skip
+        if self.run_tasks_before is None or self.run_tasks_after is None:
+            rows[1] = ("tasks", self.tasks_before, self.tasks_after, _number)
+        shown = [
+            (title, written(before), written(after))
+            for title, before, after, written in rows
+            if before is not None and after is not None
+        ]
+        return page.table(("", "before", "after"), shown, name="numbers")
 
     def visualize(self, filename: str | Path = "dasktile.svg") -> Path:
         """Draw the expression: its tiles before and after, and the bytes that move.
@@ -519,6 +538,21 @@ _TITLES = (
     "moved before",
     "moved after",
 )
+_HTML_TITLES = (
+    "", "operation", "from", "shape", "dtype", "", "chunks", "", "tiles", "moved before",
+    "moved after",
+)  # fmt: skip
+
+#: What the columns of the HTML table are.
+_LEGEND = (
+    "from: rows of the inputs. chunks: of the input, count and largest size. tiles: of the plan,"
+    " = if they are the chunks. moved before, moved after: bytes that workers receive from each"
+    " other for the operation, with the chunks and with the tiles."
+)
+
+#: Rows of the table, and lines of reasons, up to which they are not folded in HTML.
+_OPEN_ROWS, _OPEN_REASONS = 30, 12
+
 #: Columns of a line of text.
 WIDTH = 80
 #: Widest operation name, list of inputs and dtype printed in full.
@@ -543,6 +577,26 @@ def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
         format_bytes(node.bytes_before),
         format_bytes(node.bytes_after),
     )
+
+
+def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for index, node in enumerate(nodes):
+        number, op, reads, shape, dtype, chunks, tiles, before, after = _cells(index, node)
+        same = node.chunks_before == node.chunks_after
+        rows.append(
+            (
+                number, op, reads, shape, dtype,
+                page.chunk_drawing(node.shape, node.chunks_before), chunks,
+                "" if same else page.chunk_drawing(node.shape, node.chunks_after), tiles,
+                before, after,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _number(count: int) -> str:
+    return f"{count:,}"
 
 
 def _inputs(numbers: Sequence[int], width: int = _FROM) -> str:

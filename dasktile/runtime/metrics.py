@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,11 +12,18 @@ from distributed import Client, Scheduler, Worker
 
 from dasktile._compat import distributed as internals
 from dasktile.cluster.clients import client_of
+from dasktile.report import html as page
 from dasktile.report.explanation import format_bytes
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 
 #: Rows of a printed table at the most.
 _MAX_ROWS = 30
+
+#: What the columns are.
+_LEGEND = (
+    "predicted: bytes that workers receive by prediction of the plans. received: bytes that they"
+    " received from each other. tiles, held: number of results on workers now, and their bytes."
+)
 
 _HASH = re.compile(r"-([0-9a-f]{6})[0-9a-f]{26}$")
 _TOKEN = re.compile(r"-dasktile-(?:.*-)?([0-9a-f]{32})$")
@@ -176,8 +182,14 @@ class Metrics:
         )
 
     def _repr_html_(self) -> str:
-        lines = "".join(f"<div>{html.escape(line)}</div>" for line in self._summary().split("\n"))
-        return f"<div>{lines}{''.join(_html(*table) for table in self._tables())}</div>"
+        return page.block(
+            page.lines(self._summary().split("\n")),
+            *(
+                page.table(titles, rows, _left(titles), total)
+                for titles, rows, total in self._tables()
+            ),
+            page.legend(_LEGEND),
+        )
 
     def _summary(self) -> str:
         workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
@@ -338,6 +350,11 @@ def _on_worker(reset: bool, dask_worker: Worker) -> dict[str, Any] | None:
     return plugin.report(reset) if isinstance(plugin, TileWorkerPlugin) else None
 
 
+def _left(titles: Sequence[str]) -> int:
+    """Columns of a table that are aligned to the left."""
+    return 2 if titles[1] == "tier" else 1
+
+
 def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
     predicted: Mapping[str, int] = plan["predicted"]
     received: Counter[str] = Counter()
@@ -435,14 +452,3 @@ def _text(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> s
     if total > len(rows):
         lines.append(f"and {total - len(rows):,} more")
     return "\n".join(lines)
-
-
-def _html(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> str:
-    if not rows:
-        return ""
-    header = "".join(f"<th>{html.escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    more = f"<div>and {total - len(rows):,} more</div>" if total > len(rows) else ""
-    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>{more}"

@@ -189,7 +189,10 @@ def test_explanations_can_be_pickled_and_compared() -> None:
 
 def test_html_is_well_formed() -> None:
     root = ET.fromstring(report.explanation(gram())._repr_html_())
-    assert len(root.findall(".//tbody/tr")) == 3
+    assert len(root.findall(".//table[@class='arrays']/tbody/tr")) == 3
+    assert [cell.text for cell in root.findall(".//table[@class='numbers']/tbody/tr[1]/td")] == [
+        "bytes moved between workers", "1.2 GiB", "68.7 MiB",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tiled", [True, False])

@@ -1,0 +1,134 @@
+"""Pieces of the HTML of reports: tables, folded parts and drawings of chunks.
+
+They look right on light and dark pages: colours are the page's own, or transparent.  Nothing is
+loaded, no script runs, and all rules of style are for elements inside of a report.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from itertools import pairwise
+
+from dasktile.ir import Chunks, bounds
+
+_STYLE = """
+.dasktile { line-height: 1.45; }
+.dasktile .box { overflow-x: auto; }
+.dasktile table { border-collapse: collapse; margin: 0.5em 0; border: 0; font-size: 0.92em;
+  width: auto; display: table; }
+.dasktile th, .dasktile td { padding: 0.25em 0.8em; border: 0; background: transparent;
+  border-bottom: 1px solid rgba(128, 128, 128, 0.35); color: inherit; text-align: right;
+  vertical-align: middle; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.dasktile th { font-weight: 600; }
+.dasktile .left { text-align: left; }
+.dasktile .legend { font-size: 0.86em; margin: 0.2em 0 0.8em; max-width: 60em; }
+.dasktile details { margin: 0.3em 0; }
+.dasktile summary { cursor: pointer; }
+.dasktile svg { vertical-align: middle; }
+"""
+
+#: Pixels of the longer side of a drawing of chunks.
+_SIDE = 44
+
+#: Lines along one axis above which a drawing of chunks is a filled area.
+_LINES = 24
+
+
+def block(*parts: str) -> str:
+    """A report, of parts that are HTML."""
+    return f"<div class='dasktile'><style>{_STYLE}</style>{''.join(parts)}</div>"
+
+
+def lines(texts: Sequence[str]) -> str:
+    """One line for each text."""
+    return "".join(f"<div>{html.escape(text)}</div>" for text in texts)
+
+
+def legend(text: str) -> str:
+    """An explanation below a table."""
+    return f"<div class='legend'>{html.escape(text)}</div>"
+
+
+def folded(title: str, content: str, is_open: bool = False) -> str:
+    """HTML that is shown when its title is clicked."""
+    state = " open='open'" if is_open else ""
+    return f"<details{state}><summary>{html.escape(title)}</summary>{content}</details>"
+
+
+def table(
+    titles: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    left: int | Sequence[int] = 1,
+    total: int | None = None,
+    drawn: Sequence[int] = (),
+    name: str = "",
+) -> str:
+    """A table; empty without rows.
+
+    Parameters
+    ----------
+    titles, rows
+        Titles of the columns, and the cells of each row, as text.
+    left
+        Columns that are aligned to the left: numbers of them, or how many from the first one.
+    total
+        Number of all rows, of which the given ones are the first; all by default.
+    drawn
+        Columns whose cells are HTML.
+    name
+        Class of the table, to find it.
+    """
+    if not rows:
+        return ""
+    at_left = range(left) if isinstance(left, int) else left
+    classes = [" class='left'" if column in at_left else "" for column in range(len(titles))]
+    head = "".join(
+        f"<th{style}>{html.escape(title)}</th>"
+        for title, style in zip(titles, classes, strict=True)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<td{style}>{cell if column in drawn else html.escape(cell)}</td>"
+            for column, (cell, style) in enumerate(zip(row, classes, strict=True))
+        )
+        + "</tr>"
+        for row in rows
+    )
+    more = ""
+    if total is not None and total > len(rows):
+        more = f"<div>and {total - len(rows):,} more</div>"
+    kind = f" class='{html.escape(name)}'" if name else ""
+    return (
+        f"<div class='box'><table{kind}><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>{more}"
+    )
+
+
+def chunk_drawing(shape: Sequence[int], chunks: Chunks) -> str:
+    """The last two axes of an array and how they are cut, to scale as far as can be seen."""
+    if not shape:
+        return ""
+    rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
+    row_cuts, column_cuts = ((1,), chunks[0]) if len(shape) == 1 else chunks[-2:]
+    longest = max(rows, columns, 1)
+    wide, tall = max(_SIDE * columns / longest, 6.0), max(_SIDE * rows / longest, 6.0)
+    if max(len(row_cuts), len(column_cuts)) > _LINES:
+        fill, path = "0.25", ""
+    else:
+        fill = "0.05"
+        across = "".join(
+            f"M1 {1 + tall * end / max(rows, 1):.4g}h{wide:.4g}"
+            for _, end in list(pairwise(bounds(row_cuts)))[:-1]
+        )
+        down = "".join(
+            f"M{1 + wide * end / max(columns, 1):.4g} 1v{tall:.4g}"
+            for _, end in list(pairwise(bounds(column_cuts)))[:-1]
+        )
+        path = f"<path d='{across}{down}' fill='none'/>" if across or down else ""
+    return (
+        f"<svg width='{wide + 2:.4g}' height='{tall + 2:.4g}' stroke='currentColor'"
+        f" stroke-width='0.7'><rect x='1' y='1' width='{wide:.4g}' height='{tall:.4g}'"
+        f" fill='currentColor' fill-opacity='{fill}'/>{path}</svg>"
+    )

@@ -83,9 +83,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "report.svg": ({"ir"}, {"cairosvg"}),
     "report.explanation": (
-        {"ir", "report.html", "report.page", "report.svg", "tiling.plan"},
+        {"ir", "report.folding", "report.html", "report.page", "report.svg", "tiling.plan"},
         set(),
     ),
+    "report.folding": (set(), set()),
     "report.html": ({"ir"}, set()),
     "report.page": (set(), set()),
     "report.timeline": ({"report.explanation"}, set()),

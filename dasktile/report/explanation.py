@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks
 from dasktile.report import html as page
 from dasktile.report import svg as picture
+from dasktile.report.folding import fold as fold_boxes
 from dasktile.report.page import save_page
 from dasktile.tiling.plan import TilingPlan
 
@@ -26,6 +27,9 @@ _HOLDS = "results in memory: at most about"
 
 #: Bytes with those of running tasks over those of results alone, above which both are shown.
 _WHILE_RUNNING = 1.1
+
+#: Arrays of a picture above which repeated structure is drawn once (chosen).
+_MANY_BOXES = 40
 
 #: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
@@ -53,6 +57,9 @@ class NodeReport:
         Why the array keeps its chunks; empty if it is re-tiled.
     inputs
         The arrays it is made of, as positions in ``Explanation.nodes``.
+    homes
+        Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
+        tile's index is the number of its worker.  Empty where that is not known.
     """
 
     name: str
@@ -69,6 +76,7 @@ class NodeReport:
     tasks_after: int
     reason: str
     inputs: tuple[int, ...]
+    homes: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,38 +239,40 @@ class Explanation:
         ]
         return page.table(("", "before", "after"), shown, name="numbers")
 
-    def visualize(self, filename: str | Path = "dasktile.svg") -> Path:
+    def visualize(self, filename: str | Path = "dasktile.svg", *, fold: bool = True) -> Path:
         """Draw the expression: its tiles before and after, and the bytes that move.
+
+        Tiles have the colours of their workers.  The wider a line, the more bytes workers receive
+        for the operation that it leads to.
 
         Parameters
         ----------
         filename
             Ends in ``.svg``, ``.dot``, ``.png`` or ``.pdf``.  The last two need the
             package ``cairosvg``.
+        fold
+            Whether structure that repeats, such as the steps of a loop, is drawn once if there are
+            many arrays.  The bytes shown are then the sum.
 
         Returns
         -------
         The file written.
         """
-        boxes = [
-            picture.Box(
-                title=f"{index}  {node.op}",
-                lines=(
-                    f"{_shape(node.shape)} {node.dtype}",
-                    *_tiles_line(node),
-                    *(("chunks kept",) if node.reason else ()),
-                ),
-                shape=node.shape,
-                before=node.chunks_before,
-                after=node.chunks_after,
-                inputs=node.inputs,
-                edge=_moved_line(node),
-                hint=node.reason,
-                kept=bool(node.reason),
-            )
-            for index, node in enumerate(self.nodes)
+        boxes = [_box(str(index), [node]) for index, node in enumerate(self.nodes)]
+        if fold and len(boxes) > _MANY_BOXES:
+            boxes = self._folded_boxes()
+        return picture.write(Path(filename), boxes, self._summary().split("\n"), self.workers)
+
+    def _folded_boxes(self) -> list[picture.Box]:
+        kinds = [
+            (node.op, node.shape, node.dtype, node.chunks_before, node.chunks_after, node.reason)
+            for node in self.nodes
         ]
-        return picture.write(Path(filename), boxes, self._summary().split("\n"))
+        boxes = []
+        for each in fold_boxes(kinds, [node.inputs for node in self.nodes]):
+            members = [self.nodes[member] for member in each.members]
+            boxes.append(replace(_box(str(each.members[0]), members), inputs=each.inputs))
+        return boxes
 
     def save(self, filename: str | Path = "dasktile.html") -> Path:
         """Write the explanation as an HTML page, which loads nothing else.
@@ -368,6 +378,30 @@ class Explanation:
         return bound
 
 
+def _box(number: str, nodes: Sequence[NodeReport]) -> picture.Box:
+    """The box of an array, or of several that look the same."""
+    node = nodes[0]
+    before = sum(each.bytes_before for each in nodes)
+    after = sum(each.bytes_after for each in nodes)
+    return picture.Box(
+        title=f"{number}  {node.op}" + (f"  x {len(nodes)}" if len(nodes) > 1 else ""),
+        lines=(
+            f"{_shape(node.shape)} {node.dtype}",
+            *_tiles_line(node),
+            *(("chunks kept",) if node.reason else ()),
+        ),
+        shape=node.shape,
+        before=node.chunks_before,
+        after=node.chunks_after,
+        inputs=node.inputs,
+        edge=_moved_line(before, after),
+        moved=after,
+        homes=node.homes,
+        hint=node.reason,
+        kept=bool(node.reason),
+    )
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
@@ -426,6 +460,7 @@ def explanation(
             tasks_after=plan.after.tasks[index],
             reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
+            homes=_homes(plan, index, handed),
         )
         for index, node in enumerate(plan.program.nodes)
     )
@@ -523,6 +558,33 @@ def _chunks_after(plan: TilingPlan, index: int, handed: dict[int, Chunks]) -> Ch
     if plan.tiled is None:
         return plan.program.nodes[index].chunks
     return handed.get(index, plan.tiled.tilings[index].chunks)
+
+
+def _homes(plan: TilingPlan, index: int, handed: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
+    """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
+    if plan.tiled is None or index in handed:
+        return ()
+    tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
+    if not isinstance(tiling.held_at, tuple) or len(tiling.held_at) != len(tiling.chunks):
+        return ()
+    homes = []
+    for share, sizes in zip(tiling.held_at, tiling.chunks, strict=True):
+        workers = _part_workers(share.by, mesh)
+        runs = share.runs or (len(sizes),)
+        owners = [worker for worker, run in zip(workers, runs, strict=False) for _ in range(run)]
+        if len(owners) != len(sizes):
+            return ()
+        homes.append(tuple(owners))
+    return tuple(homes)
+
+
+def _part_workers(by: Sequence[int], mesh: Sequence[int]) -> list[int]:
+    """For every part along mesh axes, slowest first, what it adds to the number of a worker."""
+    workers = [0]
+    for axis in by:
+        stride = math.prod(mesh[axis + 1 :])
+        workers = [worker + stride * place for worker in workers for place in range(mesh[axis])]
+    return workers
 
 
 # Text -------------------------------------------------------------------------------
@@ -738,8 +800,8 @@ def _tiles_line(node: NodeReport) -> tuple[str, ...]:
     return (before,) if before == after else (before, f"→ {after}")
 
 
-def _moved_line(node: NodeReport) -> str:
-    before, after = format_bytes(node.bytes_before), format_bytes(node.bytes_after)
+def _moved_line(bytes_before: int, bytes_after: int) -> str:
+    before, after = format_bytes(bytes_before), format_bytes(bytes_after)
     return before if before == after else f"{before} → {after}"
 
 

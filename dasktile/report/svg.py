@@ -8,6 +8,7 @@ place of its own in each, so that it does not run through boxes.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,6 +21,17 @@ _WIDTH, _GAP, _LAYER_GAP, _MARGIN = 250, 30, 64, 24
 _LINE, _GRID, _LANE = 16, 44, 14
 #: Width of a letter, about.
 _LETTER = 7
+#: Letters of a line of the caption, at least.
+_CAPTION = 100
+#: Width of the line to the box for which most bytes move.
+_WIDEST = 9.0
+#: Width of a colour and its number in the legend.
+_KEY = 40
+_WIDTHS = "lines: the wider, the more bytes workers receive"
+#: A colour-blind-safe palette (Okabe and Ito), one colour for each worker.
+_COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
+)  # fmt: skip
 #: A grid with more lines than this is drawn as a grey area.
 _LINES = 16
 
@@ -38,6 +50,11 @@ class Box:
         Positions of the boxes it reads.
     edge
         Label at the point where the inputs enter the box.
+    moved
+        Bytes that workers receive for it, with the plan.
+    homes
+        For every axis and tile of `after`, a number; their sum is the number of a tile's worker.
+        Empty where that is not known.
     hint
         Tooltip.
     kept
@@ -51,12 +68,25 @@ class Box:
     after: Chunks
     inputs: tuple[int, ...]
     edge: str
+    moved: int
+    homes: tuple[tuple[int, ...], ...]
     hint: str
     kept: bool
 
 
-def write(path: Path, boxes: Sequence[Box], caption: Sequence[str]) -> Path:
+def write(path: Path, boxes: Sequence[Box], caption: Sequence[str], workers: int) -> Path:
     """Draw boxes into a file, in the format given by the suffix of its name.
+
+    Parameters
+    ----------
+    path
+        The file.
+    boxes
+        The arrays.
+    caption
+        Lines of text above the picture.
+    workers
+        Number of workers, for the legend of colours.
 
     Raises
     ------
@@ -67,11 +97,11 @@ def write(path: Path, boxes: Sequence[Box], caption: Sequence[str]) -> Path:
     """
     suffix = path.suffix.lower()
     if suffix == ".svg":
-        path.write_text(svg(boxes, caption), encoding="utf-8")
+        path.write_text(svg(boxes, caption, workers), encoding="utf-8")
     elif suffix in (".dot", ".gv"):
         path.write_text(dot(boxes, caption), encoding="utf-8")
     elif suffix in (".png", ".pdf"):
-        path.write_bytes(_converter(suffix)(bytestring=svg(boxes, caption).encode()))
+        path.write_bytes(_converter(suffix)(bytestring=svg(boxes, caption, workers).encode()))
     else:
         raise ValueError(f"filename must end in .svg, .dot, .gv, .png or .pdf; got {str(path)!r}")
     return path
@@ -106,27 +136,36 @@ def dot(boxes: Sequence[Box], caption: Sequence[str]) -> str:
     return "\n".join([*out, "}", ""])
 
 
-def svg(boxes: Sequence[Box], caption: Sequence[str]) -> str:
+def svg(boxes: Sequence[Box], caption: Sequence[str], workers: int = 0) -> str:
     """The expression as an SVG document."""
     places, routes, width, height = _layout(boxes)
-    top = _MARGIN + _LINE * len(caption) + 12
+    room = max(_CAPTION, width // _LETTER)
+    caption = [part for line in caption for part in textwrap.wrap(line, room) or [""]]
+    key = _legend(workers) if any(box.homes for box in boxes) else []
+    top = _MARGIN + _LINE * len(caption) + 12 + (_LINE + 8 if key else 0)
     body: list[str] = []
     for row, line in enumerate(caption):
         body.append(_text(_MARGIN, _MARGIN + _LINE * row + 6, line, "caption"))
+    if key:
+        body.append(f'<g transform="translate({_MARGIN} {top - _LINE - 12})">{"".join(key)}</g>')
     body.append(f'<g transform="translate({_MARGIN} {top})">')
-    for route in routes:
-        body.append(f'<path class="edge" d="{_curve(route)}"/>')
+    most = max((box.moved for box in boxes), default=0)
+    readers = [number for number, box in enumerate(boxes) for _ in box.inputs]
+    for route, reader in zip(routes, readers, strict=True):
+        wide = 1.2 + (_WIDEST - 1.2) * boxes[reader].moved / most if most else 1.2
+        body.append(f'<path class="edge" stroke-width="{wide:.3g}" d="{_curve(route)}"/>')
     for box, (x, y) in zip(boxes, places, strict=True):
         body.extend(_draw(box, x, y))
     body.append("</g>")
-    full = max(width, _LETTER * max(map(len, caption), default=0)) + 2 * _MARGIN
+    widest = max(_LETTER * max(map(len, caption), default=0), _legend_width(workers) if key else 0)
+    full = max(width, widest) + 2 * _MARGIN
     tall = height + top + _MARGIN
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{full}" height="{tall}"'
             f' viewBox="0 0 {full} {tall}">',
             _STYLE,
-            '<rect width="100%" height="100%" fill="white"/>',
+            '<rect class="page" width="100%" height="100%"/>',
             *body,
             "</svg>",
             "",
@@ -134,17 +173,55 @@ def svg(boxes: Sequence[Box], caption: Sequence[str]) -> str:
     )
 
 
+def _legend(workers: int) -> list[str]:
+    """The colours of workers, and what the width of lines is."""
+    out = [_text(0, _LINE - 3, "tiles on worker")]
+    x = 16 * _LETTER
+    for worker in range(min(workers, len(_COLOURS))):
+        out.append(
+            f'<rect class="cell" x="{x}" y="2" width="14" height="14" fill="{_COLOURS[worker]}"/>'
+        )
+        label = str(worker) if workers <= len(_COLOURS) else f"{worker}, ..."
+        out.append(_text(x + 18, _LINE - 3, label))
+        x += _KEY + (2 * _LETTER if workers > len(_COLOURS) else 0)
+    out.append(_text(x + 10, _LINE - 3, _WIDTHS))
+    return out
+
+
+def _legend_width(workers: int) -> int:
+    colours = min(workers, len(_COLOURS))
+    each = _KEY + (2 * _LETTER if workers > len(_COLOURS) else 0)
+    return 16 * _LETTER + colours * each + _LETTER * len(_WIDTHS)
+
+
+#: Light and dark, as the reader's browser prefers; programs that know no media queries draw light.
 _STYLE = """<style>
+.page { fill: white; }
 text { font: 12px sans-serif; fill: #222; }
 .caption { font-size: 13px; }
 .title { font-weight: bold; }
 .moved { fill: #a33; }
-.halo { stroke: white; stroke-width: 4px; }
+.halo { stroke: white; stroke-width: 4px; fill: none; }
 .box { fill: #f7f9fc; stroke: #567; }
 .kept { fill: #f4f4f4; stroke: #999; stroke-dasharray: 4 3; }
-.edge { fill: none; stroke: #89a; stroke-width: 1.2; }
+.edge { fill: none; stroke: #89a; }
 .grid { fill: white; stroke: #567; stroke-width: 0.8; }
+.lines { fill: none; stroke: #567; stroke-width: 0.8; }
+.cell { stroke: #f7f9fc; stroke-width: 0.6; }
 .many { fill: #ccd; }
+@media (prefers-color-scheme: dark) {
+  .page { fill: #14181e; }
+  text { fill: #e6e6e6; }
+  .moved { fill: #ff9d8a; }
+  .halo { stroke: #14181e; }
+  .box { fill: #232a34; stroke: #8fa3b8; }
+  .kept { fill: #26292e; stroke: #8a8a8a; }
+  .edge { stroke: #74879b; }
+  .grid { fill: #14181e; stroke: #9fb3c8; }
+  .lines { stroke: #9fb3c8; }
+  .cell { stroke: #232a34; }
+  .many { fill: #3d4857; }
+}
 </style>"""
 
 
@@ -164,14 +241,20 @@ def _draw(box: Box, x: float, y: float) -> list[str]:
         right = x + _WIDTH - 10 - _GRID
         if changed:
             out.append(_grid(box.shape, box.before, right - _GRID - 8, y + 8))
-        out.append(_grid(box.shape, box.after, right, y + 8))
+        out.append(_grid(box.shape, box.after, right, y + 8, box.homes))
     if box.inputs:
         for style in ("halo", "moved"):
             out.append(_text(x + _WIDTH / 2 + 6, y - 8, box.edge, style))
     return [*out, "</g>"]
 
 
-def _grid(shape: tuple[int, ...], chunks: Chunks, x: float, y: float) -> str:
+def _grid(
+    shape: tuple[int, ...],
+    chunks: Chunks,
+    x: float,
+    y: float,
+    homes: tuple[tuple[int, ...], ...] = (),
+) -> str:
     """The last two axes of an array and how they are cut, to scale as far as can be seen."""
     rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
     row_cuts, column_cuts = (chunks[0], (1,)) if len(shape) == 1 else chunks[-2:]
@@ -181,12 +264,21 @@ def _grid(shape: tuple[int, ...], chunks: Chunks, x: float, y: float) -> str:
     frame = f'x="{x:g}" y="{y:g}" width="{wide:.4g}" height="{tall:.4g}"'
     if max(len(row_cuts), len(column_cuts)) > _LINES:
         return f'<rect class="grid many" {frame}/>'
-    lines = []
-    for at in bounds(row_cuts)[1:-1]:
-        lines.append(f"M{x:g} {y + tall * at / max(rows, 1):.4g}h{wide:.4g}")
-    for at in bounds(column_cuts)[1:-1]:
-        lines.append(f"M{x + wide * at / max(columns, 1):.5g} {y:g}v{tall:.4g}")
-    path = f'<path class="grid" d="{"".join(lines)}"/>' if lines else ""
+    row_ends = [y + tall * at / max(rows, 1) for at in bounds(row_cuts)]
+    column_ends = [x + wide * at / max(columns, 1) for at in bounds(column_cuts)]
+    if homes:
+        # of the axes before the last two, the first tiles are drawn
+        first = sum(axis[0] for axis in homes[:-2])
+        down, across = (homes[0], (0,)) if len(shape) == 1 else homes[-2:]
+        return "".join(
+            f'<rect class="cell" x="{left:.5g}" y="{up:.5g}" width="{right - left:.4g}"'
+            f' height="{low - up:.4g}" fill="{_COLOURS[(first + i + j) % len(_COLOURS)]}"/>'
+            for i, (up, low) in zip(down, pairwise(row_ends), strict=True)
+            for j, (left, right) in zip(across, pairwise(column_ends), strict=True)
+        )
+    lines = [f"M{x:g} {at:.4g}h{wide:.4g}" for at in row_ends[1:-1]]
+    lines += [f"M{at:.5g} {y:g}v{tall:.4g}" for at in column_ends[1:-1]]
+    path = f'<path class="lines" d="{"".join(lines)}"/>' if lines else ""
     return f'<rect class="grid" {frame}/>{path}'
 
 

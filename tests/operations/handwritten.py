@@ -125,6 +125,10 @@ def cloned(e: Expression, x: Value) -> Value | None:
             other.compute(scheduler="sync", optimize_graph=False)
         except Exception as error:
             raise ValueError("dask cannot compute its clone") from error
+        # with such keys dask cannot compute what is made of the clone
+        stale = (getattr(task, "key", key) not in (key, None) for key, task in other.dask.items())
+        if any(stale):
+            raise ValueError("the clone of dask has stale keys")
         return other
 
     return e.call("clone(@)", on_dask, lambda a: a, x)

@@ -636,6 +636,9 @@ class _BoxBuilder:
                     lo[row, :, column], hi[row, :, column] = 0, size
                     continue
                 begin, end = self.range(axis.label, option.cutting(axis.label))
+                if within is not None and axis.label == within[0]:
+                    begin = np.clip(begin, within[1], within[2])
+                    end = np.clip(end, within[1], within[2])
                 lo[row, :, column], hi[row, :, column] = _interval(axis, begin, end, size)
         return Boxes(lo, hi, active, density)
 
@@ -692,7 +695,8 @@ class _BoxBuilder:
 def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]:
     """:meth:`AxisMap.interval` for many ranges at once; empty ranges stay empty."""
     if axis.identity:
-        return lo, hi
+        # of several arrays one after the other, the first one is shorter than the loop
+        return np.minimum(lo, size), np.minimum(hi, size)
     first = axis.start + axis.step * lo
     last = axis.start + axis.step * (hi - 1)
     begin = np.clip(np.minimum(first, last), 0, size)

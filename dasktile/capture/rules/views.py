@@ -266,9 +266,12 @@ def _view_operation(
         (slab,), (number, *others) = slabs, uneven[0]
         if others:
             raise NotTraceable("irregular positions along several axes")
-        runs = slab.runs[number]
-        # Few stretches are a concatenation; many are a take.
-        if len(runs) > len(info.chunks[number]) + SETTINGS.extra_stretches or _irregular(runs):
+        runs, source, read = slab.runs[number], view.array(slab.name), slab.sources[number]
+        assert source is not None and read is not None
+        # Few stretches are a concatenation; many are a take, and so are those of an axis whose
+        # positions are repeated, as of a climatology that is subtracted from a time series.
+        most = min(len(info.chunks[number]) + SETTINGS.extra_stretches, source.shape[read])
+        if len(runs) > most or _irregular(runs):
             return _take(view, info, slab, number)
         axis = number
     elif any(number != axis for numbers in uneven for number in numbers):

@@ -64,7 +64,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "_compat.distributed": ({"_compat.distributed"}, {"dask", "distributed", "tornado"}),
     "errors": (set(), set()),
-    "config": ({"errors", "tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
+    "defaults": (set(), {"dask", "yaml"}),
+    "config": ({"defaults", "errors", "tiling.seconds", "tiling.settings"}, {"dask"}),
     "cluster.settings": (set(), set()),
     "cluster.target": (
         {
@@ -391,6 +392,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.explanation",
             "cluster.calibration",
             "computing",
+            "defaults",
             "diagnosing",
             "runtime.install",
             "runtime.metrics",
@@ -400,6 +402,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "__main__": ({"demo", "doctor", "script"}, set()),
+    "dask_command": ({"__main__"}, {"click"}),
     "demo": (
         {"", "report.explanation"},
         {"dask", "distributed", "numpy", "psutil", "rich", "zarr"},

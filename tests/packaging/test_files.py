@@ -177,7 +177,8 @@ def test_virtual_environments_are_made_once_on_every_system(
 ) -> None:
     log = tmp_path / "log"
     program = f'#!/bin/sh\necho "$0 $*" >>"{log.as_posix()}"\n'
-    make = f'if [ "$2" = venv ]; then mkdir -p "$3/{folder}"; cp "$0" "$3/{folder}/python"; fi\n'  # as `python -m venv`
+    # as `python -m venv` does
+    make = f'if [ "$2" = venv ]; then mkdir -p "$3/{folder}"; cp "$0" "$3/{folder}/python"; fi\n'
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     for name, content in ((python, program + make), ("uname", f"#!/bin/sh\necho {system}\n")):

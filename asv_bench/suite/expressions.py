@@ -8,7 +8,8 @@ import dask.array as da
 
 
 def _square(blocks: int) -> da.Array:
-    return da.ones((100 * blocks, 100 * blocks), chunks=100)
+    """A matrix that is cut along its rows."""
+    return da.ones((400 * blocks, 400 * blocks), chunks=(400, -1))
 
 
 def _rows(blocks: int, columns: int = 50) -> da.Array:
@@ -60,9 +61,8 @@ def transposed_add(blocks: int) -> da.Array:
 
 def fft2(blocks: int) -> da.Array:
     """A Fourier transform along both axes, with a change of chunks between them."""
-    x = da.ones((100 * blocks, 100 * blocks), chunks=(100, -1))
-    rows = da.fft.fft(x, axis=1)
-    return da.fft.fft(rows.rechunk((-1, 100)), axis=0)
+    rows = da.fft.fft(_square(blocks), axis=1)
+    return da.fft.fft(rows.rechunk((-1, 400)), axis=0)
 
 
 #: All expressions by name; each takes the number of blocks along an axis.

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 
 import dasktile
 from dasktile import demo
+from dasktile._compat import distributed as internals
 from dasktile.runtime.tiers.disk import Disk
 
 PACKAGE = Path(dasktile.__file__).parent
@@ -167,6 +169,28 @@ def test_files_of_the_demonstration_that_are_still_open_raise_no_error(
     with monkeypatch.context():
         file.unlink(missing_ok=True)
         Path(folder).rmdir()
+
+
+# Releases of other packages ---------------------------------------------------------
+
+
+def test_the_page_is_removed_without_waiting() -> None:
+    class Application:
+        app_paths = ("/dasktile",)
+        stopped = False
+
+        def stop(self, wait: bool = True) -> None:
+            if wait:
+                raise RuntimeError("Cannot synchronously wait on a running event loop")
+            self.stopped = True
+
+    application = Application()
+    scheduler: Any = SimpleNamespace(
+        http_application=SimpleNamespace(applications=[application, object()])
+    )
+    internals.remove_page(scheduler, "dasktile")
+    assert application.stopped
+    assert application not in scheduler.http_application.applications
 
 
 # Integers of 32 bits ----------------------------------------------------------------

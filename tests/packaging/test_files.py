@@ -138,6 +138,19 @@ def test_the_recipe_builds_with_what_the_package_builds_with() -> None:
     assert recipe["about"]["summary"] == PROJECT["project"]["description"]
 
 
+def test_the_oldest_releases_are_those_that_are_tested() -> None:
+    text = (ROOT / "ci" / "_venv").read_text(encoding="utf-8")
+    tested = dict(re.findall(r"\b(\w+)==(\d+(?:\.\d+)+)", text))
+    required = {}
+    for line in PROJECT["project"]["dependencies"]:
+        requirement = Requirement(line)
+        required[requirement.name] = str(requirement.specifier).removeprefix(">=")
+    untested = {"psutil", "pyyaml", "rich"}
+    assert {name: tested.get(name) for name in required if name not in untested} == {
+        name: version for name, version in required.items() if name not in untested
+    }
+
+
 def test_the_citation_is_complete() -> None:
     citation = load(ROOT / "CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= set(citation)

@@ -25,9 +25,6 @@ PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(enco
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 
-#: Scripts that workflows call and that may be missing.
-LATER = {"ci/docs"}
-
 #: The package of conda-forge that a requirement of PyPI is, if it has another name.
 CONDA_NAMES = {"dask": "dask-core"}
 
@@ -60,7 +57,7 @@ def test_workflows_call_scripts_that_exist(path: Path) -> None:
         assert ("run" in step) != ("uses" in step)
         assert re.search(r"@\w", step.get("uses", "@v1")), step
         for script in re.findall(r"(?:\./|bash )(\.?ci/[\w-]+)", step.get("run", "")):
-            assert (ROOT / script).exists() or script in LATER, script
+            assert (ROOT / script).exists(), script
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)

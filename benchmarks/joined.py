@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import resource
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import psutil
 from distributed import Client, LocalCluster, Worker
 from rich.console import Console
 from rich.table import Table
@@ -36,12 +37,16 @@ ENGINES = ("dask.compute", "dasktile.compute")
 #: Blocks of the array along each of its axes.
 BLOCKS = 8
 
-#: Bytes in a unit of `resource.getrusage`, on Linux.
-_KIBI = 1024
+#: Bytes in a unit of `resource.getrusage`.
+_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 def _peak(dask_worker: Worker | None = None) -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIBI
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _UNIT
 
 
 def _received(dask_worker: Worker) -> int:

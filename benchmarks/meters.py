@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -202,8 +202,8 @@ class Meter(WorkerPlugin):
 
     def start(self) -> None:
         gc.collect()
-        if sys.platform == "linux":
-            # Freed memory that the allocator still holds would count as used.
+        with suppress(OSError, AttributeError):
+            # Freed memory that the allocator still holds would count as used; only glibc has this.
             ctypes.CDLL("libc.so.6").malloc_trim(0)
         self.reading = Reading()
         self.buffers = Buffers()

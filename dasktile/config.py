@@ -10,23 +10,15 @@ import difflib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import dask.config
-import yaml
 from dask.utils import parse_bytes, parse_timedelta
 
+from dasktile.defaults import defaults as defaults
 from dasktile.errors import UnknownSettingWarning, level_of_user
 from dasktile.tiling.seconds import Calibration
 from dasktile.tiling.settings import Settings
-
-#: Default settings, from ``dasktile.yaml``.
-defaults: dict[str, Any] = yaml.safe_load(
-    Path(__file__).with_name("dasktile.yaml").read_text(encoding="utf-8")
-)
-
-dask.config.update_defaults(defaults)
 
 #: Limits that measured values are clipped to (bytes, bytes a second, operations a second), so
 #: that a failed measurement cannot cause an absurd plan.

@@ -8,12 +8,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,7 @@ def run(workers: int = 4, size: float = 1.0) -> list[Result]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
     )
-    with tempfile.TemporaryDirectory(prefix="dasktile-demo-") as folder, bar:
+    with _temporary_directory() as folder, bar:
         step = bar.add_task("starting workers", total=1 + 3 * len(every))
         with _cluster(workers, folder) as client:
             bar.advance(step)
@@ -269,10 +268,7 @@ class Meter(WorkerPlugin):
         self.stopped.set()
 
     def reset(self) -> None:
-        gc.collect()
-        if sys.platform == "linux":
-            # freed memory that the process still holds would count as used
-            ctypes.CDLL("libc.so.6").malloc_trim(0)
+        _free_memory()
         self.moved = self.tasks = 0
         self.start = self.peak = self.process.memory_info().rss
 
@@ -285,6 +281,19 @@ class Meter(WorkerPlugin):
     def _sample(self) -> None:
         while not self.stopped.wait(_SAMPLE):
             self.peak = max(self.peak, self.process.memory_info().rss)
+
+
+def _free_memory() -> None:
+    """Return memory to the system: what was freed but is still held would count as used."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        # only glibc has this
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _temporary_directory() -> tempfile.TemporaryDirectory[str]:
+    # on Windows files that are still mapped cannot be removed
+    return tempfile.TemporaryDirectory(prefix="dasktile-demo-", ignore_cleanup_errors=True)
 
 
 def _reset(dask_worker: Worker) -> None:

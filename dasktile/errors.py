@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-_PACKAGE = str(Path(__file__).parent) + os.sep
+# the folder as frames name it: a path may have parts that pathlib leaves out, such as "./"
+_PACKAGE = os.path.dirname(__file__) + os.sep
 
 
 def level_of_user() -> int:

@@ -64,7 +64,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "_compat.distributed": ({"_compat.distributed"}, {"dask", "distributed", "tornado"}),
     "errors": (set(), set()),
-    "config": ({"errors", "tiling.seconds", "tiling.settings"}, {"dask", "yaml"}),
+    "defaults": (set(), {"dask", "yaml"}),
+    "config": ({"defaults", "errors", "tiling.seconds", "tiling.settings"}, {"dask"}),
     "cluster.settings": (set(), set()),
     "cluster.target": (
         {
@@ -392,6 +393,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.explanation",
             "cluster.calibration",
             "computing",
+            "defaults",
             "diagnosing",
             "runtime.install",
             "runtime.metrics",
@@ -401,6 +403,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "__main__": ({"demo", "doctor", "script"}, set()),
+    "dask_command": ({"__main__"}, {"click"}),
     "demo": (
         {"", "report.explanation"},
         {"dask", "distributed", "numpy", "psutil", "rich", "zarr"},

@@ -925,7 +925,8 @@ def remove_page(scheduler: Scheduler, name: str) -> None:
     for application in applications(scheduler):
         if has_page(application, f"/{name}"):
             scheduler.http_application.applications.remove(application)
-            application.stop()
+            # since Bokeh 3.10 an error if it should wait on the thread of the event loop
+            application.stop(wait=False)
     if dashboard_of(scheduler) is not None:
         from distributed.dashboard.scheduler import template_variables
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -163,7 +162,7 @@ def kill_one_with_a_nanny(client: Client) -> None:
 
     before = client.run_on_scheduler(known)
     victim = next(address for address, nanny in client.run(parent).items() if nanny)
-    os.kill(client.run(os.getpid, workers=[victim])[victim], signal.SIGKILL)
+    psutil.Process(client.run(os.getpid, workers=[victim])[victim]).kill()
     deadline = time.monotonic() + LIMIT
     while True:
         now = client.run_on_scheduler(known)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, wait, worker_client
 from distributed.core import Status
@@ -390,7 +390,7 @@ def client(processes: Client) -> Iterator[Client]:
 
 
 def kill(client: Client, address: str) -> None:
-    os.kill(client.run(os.getpid)[address], signal.SIGKILL)
+    psutil.Process(client.run(os.getpid)[address]).kill()
 
 
 def wait_until_held(client: Client) -> None:
@@ -418,7 +418,7 @@ def test_workers_are_killed(client: Client, victims: int, tmp_path: Path) -> Non
     addresses = sorted(client.run(os.getpid))[:victims]
     pids = client.run(os.getpid)
     for address in addresses:
-        os.kill(pids[address], signal.SIGKILL)
+        psutil.Process(pids[address]).kill()
     for address in addresses:
         wait_until_gone(client, address)
     (tmp_path / "gate").touch()

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections import deque
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -36,6 +37,8 @@ class Disk(Tier):
         self.directory = tempfile.mkdtemp(prefix="dasktile-", dir=directory)
         self._compression: str | Literal[False] | None = compression
         self._numbers = itertools.count()
+        # files that another program had open: Windows refuses to remove those
+        self._unremoved: deque[str] = deque()
         self._remove = weakref.finalize(self, shutil.rmtree, self.directory, ignore_errors=True)
 
     def store(self, value: Any) -> Held:
@@ -44,6 +47,7 @@ class Disk(Tier):
         except OSError as error:
             # raised by the value, not by the disk: others can still be stored
             raise TypeError(f"cannot serialize an object of type {type(value)}") from error
+        self._retry_removal()
         # not named after the key, which may be any object, or too long for a file name
         path = os.path.join(self.directory, str(next(self._numbers)))
         try:
@@ -72,10 +76,19 @@ class Disk(Tier):
     def close(self) -> None:
         self._remove()
 
-    @staticmethod
-    def _unlink(path: str) -> None:
-        with suppress(OSError):
+    def _unlink(self, path: str) -> None:
+        try:
             os.remove(path)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            self._unremoved.append(path)
+
+    def _retry_removal(self) -> None:
+        with suppress(IndexError):
+            # as often as there are files, as they may be appended again
+            for _ in range(len(self._unremoved)):
+                self._unlink(self._unremoved.popleft())
 
 
 def _write(file: io.FileIO, frame: memoryview) -> None:

@@ -79,8 +79,12 @@ def integer(problem: Problem, start: Sequence[int], limits: SolverLimits) -> Sol
             row += len(states)
     # imported here, since every process of a cluster imports this module and few need a solver
     optimize, sparse = import_module("scipy.optimize"), import_module("scipy.sparse")
+    # SciPy 1.11 passes wider indices to a solver that rejects them
     matrix = sparse.coo_array(
-        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
+        (
+            np.concatenate(values),
+            (np.concatenate(rows, dtype=np.int32), np.concatenate(columns, dtype=np.int32)),
+        ),
         shape=(row, len(cost)),
     ).tocsr()
     right = np.zeros(row)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import dask
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, Future, LocalCluster, Worker, wait
 from distributed.utils import RateLimiterFilter
@@ -124,7 +124,7 @@ def test_a_worker_is_killed(tmp_path: Path) -> None:
         before = client.run(directory)
         gone = next(iter(before))
         [process] = client.run(os.getpid, workers=[gone]).values()
-        os.kill(process, signal.SIGKILL)
+        psutil.Process(process).kill()
         until(lambda: gone not in client.scheduler_info()["workers"])
         is_right(client, tiles)
         until(lambda: not os.path.exists(before[gone]))

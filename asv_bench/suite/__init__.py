@@ -1,0 +1,1 @@
+"""Benchmarks of planning for asv; they import nothing but the package, so that old commits run."""

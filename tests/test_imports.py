@@ -83,7 +83,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "report.svg": ({"ir"}, {"cairosvg"}),
     "report.explanation": ({"ir", "report.svg", "tiling.plan"}, set()),
-    "report.timeline": ({"report.explanation"}, set()),
+    "report.axes": (set(), set()),
+    "report.timeline": ({"report.axes", "report.explanation"}, set()),
     "orders.apply": (
         {
             "_compat.dask",
@@ -186,10 +187,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.dask",
             "_compat.distributed",
+            "lower.bundle",
             "runtime.scheduler.dashboard",
             "runtime.scheduler.prometheus",
             "runtime.scheduler.replicas",
             "runtime.scheduler.roots",
+            "runtime.scheduler.rows",
             "runtime.nextuse",
             "runtime.scheduler.priorities",
             "runtime.settings",
@@ -266,6 +269,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"_compat.distributed", "runtime.settings", "schedule.instructions"},
         set(),
     ),
+    "runtime.scheduler.rows": (
+        {
+            "_compat.dask",
+            "lower.bundle",
+            "lower.names",
+            "runtime.scheduler.roots",
+            "schedule.homes",
+            "schedule.placement",
+            "schedule.ranks",
+        },
+        {"distributed"},
+    ),
     "runtime.scheduler.roots": (
         {"_compat.distributed", "runtime.settings", "schedule.families"},
         {"distributed"},
@@ -298,16 +313,30 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.settings",
             "runtime.worker.spilling",
             "runtime.worker.data",
+            "lower.bundle",
+            "schedule.placement",
         },
         {"distributed"},
     ),
     "cluster.clients": (set(), {"distributed"}),
     "runtime.metrics": (
-        {"_compat.distributed", "report.explanation", "cluster.clients", "runtime.worker.plugin"},
+        {
+            "_compat.distributed",
+            "report.explanation",
+            "cluster.clients",
+            "runtime.worker.plugin",
+            "schedule.placement",
+        },
         {"distributed"},
     ),
     "runtime.scheduler.dashboard": (
-        {"_compat.distributed", "report.explanation", "runtime.metrics", "runtime.worker.plugin"},
+        {
+            "_compat.distributed",
+            "report.axes",
+            "report.explanation",
+            "runtime.metrics",
+            "runtime.worker.plugin",
+        },
         {"bokeh", "distributed"},
     ),
     "cluster.calibration": (

@@ -13,6 +13,9 @@ from dask.tokenize import tokenize
 
 from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, encode
 
+#: The operation of layers that hold an array in other tiles for all of its readers.
+KEPT = "kept"
+
 #: Precedes the token of the keys in the name of a layer that lacks tasks of another one.
 _PART = "-part-"
 

@@ -176,7 +176,8 @@ class SchedulePlan:
         Parameters
         ----------
         filename
-            Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib.
+            Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib, or bokeh for an
+            HTML page, in which one can then zoom.
         """
         if self._draw is None:
             raise ValueError(
@@ -530,14 +531,15 @@ def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit:
     def named(data: Any, times: Any) -> tuple[Any, ...]:
         return lane(
             [
-                (float(start), float(end), graph.data_name(int(datum)))
+                (float(start), float(end), graph.data_name(int(datum)), int(graph.size[datum]))
                 for datum, start, end in zip(data, *times, strict=True)
                 if end > start
             ]
         )
 
+    made = graph.writes
     computed = [
-        (float(start), float(end), graph.op_name(int(op)))
+        (float(start), float(end), graph.op_name(int(op)), int(graph.size[made[op]].sum()))
         for op, start, end in zip(planned.order, *run.operations, strict=True)
     ]
     lanes = {

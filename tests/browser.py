@@ -18,7 +18,7 @@ import pytest
 from tornado.websocket import websocket_connect
 
 #: Seconds after which a browser hangs.
-LIMIT = 120
+LIMIT = 60
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -119,6 +119,22 @@ class Page:
                   return new Set(new Uint32Array(d.buffer)).size > 2 }).length"""
             )
         )
+
+    async def until_drawn(self, charts: int) -> None:
+        """Wait until so many charts are drawn."""
+        async with asyncio.timeout(LIMIT):
+            while await self.canvases() < charts:
+                assert not self.errors, self.errors
+                await asyncio.sleep(0.1)
+
+    async def hover(self, element: str, across: float, down: float) -> None:
+        """Move the mouse to a part of an element's width and height."""
+        left, top, width, height = await self.evaluate(
+            f"(r => [r.left, r.top, r.width, r.height])(({element}).getBoundingClientRect())"
+        )
+        for step in (0, 1):
+            place = {"x": left + across * width + step, "y": top + down * height}
+            await self.call("Input.dispatchMouseEvent", type="mouseMoved", **place)
 
     async def screenshot(self, path: Path) -> None:
         answer = await self.call("Page.captureScreenshot", captureBeyondViewport=True)

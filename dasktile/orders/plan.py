@@ -531,7 +531,7 @@ def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit:
     def named(data: Any, times: Any) -> tuple[Any, ...]:
         return lane(
             [
-                (float(start), float(end), graph.data_name(int(datum)), int(graph.size[datum]))
+                (float(start), float(end), _name(graph.data_names, datum), int(graph.size[datum]))
                 for datum, start, end in zip(data, *times, strict=True)
                 if end > start
             ]
@@ -539,7 +539,7 @@ def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit:
 
     made = graph.writes
     computed = [
-        (float(start), float(end), graph.op_name(int(op)), int(graph.size[made[op]].sum()))
+        (float(start), float(end), _name(graph.op_names, op), int(graph.size[made[op]].sum()))
         for op, start, end in zip(planned.order, *run.operations, strict=True)
     ]
     lanes = {
@@ -549,6 +549,11 @@ def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit:
     }
     title = f"{len(graph):,} tasks in {format_bytes(limit)}: {format_seconds(planned.makespan)}"
     return Timeline(lanes, _taken(graph, planned, run), limit, title)
+
+
+def _name(names: Sequence[Hashable] | None, number: int) -> str:
+    """The name of an operation or a datum in a picture."""
+    return f"number {number}" if names is None else str(names[number])
 
 
 def _taken(

@@ -36,6 +36,14 @@ _COLOURS = {"compute": BLUE, "copy in": GREEN, "copy out": ORANGE}
 #: Pixels of a wide page.  Shorter bars than a pixel are merged with their neighbours.
 _PIXELS = 1600
 
+_MERGED = (
+    " Neighbouring tasks and copies that are shorter than a pixel of the whole picture are drawn as"
+    " one bar."
+)
+
+#: Rows of a table at the most.
+_MAX_NAMES = 10
+
 #: The names of models in a bokeh document, which count on from one document to the next.
 _MODEL = re.compile(r'"p(\d+)"')
 
@@ -100,9 +108,9 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
     timeline
         The schedule.
     filename
-        Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  An HTML page contains the picture
-        and a table of the longest bars, and loads nothing else.  The picture is interactive if
-        bokeh is installed.
+        Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  An HTML page contains the picture,
+        interactive if bokeh is installed, and tables of the names that take most time.  It loads
+        nothing else.
 
     Raises
     ------
@@ -237,18 +245,20 @@ def _interactive(timeline: Timeline) -> str | None:
     end = _end(timeline) or 1.0
     # farther out there is nothing to see
     shared = models.Range1d(0, end, bounds=(-0.02 * end, 1.02 * end))
-    options = {"x_range": shared, "toolbar_location": "right", "sizing_mode": "stretch_width",
+    options = {"x_range": shared, "sizing_mode": "stretch_width",
                "min_width": 200, "active_scroll": "xwheel_zoom"}  # fmt: skip
     tools = "xpan,xwheel_zoom,xbox_zoom,reset"
     upper = plotting.figure(
         y_range=models.FactorRange(factors=list(reversed(timeline.lanes))),
         height=210, tools=tools, **options,
     )  # fmt: skip
-    items = []
+    items, several = [], 0
     for name, bars in timeline.lanes.items():
         drawn = merged(bars, end / _PIXELS)
-        count = sum(bar.count > 1 for bar in drawn)
-        several = f" ({count:,} bars of several)" if count else ""
+        several += sum(bar.count > 1 for bar in drawn)
+        label = f"{name}: {len(bars):,}"
+        if len(drawn) < len(bars):
+            label += f" in {len(drawn):,} bars"
         source = models.ColumnDataSource(
             {
                 "lane": [name] * len(drawn),
@@ -264,7 +274,7 @@ def _interactive(timeline: Timeline) -> str | None:
             source=source, y="lane", left="start", right="end", height=0.8,
             color=_COLOURS.get(name, GREY), line_color=None,
         )  # fmt: skip
-        items.append(models.LegendItem(label=f"{name}: {len(bars):,}{several}", renderers=[rows]))
+        items.append(models.LegendItem(label=label, renderers=[rows]))
     tips = [("", "@name"), ("start", "@starts"), ("takes", "@takes"), ("bytes", "@bytes")]
     upper.add_tools(models.HoverTool(tooltips=tips, point_policy="follow_mouse"))
     most = max(timeline.limit, _peak(timeline), 1)
@@ -293,7 +303,6 @@ def _interactive(timeline: Timeline) -> str | None:
     lower.add_tools(hover)
     for chart in (upper, lower):
         colour(chart)
-        chart.toolbar.logo = None
         chart.min_border_left = 80
         count_in_seconds(chart.xaxis[0], end)
     upper.xaxis.visible = upper.ygrid.visible = False
@@ -308,15 +317,18 @@ def _interactive(timeline: Timeline) -> str | None:
             models.LegendItem(label=limit, renderers=[line]),
         ],
     )
-    charts = layouts.column(upper, lower, sizing_mode="stretch_width")
+    charts = layouts.gridplot(
+        [[upper], [lower]], toolbar_location="right", sizing_mode="stretch_width"
+    )
+    charts.toolbar.logo = None
     item = json.dumps(embed.json_item(charts, "timeline"))
     # the same plan gives the same file
     numbers: dict[str, int] = {}
     item = _MODEL.sub(lambda found: f'"p{numbers.setdefault(found[1], len(numbers))}"', item)
     scripts = resources.Resources(mode="inline", components=["bokeh"]).js_raw
     return (
-        "<p>Drag to move, turn the wheel to zoom; both charts move together.  Tasks and copies"
-        " shorter than a pixel of the whole picture are drawn as one bar of several.</p>"
+        "<p>Drag to move, turn the wheel to zoom; both charts move together."
+        f"{_MERGED if several else ''}</p>"
         "<div id='timeline'></div>"
         + "".join(f"<script>{script}</script>" for script in scripts)
         + f"<script>Bokeh.embed.embed_item({item.replace('</', '<' + chr(92) + '/')})</script>"
@@ -334,12 +346,10 @@ def _static(figure: Any) -> str:
 def _page(timeline: Timeline, picture: str) -> str:
     parts = []
     for name, bars in timeline.lanes.items():
-        total = sum(bar.end - bar.start for bar in bars)
-        longest = sorted(bars, key=lambda bar: (bar.start - bar.end, bar.start))[:10]
-        rows = "".join(map(_row, longest))
-        titles = "".join(f"<th>{title}</th>" for title in ("start", "takes", "bytes", "name"))
-        table = f"<table><tr>{titles}</tr>{rows}</table>" if rows else ""
-        parts.append(f"<h2>{html.escape(name)}: {len(bars):,}, {format_seconds(total)}</h2>{table}")
+        total = sum(bar.seconds for bar in bars)
+        parts.append(f"<h2>{html.escape(name)}: {len(bars):,}, {format_seconds(total)}</h2>")
+        if bars:
+            parts.append(_table(bars))
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
@@ -353,10 +363,30 @@ def _page(timeline: Timeline, picture: str) -> str:
     )
 
 
-def _row(bar: Bar) -> str:
-    start, takes = format_seconds(bar.start), format_seconds(bar.end - bar.start)
-    cells = (start, takes, format_bytes(bar.size), html.escape(bar.name))
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+def _table(bars: Sequence[Bar]) -> str:
+    """The names that take most time, as HTML."""
+    groups: dict[str, list[Bar]] = {}
+    for bar in bars:
+        groups.setdefault(bar.name, []).append(bar)
+    longest = sorted(groups, key=lambda name: -sum(bar.seconds for bar in groups[name]))
+    titles = ("name", "number", "takes", "longest", "bytes")
+    rows = [
+        (
+            name,
+            f"{len(groups[name]):,}",
+            format_seconds(sum(bar.seconds for bar in groups[name])),
+            format_seconds(max(bar.seconds for bar in groups[name])),
+            format_bytes(sum(bar.size for bar in groups[name])),
+        )
+        for name in longest[:_MAX_NAMES]
+    ]
+    lines = [f"<tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>"]
+    lines += [
+        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
+    ]
+    rest = len(groups) - len(rows)
+    more = f"<p>and {rest:,} more names</p>" if rest else ""
+    return f"<table>{''.join(lines)}</table>{more}"
 
 
 def lane(bars: Sequence[tuple[float, float, str, int]]) -> tuple[Bar, ...]:

@@ -593,6 +593,13 @@ def tasks_in(task: Any) -> tuple[Any, ...]:
     return tuple(task.args[0]) if getattr(task, "func", None) is run_bundle else ()
 
 
+def has_bundle(task: Any) -> bool:
+    """Whether a task is a bundle, or one is fused into it."""
+    return getattr(task, "func", None) is run_bundle or any(
+        map(has_bundle, fused_tasks(task).values())
+    )
+
+
 def reader_in(task: Any, key: Key) -> Key | None:
     """The key of the first task in a bundle or a fused task that reads an input of that.
 

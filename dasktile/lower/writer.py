@@ -45,7 +45,7 @@ from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import KEPT, new_layer_name
+from dasktile.lower.names import JOIN, KEPT, RETILE, new_layer_name
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
     Windows,
@@ -447,7 +447,8 @@ class _Writer:
             copies = self.copies_kept(index, chunks)
             name = self.copy(index, own, _Source(made, tiling.chunks), copies)
             return _Source(name, chunks, copies)
-        name = self.convert(index, own, _Source(made, tiling.chunks), where, step=KEPT)
+        step = KEPT if self.node(index).edges else RETILE
+        name = self.convert(index, own, _Source(made, tiling.chunks), where, step=step)
         self.cut[index, own] = name
         return _Source(name, chunks)
 
@@ -486,7 +487,7 @@ class _Writer:
         source: _Source,
         where: Where | None = None,
         copies: Copies | None = None,
-        step: str = "retile",
+        step: str = RETILE,
     ) -> str:
         """Write a layer that reshards an array for the workers that need it, `where`."""
         chunks = source.chunks
@@ -504,7 +505,7 @@ class _Writer:
             # every block is cut from one block, on the worker that has it or a copy of it
             where = where if _covers(self.tiled.copied.get(index), where) else None
         at = placement(self.tiled.mesh, where, where or ())
-        if index in self.tiled.copied:
+        if index in self.tiled.copied and self.node(index).edges:
             step = KEPT
         name = new_layer_name(step, token, placement=at)
         kernel = self.captured.kernels[index]
@@ -542,7 +543,7 @@ class _Writer:
         joined = (*chunks[:axis], sizes, *chunks[axis + 1 :])
         held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
         token = new_layer_name("", source.name, joined).rpartition("-")[2]
-        name = new_layer_name("join", token, placement=placement(mesh, where, held))
+        name = new_layer_name(JOIN, token, placement=placement(mesh, where, held))
         tasks = reshard(name, token, source.name, chunks, normal(block_windows(joined)))
         self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, joined)

@@ -142,6 +142,10 @@ def test_tiles_for_all_readers_belong_to_the_array() -> None:
     assert rows(graph) == {"x": "x", "a": "a", "b": "b", "c": "c", "cut": "x", "cut2": "c"}
     kept = graph_of({"kept-dasktile-1": "x", "a": "kept-dasktile-1"}, {"x": 1, "a": 2})
     assert rows(kept)["kept-dasktile-1"] == "x"
+    source = graph_of({"retile-dasktile-1": "x", "a": "retile-dasktile-1"}, {"x": 1, "a": 2})
+    assert rows(source)["retile-dasktile-1"] == "x"
+    source.has_other_inputs.add("x")
+    assert rows(source)["retile-dasktile-1"] == "a"
 
 
 def test_row_that_receives_nothing_is_part_of_its_reader() -> None:

@@ -20,7 +20,7 @@ from distributed import Scheduler, SchedulerPlugin, Status
 from dasktile._compat import distributed as internals
 from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import Feature
-from dasktile.lower.bundle import tasks_in
+from dasktile.lower.bundle import has_bundle
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import set_priorities
@@ -445,7 +445,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 first[name] = ts
                 for part in _fused_parts(ts, layers):
                     first.setdefault(part[0], ts)
-            if tasks_in(ts.run_spec):
+            if has_bundle(ts.run_spec):
                 bundles.append(ts)
             assert layer is not None
             if layer.placement is None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.dask import fused_tasks
 from dasktile.lower.bundle import reader_in, tasks_in
-from dasktile.lower.names import KEPT
+from dasktile.lower.names import JOIN, KEPT, RETILE
 from dasktile.runtime.scheduler.roots import is_data
 from dasktile.schedule.homes import LayerTable
-from dasktile.schedule.placement import MARK
+from dasktile.schedule.placement import MARK, SLICE_PREFIX
 from dasktile.schedule.ranks import BUNDLE
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Start of the names of layers of bundles, and of tiles of an array for all of its readers.
 _BUNDLES, _KEPT = BUNDLE + MARK, KEPT + MARK
+
+#: Start of the names of layers that only cut and join an array.
+_TILES = (_KEPT, RETILE + MARK, JOIN + MARK, SLICE_PREFIX)
 
 
 _SUFFIXED = re.compile(rf"(.+{MARK}.*?[0-9a-f]{{32}})_")
@@ -84,8 +87,9 @@ def rows(graph: LayerGraph) -> dict[str, str]:
 
     A layer belongs to the only row that reads its results, through other layers or not.  A layer
     that several rows read, such as one with tiles of an array for all of its readers, belongs to
-    the row of the array, or else to the first of its readers.  A row that receives nothing, as it
-    reads nothing and no layer belongs to it, is part of the first row that reads it.
+    the row of the array, or else to the first of its readers.  So do tiles of a source.  A row that
+    receives nothing, as it reads nothing and no layer belongs to it, is part of the first row that
+    reads it.
 
     Parameters
     ----------
@@ -110,6 +114,10 @@ def rows(graph: LayerGraph) -> dict[str, str]:
     def first(layers: Collection[str]) -> str:
         return min(layers, key=place.__getitem__)
 
+    #: Rows that receive bytes for their own tasks.
+    receiving = {
+        layer for layer in predicted if graph.reads[layer] or layer in graph.has_other_inputs
+    }
     found: dict[str, str] = {}
     for layer in order:
         inner = [part for part in graph.fused.get(layer, ()) if part in predicted]
@@ -117,12 +125,14 @@ def rows(graph: LayerGraph) -> dict[str, str]:
             found[layer] = inner[0]
         if layer in found or layer in predicted or not after[layer]:
             continue
-        shared = before[layer] and (len(after[layer]) > 1 or layer.startswith(_KEPT))
+        shared = before[layer] and (
+            len(after[layer]) > 1
+            or layer.startswith(_KEPT)
+            # a source has a prediction only if its tiles are moved for its readers
+            or (layer.startswith(_TILES) and receiving.isdisjoint(before[layer]))
+        )
         found[layer] = first(before[layer] if shared else after[layer])
-    receiving = {
-        *found.values(),
-        *(layer for layer in predicted if graph.reads[layer] or layer in graph.has_other_inputs),
-    }
+    receiving.update(found.values())
     for layer in reversed(order):
         if layer in predicted:
             merged = layer not in receiving and after[layer]

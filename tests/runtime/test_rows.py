@@ -37,6 +37,12 @@ def centred() -> Any:
     return x - x.mean(axis=0)
 
 
+def chained() -> Any:
+    x, y = tiled(400, 400, (40, 40)), tiled(400, 400, (40, 40), seed=1)
+    product = x @ y
+    return (product - product.mean(axis=0)) @ x.T
+
+
 def gram() -> Any:
     a = in_memory(400, 600, (20, 600))
     return a.T @ a
@@ -63,6 +69,8 @@ ROWS = [
     (product, 32, ["matmul"]),
     (centred, 0, ["mean", "sub"]),
     (centred, 32, ["mean", "sub"]),
+    (chained, 0, ["matmul", "mean", "sub", "matmul 2"]),
+    (chained, 32, ["matmul", "mean", "sub", "matmul 2"]),
     (gram, 0, ["array", "matmul"]),
     (gram, 32, ["array", "matmul"]),
     (rechunked, 32, ["fft", "fft 2"]),
@@ -161,6 +169,8 @@ def test_fused_layers_belong_to_the_part_with_a_prediction() -> None:
     graph.fused["chunk"] = ["mul"]
     assert rows(graph)["chunk"] == "mul"
     assert predicted_rows(graph, rows(graph)) == {"mul": 2, "sum": 1}
+    graph.fused.clear()
+    assert rows(graph)["chunk"] == "sum"
 
 
 def test_rows_do_not_depend_on_the_order_of_layers() -> None:

@@ -108,11 +108,14 @@ def layer_bars(
     -------
     Predicted and received bytes by readable name of the layer, most bytes first.
     """
-    received: Counter[str] = Counter()
-    owner = owners(predicted, rows)
+    by_layer: dict[str, int] = {}
     for summary in workers:
         for layer, size in summary.layers.items():
-            received[owner(layer)] += size
+            by_layer[layer] = by_layer.get(layer, 0) + size
+    received: Counter[str] = Counter()
+    owner = owners(predicted, rows)
+    for layer, size in by_layer.items():
+        received[owner(layer)] += size
     names = short_names([*predicted, *sorted(received.keys() - predicted.keys())])
     bars = {
         name: (predicted.get(layer, 0), received[layer])

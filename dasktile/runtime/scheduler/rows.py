@@ -49,7 +49,8 @@ class LayerGraph:
     has_other_inputs
         Layers with inputs that are of no plan, which may lie on other workers.
     fused
-        By name of a layer, the layers whose tasks are fused with its tasks.
+        By name of a layer: the layers with a prediction whose tasks are fused with its tasks so
+        that their inputs are unknown.  Workers receive these inputs for the layer itself.
     """
 
     reads: dict[str, dict[str, None]] = field(default_factory=dict)
@@ -120,9 +121,8 @@ def rows(graph: LayerGraph) -> dict[str, str]:
     }
     found: dict[str, str] = {}
     for layer in order:
-        inner = [part for part in graph.fused.get(layer, ()) if part in predicted]
-        if layer not in predicted and inner:
-            found[layer] = inner[0]
+        if layer not in predicted and layer in graph.fused:
+            found[layer] = max(graph.fused[layer], key=place.__getitem__)
         if layer in found or layer in predicted or not after[layer]:
             continue
         shared = before[layer] and (
@@ -195,27 +195,22 @@ def layer_graph(
                 if is_planned(read):
                     edges[layer, read] = None
     for layer, ts in first.items():
-        if not is_planned(layer):
+        # the inputs of a fused task are those of any of its parts
+        is_part = layer != _head(ts.key) and is_planned(_head(ts.key))
+        if is_part or not is_planned(layer):
             continue
         for other in ts.dependencies:
             if is_planned(_head(other.key)):
                 edges[layer, _head(other.key)] = None
             elif not is_data(other):
                 others.add(layer)
-    for layer, ts in first.items():
-        for other in ts.dependents if is_planned(layer) else ():
+        for other in ts.dependents:
             reader = _head(reader_in(other.run_spec, ts.key) or other.key)
             if is_planned(reader):
                 edges[reader, layer] = None
     outside = [layer for layer in first if is_planned(layer)]
     names = _second_names(outside, [layer for layer in inside if layer not in first], predicted)
-    graph = LayerGraph(
-        has_other_inputs={names.get(layer, layer) for layer in others},
-        fused={
-            names.get(layer, layer): [names.get(part, part) for part in parts]
-            for layer, parts in fused.items()
-        },
-    )
+    graph = LayerGraph(has_other_inputs={names.get(layer, layer) for layer in others})
     for layer in (*outside, *inside):
         name = names.get(layer, layer)
         graph.add(name)
@@ -225,9 +220,15 @@ def layer_graph(
         layer, read = (names.get(layer, layer) for layer in edge)
         if layer in graph.reads and read in graph.reads:
             graph.connect(layer, read)
+    for layer, parts in fused.items():
+        # Dask replaces the inputs of some fused tasks by placeholders
+        known = [names.get(part, part) for part in parts]
+        if any(part in graph.predicted and not graph.reads[part] for part in known):
+            graph.fused[names.get(layer, layer)] = [p for p in known if p in graph.predicted]
     # the name of a layer of bundles has the bytes of all layers that have no tasks outside
     rest = sum(predicted(layer) for layer in first if layer.startswith(_BUNDLES))
-    rest -= sum(graph.predicted.get(layer, 0) for layer in inside if layer not in names)
+    lost = inside.keys() - names.keys() - first.keys()
+    rest -= sum(graph.predicted.get(layer, 0) for layer in lost)
     for layer in first:
         if layer.startswith(_BUNDLES) and rest > 0:
             graph.add(layer)

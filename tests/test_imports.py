@@ -90,7 +90,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.folding": (set(), set()),
     "report.html": ({"ir"}, set()),
     "report.page": (set(), set()),
-    "report.timeline": ({"report.explanation"}, set()),
+    "report.axes": (set(), set()),
+    "report.timeline": ({"report.axes", "report.explanation"}, set()),
     "orders.apply": (
         {
             "_compat.dask",
@@ -242,10 +243,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {
             "_compat.dask",
             "_compat.distributed",
+            "lower.bundle",
             "runtime.scheduler.dashboard",
             "runtime.scheduler.prometheus",
             "runtime.scheduler.replicas",
             "runtime.scheduler.roots",
+            "runtime.scheduler.rows",
             "runtime.nextuse",
             "runtime.scheduler.priorities",
             "runtime.settings",
@@ -322,6 +325,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"_compat.distributed", "runtime.settings", "schedule.instructions"},
         set(),
     ),
+    "runtime.scheduler.rows": (
+        {
+            "_compat.dask",
+            "lower.bundle",
+            "lower.names",
+            "runtime.scheduler.roots",
+            "schedule.homes",
+            "schedule.placement",
+            "schedule.ranks",
+        },
+        {"distributed"},
+    ),
     "runtime.scheduler.roots": (
         {"_compat.distributed", "runtime.settings", "schedule.families"},
         {"distributed"},
@@ -354,6 +369,8 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.settings",
             "runtime.worker.spilling",
             "runtime.worker.data",
+            "lower.bundle",
+            "schedule.placement",
         },
         {"distributed"},
     ),
@@ -365,11 +382,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.html",
             "cluster.clients",
             "runtime.worker.plugin",
+            "schedule.placement",
         },
         {"distributed"},
     ),
     "runtime.scheduler.dashboard": (
-        {"_compat.distributed", "report.explanation", "runtime.metrics", "runtime.worker.plugin"},
+        {
+            "_compat.distributed",
+            "report.axes",
+            "report.explanation",
+            "runtime.metrics",
+            "runtime.worker.plugin",
+        },
         {"bokeh", "distributed"},
     ),
     "cluster.calibration": (

@@ -426,11 +426,16 @@ def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *value
     return execute_subgraph(tasks, key, reads, *values)
 
 
+def fused_tasks(task: Any) -> Mapping[Any, Any]:
+    """The tasks that are fused into a task by key, inputs first; empty if there are none."""
+    if getattr(task, "func", None) not in (run_fused, execute_subgraph) or not task.args:
+        return {}
+    return task.args[0] if isinstance(task.args[0], Mapping) else {}
+
+
 def fused_keys(task: Any) -> tuple[Any, ...]:
     """Keys of the tasks that are fused into a task, inputs first; empty if there are none."""
-    if getattr(task, "func", None) not in (run_fused, execute_subgraph) or not task.args:
-        return ()
-    parts = task.args[0] if isinstance(task.args[0], Mapping) else {}
+    parts = fused_tasks(task)
     return tuple(inner for key, part in parts.items() for inner in (*fused_keys(part), key))
 
 

@@ -260,6 +260,7 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
         *_each("worker.state", "tasks, and bytes of results", "tasks", "nbytes"),
         Internal(_WORKER_TASK, "get_nbytes", "bytes of a result", call="self"),
         *_each(_WORKER_TASK, "the tasks that wait for it", "key", "state", "waiters", "dependents"),
+        *_each(_WORKER_TASK, "the tasks of a bundle that waits for it", "run_spec"),
         Internal("distributed.utils", "key_split_group", "the layer of a task", call="key"),
         *_each(_WORKER_STATES, "states of a task", MEMORY, FLIGHT, EXECUTING, LONG_RUNNING),
     ),

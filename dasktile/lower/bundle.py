@@ -24,7 +24,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 
-from dasktile._compat.dask import FUSE, Alias, TaskRef, missing
+from dasktile._compat.dask import FUSE, Alias, TaskRef, fused_tasks, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
@@ -586,6 +586,47 @@ def run_bundle(
             if not readers[read]:
                 del known[read]
     return _collected(returned, known)
+
+
+def tasks_in(task: Any) -> tuple[Any, ...]:
+    """The tasks that a bundle runs, each after its inputs; empty for any other task."""
+    return tuple(task.args[0]) if getattr(task, "func", None) is run_bundle else ()
+
+
+def has_bundle(task: Any) -> bool:
+    """Whether a task is a bundle, or one is fused into it."""
+    return getattr(task, "func", None) is run_bundle or any(
+        map(has_bundle, fused_tasks(task).values())
+    )
+
+
+def reader_in(task: Any, key: Key) -> Key | None:
+    """The key of the first task in a bundle or a fused task that reads an input of that.
+
+    Parameters
+    ----------
+    task
+        Any task.
+    key
+        Key of one of its inputs.
+
+    Returns
+    -------
+    None if the task is another one, or does not read the input.
+    """
+    if getattr(task, "func", None) is not run_bundle:
+        for part in fused_tasks(task).values():
+            if key in part.dependencies:
+                return reader_in(part, key) or part.key
+        return None
+    _, _, places, *inputs = task.args
+    for parts, read in zip(places, inputs, strict=True):
+        if read.key == key:
+            results = {result for result, _ in parts}
+            for part in task.args[0]:
+                for result in results.intersection(part.dependencies):
+                    return reader_in(part, result) or part.key
+    return None
 
 
 def pick(value: Any, path: Path) -> Any:

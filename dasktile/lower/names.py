@@ -13,6 +13,11 @@ from dask.tokenize import tokenize
 
 from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, encode
 
+#: The operations of layers that hold an array in other tiles: for some of its readers, to be cut
+#: again, and for all of its readers.  The last is for results only, as tiles of a source should
+#: have the same keys in plans with other readers.
+RETILE, JOIN, KEPT = "retile", "join", "kept"
+
 #: Precedes the token of the keys in the name of a layer that lacks tasks of another one.
 _PART = "-part-"
 

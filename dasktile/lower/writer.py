@@ -45,7 +45,7 @@ from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import new_layer_name
+from dasktile.lower.names import JOIN, KEPT, RETILE, new_layer_name
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
     Windows,
@@ -333,8 +333,7 @@ def _received(
 ) -> list[int]:
     """For every node, the predicted bytes received that its layer's name contains.
 
-    The name of a node may be lost: it is carried over, or Dask fuses its tasks with those of
-    its only reader.  Its bytes are then added to those of its reader.
+    The name of a node that is carried over has none.  Its bytes are added to those of its reader.
     """
     program = captured.program
     readers: dict[int, list[int]] = {}
@@ -346,9 +345,9 @@ def _received(
         reading = [reader for reader in readers.get(index, ()) if not carried[reader]]
         if index in program.outputs or not reading:
             continue
-        only = len(readers[index]) == 1 and len(program.nodes[reading[0]].edges) == 1
-        if only or carried[index] or isinstance(captured.kernels[index], Verbatim):
-            received[reading[0]] += received[index]
+        if carried[index] or isinstance(captured.kernels[index], Verbatim):
+            # the first of those that receive most
+            received[max(reading, key=received.__getitem__)] += received[index]
             received[index] = 0
     return received
 
@@ -448,7 +447,8 @@ class _Writer:
             copies = self.copies_kept(index, chunks)
             name = self.copy(index, own, _Source(made, tiling.chunks), copies)
             return _Source(name, chunks, copies)
-        name = self.convert(index, own, _Source(made, tiling.chunks), where)
+        step = KEPT if self.node(index).edges else RETILE
+        name = self.convert(index, own, _Source(made, tiling.chunks), where, step=step)
         self.cut[index, own] = name
         return _Source(name, chunks)
 
@@ -487,6 +487,7 @@ class _Writer:
         source: _Source,
         where: Where | None = None,
         copies: Copies | None = None,
+        step: str = RETILE,
     ) -> str:
         """Write a layer that reshards an array for the workers that need it, `where`."""
         chunks = source.chunks
@@ -504,7 +505,9 @@ class _Writer:
             # every block is cut from one block, on the worker that has it or a copy of it
             where = where if _covers(self.tiled.copied.get(index), where) else None
         at = placement(self.tiled.mesh, where, where or ())
-        name = new_layer_name("retile", token, placement=at)
+        if index in self.tiled.copied and self.node(index).edges:
+            step = KEPT
+        name = new_layer_name(step, token, placement=at)
         kernel = self.captured.kernels[index]
         if isinstance(kernel, Create):
             # all elements are equal: recomputed, nothing is held, cut or sent
@@ -540,7 +543,7 @@ class _Writer:
         joined = (*chunks[:axis], sizes, *chunks[axis + 1 :])
         held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
         token = new_layer_name("", source.name, joined).rpartition("-")[2]
-        name = new_layer_name("join", token, placement=placement(mesh, where, held))
+        name = new_layer_name(JOIN, token, placement=placement(mesh, where, held))
         tasks = reshard(name, token, source.name, chunks, normal(block_windows(joined)))
         self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, joined)

@@ -213,7 +213,8 @@ class SchedulePlan:
         Parameters
         ----------
         filename
-            Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib.
+            Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib, or bokeh for an
+            HTML page, in which one can then zoom.
         """
         if self._draw is None:
             raise ValueError(
@@ -580,14 +581,15 @@ def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit:
     def named(data: Any, times: Any) -> tuple[Any, ...]:
         return lane(
             [
-                (float(start), float(end), graph.data_name(int(datum)))
+                (float(start), float(end), _name(graph.data_names, datum), int(graph.size[datum]))
                 for datum, start, end in zip(data, *times, strict=True)
                 if end > start
             ]
         )
 
+    made = graph.writes
     computed = [
-        (float(start), float(end), graph.op_name(int(op)))
+        (float(start), float(end), _name(graph.op_names, op), int(graph.size[made[op]].sum()))
         for op, start, end in zip(planned.order, *run.operations, strict=True)
     ]
     lanes = {
@@ -597,6 +599,11 @@ def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit:
     }
     title = f"{len(graph):,} tasks in {format_bytes(limit)}: {format_seconds(planned.makespan)}"
     return Timeline(lanes, _taken(graph, planned, run), limit, title)
+
+
+def _name(names: Sequence[Hashable] | None, number: int) -> str:
+    """The name of an operation or a datum in a picture."""
+    return f"number {number}" if names is None else str(names[number])
 
 
 def _taken(

@@ -15,6 +15,7 @@ from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
 from dasktile.report.explanation import format_bytes
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
+from dasktile.schedule.placement import MARK
 
 #: Rows of a printed table at the most.
 _MAX_ROWS = 30
@@ -25,7 +26,7 @@ _LEGEND = (
     " received from each other. tiles, held: number of results on workers now, and their bytes."
 )
 
-_HASH = re.compile(r"-([0-9a-f]{6})[0-9a-f]{26}$")
+_HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
 _TOKEN = re.compile(r"-dasktile-(?:.*-)?([0-9a-f]{32})$")
 
 
@@ -36,15 +37,23 @@ class PlanCounts(Protocol):
     ----------
     predicted
         Bytes that workers receive by prediction of the plans, by layer.
+    rows
+        By name of a layer, the layer whose predicted bytes include those received for it.
     placed
         Number of tasks that have got a home worker.
+    held
+        Number of root tasks that wait on the scheduler for their home worker.
     errors
         Number of exceptions in the plugin.
     """
 
     predicted: dict[str, int]
+    rows: dict[str, str]
     placed: int
     errors: int
+
+    @property
+    def held(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +232,12 @@ class Metrics:
             key=lambda item: (item[1].predicted, item[1].received, item[1].held),
             reverse=True,
         )
+        names = short_names(self.layers)
         yield (
             ("layer", "predicted", "received", "tiles", "held"),
             [
                 (
-                    short_name(name),
+                    names[name],
                     format_bytes(layer.predicted),
                     format_bytes(layer.received),
                     f"{layer.tiles:,}",
@@ -334,6 +344,7 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
         return None
     counts = {
         "predicted": dict(plugin.predicted),
+        "rows": dict(plugin.rows),
         "placed": plugin.placed,
         "errors": plugin.errors,
     }
@@ -363,7 +374,7 @@ def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
     workers: dict[str, WorkerCounts] = {}
     missing: dict[str, str] = {}
     errors: int = plan["errors"]
-    owner = owners(predicted)
+    owner = owners(predicted, plan["rows"])
     for address, answer in sorted(answers.items()):
         if isinstance(answer, ImportError):
             missing[address] = "dasktile is not installed there"
@@ -397,16 +408,18 @@ def _of_store(report: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in report.items()}
 
 
-def owners(predicted: Collection[str]) -> Callable[[str], str]:
+def owners(predicted: Collection[str], rows: Mapping[str, str]) -> Callable[[str], str]:
     """A function from a layer to the layer whose prediction includes its bytes.
 
-    The intermediate layers of a layer, such as partial sums, have its hash in their names; the
-    prediction is for all of them together, under the name of the layer itself.
+    The prediction of an operation is for all of its intermediate layers together, such as those
+    that cut its inputs into tiles, and partial sums, which have its hash in their names.
 
     Parameters
     ----------
     predicted
         Names of the layers with a prediction.
+    rows
+        By name of a layer, the layer whose prediction includes its bytes, where that is known.
 
     Returns
     -------
@@ -415,6 +428,8 @@ def owners(predicted: Collection[str]) -> Callable[[str], str]:
     tokens = {match[1]: name for name in predicted if (match := _TOKEN.search(name))}
 
     def owner(layer: str) -> str:
+        if layer in rows:
+            return rows[layer]
         if layer in predicted:
             return layer
         match = _TOKEN.search(layer)
@@ -427,14 +442,42 @@ def owners(predicted: Collection[str]) -> Callable[[str], str]:
 
 
 def short_name(layer: str) -> str:
-    """The name of a layer with the first six digits of its hash only.
+    """The operation of a layer, as `explain` names it.
 
     Parameters
     ----------
     layer
         Name of the layer in the graph.
     """
-    return _HASH.sub(r"-\1", layer)
+    return _HASH.sub("", layer.partition(MARK)[0]) or layer
+
+
+def short_names(layers: Iterable[str]) -> dict[str, str]:
+    """Readable names of layers: their operations, the second and further ones with a number.
+
+    Parameters
+    ----------
+    layers
+        Names of layers in the graph.
+
+    Returns
+    -------
+    The readable names by name of the layer; no two are equal.
+    """
+    taken: set[str] = set()
+    counts: Counter[str] = Counter()
+    names: dict[str, str] = {}
+    for layer in dict.fromkeys(layers):
+        operation = name = short_name(layer)
+        counts[operation] += 1
+        if counts[operation] > 1:
+            name = f"{operation} {counts[operation]}"
+        while name in taken:  # a layer that the user has named so
+            counts[operation] += 1
+            name = f"{operation} {counts[operation]}"
+        taken.add(name)
+        names[layer] = name
+    return names
 
 
 def _text(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> str:

@@ -22,8 +22,22 @@ from distributed import Client, LocalCluster, SchedulerPlugin, wait
 
 import dasktile
 from dasktile.runtime.install import disable, enable
-from dasktile.runtime.metrics import LayerCounts, Metrics, WorkerCounts, metrics, owners, short_name
-from dasktile.runtime.scheduler.dashboard import add_page, layer_bars, remove_page
+from dasktile.runtime.metrics import (
+    LayerCounts,
+    Metrics,
+    WorkerCounts,
+    metrics,
+    owners,
+    short_name,
+    short_names,
+)
+from dasktile.runtime.scheduler.dashboard import (
+    add_page,
+    layer_bars,
+    remove_page,
+    tier_totals,
+    worker_rows,
+)
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.worker.plugin import NAME, OTHER, Summary, TileWorkerPlugin, layer_of
 
@@ -42,6 +56,8 @@ class Stub(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.predicted: dict[str, int] = {"total-dasktile-1": SIZE}
+        self.rows: dict[str, str] = {}
+        self.held = 3
         self.errors = 0
         self.placed = 7
 
@@ -166,7 +182,7 @@ def fake_worker(tasks: dict[Any, Any], **metrics: Any) -> Any:
 
 def test_first_of_the_layers_that_wait() -> None:
     def task(key: object, state: str = "waiting", **more: Any) -> Any:
-        fields = {"waiters": [], "dependents": [], **more}
+        fields = {"waiters": [], "dependents": [], "run_spec": None, **more}
         return SimpleNamespace(key=key, state=state, get_nbytes=lambda: 5, **fields)
 
     done, late, soon = task(("a", 0), "memory"), task(("c", 0)), task(("b", 1, 2))
@@ -286,9 +302,9 @@ def test_as_text_and_numbers() -> None:
         "errors inside dasktile: 1, see the logs",
         "not counted: 1 of 3 workers, without the plugin",
         "",
-        "layer                       predicted  received  tiles     held",
-        "---------------------------------------------------------------",
-        "matmul-dasktile-2x2-012345    2.0 KiB   1.0 KiB      2  4.0 KiB",
+        "layer   predicted  received  tiles     held",
+        "-------------------------------------------",
+        "matmul    2.0 KiB   1.0 KiB      2  4.0 KiB",
         "",
         "worker     tasks  received  tiles     held",
         "------------------------------------------",
@@ -305,12 +321,17 @@ def test_names_of_layers() -> None:
     assert layer_of(("x-1", 0, 0)) == "x-1"
     assert layer_of("('x-1', 0)") == "x-1"
     assert layer_of((5, 0)) == "5"
-    assert short_name(f"x-{HASH}") == "x-012345"
+    assert short_name(f"x-{HASH}") == "x"
+    assert short_name(f"dot-{HASH}-q3") == "dot-q3"
+    assert short_name(f"matmul-dasktile-2x2_0e1_b5-{HASH}") == "matmul"
     assert short_name("x-y") == "x-y"
+    names = [f"x-{HASH}", f"x-{HASH[::-1]}", "x 2", "x", f"y-{HASH}"]
+    assert list(short_names(names).values()) == ["x", "x 2", "x 2 2", "x 3", "y"]
 
 
 def test_steps_belong_to_their_layer() -> None:
-    owner = owners([f"matmul-dasktile-2x2_b9-{HASH}", f"add-{HASH}"])
+    owner = owners([f"matmul-dasktile-2x2_b9-{HASH}", f"add-{HASH}"], {"cut": f"add-{HASH}"})
+    assert owner("cut") == f"add-{HASH}"
     assert owner(f"matmul-partial-dasktile-2x2-{HASH}") == f"matmul-dasktile-2x2_b9-{HASH}"
     assert owner(f"matmul-partial-dasktile-{HASH}") == f"matmul-dasktile-2x2_b9-{HASH}"
     assert owner(f"add-{HASH}") == f"add-{HASH}"
@@ -381,7 +402,7 @@ def test_heartbeats_carry_the_counts(cluster: Cluster) -> None:
 def test_page(cluster: Cluster) -> None:
     pytest.importorskip("bokeh")
     from bokeh.client import pull_session
-    from bokeh.models import Plot
+    from bokeh.models import Div, Plot
 
     scheduler, plugin = cluster.scheduler, cluster.plugin
     before = list(scheduler.http_application.applications)
@@ -397,8 +418,9 @@ def test_page(cluster: Cluster) -> None:
         session = pull_session(url=f"http://127.0.0.1:{scheduler.http_server.port}/dasktile")
         try:
             assert session.document.title == "Dask: dasktile"
-            titles = [chart.title.text for chart in session.document.select({"type": Plot})]
-            assert any("by layer" in title for title in titles)
+            assert len(list(session.document.select({"type": Plot}))) == 4
+            texts = [div.text for div in session.document.select({"type": Div})]
+            assert any("by layer" in text for text in texts)
         finally:
             session.close()
         assert cluster.get("/status").count('href="dasktile"') == 1
@@ -440,23 +462,62 @@ def test_content_of_the_page(cluster: Cluster) -> None:
 
     charts = cluster.on_loop(look)
     assert cluster.plugin.errors == 0
-    assert charts.layer_source.data == {
-        "name": ["total-dasktile-012345"],
+    assert charts.layers.source.data == {
+        "name": ["total"],
         "predicted": [2 * SIZE],
+        "predicted text": ["15.6 KiB"],
         "received": [SIZE],
-        "label": [""],
+        "received text": ["7.8 KiB"],
     }
-    workers = charts.worker_source.data
-    assert workers["name"] == [cluster.second, cluster.first]
-    assert workers["received"] == [SIZE, 0]
-    assert workers["label"][0] == "tiles: 2"
-    assert charts.layers.y_range.factors == ["total-dasktile-012345"]
+    workers = charts.workers.source.data
+    assert workers["name"] == ["worker 0", "worker 1"]
+    by_address = dict(
+        zip(workers["about"], zip(workers["received"], workers["tiles"], strict=True), strict=True)
+    )
+    assert by_address == {cluster.first: ("0 B", "1"), cluster.second: ("7.8 KiB", "2")}
+    assert workers["memory from"] == [0, 0]
+    assert workers["disk from"] == workers["memory to"] == workers["memory"]
+    assert charts.layers.chart.y_range.factors == ["total"]
+    tasks = dict(zip(*map(charts.tasks.source.data.get, ("name", "tasks")), strict=True))
+    assert tasks == {"held back": 3, "placed": 7, "run": 2}
+    assert not charts.tiers.chart.visible
+    assert "2 of 2 workers" in charts.summary.text
+    assert "0 errors" in charts.summary.text
 
 
 def test_bars_are_bounded() -> None:
-    bars = layer_bars({f"x{number}": number for number in range(99)}, [Summary(layers={"x1": 500})])
+    predicted = {f"x{number}": number for number in range(99)}
+    bars = layer_bars(predicted, {"cut": "x1"}, [Summary(layers={"cut": 500})])
     assert len(bars) == 40
     assert list(bars.items())[:2] == [("x1", (1, 500)), ("x98", (98, 0))]
+    workers = {
+        f"tcp://10.0.0.1:{number}": (number, Summary(held=number, received=2))
+        for number in range(999)
+    }
+    rows = worker_rows(workers)
+    assert len(rows) == 40
+    assert [*rows][:2] == ["worker 960", "worker 961"]
+    assert rows["960 others, mean"].on == {"memory": 479}
+    assert rows["960 others, mean"].received == 2
+
+
+def test_rows_of_workers_and_tiers() -> None:
+    store = {"held": {"memory": 2, "disk": 5}, "spilled": {"disk": 3}, "read_back": {"disk": 1}}
+    summaries = [Summary(held=7, store=store), Summary(held=4), Summary(store=store)]
+    named = dict(zip(("tcp://a:1", "tcp://b:2", "tcp://b:3"), ("x", "y", "y"), strict=True))
+    workers = {
+        address: (name, summary)
+        for (address, name), summary in zip(named.items(), summaries, strict=True)
+    }
+    rows = worker_rows(workers)
+    assert {name: row.on for name, row in rows.items()} == {
+        "x": {"memory": 2, "disk": 5},
+        "b:2": {"memory": 4},
+        "b:3": {"memory": 2, "disk": 5},
+    }
+    assert tier_totals(summaries) == {"disk": (6, 2)}
+    device = Summary(store={"spilled": {"memory": 1, "disk": 0}, "read_back": {}})
+    assert tier_totals([device]) == {"memory": (1, 0), "disk": (0, 0)}
 
 
 def test_no_dashboard_no_page() -> None:

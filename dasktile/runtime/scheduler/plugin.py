@@ -20,6 +20,7 @@ from distributed import Scheduler, SchedulerPlugin, Status
 from dasktile._compat import distributed as internals
 from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import Feature
+from dasktile.lower.bundle import has_bundle
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import set_priorities
@@ -35,6 +36,7 @@ from dasktile.runtime.scheduler.roots import (
     restrict_to_home,
     unrestrict,
 )
+from dasktile.runtime.scheduler.rows import layer_graph, predicted_rows, rows
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.plugin import fold_counts
 from dasktile.schedule.families import families
@@ -69,6 +71,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ----------
     predicted
         Predicted bytes received by workers, by layer.
+    rows
+        By name of a layer, the layer whose predicted bytes include those received for it.
     placed
         Number of tasks that have got a home worker.
     errors
@@ -94,6 +98,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         #: The options of the worker plugin that `dasktile.enable` registered with this plugin.
         self.spill: object = None
         self.predicted: dict[str, int] = {}
+        self.rows: dict[str, str] = {}
         self.placed = 0
         self.errors = 0
         self.failures = 0
@@ -136,6 +141,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if self.placement and self._has(Feature.PLACEMENT) and self._has(Feature.REPLICAS):
             keep_for_readers(scheduler)
         self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
+
+    @property
+    def held(self) -> int:
+        """Number of root tasks that wait on the scheduler for their home worker."""
+        return len(self.roots)
 
     def _has(self, feature: Feature) -> bool:
         return feature not in self.unavailable
@@ -416,7 +426,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         homes: dict[Any, str] = {}
         between: list[TaskState] = []
         others: list[Any] = []
-        new: set[Any] = set()
+        first: dict[Any, TaskState] = {}
+        bundles: list[TaskState] = []
         self._followed_names = {}
         restrict = self._restrict_function()
         # Called for every task of every graph: each layer name is parsed once, and keys of fused
@@ -435,8 +446,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
                     continue
                 name = planned[0]
                 layer = layers[name]
-            if name not in new:
-                new.update((name, *(part[0] for part in _fused_parts(ts, layers))))
+            if name not in first:
+                first[name] = ts
+                for part in _fused_parts(ts, layers):
+                    first.setdefault(part[0], ts)
+            if has_bundle(ts.run_spec):
+                bundles.append(ts)
             assert layer is not None
             if layer.placement is None:
                 between.append(ts)
@@ -450,7 +465,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         elif self.placement and self.roots.throttled:
             self._group_roots([tasks[key] for key in others])
         self.placed += len(homes)
-        self._predict({name: layers[name] for name in new})
+        self._predict(first, bundles, layers)
 
     def _place_others(
         self, between: list[TaskState], others: list[TaskState], homes: dict[Any, str]
@@ -586,18 +601,32 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
         return restrict
 
-    def _predict(self, layers: dict[Any, LayerHomes | None]) -> None:
-        """Add the predicted bytes of new layers."""
-        shortest: dict[str, tuple[str, int]] = {}
-        for name, layer in layers.items():
-            if layer is not None and layer.placement is not None and layer.placement.predicted:
-                # a fused layer and its last part have names with the same end
-                end = name.rpartition(MARK)[2]
-                if end not in shortest or len(name) < len(shortest[end][0]):
-                    shortest[end] = name, layer.placement.predicted
-        for name, predicted in shortest.values():
+    def _predict(
+        self, first: dict[Any, TaskState], bundles: list[TaskState], layers: LayerTable
+    ) -> None:
+        """Add the predicted bytes of new layers, and the layers that receive them."""
+        try:
+            graph, names = layer_graph(first, bundles, layers)
+            row_of = rows(graph)
+        except Exception:
+            # the tasks are placed already, and run as planned
+            self.errors += 1
+            logger.exception("dasktile could not count the predicted bytes of a graph")
+            return
+        for name, predicted in predicted_rows(graph, row_of).items():
             self.predicted[name] = self.predicted.get(name, 0) + predicted
         self.predicted = fold_counts(self.predicted, self.settings.max_layers)
+        for layer, name in names.items():
+            row_of[layer] = row_of.get(name, name)
+        for name, ts in first.items():
+            # tasks into which Dask has fused those of a plan
+            outer = ts.key[0] if type(ts.key) is tuple else ""
+            if isinstance(outer, str) and layers[outer] is None:
+                row_of[outer] = row_of.get(name, name)
+        # the latest graph of a layer that several graphs have in common counts
+        self.rows = {layer: row for layer, row in self.rows.items() if layer not in row_of} | row_of
+        while len(self.rows) > 4 * self.settings.max_layers:
+            del self.rows[next(iter(self.rows))]
 
 
 def _fused_parts(ts: TaskState, layers: LayerTable) -> list[Any]:

@@ -160,6 +160,10 @@ class Roots:
         """Whether a task is held."""
         return bool(self.homes or self.families.of)
 
+    def __len__(self) -> int:
+        """Number of tasks that are held."""
+        return len(self.homes) + len(self.families.of)
+
     @property
     def any_ready(self) -> bool:
         """Whether a task that is held could run."""

@@ -11,10 +11,12 @@ from distributed import Worker, WorkerPlugin
 
 from dasktile._compat import distributed as internals
 from dasktile._compat.distributed import Feature
+from dasktile.lower.bundle import reader_in
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.data import SpillOptions, store_for
 from dasktile.runtime.worker.spilling import Spilling
+from dasktile.schedule.placement import MARK
 
 #: Name of the plugins of the scheduler and of workers, and of the workers' metric.
 NAME = "dasktile"
@@ -109,9 +111,9 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
     """Counts the bytes that a worker receives from its peers, by layer, and lets it spill.
 
     A result is counted if the worker receives it as the input of a task or as a replica.  Its
-    layer is that of the task that waits for it, the first by name if several do, and its own
-    if none does.  Bytes are those of the result in memory, as distributed measures them; what
-    is sent may be compressed.
+    layer is that of the task that waits for it, in a bundle that of the task that reads it; the
+    first by name if several do, and its own if none does.  Bytes are those of the result in
+    memory, as distributed measures them; what is sent may be compressed.
 
     Not counted are the bytes of P2P shuffles, which are sent outside of the tasks' states; those
     of ``Client.replicate``, ``Client.rebalance`` and ``Client.scatter``, which arrive like data
@@ -225,7 +227,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         if self._worker is None:
             return
         task = internals.worker_tasks(self._worker)[key]
-        waiting = _layers(task.waiters) or _layers(task.dependents)
+        waiting = _layers(task.waiters, key) or _layers(task.dependents, key)
         layer = min(waiting) if waiting else layer_of(key)
         received = self.received
         received[layer] = received.get(layer, 0) + task.get_nbytes()
@@ -314,8 +316,17 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         return counts
 
 
-def _layers(tasks: Iterable[Any]) -> set[str]:
-    return {layer_of(task.key) for task in tasks if task.state != internals.MEMORY}
+def _layers(tasks: Iterable[Any], read: Any) -> set[str]:
+    """The layers of tasks that read a result."""
+    return {_reading_layer(task, read) for task in tasks if task.state != internals.MEMORY}
+
+
+def _reading_layer(task: Any, read: Any) -> str:
+    """The layer of a task that reads a result, or of the task of a plan in it that does."""
+    inner = reader_in(task.run_spec, read)
+    if inner is not None and MARK in (layer := layer_of(inner)):
+        return layer
+    return layer_of(task.key)
 
 
 def unavailable_on(worker: Worker) -> dict[str, str]:

@@ -114,6 +114,7 @@ async def test_tasks_of_a_lost_worker_run_elsewhere(c, s, first, second):
     graph = combined(64, 8, wait_for, "go")
     futures = c.get(graph, list(graph), sync=False)
     await until(lambda: len(plugin_of(s).roots.families.of) == 60)
+    assert plugin_of(s).held == 60
     await second.close(executor_wait=False)
     await until(lambda: len(s.workers) == 1)
     await Event("go").set()

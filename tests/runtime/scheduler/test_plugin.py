@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -18,6 +19,7 @@ from dasktile._compat import distributed as internals
 from dasktile._compat.distributed import Feature, Internal
 from dasktile.runtime.scheduler.roots import HELD, restriction_to
 from dasktile.runtime.worker.plugin import OTHER
+from dasktile.schedule.homes import LayerTable
 from tests.gated import (
     EXPECTED,
     LIMIT,
@@ -344,8 +346,10 @@ async def test_predictions_are_bounded(c, s, worker):
     plugin = plugin_of(s)
     for number in range(1500):
         name = f"x{number}-dasktile-1_b1-{HASH}"
-        plugin._predict({name: plugin.homes.layer(name)})
+        task = SimpleNamespace(key=(name, 0), run_spec=None, dependencies=(), dependents=())
+        plugin._predict({name: task}, [], LayerTable(plugin.homes))
     assert len(plugin.predicted) <= 1000
+    assert len(plugin.rows) <= 4000
     assert sum(plugin.predicted.values()) == 1500
     assert plugin.predicted[OTHER] > 500
 

@@ -1,0 +1,183 @@
+"""Bytes are received under the layer of the plan that predicts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import dasktile
+from dasktile.runtime.install import enable
+from dasktile.runtime.metrics import metrics, short_names
+from dasktile.runtime.scheduler.rows import LayerGraph, predicted_rows, rows
+
+#: Seconds after which something hangs.
+LIMIT = 300
+
+
+def tiled(rows: int, columns: int, chunks: tuple[int, int], seed: int = 0) -> Any:
+    return da.random.default_rng(seed).random((rows, columns), chunks=chunks)
+
+
+def in_memory(rows: int, columns: int, chunks: tuple[int, int]) -> Any:
+    return da.from_array(np.random.default_rng(0).random((rows, columns)), chunks=chunks)
+
+
+def product() -> Any:
+    return (in_memory(400, 600, (20, 600)) + 1) @ in_memory(600, 400, (20, 400))
+
+
+def centred() -> Any:
+    x = tiled(400, 400, (40, 40))
+    return x - x.mean(axis=0)
+
+
+def chained() -> Any:
+    x, y = tiled(400, 400, (40, 40)), tiled(400, 400, (40, 40), seed=1)
+    product = x @ y
+    return (product - product.mean(axis=0)) @ x.T
+
+
+def gram() -> Any:
+    a = in_memory(400, 600, (20, 600))
+    return a.T @ a
+
+
+def rechunked() -> Any:
+    x = tiled(400, 400, (40, 40)).rechunk((40, 400))
+    return da.fft.fft(da.fft.fft(x, axis=1).rechunk((400, 40)), axis=0)
+
+
+def two_products() -> Any:
+    c = in_memory(400, 600, (20, 600)) @ in_memory(600, 400, (20, 400))
+    return c @ c.T
+
+
+def normalised() -> Any:
+    x = tiled(400, 400, (40, 40))
+    return ((x - x.mean(axis=0)) / x.std(axis=0)).rechunk((400, 40)).sum()
+
+
+#: Expressions, tasks of a bundle, and the rows of the expression in `metrics`.
+ROWS = [
+    (product, 0, ["matmul"]),
+    (product, 32, ["matmul"]),
+    (centred, 0, ["mean", "sub"]),
+    (centred, 32, ["mean", "sub"]),
+    (chained, 0, ["matmul", "mean", "sub", "matmul 2"]),
+    (chained, 32, ["matmul", "mean", "sub", "matmul 2"]),
+    (gram, 0, ["array", "matmul"]),
+    (gram, 32, ["array", "matmul"]),
+    (rechunked, 32, ["fft", "fft 2"]),
+    (two_products, 0, ["matmul", "matmul 2"]),
+    (two_products, 32, ["matmul", "matmul 2"]),
+    (normalised, 0, ["mean", "var", "sub", "truediv", "sum"]),
+    # the subtraction and the division are one layer
+    (normalised, 32, ["mean", "var", "truediv", "sum"]),
+]
+
+
+@pytest.fixture(scope="module")
+def four_workers() -> Iterator[Client]:
+    with (
+        LocalCluster(
+            n_workers=4,
+            threads_per_worker=1,
+            processes=False,
+            protocol="tcp",
+            dashboard_address=None,
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        enable(client)
+        yield client
+
+
+@pytest.mark.parametrize(("build", "bundle", "rows_of_metrics"), ROWS)
+def test_bytes_are_received_under_the_layer_that_predicts_them(
+    four_workers: Client, build: Callable[[], Any], bundle: int, rows_of_metrics: list[str]
+) -> None:
+    expression = build()
+    with dask.config.set({"dasktile.bundle": bundle}):
+        metrics(four_workers, reset=True)
+        explained = dasktile.explain(expression, workers=four_workers).bytes_after
+        result = dasktile.optimize(expression, workers=four_workers).persist()
+        wait(result, timeout=LIMIT)
+        measured = metrics(four_workers)
+    assert measured.errors == 0
+    names = short_names(measured.layers)
+    moved = {
+        names[layer]: (counts.predicted, counts.received)
+        for layer, counts in measured.layers.items()
+        if counts.predicted or counts.received
+    }
+    assert list(moved) == rows_of_metrics
+    assert measured.bytes_predicted == explained
+    for predicted, received in moved.values():
+        # partial results of a mean or a variance have counts beside the sums
+        assert received == pytest.approx(predicted, rel=0.05 if predicted > 100_000 else 0.5)
+    lines = str(measured).splitlines()
+    assert {name for name in moved if any(line.startswith(f"{name} ") for line in lines)} == {
+        *moved
+    }
+
+
+def graph_of(edges: dict[str, str], predicted: dict[str, int]) -> LayerGraph:
+    """A graph from the inputs of each layer, separated by spaces."""
+    graph = LayerGraph(predicted=predicted)
+    for layer in (*edges, *predicted):
+        graph.add(layer)
+    for layer, reads in edges.items():
+        for read in reads.split():
+            graph.connect(layer, read)
+    return graph
+
+
+def test_steps_belong_to_the_row_that_reads_them() -> None:
+    graph = graph_of({"cut": "x", "partial": "cut", "sum": "partial"}, {"sum": 5})
+    assert rows(graph) == {"sum": "sum", "x": "sum", "cut": "sum", "partial": "sum"}
+    assert predicted_rows(graph, rows(graph)) == {"sum": 5}
+
+
+def test_tiles_for_all_readers_belong_to_the_array() -> None:
+    edges = {"cut": "x", "a": "cut", "b": "cut", "cut2": "a", "c": "cut2"}
+    graph = graph_of(edges, {"x": 1, "a": 2, "b": 3, "c": 4})
+    assert rows(graph) == {"x": "x", "a": "a", "b": "b", "c": "c", "cut": "x", "cut2": "c"}
+    kept = graph_of({"kept-dasktile-1": "x", "a": "kept-dasktile-1"}, {"x": 1, "a": 2})
+    assert rows(kept)["kept-dasktile-1"] == "x"
+    source = graph_of({"retile-dasktile-1": "x", "a": "retile-dasktile-1"}, {"x": 1, "a": 2})
+    assert rows(source)["retile-dasktile-1"] == "x"
+    source.has_other_inputs.add("x")
+    assert rows(source)["retile-dasktile-1"] == "a"
+
+
+def test_row_that_receives_nothing_is_part_of_its_reader() -> None:
+    graph = graph_of({"a": "x"}, {"x": 1, "a": 2})
+    assert predicted_rows(graph, rows(graph)) == {"a": 3}
+    graph = graph_of({"a": "x"}, {"x": 1, "a": 2})
+    graph.has_other_inputs.add("x")
+    assert predicted_rows(graph, rows(graph)) == {"x": 1, "a": 2}
+
+
+def test_fused_layers_belong_to_the_part_with_a_prediction() -> None:
+    graph = graph_of({"chunk": "mul", "sum": "chunk"}, {"mul": 2, "sum": 1})
+    graph.fused["chunk"] = ["mul"]
+    assert rows(graph)["chunk"] == "mul"
+    assert predicted_rows(graph, rows(graph)) == {"mul": 2, "sum": 1}
+    graph.fused.clear()
+    assert rows(graph)["chunk"] == "sum"
+
+
+def test_rows_do_not_depend_on_the_order_of_layers() -> None:
+    edges = {"b": "cut x", "a": "cut", "cut": "x"}
+    forwards = graph_of(edges, {"a": 1, "b": 2})
+    backwards = graph_of(dict(reversed(edges.items())), {"b": 2, "a": 1})
+    assert list(rows(forwards).items()) == list(rows(backwards).items())
+    assert rows(forwards)["cut"] == "a"
+    # a cycle, which the tasks of two graphs may make
+    assert rows(graph_of({"a": "b", "b": "a"}, {"a": 1}))["b"] == "a"

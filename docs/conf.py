@@ -79,7 +79,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
-html_sidebars = {"index": []}
+html_sidebars = {page: [] for page in ("index", "getting-started", "api", "measured")}
 html_show_sourcelink = False
 
 # warnings of libraries about themselves, which no page should show

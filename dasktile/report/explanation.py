@@ -341,9 +341,9 @@ class Explanation:
         if not self.changed or tasks is None or before is None:
             return []
         line = f"as it runs: {_count(tasks, 'task')} instead of {before:,}"
-        if self.received_before is not None and self.received_after is not None:
-            received = _instead("receive about", self.received_before, self.received_after, "")
-            line += f", workers {received}"
+        first, last = self.received_before, self.received_after
+        if self.workers > 1 and first is not None and last is not None:
+            line += f", workers {_instead('receive about', first, last, '')}"
         return [line]
 
     def _memory(self, peak: int, results: int) -> str:

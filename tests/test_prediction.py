@@ -98,7 +98,7 @@ def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(
     told = dasktile.explain(array)
     assert not told.changed
     assert told.peak_before == told.peak_after
-    assert "Dask's own graph is predicted to cost less" in str(told)
+    assert "Dask's own graph is predicted to cost less" in " ".join(str(told).split())
 
 
 def test_slices_of_blocks_that_nothing_else_reads_are_no_tasks_of_their_own() -> None:
@@ -373,7 +373,8 @@ def test_a_graph_of_which_few_tasks_are_needed_is_only_culled() -> None:
     assert sum(map(len, new.dask.layers.values())) < 10
     told = dasktile.explain(few)
     assert not told.changed
-    assert "the few tasks that are needed take less time than a plan" in str(told)
+    text = " ".join(str(told).split())
+    assert "the few tasks that are needed take less time than a plan" in text
     for more in (x[0], x.sum()):
         assert dasktile.optimize(more) is not more
 

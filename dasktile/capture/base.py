@@ -36,6 +36,16 @@ class ArrayInfo:
         return tuple(len(sizes) for sizes in self.chunks)
 
 
+def added_axes(layer: Blockwise) -> dict[Any, Any]:
+    """The symbols of axes that a layer adds to those of its inputs, with their sizes.
+
+    When Dask fuses a layer with those below it, it enters the axes that these add into the mapping
+    of the layer itself (``rewrite_blockwise``, in dask 2026.8.0 too); the layer's inputs have them.
+    """
+    read = {symbol for _, symbols in layer.indices for symbol in symbols or ()}
+    return {symbol: size for symbol, size in layer.new_axes.items() if symbol not in read}
+
+
 @dataclass(frozen=True, slots=True)
 class Input:
     """An array that a recognised operation reads; see :class:`~dasktile.ir.Edge`."""

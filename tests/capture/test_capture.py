@@ -721,3 +721,12 @@ def test_only_the_tasks_that_keys_depend_on_are_converted() -> None:
     for name, tasks in needed.items():
         assert list(tasks) == [key for key in view.layers[name] if key in tasks]
     assert len(found) < len(every) / 4
+
+
+def test_a_plan_does_not_depend_on_what_was_computed_before() -> None:
+    """Dask's fusion enters the axes of layers below a layer into the layer itself."""
+    y = da.lib.stride_tricks.sliding_window_view(x, 3, axis=0).max(-1)
+    before = [(node.op, node.kind) for node in captured(y).program.nodes]
+    y.compute(scheduler="sync")
+    assert [(node.op, node.kind) for node in captured(y).program.nodes] == before
+    assert Kind.OPAQUE not in [kind for _, kind in before]

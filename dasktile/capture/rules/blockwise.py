@@ -32,6 +32,7 @@ from dasktile.capture.base import (
     Operation,
     Rechunked,
     Recogniser,
+    added_axes,
 )
 from dasktile.capture.corrections import called_function
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
@@ -209,7 +210,7 @@ def _suffixes(layer: Blockwise) -> bool:
 def elementwise(view: GraphView, name: str) -> Operation | None:
     """A function that works element by element, of arrays that broadcast."""
     layer, info = view.layers[name], view.array(name)
-    if not isinstance(layer, Blockwise) or info is None or layer.new_axes:
+    if not isinstance(layer, Blockwise) or info is None or added_axes(layer):
         return None
     if not _suffixes(layer) or not is_pointwise_task(layer.task):
         return None
@@ -221,7 +222,7 @@ def elementwise(view: GraphView, name: str) -> Operation | None:
 def registered(view: GraphView, name: str) -> Operation | None:
     """A registered user function with axes that must not be cut."""
     layer, info = view.layers[name], view.array(name)
-    if not isinstance(layer, Blockwise) or info is None or layer.new_axes:
+    if not isinstance(layer, Blockwise) or info is None or added_axes(layer):
         return None
     use = lookup(layer.task.func)
     if use is None or not use.whole_axes or not _suffixes(layer):

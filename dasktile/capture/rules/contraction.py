@@ -23,7 +23,14 @@ from dasktile._compat.dask import (
     sum_products,
     tensordot_block,
 )
-from dasktile.capture.base import ArrayInfo, GraphView, NotRecognised, Operation, Recogniser
+from dasktile.capture.base import (
+    ArrayInfo,
+    GraphView,
+    NotRecognised,
+    Operation,
+    Recogniser,
+    added_axes,
+)
 from dasktile.capture.rules.blockwise import Contract, Operands, operands
 from dasktile.capture.rules.trees import Call, read_level, read_tree, unwrap
 from dasktile.ir import AxisMap, Kind, Label, Role
@@ -128,7 +135,7 @@ def _summed_symbols(layer: Blockwise) -> tuple[str, ...] | None:
     """Symbols summed after a layer of products; None if its form is not supported."""
     function, kwargs, outer = layer.task.func, layer.task.kwargs, layer.output_indices
     symbols = [symbols for _, symbols in layer.indices]
-    if layer.concatenate or layer.new_axes or any(names is None for names in symbols):
+    if layer.concatenate or added_axes(layer) or any(names is None for names in symbols):
         return None
     names = [names for names in symbols if names is not None]
     if function is matmul_block:

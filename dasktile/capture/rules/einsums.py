@@ -16,7 +16,7 @@ import numpy as np
 from dask.blockwise import Blockwise
 from dask.utils import funcname
 
-from dasktile.capture.base import GraphView, Operation, Recogniser
+from dasktile.capture.base import GraphView, Operation, Recogniser, added_axes
 from dasktile.capture.rules.blockwise import Contract, Map, operands
 from dasktile.capture.rules.trees import Level, read_level, read_step, read_tree
 from dasktile.capture.settings import SETTINGS
@@ -90,7 +90,7 @@ def einsum(view: GraphView, name: str) -> Operation | None:
     if summed and joined is layer:
         return None  # the layer that aggregates the join is recognised instead
     read = operands(view, joined)
-    if read is None or joined.concatenate or joined.new_axes or joined.io_deps:
+    if read is None or joined.concatenate or added_axes(joined) or joined.io_deps:
         return None
     outer = joined.output_indices
     labels = {symbol: number for number, symbol in enumerate(outer)}

@@ -21,7 +21,7 @@ from dask.blockwise import Blockwise
 from dask.utils import funcname, key_split
 
 from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
-from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation
+from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation, added_axes
 from dasktile.capture.corrections import called_function
 from dasktile.capture.references import Key
 from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
@@ -169,7 +169,7 @@ def _declined(view: GraphView, name: str) -> NotRecognised | None:
     function = called_function(layer)[0]
     title = funcname(function)
     arrays = [symbols for _, symbols in layer.indices if symbols is not None]
-    if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices) or layer.new_axes:
+    if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices) or added_axes(layer):
         reason = f"{title} in map_overlap needs one input array and an output of its shape"
     elif (getattr(function, "__module__", "") or "").split(".")[0] == "dask":
         reason = f"{title} in map_overlap is not supported"
@@ -275,7 +275,7 @@ def _registered(
     """A task of a layer that applies a registered function to each block of one array."""
     nothing = (None, (), None)
     layer = view.layers.get(name)
-    if not isinstance(layer, Blockwise) or layer.io_deps or layer.new_axes:
+    if not isinstance(layer, Blockwise) or layer.io_deps or added_axes(layer):
         return nothing
     arrays = [index for _, index in layer.indices if index is not None]
     if len(arrays) != 1 or tuple(arrays[0]) != tuple(layer.output_indices):

@@ -19,7 +19,7 @@ from dasktile._compat.dask import (
     custom_nanquantile,
     isin_block,
 )
-from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser
+from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser, added_axes
 from dasktile.capture.rules.blockwise import Map, operands
 from dasktile.capture.rules.pointwise import is_pointwise_task
 from dasktile.ir import AxisMap, Kind, Label, Role
@@ -33,7 +33,7 @@ _FFTS = "fft ifft rfft irfft hfft ihfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn
 def fft(view: GraphView, name: str) -> Operation | None:
     """An FFT over one or more axes, each in one block."""
     layer, info = view.layers[name], view.array(name)
-    if not isinstance(layer, Blockwise) or info is None or layer.task.kwargs or layer.new_axes:
+    if not isinstance(layer, Blockwise) or info is None or layer.task.kwargs or added_axes(layer):
         return None
     kind = _fft_name(layer.task.func)
     if kind is None or len(layer.indices) != 4:
@@ -131,7 +131,7 @@ def along_axis(view: GraphView, name: str) -> Operation | None:
 def order_statistic(view: GraphView, name: str) -> Operation | None:
     """A median, or a quantile of one probability, along axes that are read whole."""
     layer, info = view.layers[name], view.array(name)
-    if not isinstance(layer, Blockwise) or info is None or layer.new_axes or not layer.indices:
+    if not isinstance(layer, Blockwise) or info is None or added_axes(layer) or not layer.indices:
         return None
     symbols, axes = layer.indices[0][1], layer.task.kwargs.get("axis")
     known = any(layer.task.func is function for function in _ORDER_STATISTICS)
@@ -182,7 +182,7 @@ def gufunc(view: GraphView, name: str) -> Operation | None:
     if isinstance(layer, Blockwise) or info is None or len(below) != 1:
         return None
     inner = view.layers[below[0]]
-    if not isinstance(inner, Blockwise) or inner.new_axes or inner.io_deps:
+    if not isinstance(inner, Blockwise) or added_axes(inner) or inner.io_deps:
         return None
     prefix, _, token = below[0].rpartition("-")
     cores = len(info.shape) - len(inner.output_indices)

@@ -27,7 +27,7 @@ from dasktile._compat.dask import (
     identity_cast,
     list_to_container,
 )
-from dasktile.capture.base import GraphView
+from dasktile.capture.base import GraphView, added_axes
 from dasktile.capture.references import reference
 
 #: Numbers of blocks along every axis, or the position of one block.
@@ -82,7 +82,7 @@ def read_step(view: GraphView, name: str) -> Step | None:
     layer = view.layers.get(name)
     if not isinstance(layer, Blockwise) or layer.annotations or layer.output_blocks:
         return None
-    if layer.new_axes or layer.io_deps or layer.concatenate or not layer.indices:
+    if added_axes(layer) or layer.io_deps or layer.concatenate or not layer.indices:
         return None
     inputs = tuple(source for source, _ in layer.indices if isinstance(source, str))
     if len(inputs) != len(layer.indices) or any(

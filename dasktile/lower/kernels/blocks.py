@@ -24,6 +24,7 @@ from dasktile._compat.dask import (
     getter_inline,
     getter_nofancy,
 )
+from dasktile.capture.base import added_axes
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, InMemory, Read
 from dasktile.ir import Chunks, bounds
@@ -102,7 +103,7 @@ def _instantiated(
         indices.append((argument, symbols))
     new_axes: dict[str, Any] = {
         symbol: tuple(sizes[symbol]) if symbol in sizes else size
-        for symbol, size in layer.new_axes.items()
+        for symbol, size in added_axes(layer).items()
     }
     emitted = EmittedLayers()
     written = Blockwise(

@@ -9,7 +9,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, TaskRef
-from dasktile.capture.base import GraphView, Verbatim
+from dasktile.capture.base import GraphView, Verbatim, added_axes
 from dasktile.capture.references import Key, head_of, with_head
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.names import new_layer_name
@@ -150,7 +150,7 @@ def _renamed_blockwise(
         indices,
         numblocks=numblocks,
         concatenate=layer.concatenate,
-        new_axes=layer.new_axes,
+        new_axes=added_axes(layer),
         output_blocks=layer.output_blocks,
         annotations=layer.annotations,
         io_deps=layer.io_deps,

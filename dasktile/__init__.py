@@ -71,6 +71,9 @@ _LAZY = {
     "worker_data": "dasktile.runtime.worker.data",
 }
 
+#: Modules that users reach as attributes of the package, imported on first use.
+_MODULES = ("doctor", "errors", "testing", "tiling")
+
 #: The version of a tree that was never installed, as ``fallback-version`` in pyproject.toml.
 _FALLBACK_VERSION = "0.1.0.dev0"
 
@@ -78,6 +81,8 @@ _FALLBACK_VERSION = "0.1.0.dev0"
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
@@ -95,4 +100,4 @@ def _version() -> str:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "__version__"})
+    return sorted({*globals(), *_LAZY, *_MODULES, "__version__"})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -28,3 +30,9 @@ def test_every_public_name_has_an_example_that_runs(name: str) -> None:
         output: list[str] = []
         failed, _ = runner.run(test, out=output.append)
         assert not failed, "".join(output)
+
+
+@pytest.mark.parametrize("expression", ["tiling.methods()", "errors", "doctor", "testing"])
+def test_modules_are_attributes_of_the_package(expression: str) -> None:
+    code = f"import dasktile; dasktile.{expression}"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -55,6 +55,8 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         If `client` is no ``distributed.Client``, or `plans` no bool.
     ValueError
         If the client is closed, or there is none.
+    RuntimeError
+        If it is entered again before it has ended.
 
     Examples
     --------
@@ -79,7 +81,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         self._plans = plans
         self._result: Diagnosis | None = None
         self._graphs: list[tuple[HighLevelGraph, Any]] = []
-        self._not_planned = 0
+        self._overrides: list[internals.Override] = []
         self._name = ""
 
     @property
@@ -111,6 +113,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
     def __enter__(self) -> diagnose:
         if self._client.asynchronous:
             raise TypeError("the client is asynchronous: use async with dasktile.diagnose(client)")
+        self._check_ended()
         self._client.sync(self._start)
         return self
 
@@ -120,10 +123,13 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._client.sync(self._stop)
-        self._finish(machine(self._client) if self._graphs and error is None else None)
+        self._end_record()
+        if self._is_open():
+            self._client.sync(self._stop)
+        self._finish(error is not None)
 
     async def __aenter__(self) -> diagnose:
+        self._check_ended()
         await self._start()
         return self
 
@@ -133,20 +139,34 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stop()
-        self._finish(machine(self._client) if self._graphs and error is None else None)
+        self._end_record()
+        if self._is_open():
+            await self._stop()
+        self._finish(error is not None)
+
+    def _check_ended(self) -> None:
+        if self._overrides:
+            raise RuntimeError("this diagnosis has not ended: make another one for an inner block")
+
+    def _is_open(self) -> bool:
+        return self._client.status not in ("closing", "closed")
 
     async def _start(self) -> None:
         self._name = f"dasktile-diagnose-{uuid.uuid4().hex}"
+        self._reports: dict[str, meter.Report] = {}
+        self._not_planned = 0
         await meter.start(self._client, self._name)
         self._addresses = set(self._client.scheduler_info(n_workers=-1)["workers"])
         self._overrides = internals.record_computations(self._client, self._record)
         self._began = time.perf_counter()
 
-    async def _stop(self) -> None:
+    def _end_record(self) -> None:
         self._seconds = time.perf_counter() - self._began
         for override in self._overrides:
             internals.uninstall(override)
+        self._overrides = []
+
+    async def _stop(self) -> None:
         self._reports = await meter.stop(self._client, self._name)
 
     def _record(self, computed: Any) -> None:
@@ -171,14 +191,20 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         self._graphs += graphs[:room]
         self._not_planned += len(graphs[room:])
 
-    def _finish(self, target: Machine | None) -> None:
+    def _finish(self, failed: bool) -> None:
         start = time.perf_counter()
         graphs, self._graphs = self._graphs, []
-        computations = (
-            ()
-            if target is None
-            else tuple(_missed(graph, keys, _with_placement(target)) for graph, keys in graphs)
-        )
+        computations: tuple[Missed, ...] = ()
+        reason = ""
+        if failed:
+            reason = "the block raised an error"
+        elif not self._is_open():
+            reason = "the client was closed in the block, and nothing was counted"
+        elif not self._plans:
+            reason = "plans=False"
+        elif graphs:
+            target = _with_placement(machine(self._client))
+            computations = tuple(_missed(graph, keys, target) for graph, keys in graphs)
         self._result = Diagnosis(
             self._seconds,
             {address: _worker(report) for address, report in self._reports.items()},
@@ -187,6 +213,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
             self._not_planned,
             len(self._addresses - set(self._reports)),
             time.perf_counter() - start,
+            reason,
         )
 
 

@@ -122,6 +122,7 @@ def test_nothing_stays_behind(client: Client) -> None:
     assert set(map(tuple, client.run(plugins).values())) == {()}
     # what was measured is there; no plans are made after an error
     assert diagnosis.result.tasks > 0 and diagnosis.result.computations == ()
+    assert "no plans were made: the block raised an error" in str(diagnosis)
 
 
 def test_graphs_are_unchanged(client: Client) -> None:
@@ -209,3 +210,30 @@ def test_arguments(client: Client) -> None:
     with pytest.raises(RuntimeError, match="end of its with block"):
         _ = dasktile.diagnose(client).result
     assert "not ended" in repr(dasktile.diagnose(client))
+
+
+def test_one_diagnosis_after_the_other_but_not_within(client: Client) -> None:
+    diagnosis = dasktile.diagnose(client, plans=False)
+    for count in (1, 2):
+        with diagnosis:
+            client.gather(client.map(len, [[1]] * count, pure=False))
+            with pytest.raises(RuntimeError, match="has not ended"), diagnosis:
+                pass
+        assert diagnosis.result.tasks == count
+    assert set(map(tuple, client.run(plugins).values())) == {()}
+
+
+def test_the_client_is_closed_in_the_block(cluster: LocalCluster) -> None:
+    with Client(cluster) as other, dasktile.diagnose(other) as diagnosis:
+        gram().sum().compute()
+        other.close()
+    assert "the client was closed in the block" in str(diagnosis)
+
+
+def test_what_was_optimised_has_nothing_to_gain(client: Client) -> None:
+    dasktile.enable(client)
+    z = dasktile.optimize(gram())
+    with dasktile.diagnose(client) as diagnosis:
+        z.compute()
+    dasktile.disable(client)
+    assert "dasktile.optimize would change nothing" in str(diagnosis)

@@ -137,6 +137,8 @@ class Diagnosis:
     left: int = 0
     #: Seconds that it took to make the plans.
     planning: float = field(default=0.0, compare=False)
+    #: Why no plans were made; empty if they were.
+    reason: str = ""
 
     @property
     def tasks(self) -> int:
@@ -179,6 +181,7 @@ class Diagnosis:
             "not_planned": self.not_planned,
             "left": self.left,
             "planning": self.planning,
+            "reason": self.reason,
         }
 
     def __str__(self) -> str:
@@ -293,12 +296,14 @@ class Diagnosis:
     def advice(self) -> list[str]:
         """What ``dasktile.optimize`` would change, in sentences."""
         count = len(self.computations)
+        if self.reason:
+            return [f"no plans were made: {self.reason}"]
         if not count:
             return ["no plans were made: no dask arrays were computed with this client"]
         changed = [
             number
             for number, each in enumerate(self.computations)
-            if each.explanation is not None and each.explanation.changed
+            if each.explanation is not None and _has_gain(each.explanation)
         ]
         if changed:
             lines = [
@@ -360,6 +365,16 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
         "unknown"
         if plan.results_before is None or plan.results_after is None
         else _arrow(plan.results_before, plan.results_after, format_bytes),
+    )
+
+
+def _has_gain(plan: Explanation) -> bool:
+    """Whether a plan is predicted to differ from what was computed, which may be a plan itself."""
+    return plan.changed and (
+        _first(plan.run_tasks_before, plan.tasks_before)
+        != _first(plan.run_tasks_after, plan.tasks_after)
+        or _first(plan.received_before, plan.bytes_before)
+        != _first(plan.received_after, plan.bytes_after)
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from dasktile.errors import (
     InconsistentGraphWarning,
     InternalErrorWarning,
     UnsupportedCollectionWarning,
-    level_of_user,
+    warn_user,
 )
 from dasktile.explaining import explained
 from dasktile.planning import captured_program, tile
@@ -329,19 +328,17 @@ def _method_names(given: object) -> tuple[str, ...]:
 
 
 def _warn_unsupported() -> None:
-    warnings.warn(
+    warn_user(
         "dasktile does not read array expressions (dask's setting array.query-planning);"
         " they are returned unchanged",
         UnsupportedCollectionWarning,
-        stacklevel=level_of_user(),
     )
 
 
 def _warn_inconsistent(error: UndeclaredReadError) -> None:
-    warnings.warn(
+    warn_user(
         f"dasktile leaves the input unchanged: {error}",
         InconsistentGraphWarning,
-        stacklevel=level_of_user(),
     )
 
 
@@ -360,11 +357,10 @@ def _guarded(function: Any, *arguments: Any) -> Any:
         if config.setting("raise-errors"):
             raise
         logger.debug("dasktile failed", exc_info=True)
-        warnings.warn(
+        warn_user(
             f"dasktile failed with {type(error).__name__}: {error}; the input is used unchanged."
             " Please report this, with the traceback that dask.config.set({'dasktile.raise-errors':"
             " True}) shows",
             InternalErrorWarning,
-            stacklevel=level_of_user(),
         )
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,7 +16,7 @@ from dask.utils import format_bytes
 from dasktile import config
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
-from dasktile.errors import level_of_user
+from dasktile.errors import warn_user
 from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.writer import wanted_keys
@@ -121,12 +120,11 @@ def _warn_of_many_tasks(request: Request, plan: TilingPlan) -> None:
     most = config.setting("tiling.many-tasks")
     limit = request.machine.memory_limit if request.machine.limit_given else None
     if limit and plan.tiled is not None and after > max(most * before, MANY_TASKS):
-        warnings.warn(
+        warn_user(
             f"a memory limit of {format_bytes(limit)} makes {after:,}"
             f" tasks of {before:,}. Give a larger limit, or accept more than {most:g} tasks for"
             " each of the input's by the setting dasktile.tiling.many-tasks",
             PerformanceWarning,
-            stacklevel=level_of_user(),
         )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,7 @@ import dask.config
 from dask.utils import parse_bytes, parse_timedelta
 
 from dasktile.defaults import defaults as defaults
-from dasktile.errors import UnknownSettingWarning, level_of_user
+from dasktile.errors import UnknownSettingWarning, warn_user
 from dasktile.tiling.seconds import Calibration
 from dasktile.tiling.settings import Settings
 
@@ -109,10 +108,9 @@ def check() -> None:
     for name in _leaves(section):
         if name not in _RULES and name not in _warned:
             _warned.add(name)
-            warnings.warn(
+            warn_user(
                 f"setting dasktile.{name} does not exist and has no effect; {_suggestion(name)}",
                 UnknownSettingWarning,
-                stacklevel=level_of_user(),
             )
     _checked = copy.deepcopy(section)
 

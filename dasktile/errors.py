@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 
 # the folder as frames name it: a path may have parts that pathlib leaves out, such as "./"
 _PACKAGE = os.path.dirname(__file__) + os.sep
 
 
-def level_of_user() -> int:
-    """The `stacklevel` by which a warning names the line that called this package."""
-    level = 1
+def warn_user(message: str, category: type[Warning]) -> None:
+    """Give a warning that names the line that called this package.
+
+    The line is given in full: packages of RAPIDS replace ``warnings.warn`` by a function that adds
+    to its `stacklevel`.
+    """
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    return level
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        frame.f_globals.get("__name__", "<unknown>"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 class UnsupportedCollectionWarning(UserWarning):

@@ -14,6 +14,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
+from dasktile._compat.dask import available, custom_nanquantile
 from dasktile.capture import highlevel, user_kernels
 from dasktile.capture.base import (
     ArrayInfo,
@@ -377,6 +378,8 @@ class TestWholeAxes:
     @pytest.mark.parametrize("keepdims", [False, True])
     @pytest.mark.parametrize("name", ["median", "nanmedian", "quantile", "nanquantile"])
     def test_order_statistics_read_their_axes_whole(self, name: str, keepdims: bool) -> None:
+        if name == "nanquantile" and not available(custom_nanquantile):
+            pytest.skip("this Dask gives the probability as a keyword")
         more = (0.3,) if "quantile" in name else ()
         node, _ = last(getattr(da, name)(x, *more, axis=0, keepdims=keepdims))
         assert roles(node) == [FREE, WHOLE]

@@ -134,7 +134,7 @@ def test_warnings_name_the_line_of_the_user_however_the_path_is_written() -> Non
     code = (
         "import sys; sys.path.insert(0, './.')\n"
         "from dasktile import errors\n"
-        "assert errors.level_of_user.__code__.co_filename.startswith(errors._PACKAGE), vars(errors)"
+        "assert errors.warn_user.__code__.co_filename.startswith(errors._PACKAGE), vars(errors)"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent, env=environment)

@@ -224,8 +224,10 @@ def test_one_diagnosis_after_the_other_but_not_within(client: Client) -> None:
 
 
 def test_the_client_is_closed_in_the_block(cluster: LocalCluster) -> None:
-    with Client(cluster) as other, dasktile.diagnose(other) as diagnosis:
-        gram().sum().compute()
+    # as the default it would leave dask's configuration as it was when it was closed
+    other = Client(cluster, set_as_default=False)
+    with dasktile.diagnose(other) as diagnosis:
+        other.compute(gram().sum()).result()
         other.close()
     assert "the client was closed in the block" in str(diagnosis)
 

@@ -1,0 +1,123 @@
+"""The code of pages about clusters runs, with a stand-in for what this machine lacks.
+
+Pages with cells are executed when the site is built, and the README in ``tests/test_examples.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
+
+BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+#: Replaces a class that starts workers elsewhere by one that starts them here.
+STAND_IN = """
+import sys
+from types import ModuleType
+from distributed import LocalCluster
+
+class {name}(LocalCluster):
+    def __init__(self, **options):
+        options = {{key: options[key] for key in options.keys() & {{"data"}}}}
+        super().__init__(n_workers=1, processes=False, dashboard_address=":0", **options)
+
+module = sys.modules["{module}"] = ModuleType("{module}")
+module.{name} = {name}
+"""
+
+#: Code that runs before the code of a page.
+BEFORE = {
+    "kubernetes.md": STAND_IN.format(name="KubeCluster", module="dask_kubernetes.operator")
+    + 'sys.modules["dask_kubernetes"] = ModuleType("dask_kubernetes")\n',
+    "hosted.md": STAND_IN.format(name="Service", module="service") + "cluster = Service()\n",
+    "gpus.md": STAND_IN.format(name="LocalCUDACluster", module="dask_cuda")
+    + "from dasktile.runtime.tiers import DEVICES\nDEVICES['cupy'] = DEVICES['emulated']\n",
+    "slurm.md": "",
+}
+
+#: Code that runs after it: what the page is about works.
+AFTER = """
+import dask.array as da
+x = da.ones((400, 400), chunks=(50, 400))
+assert dasktile.optimize(x.T @ x).sum().compute() == 400**3
+assert dasktile.metrics(client).tasks > 0
+client.close()
+cluster.close()
+print("done")
+"""
+
+
+def code_of(page: str) -> str:
+    """The Python blocks of a page, one after the other."""
+    text = (HOW_TO / page).read_text(encoding="utf-8")
+    return "".join(
+        re.sub(f"^{indent}", "", code, flags=re.M) for indent, code in BLOCK.findall(text)
+    )
+
+
+def run(code: str, folder: Path, **environment: str) -> None:
+    script = folder / "page.py"
+    body = "\n".join(f"    {line}".rstrip() for line in code.splitlines())
+    script.write_text(f"if __name__ == '__main__':\n{body}\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=folder,
+        env=os.environ | environment,
+    )
+    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+
+
+def test_every_page_with_code_is_here() -> None:
+    pages = {path.name for path in HOW_TO.glob("*.md") if "```python" in path.read_text("utf-8")}
+    assert pages == BEFORE.keys()
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "hosted.md", "gpus.md"])
+def test_page(page: str, tmp_path: Path) -> None:
+    code = "import dasktile\nfrom distributed import Client\n" + code_of(page)
+    if page == "hosted.md":
+        assert "cluster.get_client()" in code
+    run(BEFORE[page] + code + AFTER, tmp_path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SLURM does not run on Windows")
+def test_slurm(tmp_path: Path) -> None:
+    """dask-jobqueue writes and submits jobs; a script in the place of ``sbatch`` runs them here."""
+    pytest.importorskip("dask_jobqueue")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    job = (
+        f"cp \"$1\" '{tmp_path}/job.sh'; sh '{tmp_path}/job.sh' >'{tmp_path}/log' 2>&1 </dev/null &"
+    )
+    for name, line in {"sbatch": f"{job}\necho Submitted batch job $!", "scancel": ":"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (programs / name).chmod(0o755)
+    code = code_of("slurm.md")
+    smaller = {
+        "cores=16": "cores=2",
+        "processes=4": "processes=2",
+        '"64 GB"': '"2 GB"',
+        "jobs=8": "jobs=1",
+        "wait_for_workers(32)": "wait_for_workers(2)",
+    }
+    for before, after in smaller.items():
+        assert before in code
+        code = code.replace(before, after)
+    run(
+        code + AFTER,
+        tmp_path,
+        PATH=f"{programs}{os.pathsep}{os.environ['PATH']}",
+        TMPDIR=str(tmp_path),
+        DASK_JOBQUEUE__SLURM__INTERFACE="lo" if sys.platform == "linux" else "lo0",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -310,21 +311,25 @@ def _check_method(argument: str, value: object, allowed: str = "") -> None:
     if not isinstance(value, str):
         raise TypeError(f"{argument} {allowed}; got {value!r} of type {type(value).__name__}")
     if value not in names:
-        raise ValueError(f"{argument} {allowed}; got {value!r}")
+        close = difflib.get_close_matches(value, names, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{argument} {allowed}; got {value!r}{hint}")
 
 
 def _method_names(given: object) -> tuple[str, ...]:
     """The names in the argument `methods`, each once."""
     known = tiling.methods()
     if given is None:
-        given = ()
+        return tuple(name for name in known if name != "exact")
     allowed = f"must be one or several of {', '.join(map(repr, known))}"
     if isinstance(given, str) or not isinstance(given, Iterable):
         given = (given,)
     names = list(given)
+    if not names:
+        raise ValueError(f"methods {allowed}; got {given!r}")
     for name in names:
         _check_method("methods", name, allowed)
-    return tuple(dict.fromkeys(names)) or tuple(name for name in known if name != "exact")
+    return tuple(dict.fromkeys(names))
 
 
 def _warn_unsupported() -> None:

@@ -11,7 +11,6 @@ from itertools import islice
 
 from dask.array import PerformanceWarning
 from dask.core import flatten
-from dask.utils import format_bytes
 
 from dasktile import config
 from dasktile.capture.base import Captured
@@ -121,7 +120,7 @@ def _warn_of_many_tasks(request: Request, plan: TilingPlan) -> None:
     limit = request.machine.memory_limit if request.machine.limit_given else None
     if limit and plan.tiled is not None and after > max(most * before, MANY_TASKS):
         warn_user(
-            f"a memory limit of {format_bytes(limit)} makes {after:,}"
+            f"a memory limit of {limit:,} bytes makes {after:,}"
             f" tasks of {before:,}. Give a larger limit, or accept more than {most:g} tasks for"
             " each of the input's by the setting dasktile.tiling.many-tasks",
             PerformanceWarning,

@@ -15,6 +15,7 @@ from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
+from dasktile.planning import handed_over
 from dasktile.report import explanation as report
 from dasktile.request import Request
 
@@ -46,6 +47,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> report.Explana
         room=choice.room(request, chosen),
         joined=choice.joined(request, plan),
         placed=request.machine.placed,
+        handed=handed_over(request, chosen.planned),
     )
 
 

@@ -12,8 +12,10 @@ from dasktile.capture.base import Captured, Verbatim
 from dasktile.capture.culling import Needed, has_effects, needed_blocks
 from dasktile.capture.extend import extend
 from dasktile.capture.highlevel import capture_graph
+from dasktile.capture.rules.sources import Create
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
+from dasktile.ir import hand_over, hand_over_evenly
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
@@ -25,6 +27,9 @@ from dasktile.tiling.settings import Settings
 
 #: Why the input is unchanged where keys are part of a task's arguments.
 SHUFFLED = "blocks of this type are rechunked by a shuffle of distributed, whose keys cannot change"
+
+#: Why arrays keep their chunks where restoring those of the result moves what the tiles save.
+HANDED = "restoring the chunks that the result keeps would move more bytes than the tiles save"
 
 #: Why the input is unchanged where its tiles would have to be cut.
 MANY_PIECES = "the chunks that the result keeps would be cut from the tiles by many tasks"
@@ -91,7 +96,8 @@ def candidate(
 
     A plan whose graph would compute unneeded blocks is discarded: the arrays concerned, and their
     direct readers, then keep their chunks.  So is a plan whose tiles are cut into so many pieces,
-    for the chunks that outputs keep, that the bytes saved are not worth the tasks.
+    for the chunks that outputs keep, that the bytes saved are not worth the tasks, or that moves
+    more bytes than the input, those for these chunks included.
 
     Parameters
     ----------
@@ -114,8 +120,12 @@ def candidate(
         converted = _is_converted(request, planned.plan)
         if not converted and not planned.watched():
             return chosen
+        if converted and _moves_more(request, planned):
+            if "keep" in options or not request.machine.placed:
+                return unchanged(chosen, HANDED)
+            return candidate(request, captured, settings, is_worth_writing, keep=HANDED)
         lowered = lower_plan(request, planned)
-        if converted and _has_costly_tasks(request, planned.plan, lowered):
+        if converted and _has_costly_tasks(request, planned, lowered):
             return unchanged(chosen, MANY_PIECES)
         if not _computes_unneeded(planned, lowered):
             return replace(chosen, lowered=lowered)
@@ -202,14 +212,59 @@ def _is_converted(request: Request, plan: TilingPlan) -> bool:
     )
 
 
-def _has_costly_tasks(request: Request, plan: TilingPlan, lowered: Lowered) -> bool:
+def handed_over(request: Request, planned: PlannedRequest) -> tuple[dict[int, int], dict[int, int]]:
+    """Bytes that workers receive for the final chunks of outputs, where these are not its tiles.
+
+    Parameters
+    ----------
+    request, planned
+        The arrays, and their plan.
+
+    Returns
+    -------
+    By the index of an output, those of the input, whose last step may be a ``rechunk``, and those
+    of the plan.
+    """
+    plan, kernels = planned.plan, planned.captured.kernels
+    before: dict[int, int] = {}
+    after: dict[int, int] = {}
+    final = request.final_chunks(plan)
+    for index, array, chunks in zip(plan.program.outputs, request.arrays, final, strict=True):
+        node = plan.program.nodes[index]
+        # arrays that a function creates are created again
+        if chunks is None or isinstance(kernels[index], Create):
+            continue
+        if array.chunks != node.chunks:
+            moved = hand_over_evenly(plan.workers, node.chunks, array.chunks)
+            before[index] = moved.elements * node.itemsize
+        if plan.tiled is None:
+            after = before
+        elif chunks != plan.tiled.tilings[index].chunks:
+            found = hand_over(plan.tiled, index, chunks)
+            if found is not None:
+                after[index] = found.elements * node.itemsize
+    return before, after
+
+
+def _moves_more(request: Request, planned: PlannedRequest) -> bool:
+    """Whether a plan moves more bytes than an even input, with those for the final chunks."""
+    before, after = handed_over(request, planned)
+    old, new = planned.plan.before, planned.plan.after
+    more = new.bytes + sum(after.values()) > old.bytes + sum(before.values())
+    return more and old.balance <= request.machine.settings().acceptance.uneven
+
+
+def _has_costly_tasks(request: Request, planned: PlannedRequest, lowered: Lowered) -> bool:
     """Whether a graph has far more tasks than the input's, which the bytes saved are not worth."""
+    plan = planned.plan
     before = count_tasks(request.graph, request.names)
     after = sum(map(len, lowered.graph.layers.values()))
     saved = sum(
         (price.bytes + sum(price.read) + price.spilled) * sign
         for price, sign in ((plan.before, 1), (plan.after, -1))
     )
+    handed = [sum(received.values()) for received in handed_over(request, planned)]
+    saved += handed[0] - handed[1]
     more = after - LOWER_DEFAULTS.most_growth * before
     return more > 0 and saved < more * request.machine.settings().task_bytes
 

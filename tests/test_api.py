@@ -500,6 +500,14 @@ def test_array_expressions_are_returned_with_one_warning() -> None:
     assert "query-planning" in str(caught[0].message)
 
 
+def test_a_misspelt_method_gives_the_nearest_name() -> None:
+    x = da.ones((4, 4), chunks=2)
+    with pytest.raises(ValueError, match="got 'soyben'; did you mean 'soybean'"):
+        dasktile.optimize(x, method="soyben")
+    with pytest.raises(ValueError, match=r"must be one or several of .*; got \[\]"):
+        dasktile.compare(x, methods=[])
+
+
 def test_a_method_that_fails_raises_an_error() -> None:
     settings = {"dasktile.raise-errors": False, "dasktile.method": "exhaustive"}
     arrays = [product() + number for number in range(9)]

@@ -1,8 +1,10 @@
 """Programs before and after tiling, as values of sizes and names.
 
-``program`` describes what is computed; ``tiled`` describes how every array is cut and placed.
+``program`` describes what is computed; ``tiled`` describes how every array is cut and placed, and
+``handover`` where an array is cut into the chunks that it must have.
 """
 
+from dasktile.ir.handover import Handover, hand_over, hand_over_evenly
 from dasktile.ir.program import (
     MAX_WORKERS,
     AxisMap,
@@ -27,6 +29,7 @@ __all__ = [
     "Chunks",
     "Edge",
     "Follow",
+    "Handover",
     "Kind",
     "Label",
     "Node",
@@ -38,6 +41,8 @@ __all__ = [
     "Where",
     "Window",
     "bounds",
+    "hand_over",
+    "hand_over_evenly",
     "output_chunks",
     "validate",
     "windows",

@@ -35,6 +35,7 @@ from dasktile.ir import (
     TiledProgram,
     Tiling,
     Where,
+    hand_over,
     windows,
 )
 from dasktile.lower.anchored import anchor_tasks
@@ -470,14 +471,21 @@ class _Writer:
             for block in product(*(range(len(sizes)) for sizes in chunks))
         }
 
-    def fetch(self, index: int, wanted: Windows, where: Where | None = None) -> str:
-        """The layer that holds a node's array cut by windows, written if there is none."""
+    def fetch(
+        self, index: int, wanted: Windows, where: Where | None = None, predicted: int = 0
+    ) -> str:
+        """The layer that holds a node's array cut by windows, written if there is none.
+
+        `predicted` are bytes that workers receive for it beside those of the nodes.
+        """
         wanted = normal(wanted)
         source = self.source(index)
         if (index, wanted) in self.cut:
             return self.cut[index, wanted]
         if (index, wanted, where) not in self.cut_at:
-            self.cut_at[index, wanted, where] = self.convert(index, wanted, source, where)
+            self.cut_at[index, wanted, where] = self.convert(
+                index, wanted, source, where, predicted=predicted
+            )
         return self.cut_at[index, wanted, where]
 
     def convert(
@@ -488,6 +496,7 @@ class _Writer:
         where: Where | None = None,
         copies: Copies | None = None,
         step: str = RETILE,
+        predicted: int = 0,
     ) -> str:
         """Write a layer that reshards an array for the workers that need it, `where`."""
         chunks = source.chunks
@@ -504,7 +513,7 @@ class _Writer:
         ):
             # every block is cut from one block, on the worker that has it or a copy of it
             where = where if _covers(self.tiled.copied.get(index), where) else None
-        at = placement(self.tiled.mesh, where, where or ())
+        at = placement(self.tiled.mesh, where, where or (), predicted)
         if index in self.tiled.copied and self.node(index).edges:
             step = KEPT
         name = new_layer_name(step, token, placement=at)
@@ -783,16 +792,25 @@ class _Writer:
         chunks = chunks or self.tiling(index).chunks
         wanted = normal(block_windows(chunks))
         if name is None:
-            return self.fetch(index, wanted), chunks
+            return self.handed(index, chunks, wanted), chunks
         if name in self.layers:
             return name, chunks
         # The home of a task is in the name of its layer: fusion keeps both names.
-        own = self.fetch(index, wanted)
+        own = self.handed(index, chunks, wanted)
         every = product(*(range(len(sizes)) for sizes in chunks))
         tasks = {(name, *block): Alias((name, *block), (own, *block)) for block in every}
         self.add(name, MaterializedLayer(tasks), {own})
         self.describe(name, index, chunks)
         return name, chunks
+
+    def handed(self, index: int, chunks: Chunks, wanted: Windows) -> str:
+        """The layer that holds a node's array in final chunks, each made on a decided worker."""
+        is_made = isinstance(self.captured.kernels[index], Create)
+        found = None if is_made else hand_over(self.tiled, index, chunks)
+        if found is None or chunks == self.source(index).chunks:
+            return self.fetch(index, wanted)
+        predicted = found.elements * self.node(index).itemsize
+        return self.fetch(index, wanted, found.where, predicted)
 
     def graph(self, outputs: Sequence[str]) -> HighLevelGraph:
         """The layers that the outputs need, of those written and of the input graph."""

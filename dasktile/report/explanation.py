@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -248,8 +248,8 @@ class Explanation:
         Parameters
         ----------
         filename
-            Ends in ``.svg``, ``.dot``, ``.png`` or ``.pdf``.  The last two need the
-            package ``cairosvg``.
+            Ends in ``.svg``, ``.dot``, ``.gv``, ``.png`` or ``.pdf``, in small or capital letters.
+            The last two need the package ``cairosvg``.
         fold
             Whether structure that repeats, such as the steps of a loop, is drawn once if there are
             many arrays.  The bytes shown are then the sum.
@@ -257,6 +257,13 @@ class Explanation:
         Returns
         -------
         The file written.
+
+        Raises
+        ------
+        ValueError
+            If the name has another suffix.
+        ImportError
+            If ``cairosvg`` is needed and not installed.
         """
         boxes = [_box(str(index), [node]) for index, node in enumerate(self.nodes)]
         if fold and len(boxes) > _MANY_BOXES:
@@ -280,11 +287,16 @@ class Explanation:
         Parameters
         ----------
         filename
-            Ends in ``.html``.
+            Ends in ``.html``, in small or capital letters.
 
         Returns
         -------
         The file written.
+
+        Raises
+        ------
+        ValueError
+            If the name has another suffix.
         """
         return save_page(filename, "dasktile: the plan of an expression", self._repr_html_())
 
@@ -415,6 +427,7 @@ def explanation(
     room: int | None = None,
     joined: int = 0,
     placed: bool = True,
+    handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
 ) -> Explanation:
     """Describe a plan.
 
@@ -436,10 +449,14 @@ def explanation(
         Bytes of the largest result that Dask joins on one worker.
     placed
         Whether tasks run on the workers of the plan; the bytes of other runs are not shown.
+    handed
+        By the index of an output, bytes that workers receive for its final chunks, of the input and
+        of the plan.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
-    handed = {
+    old, new = handed
+    final = {
         index: chunks
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)
         if chunks is not None
@@ -451,30 +468,31 @@ def explanation(
             shape=node.shape,
             dtype=node.dtype,
             chunks_before=node.chunks,
-            chunks_after=_chunks_after(plan, index, handed),
-            bytes_before=plan.before.moved[index],
-            bytes_after=plan.after.moved[index],
+            chunks_after=_chunks_after(plan, index, final),
+            bytes_before=plan.before.moved[index] + old.get(index, 0),
+            bytes_after=plan.after.moved[index] + new.get(index, 0),
             read_before=plan.before.read[index],
             read_after=plan.after.read[index],
             tasks_before=plan.before.tasks[index],
             tasks_after=plan.after.tasks[index],
             reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
-            homes=_homes(plan, index, handed),
+            homes=_homes(plan, index, final),
         )
         for index, node in enumerate(plan.program.nodes)
     )
     return Explanation(
         workers=plan.workers,
         method=plan.method,
-        bytes_before=plan.before.bytes,
-        bytes_after=plan.after.bytes,
+        bytes_before=plan.before.bytes + sum(old.values()),
+        bytes_after=plan.after.bytes + sum(new.values()),
         read_before=sum(plan.before.read),
         read_after=sum(plan.after.read),
         tasks_before=sum(plan.before.tasks),
         tasks_after=sum(plan.after.tasks),
         lower_bound=plan.lower_bound,
-        proven_optimal=plan.proven_optimal,
+        # no search contains the bytes for final chunks
+        proven_optimal=plan.proven_optimal and not any(new.values()),
         grids=plan.grids,
         changed=plan.tiled is not None,
         verdict=plan.verdict if plan.tiled is None else "",
@@ -554,15 +572,15 @@ def _unknown_row(array: _Unknown) -> NodeReport:
     )
 
 
-def _chunks_after(plan: TilingPlan, index: int, handed: dict[int, Chunks]) -> Chunks:
+def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chunks:
     if plan.tiled is None:
         return plan.program.nodes[index].chunks
-    return handed.get(index, plan.tiled.tilings[index].chunks)
+    return final.get(index, plan.tiled.tilings[index].chunks)
 
 
-def _homes(plan: TilingPlan, index: int, handed: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
+def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
     """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
-    if plan.tiled is None or index in handed:
+    if plan.tiled is None or index in final:
         return ()
     tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
     if not isinstance(tiling.held_at, tuple) or len(tiling.held_at) != len(tiling.chunks):

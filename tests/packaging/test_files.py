@@ -37,7 +37,8 @@ def load(path: Path) -> dict[str, Any]:
 
 def steps(workflow: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for job in workflow["jobs"].values():
-        yield from job["steps"]
+        # a job that calls another workflow has no steps
+        yield from job.get("steps", ())
 
 
 # Workflows --------------------------------------------------------------------------
@@ -91,6 +92,14 @@ def test_only_publishing_may_obtain_an_identity() -> None:
             if name == "publish":
                 # what publishes runs no code of the repository
                 assert all("run" not in step for step in job["steps"])
+
+
+def test_what_is_published_passes_the_test_suite() -> None:
+    jobs = load(ROOT / ".github/workflows/release.yml")["jobs"]
+    assert set(jobs["publish"]["needs"]) == {"ci", "build"}
+    called = load(ROOT / jobs["ci"]["uses"])
+    assert "workflow_call" in called[True]
+    assert any(".ci/run" in step.get("run", "") for step in steps(called))
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)

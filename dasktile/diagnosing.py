@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +53,8 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
     Raises
     ------
     TypeError
-        If `client` is no ``distributed.Client``, or `plans` no bool.
+        If `client` is no ``distributed.Client``, or `plans` no bool; on entry, for ``with`` and an
+        asynchronous client, or ``async with`` and another client.
     ValueError
         If the client is closed, or there is none.
     RuntimeError
@@ -80,8 +82,8 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         self._client = client_of(client)
         self._plans = plans
         self._result: Diagnosis | None = None
-        self._graphs: list[tuple[HighLevelGraph, Any]] = []
-        self._overrides: list[internals.Override] = []
+        self._computations: list[tuple[HighLevelGraph, Any] | Missed] = []
+        self._end_record: Callable[[], None] | None = None
         self._name = ""
 
     @property
@@ -123,12 +125,15 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end_record()
+        self._end()
         if self._is_open():
             self._client.sync(self._stop)
-        self._finish(error is not None)
+        reason = self._no_plans(error is not None)
+        self._finish(reason, None if reason else self._target())
 
     async def __aenter__(self) -> diagnose:
+        if not self._client.asynchronous:
+            raise TypeError("the client is not asynchronous: use with dasktile.diagnose(client)")
         self._check_ended()
         await self._start()
         return self
@@ -139,13 +144,18 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end_record()
+        self._end()
         if self._is_open():
             await self._stop()
-        self._finish(error is not None)
+        reason = self._no_plans(error is not None)
+        target = None if reason else self._target()
+        if target is not None:
+            target = _with_awaited(target, asyncio.get_running_loop())
+        # plans take seconds, in which the event loop would do nothing else
+        await asyncio.to_thread(self._finish, reason, target)
 
     def _check_ended(self) -> None:
-        if self._overrides:
+        if self._end_record is not None:
             raise RuntimeError("this diagnosis has not ended: make another one for an inner block")
 
     def _is_open(self) -> bool:
@@ -153,68 +163,121 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
 
     async def _start(self) -> None:
         self._name = f"dasktile-diagnose-{uuid.uuid4().hex}"
+        self._result = None
         self._reports: dict[str, meter.Report] = {}
-        self._not_planned = 0
-        await meter.start(self._client, self._name)
-        self._addresses = set(self._client.scheduler_info(n_workers=-1)["workers"])
-        self._overrides = internals.record_computations(self._client, self._record)
+        self._left = self._not_planned = 0
+        self._addresses = await meter.start(self._client, self._name)
+        try:
+            self._end_record = internals.record_computations(self._client, self._record)
+        except BaseException:
+            await meter.cancel(self._client, self._name)
+            raise
         self._began = time.perf_counter()
 
-    def _end_record(self) -> None:
+    def _end(self) -> None:
         self._seconds = time.perf_counter() - self._began
-        for override in self._overrides:
-            internals.uninstall(override)
-        self._overrides = []
+        if self._end_record is not None:
+            self._end_record()
+        self._end_record = None
 
     async def _stop(self) -> None:
         self._reports = await meter.stop(self._client, self._name)
+        self._left = len(self._addresses - set(self._reports))
 
-    def _record(self, computed: Any) -> None:
+    def _record(self, method: str, computed: Any) -> None:
         """Keep the graphs of a computation until the end of the block."""
         if not self._plans:
             return
         try:
-            collections = computed if isinstance(computed, (list, tuple, set)) else [computed]
-            is_expression = hasattr(computed, "operands")
-            if collections and not is_expression and all(map(is_dask_collection, collections)):
-                computed = collections_to_expr(list(collections))
-            graphs = [
-                (graph, keys)
-                for graph, keys in graphs_of(computed)
-                if isinstance(graph, HighLevelGraph)
-            ]
+            collections = [] if method == "get" else list(_collections_in(computed))
+            if method != "get" and not collections:
+                return
+            room = MOST_PLANNED - len(self._computations)
+            if room <= 0:
+                # it would take time to read the graphs, only to count them
+                self._not_planned += 1
+                return
+            found = _computations(collections_to_expr(collections) if collections else computed)
         except Exception:
             # whatever cannot be read here is computed all the same
             logger.debug("dasktile could not read a computation", exc_info=True)
             return
-        room = MOST_PLANNED - len(self._graphs)
-        self._graphs += graphs[:room]
-        self._not_planned += len(graphs[room:])
+        self._computations += found[:room]
+        self._not_planned += len(found[room:])
 
-    def _finish(self, failed: bool) -> None:
-        start = time.perf_counter()
-        graphs, self._graphs = self._graphs, []
-        computations: tuple[Missed, ...] = ()
-        reason = ""
+    def _no_plans(self, failed: bool) -> str:
+        """The reason to make no plans, empty if there is none."""
         if failed:
-            reason = "the block raised an error"
-        elif not self._is_open():
-            reason = "the client was closed in the block, and nothing was counted"
-        elif not self._plans:
-            reason = "plans=False"
-        elif graphs:
-            target = _with_placement(machine(self._client))
-            computations = tuple(_missed(graph, keys, target) for graph, keys in graphs)
+            return "the block raised an error"
+        if not self._is_open():
+            return "the client was closed in the block, and nothing was counted"
+        return "" if self._plans else "plans=False"
+
+    def _target(self) -> Machine | None:
+        """The workers to plan for, None if there is nothing to plan."""
+        if all(isinstance(each, Missed) for each in self._computations):
+            return None
+        return _with_placement(machine(self._client))
+
+    def _finish(self, reason: str, target: Machine | None) -> None:
+        start = time.perf_counter()
+        recorded, self._computations = self._computations, []
+        computations: list[Missed] = []
+        for each in [] if reason else recorded:
+            if isinstance(each, Missed):
+                computations.append(each)
+            elif target is not None:
+                computations.append(_missed(*each, target))
         self._result = Diagnosis(
             self._seconds,
             {address: _worker(report) for address, report in self._reports.items()},
             _operations(self._reports),
-            computations,
+            tuple(computations),
             self._not_planned,
-            len(self._addresses - set(self._reports)),
+            self._left,
             time.perf_counter() - start,
             reason,
         )
+
+
+def _collections_in(value: Any) -> Iterator[Any]:
+    """The collections that are given to a client, which looks into containers as well."""
+    if is_dask_collection(value):
+        yield value
+    elif isinstance(value, (list, tuple, set, frozenset, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _collections_in(item)
+
+
+def _computations(expression: Any) -> list[tuple[HighLevelGraph, Any] | Missed]:
+    """What an expression computes: the graphs, or the reason for which it is not read."""
+    if _has_array_expression(expression):
+        reason = "dasktile does not read array expressions (dask's setting array.query-planning)"
+        return [Missed("array expressions", None, reason)]
+    return [each for each in graphs_of(expression) if isinstance(each[0], HighLevelGraph)]
+
+
+def _has_array_expression(expression: Any) -> bool:
+    operands = getattr(expression, "operands", None)
+    # delayed objects have every attribute
+    if not isinstance(operands, list):
+        return False
+    return hasattr(type(expression), "chunks") or any(map(_has_array_expression, operands))
+
+
+def _with_awaited(target: Machine, loop: asyncio.AbstractEventLoop) -> Machine:
+    """A machine of an asynchronous client, to plan for in another thread than that of its loop."""
+    who_has = target.who_has
+    if who_has is None:
+        return target
+
+    def answer(blocks: Mapping[Any, Any]) -> Mapping[Any, Sequence[str]]:
+        holders: Any = who_has(blocks)
+        if asyncio.iscoroutine(holders):
+            holders = asyncio.run_coroutine_threadsafe(holders, loop).result()
+        return dict(holders)
+
+    return replace(target, who_has=answer)
 
 
 def _with_placement(target: Machine) -> Machine:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +18,8 @@ import pytest
 from distributed import Client, LocalCluster, SchedulerPlugin, Worker, wait
 
 import dasktile
+from dasktile._compat.dask import collections_to_expr, joins_blocks
+from dasktile.report.diagnosis import Diagnosis, OperationUse
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +172,53 @@ def test_two_at_once(client: Client) -> None:
     assert inner.result.tasks == 1 and outer.result.tasks == 2
 
 
+def test_diagnoses_may_end_in_the_order_in_which_they_began(client: Client) -> None:
+    first, second = dasktile.diagnose(client), dasktile.diagnose(client)
+    with first:
+        gram(0).compute()
+        second.__enter__()
+        gram(1).compute()
+    gram(2).compute()
+    second.__exit__(None, None, None)
+    gram(3).compute()
+    assert len(first.result.computations) == len(second.result.computations) == 2
+    assert not {"get", "compute", "persist"} & vars(client).keys()
+    assert not any("dasktile" in name for name in vars(client))
+
+
+def test_what_others_put_over_the_client_while_measuring_stays(client: Client) -> None:
+    calls: list[str] = []
+    with dasktile.diagnose(client) as diagnosis:
+        method = client.get
+
+        def get(*args: Any, **kwargs: Any) -> Any:
+            calls.append("get")
+            return method(*args, **kwargs)
+
+        client.get = get
+        client.compute(gram()).result()
+    assert client.get is get and len(diagnosis.result.computations) == 1
+    with dasktile.diagnose(client) as diagnosis:
+        client.get({"x-1": (len, [1])}, "x-1")
+        client.compute(gram()).result()
+    assert client.get is get and calls == ["get"] and len(diagnosis.result.computations) == 1
+    del client.get
+
+
+def test_workers_that_left_are_counted() -> None:
+    with (
+        LocalCluster(
+            n_workers=8, threads_per_worker=1, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        workers = list(client.scheduler_info(n_workers=-1)["workers"])
+        with dasktile.diagnose(client, plans=False) as diagnosis:
+            client.retire_workers(workers[:2])
+        assert diagnosis.result.left == 2 and len(diagnosis.result.workers) == 6
+        assert "not counted: 2 workers that left" in str(diagnosis)
+
+
 def test_spilled_bytes(tmp_path: Any) -> None:
     with (
         LocalCluster(
@@ -202,6 +255,152 @@ def test_asynchronous_client() -> None:
     assert diagnosis.result.tasks > 0
 
 
+def test_async_with_and_a_synchronous_client(client: Client) -> None:
+    async def main() -> None:
+        async with dasktile.diagnose(client):
+            pass
+
+    with pytest.raises(TypeError, match="use with dasktile"):
+        asyncio.run(main())
+    assert set(map(tuple, client.run(plugins).values())) == {()}
+
+
+@pytest.mark.parametrize("step", ["identity", "record"])
+def test_no_plugin_stays_if_it_cannot_begin(
+    client: Client, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fails(*arguments: Any, **keywords: Any) -> None:
+        raise OSError("no luck")
+
+    with monkeypatch.context() as patches, pytest.raises(OSError, match="no luck"):
+        if step == "identity":
+            patches.setattr(client.scheduler, "identity", fails, raising=False)
+        else:
+            patches.setattr("dasktile._compat.distributed.record_computations", fails)
+        dasktile.diagnose(client).__enter__()
+    assert set(map(tuple, client.run(plugins).values())) == {()}
+
+
+def test_the_event_loop_runs_while_plans_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[bool] = []
+
+    async def main() -> dasktile.diagnose:
+        loop = asyncio.get_running_loop()
+
+        def planned(*arguments: Any) -> None:
+            # the loop answers only if it does not wait for this
+            answered = threading.Event()
+            loop.call_soon_threadsafe(answered.set)
+            ran.append(answered.wait(timeout=30))
+
+        monkeypatch.setattr("dasktile.diagnosing.explained_graph", planned)
+        async with (
+            LocalCluster(
+                n_workers=1, processes=False, asynchronous=True, dashboard_address=":0"
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+            dasktile.diagnose(client) as diagnosis,
+        ):
+            await client.compute(gram().sum())
+        return diagnosis
+
+    diagnosis = asyncio.run(main())
+    assert ran == [True] and len(diagnosis.result.computations) == 1
+
+
+def test_plans_of_an_asynchronous_client_follow_persisted_arrays() -> None:
+    async def main() -> dasktile.diagnose:
+        async with (
+            LocalCluster(
+                n_workers=2, threads_per_worker=1, processes=False, asynchronous=True,
+                dashboard_address=":0",
+            ) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):  # fmt: skip
+            kept = client.persist(gram())
+            await wait(kept)
+            async with dasktile.diagnose(client) as diagnosis:
+                await client.compute(kept @ kept.T)
+            return diagnosis
+
+    (missed,) = asyncio.run(main()).result.computations
+    assert missed.reason == "" and missed.explanation is not None
+
+
+@pytest.mark.parametrize("way", ["keywords", "mixed", "nested"])
+def test_all_legal_calls_are_recorded(client: Client, way: str) -> None:
+    x = gram()
+    with dasktile.diagnose(client) as diagnosis:
+        if way == "keywords":
+            client.compute(sync=True, collections=x)
+        elif way == "mixed":
+            assert client.gather(client.compute([x, 5]))[1] == 5
+        else:
+            client.compute([{"a": [x]}], sync=True)
+        client.compute(5)
+    (missed,) = diagnosis.result.computations
+    assert missed.name == "matmul" and missed.explanation is not None
+
+
+def test_array_expressions_are_named(cluster: LocalCluster, client: Client) -> None:
+    # the setting counts when dask.array is imported
+    script = f"""
+import dask, dask.array as da, dasktile
+from distributed import Client
+with Client({cluster.scheduler_address!r}) as client, dasktile.diagnose(client) as diagnosis:
+    da.ones((4, 4), chunks=2).sum().compute()
+    client.compute(da.ones((4, 4), chunks=2).sum(), sync=True)
+for missed in diagnosis.result.computations:
+    print(missed.explanation, missed.reason)
+print(*diagnosis.result.advice())
+"""
+    environment = {**os.environ, "DASK_ARRAY__QUERY_PLANNING": "True"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    reason = "dasktile does not read array expressions (dask's setting array.query-planning)"
+    lines = [f"None {reason}", f"None {reason}", f"no plans were made: {reason}"]
+    assert done.stdout.splitlines() == lines
+
+
+def test_no_expressions_are_built_beyond_the_most_planned(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[int] = []
+
+    def count(collections: list[Any]) -> Any:
+        built.append(len(collections))
+        return collections_to_expr(collections)
+
+    monkeypatch.setattr("dasktile.diagnosing.MOST_PLANNED", 1)
+    monkeypatch.setattr("dasktile.diagnosing.collections_to_expr", count)
+    with dasktile.diagnose(client) as diagnosis:
+        for seed in range(3):
+            client.compute(gram(seed), sync=True)
+    assert built == [1]
+    assert len(diagnosis.result.computations) == 1 and diagnosis.result.not_planned == 2
+
+
+def test_joined_results_are_those_of_compute_alone(client: Client) -> None:
+    def finalize_report(value: int) -> int:
+        return value
+
+    with dasktile.diagnose(client, plans=False) as diagnosis:
+        dask.compute(*(dask.delayed(finalize_report)(number) for number in range(3)))
+    assert diagnosis.result.operations["finalize_report"].tasks == 3
+    assert "joined" not in str(diagnosis)
+    with dasktile.diagnose(client, plans=False) as diagnosis:
+        gram().compute()
+    assert "dask.compute joined 1 result on a worker" in str(diagnosis)
+
+
+def test_the_prefix_of_joined_results_is_that_of_dask() -> None:
+    prefix = "finalize-hlgfinalizecompute"
+    assert joins_blocks(f"{prefix}-0")
+    diagnosis = Diagnosis(1.0, {}, {prefix: OperationUse(2, 0.0, 0)})
+    assert any("joined 2 results" in line for line in diagnosis.summary())
+
+
 def test_arguments(client: Client) -> None:
     with pytest.raises(TypeError, match="client must be"):
         dasktile.diagnose(3)  # type: ignore[arg-type]
@@ -216,6 +415,9 @@ def test_one_diagnosis_after_the_other_but_not_within(client: Client) -> None:
     diagnosis = dasktile.diagnose(client, plans=False)
     for count in (1, 2):
         with diagnosis:
+            with pytest.raises(RuntimeError, match="end of its with block"):
+                _ = diagnosis.result
+            assert "has not ended" in str(diagnosis)
             client.gather(client.map(len, [[1]] * count, pure=False))
             with pytest.raises(RuntimeError, match="has not ended"), diagnosis:
                 pass
@@ -230,6 +432,7 @@ def test_the_client_is_closed_in_the_block(cluster: LocalCluster) -> None:
         other.compute(gram().sum()).result()
         other.close()
     assert "the client was closed in the block" in str(diagnosis)
+    assert diagnosis.result.left == 0
 
 
 def test_what_was_optimised_has_nothing_to_gain(client: Client) -> None:

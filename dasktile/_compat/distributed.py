@@ -18,6 +18,7 @@ import logging
 import math
 import pkgutil
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -621,7 +622,42 @@ def uninstall(override: Override) -> None:
             setattr(owner, name, before)
 
 
-def record_computations(client: Client, record: Callable[[Any], None]) -> list[Override]:
+#: The methods of clients that compute, and their parameters for what is computed.
+_COMPUTING = {"get": "dsk", "compute": "collections", "persist": "collections"}
+
+
+class _Recorders:
+    """The functions that are told of the computations of one client, in order.
+
+    All share one override, so that they can be removed in any order.
+    """
+
+    #: The attribute of a client that holds its recorders.
+    ATTRIBUTE = "_dasktile_recorders"
+    #: Diagnoses may begin and end in several threads.
+    lock = threading.Lock()
+
+    def __init__(self, client: Client) -> None:
+        self.records: dict[object, Callable[[str, Any], None]] = {}
+        self.overrides = [
+            *(install(client, name, self._recording(client, name)) for name in _COMPUTING),
+            install(client, self.ATTRIBUTE, self),
+        ]
+
+    def _recording(self, client: Client, name: str) -> Any:
+        method = getattr(client, name)
+
+        def recorded(_: Client, *args: Any, **kwargs: Any) -> Any:
+            computed = args[0] if args else kwargs.get(_COMPUTING[name])
+            for record in tuple(self.records.values()):
+                record(name, computed)
+            return method(*args, **kwargs)
+
+        # a bound method: Dask finds the client of `Client.get` by it
+        return MethodType(recorded, client)
+
+
+def record_computations(client: Client, record: Callable[[str, Any], None]) -> Callable[[], None]:
     """Call a function with what each computation of a client computes, before it starts.
 
     Dask optimises graphs on the scheduler, so that its settings cannot be used for this.
@@ -631,24 +667,25 @@ def record_computations(client: Client, record: Callable[[Any], None]) -> list[O
     client
         The client.
     record
-        Receives the collections that are given to ``compute`` and ``persist``, and the expressions
-        or graphs that are given to ``get``.
+        Receives the name of a method and what it computes: what is given to ``compute`` and
+        ``persist``, and the expressions or graphs that are given to ``get``.
 
     Returns
     -------
-    The overrides, for :func:`uninstall`.
+    A function that ends this; several recordings of a client may end in any order.
     """
+    token = object()
+    with _Recorders.lock:
+        recorders = vars(client).get(_Recorders.ATTRIBUTE) or _Recorders(client)
+        recorders.records[token] = record
 
-    def recording(method: Any) -> Any:
-        def recorded(self: Client, *args: Any, **kwargs: Any) -> Any:
-            record(args[0] if args else next(iter(kwargs.values()), None))
-            return method(*args, **kwargs)
+    def end() -> None:
+        with _Recorders.lock:
+            if recorders.records.pop(token, None) is not None and not recorders.records:
+                for override in recorders.overrides:
+                    uninstall(override)
 
-        # a bound method: Dask finds the client of `Client.get` by it
-        return MethodType(recorded, client)
-
-    names = ("get", "compute", "persist")
-    return [install(client, name, recording(getattr(client, name))) for name in names]
+    return end
 
 
 # Plugins -------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ _LEGEND = (
     " results: most bytes of results that a worker held. process: most bytes of its process."
 )
 
-#: What Dask calls tasks that join a result on one worker.
-_JOINS = "finalize"
+#: The prefix of the keys of tasks that join a result on one worker: see `joins_blocks`.
+_JOINS = "finalize-hlgfinalizecompute"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class WorkerUse:
     spilled, read_back
         Bytes of results written to disk and read from it.
     computing
-        Seconds of threads that ran a task.
+        Seconds of threads that ran a task.  A task that calls ``distributed.secede`` leaves its
+        thread to others; its seconds from then on are not counted.
     waiting
         Seconds of threads without a task while data was on its way from other workers.
     idle
@@ -74,7 +75,7 @@ class OperationUse:
     tasks
         Tasks run.
     seconds
-        Seconds that they ran, of all threads.
+        Seconds that they ran, of all threads, until they ended or seceded.
     received
         Bytes of their results that workers received from each other.
     """
@@ -127,6 +128,10 @@ class Diagnosis:
         Number of further computations for which no plan was made.
     left
         Number of workers that left during the diagnosis, and are not counted.
+    planning
+        Seconds that it took to make the plans.
+    reason
+        Why no plans were made; empty if they were.
     """
 
     seconds: float
@@ -135,9 +140,7 @@ class Diagnosis:
     computations: tuple[Missed, ...] = ()
     not_planned: int = 0
     left: int = 0
-    #: Seconds that it took to make the plans.
     planning: float = field(default=0.0, compare=False)
-    #: Why no plans were made; empty if they were.
     reason: str = ""
 
     @property
@@ -253,8 +256,8 @@ class Diagnosis:
                 f"{format_bytes(self.spilled)} spilled to disk, {format_bytes(self.read_back)}"
                 " read back"
             )
-        results = sum(use.tasks for name, use in self.operations.items() if _JOINS in name)
-        if results:
+        if _JOINS in self.operations:
+            results = self.operations[_JOINS].tasks
             # the blocks that these tasks receive count under their own names
             lines.append(
                 f"dask.compute joined {_count(results, 'result')} on a worker;"
@@ -311,6 +314,9 @@ class Diagnosis:
                 f" {_count(count, 'computation')};"
                 f" print(diagnosis.result.computations[{changed[0]}].explanation) shows the plan"
             ]
+        elif all(each.explanation is None for each in self.computations):
+            reasons = dict.fromkeys(each.reason for each in self.computations)
+            lines = [f"no plans were made: {'; '.join(reasons)}"]
         else:
             lines = ["dasktile.optimize would change nothing: no plan is predicted to be cheaper"]
         if self.not_planned:

@@ -6,6 +6,7 @@ so that workers need not have dasktile installed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from distributed import Client, Worker, WorkerPlugin
@@ -15,8 +16,11 @@ from dasktile._compat import distributed as internals
 #: What one worker counted: see :func:`stop`.
 Report = dict[str, Any]
 
+#: States of tasks that were cancelled while a thread ran them or their data came, which goes on.
+_CANCELLED = ("cancelled", "resumed")
 
-async def start(client: Client, name: str) -> None:
+
+async def start(client: Client, name: str) -> set[str]:
     """Begin to count on all workers, those that join later included.
 
     Parameters
@@ -25,8 +29,26 @@ async def start(client: Client, name: str) -> None:
         A client of the cluster.
     name
         Name of the plugin, another one for each count.
+
+    Returns
+    -------
+    Addresses of the workers that there are.
     """
-    await client.register_plugin(_meter(), name=name)
+    try:
+        await client.register_plugin(_meter(), name=name)
+        # of the scheduler: on the event loop, `scheduler_info` has no workers
+        scheduler: Any = client.scheduler
+        identity = await scheduler.identity(n_workers=-1)
+    except BaseException:
+        await cancel(client, name)
+        raise
+    return set(identity["workers"])
+
+
+async def cancel(client: Client, name: str) -> None:
+    """End the count of a name without a report, whether or not it began."""
+    with suppress(Exception):
+        await client.unregister_worker_plugin(name)
 
 
 async def stop(client: Client, name: str) -> dict[str, Report]:
@@ -37,7 +59,8 @@ async def stop(client: Client, name: str) -> dict[str, Report]:
     The reports of all workers that answer, by address.  ``threads``; ``tasks`` and ``received``
     (bytes received from other workers) and ``computing`` (seconds in tasks) by the prefix of keys;
     ``waiting`` and ``idle``: seconds of threads without a task while data was on its way to the
-    worker, and otherwise; ``results`` and ``process``: most bytes of results held and of the
+    worker, and otherwise; a task that secedes leaves its thread, and its further seconds are not
+    counted; ``results`` and ``process``: most bytes of results held and of the
     process's memory; ``spilled`` and ``read_back``: bytes written to and read from disk.
     """
     answers = await client.run(_read(name), on_error="return")
@@ -56,8 +79,9 @@ def _read(name: str) -> Any:
 
 
 def _meter() -> WorkerPlugin:
-    running = (internals.EXECUTING, internals.LONG_RUNNING)
+    executing, seceded = internals.EXECUTING, internals.LONG_RUNNING
     in_flight, in_memory = internals.FLIGHT, internals.MEMORY
+    cancelled = _CANCELLED
 
     class Meter(WorkerPlugin):
         """Counts transitions of tasks; all methods run on the worker's event loop."""
@@ -76,8 +100,11 @@ def _meter() -> WorkerPlugin:
             self.computing: Any = Counter()
             self.waiting = self.idle = 0.0
             tasks = worker.state.tasks
-            self.started = {key: monotonic() for key, ts in tasks.items() if ts.state in running}
-            self.coming = {key for key, ts in tasks.items() if ts.state == in_flight}
+            # of tasks that occupy a thread; of seceded ones, which do not; and of data on its way;
+            # with those that were cancelled meanwhile, as in the sets of the worker
+            self.started = {ts.key: monotonic() for ts in worker.state.executing}
+            self.seceded = {ts.key for ts in worker.state.long_running}
+            self.coming = {ts.key for ts in worker.state.in_flight_tasks}
             self.held = {key: ts.nbytes or 0 for key, ts in tasks.items() if ts.state == in_memory}
             self.results = self.most_results = sum(self.held.values())
             self.disk = self.disk_bytes()
@@ -88,26 +115,34 @@ def _meter() -> WorkerPlugin:
             from dask.utils import key_split
 
             now = self.advance()
-            if start in running and finish not in running:
-                self.computing[key_split(key)] += now - self.started.pop(key, now)
-            elif finish in running and start not in running:
-                self.started[key] = now
-            if finish == in_flight:
+            task = self.worker.state.tasks.get(key)
+            # a task that is released while it runs is "cancelled" until it has run
+            state = finish if task is None else task.state
+            ran, came = key in self.started or key in self.seceded, key in self.coming
+            if state == executing:
+                self.started.setdefault(key, now)
+            elif key in self.started and (finish == seceded or state not in cancelled):
+                self.computing[key_split(key)] += now - self.started.pop(key)
+            # a cancelled task may secede, and stays cancelled
+            if seceded in (state, finish):
+                self.seceded.add(key)
+            elif state not in cancelled:
+                self.seceded.discard(key)
+            if state == in_flight:
                 self.coming.add(key)
-            elif start == in_flight:
+            elif state not in cancelled:
                 self.coming.discard(key)
-            if finish == in_memory:
-                task = self.worker.state.tasks.get(key)
+            if state == in_memory:
                 size = (task.nbytes if task is not None else 0) or 0
                 self.results += size - self.held.get(key, 0)
                 self.held[key] = size
                 self.most_results = max(self.most_results, self.results)
-                if start in running:
+                if ran:
                     self.tasks[key_split(key)] += 1
-                elif start == in_flight:
+                elif came:
                     self.received[key_split(key)] += size
-            elif start == in_memory:
-                self.results -= self.held.pop(key, 0)
+            elif key in self.held:
+                self.results -= self.held.pop(key)
 
         def advance(self) -> float:
             """Add the time since the last transition to what the threads did."""

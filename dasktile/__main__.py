@@ -7,6 +7,8 @@ import json
 import sys
 from collections.abc import Sequence
 
+_TLS = "for tls://, certificates are those of the configuration distributed.comm.tls"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the package and return its exit status."""
@@ -45,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a script, or the name of a module, and a Python expression of its names",
     )
     explain.add_argument("--workers", type=int, help="worker processes to plan for")
-    explain.add_argument("--scheduler", help="address of a cluster to plan for")
+    explain.add_argument("--scheduler", help=f"address of a cluster to plan for; {_TLS}")
     explain.add_argument("--method", default="auto", help='tiling method (default "auto")')
     explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GB"')
     explain.add_argument(
@@ -63,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Shows versions, optional packages, changed settings and what is off and why."
         "  The exit status is 1 if there is a problem.",
     )
-    doctor.add_argument("--scheduler", help="address of a cluster to check")
+    doctor.add_argument("--scheduler", help=f"address of a cluster to check; {_TLS}")
     doctor.set_defaults(run=_doctor)
 
     for command in (demo, explain, doctor):
@@ -110,8 +112,7 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
         if options.picture is not None:
             explanation.visualize(options.picture)
     except (ScriptError, TypeError, ValueError, ImportError, OSError) as error:
-        print(f"{parser.prog} explain: error: {error}", file=sys.stderr)
-        return 2
+        return _failed(parser, "explain", error)
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
     return 0
 
@@ -121,11 +122,17 @@ def _doctor(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int
 
     try:
         report = run(options.scheduler)
-    except OSError as error:
-        print(f"{parser.prog} doctor: error: {error}", file=sys.stderr)
-        return 2
+    except (OSError, ValueError, TypeError, RuntimeError) as error:
+        return _failed(parser, "doctor", error)
     print(json.dumps(report.to_dict(), indent=2) if options.json else report)
     return 1 if report.problems else 0
+
+
+def _failed(parser: argparse.ArgumentParser, command: str, error: Exception) -> int:
+    """Say in one line why a command failed, and return its exit status."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    print(f"{parser.prog} {command}: error: {text}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

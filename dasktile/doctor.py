@@ -10,10 +10,14 @@ from typing import Any
 
 import dask.config
 from distributed import Client
+from distributed.comm.addressing import parse_address
+from distributed.comm.registry import get_backend
+from distributed.security import Security
 
 from dasktile import config
 from dasktile._compat import dask as dask_names
 from dasktile._compat import distributed as internals
+from dasktile.cluster.clients import client_of
 from dasktile.report.explanation import format_bytes, wrapped
 from dasktile.report.tables import text_table
 from dasktile.runtime.install import installed
@@ -35,6 +39,9 @@ _OPTIONAL = {
     "cupy": "results on GPUs are spilled from the device",
     "dask-cuda": "LocalCUDACluster and its workers",
 }
+
+#: Protocols that need certificates.
+_ENCRYPTED = frozenset({"tls", "wss"})
 
 #: Further names of distributions of a package.
 _ALSO = {"cupy": ("cupy-cuda12x", "cupy-cuda13x")}
@@ -109,7 +116,19 @@ def examine(client: Client | None = None) -> Report:
     ----------
     client
         A client of the cluster, which must not be asynchronous; None to check this process only.
+
+    Raises
+    ------
+    TypeError
+        If `client` is no ``distributed.Client``, or is asynchronous.
+    ValueError
+        If it is closed.
     """
+    if client is not None and client_of(client).asynchronous:
+        raise TypeError(
+            f"client must not be asynchronous; got {client!r}. Call examine outside of the event"
+            " loop, with distributed.Client(address)"
+        )
     versions = {
         "python": platform.python_version(),
         **{name: _version(name) for name in ("dasktile", *_REQUIRED)},
@@ -270,9 +289,69 @@ def _cluster_parts(cluster: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def connect(address: str) -> Client:
+    """A client of the scheduler at an address, which is checked first.
+
+    Parameters
+    ----------
+    address
+        Address of a scheduler.
+
+    Raises
+    ------
+    ValueError
+        If the address or the configuration of its protocol cannot be used.
+    OSError
+        If there is no scheduler at the address.
+    """
+    # a client that cannot connect for another reason than time takes long to close
+    try:
+        _check_address(address)
+        return Client(address, set_as_default=False, timeout="10s")
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"cannot connect to the scheduler {address!r}: {error}") from error
+
+
+def _check_address(address: str) -> None:
+    scheme, location = parse_address(address)
+    backend = get_backend(scheme)
+    # both raise if the protocol is not installed, or has no such location
+    backend.get_connector()
+    backend.get_address_host(location)
+    try:
+        host, port = backend.get_address_host_port(location)
+    except NotImplementedError:
+        # other protocols have other locations
+        pass
+    else:
+        if not host or not 0 < int(port) < 1 << 16:
+            raise ValueError("it must have a host and a port from 1 to 65535")
+    security = Security()
+    encrypted = scheme in _ENCRYPTED
+    if encrypted and security.get_connection_args("client").get("ssl_context") is None:
+        raise ValueError(f"{scheme}:// needs the configuration distributed.comm.tls")
+    if security.require_encryption and scheme in ("tcp", "ws"):
+        raise ValueError(
+            f"distributed.comm.require-encryption is set, and {scheme}:// is unencrypted"
+        )
+
+
 def run(address: str | None) -> Report:
-    """Check this process, and the cluster of a scheduler's address if there is one."""
+    """Check this process, and the cluster of a scheduler's address if there is one.
+
+    Parameters
+    ----------
+    address
+        Address of a scheduler, or None.
+
+    Raises
+    ------
+    ValueError
+        If the address or the configuration of its protocol cannot be used.
+    OSError
+        If there is no scheduler at the address.
+    """
     if address is None:
         return examine()
-    with Client(address, set_as_default=False, timeout="10s") as client:
+    with connect(address) as client:
         return examine(client)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import runpy
 import sys
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from distributed import Client
-
 from dasktile.api import explain
+from dasktile.doctor import connect
 from dasktile.report.explanation import Explanation
 
 #: Name of the module that a script runs as: not ``"__main__"``, so that its main part does not run.
@@ -48,14 +48,14 @@ def explain_source(
     ScriptError
         If the script cannot be run, or its expression cannot be evaluated.
     TypeError, ValueError
-        As :func:`dasktile.explain`.
+        As :func:`dasktile.explain`; ValueError also if the scheduler's address cannot be used.
     OSError
         If there is no scheduler at the address.
     """
     value = evaluated(source)
     cluster: Any = nullcontext(workers)
     if scheduler is not None:
-        cluster = Client(scheduler, set_as_default=False, timeout="10s")
+        cluster = connect(scheduler)
     with cluster as target:
         return explain(
             value,
@@ -69,23 +69,54 @@ def explain_source(
 def evaluated(source: str) -> Any:
     """The value of an expression of a script or module; what it prints goes to standard error.
 
+    Parameters
+    ----------
+    source
+        As for :func:`explain_source`.
+
     Raises
     ------
     ScriptError
         If the script cannot be run, or its expression cannot be evaluated.
     """
     path, expression = _parts(source)
-    with redirect_stdout(sys.stderr):
-        try:
+    with redirect_stdout(sys.stderr), _surroundings(path):
+        with _failures(path):
             names = _names(path)
-        except Exception as error:
-            raise ScriptError(f"{path} failed with {type(error).__name__}: {error}") from error
-        try:
+        with _failures(repr(expression)):
             return eval(expression, names)
-        except Exception as error:
-            raise ScriptError(
-                f"{expression!r} failed with {type(error).__name__}: {error}"
-            ) from error
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """Raise a ScriptError for whatever goes wrong, or ends the process."""
+    try:
+        yield
+    except SystemExit as error:
+        given = "" if error.code is None else repr(error.code)
+        raise ScriptError(
+            f"{what} called sys.exit({given}), so that there is nothing to explain; in a script,"
+            ' put the call under if __name__ == "__main__":'
+        ) from error
+    except Exception as error:
+        raise ScriptError(f"{what} failed with {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _surroundings(path: str) -> Iterator[None]:
+    """The arguments and the folders of modules that ``python script.py`` would have."""
+    is_script = path.endswith(".py")
+    folder = Path(path).resolve().parent if is_script else Path.cwd()
+    # both are also restored if the script has replaced the lists
+    arguments, folders = sys.argv, sys.path
+    old = folders[:]
+    sys.argv = [path]
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = arguments, folders
+        sys.path[:] = old
 
 
 def _parts(source: str) -> tuple[str, str]:
@@ -103,16 +134,7 @@ def _parts(source: str) -> tuple[str, str]:
 
 def _names(path: str) -> dict[str, Any]:
     if not path.endswith(".py"):
-        sys.path.insert(0, str(Path.cwd()))
-        try:
-            return dict(vars(importlib.import_module(path)))
-        finally:
-            sys.path.pop(0)
+        return dict(vars(importlib.import_module(path)))
     if not Path(path).is_file():
         raise FileNotFoundError("there is no such file")
-    # as for `python script.py`, modules beside the script can be imported
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    try:
-        return runpy.run_path(path, run_name=_NAME)
-    finally:
-        sys.path.pop(0)
+    return runpy.run_path(path, run_name=_NAME)

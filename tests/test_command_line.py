@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from distributed import Client, LocalCluster
 import dasktile
 from dasktile import doctor
 from dasktile.__main__ import main
+from dasktile.script import evaluated
 
 SCRIPT = """
 import dask.array as da
@@ -91,6 +93,55 @@ def test_errors_are_one_line(
     assert not out and message in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("code", "expression", "call"),
+    [
+        ("import sys\nsys.exit(0)\n", "x", "sys.exit(0)"),
+        ("import sys\nsys.exit()\n", "x", "sys.exit()"),
+        ("import sys\nleave = sys.exit\n", "leave('early')", "sys.exit('early')"),
+    ],
+)
+def test_a_script_that_ends_the_process_is_an_error(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    code: str,
+    expression: str,
+    call: str,
+) -> None:
+    path = tmp_path / "ends.py"
+    path.write_text(code)
+    assert main(["explain", f"{path}:{expression}"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and f"called {call}, so that there is nothing to explain" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_scripts_do_not_see_the_arguments_of_explain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "arguments.py"
+    path.write_text("import sys\nseen = list(sys.argv)\nsys.argv = ['other']\n")
+    arguments = ["dasktile", "explain", "--workers", "4"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert evaluated(f"{path}:seen") == [str(path)]
+    assert sys.argv is arguments and arguments == ["dasktile", "explain", "--workers", "4"]
+
+
+def test_expressions_may_import_what_is_beside_the_script(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_script.py").write_text("value = 3\n")
+    extra = tmp_path / "extra"
+    extra.mkdir()
+    path = tmp_path / "imports.py"
+    path.write_text(
+        f"import sys\nsys.path.insert(0, {str(extra)!r})\n"
+        "def late():\n    from beside_the_script import value\n    return value\n"
+    )
+    before = list(sys.path)
+    assert evaluated(f"{path}:late()") == 3
+    assert sys.path == before
+    sys.modules.pop("beside_the_script")
+
+
 def test_invalid_arguments_are_rejected(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", f"{script}:gram", "--method", "best"]) == 2
     assert "method must be one of" in capsys.readouterr().err
@@ -154,6 +205,62 @@ def test_explains_for_a_cluster(
 def test_no_scheduler_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--scheduler", "tcp://127.0.0.1:9"]) == 2
     assert "doctor: error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("nonsense://x:1", "unknown address scheme 'nonsense'"),
+        ("127.0.0.1:notaport", "'notaport'"),
+        ("127.0.0.1:99999", "a port from 1 to 65535"),
+        ("tcp://", "missing port"),
+        ("inproc://host/1/2", "inproc address"),
+        ("tls://127.0.0.1:9", "needs the configuration distributed.comm.tls"),
+    ],
+)
+@pytest.mark.parametrize("command", ["doctor", "explain"])
+def test_addresses_are_checked_before_a_client_is_made(
+    command: str,
+    address: str,
+    message: str,
+    script: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "Client", None)
+    source = [f"{script}:gram"] if command == "explain" else []
+    assert main([command, *source, "--scheduler", address]) == 2
+    out, err = capsys.readouterr()
+    assert not out and f"{command}: error: " in err.splitlines()[-1]
+    assert message in err.splitlines()[-1]
+
+
+def test_unencrypted_addresses_are_refused_if_encryption_is_required(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with dask.config.set({"distributed.comm.require-encryption": True}):
+        assert main(["doctor", "--scheduler", "tcp://127.0.0.1:9"]) == 2
+    assert "tcp:// is unencrypted" in capsys.readouterr().err
+
+
+def test_help_says_where_certificates_come_from(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["doctor", "--help"])
+    assert "distributed.comm.tls" in capsys.readouterr().out
+
+
+def test_asynchronous_clients_are_rejected(cluster: LocalCluster) -> None:
+    async def check() -> None:
+        async with Client(cluster.scheduler_address, asynchronous=True) as client:
+            with pytest.raises(TypeError, match=r"client must not be asynchronous.*outside of"):
+                doctor.examine(client)
+
+    asyncio.run(check())
+
+
+def test_what_is_no_client_is_rejected() -> None:
+    with pytest.raises(TypeError, match=r"client must be a distributed\.Client"):
+        doctor.examine("tcp://127.0.0.1:9")  # type: ignore[arg-type]
 
 
 def test_help_imports_little() -> None:

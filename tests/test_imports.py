@@ -82,7 +82,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"ir", "capture.base", "cluster.target", "schedule.placement", "tiling.mesh"},
         set(),
     ),
-    "report.svg": ({"ir"}, {"cairosvg"}),
+    "report.svg": ({"ir", "report.html", "report.page"}, {"cairosvg"}),
     "report.explanation": (
         {"ir", "report.folding", "report.html", "report.page", "report.svg", "tiling.plan"},
         set(),
@@ -91,7 +91,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.html": ({"ir"}, set()),
     "report.page": (set(), set()),
     "report.axes": (set(), set()),
-    "report.timeline": ({"report.axes", "report.explanation"}, set()),
+    "report.timeline": ({"report.axes", "report.explanation", "report.page"}, set()),
     "orders.apply": (
         {
             "_compat.dask",
@@ -134,7 +134,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask"},
     ),
     "planning": (
-        {"capture", "cluster", "config", "lower", "prediction", "request", "tiling"},
+        {"capture", "cluster", "config", "ir", "lower", "prediction", "request", "tiling"},
         set(),
     ),
     "choice": (
@@ -191,6 +191,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "collections.boundary",
             "config",
             "ir",
+            "planning",
             "report.explanation",
             "request",
         },
@@ -212,11 +213,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask", "distributed"},
     ),
-    "script": ({"api", "report.explanation"}, {"distributed"}),
+    "script": ({"api", "doctor", "report.explanation"}, set()),
     "doctor": (
         {
             "_compat.dask",
             "_compat.distributed",
+            "cluster.clients",
             "config",
             "report.explanation",
             "report.tables",

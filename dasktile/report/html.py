@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import NamedTuple
 
 from dasktile.ir import Chunks, bounds
 
@@ -106,26 +106,61 @@ def table(
     )
 
 
+class Outline(NamedTuple):
+    """The drawing of the last two axes of an array.
+
+    Parameters
+    ----------
+    wide, tall
+        Its sides.
+    rows, columns
+        Where its rows and its columns of chunks begin and end, from 0 to `tall` and to `wide`.
+    """
+
+    wide: float
+    tall: float
+    rows: list[float]
+    columns: list[float]
+
+
+def outline(shape: Sequence[int], chunks: Chunks, side: float, least: float) -> Outline:
+    """How an array is drawn: the last axis across, the one before it down, as Dask does.
+
+    An array with one axis is a row.
+
+    Parameters
+    ----------
+    shape, chunks
+        The array, which has an axis.
+    side
+        Length of the longer side.
+    least
+        Least length of the other one.
+    """
+    row_count, column_count = (1, *shape)[-2:]
+    row_cuts, column_cuts = ((1,), *chunks)[-2:]
+    longest = max(row_count, column_count, 1)
+    wide = max(side * column_count / longest, least)
+    tall = max(side * row_count / longest, least)
+    return Outline(
+        wide,
+        tall,
+        [tall * at / max(row_count, 1) for at in bounds(row_cuts)],
+        [wide * at / max(column_count, 1) for at in bounds(column_cuts)],
+    )
+
+
 def chunk_drawing(shape: Sequence[int], chunks: Chunks) -> str:
     """The last two axes of an array and how they are cut, to scale as far as can be seen."""
     if not shape:
         return ""
-    rows, columns = (1, shape[0]) if len(shape) == 1 else shape[-2:]
-    row_cuts, column_cuts = ((1,), chunks[0]) if len(shape) == 1 else chunks[-2:]
-    longest = max(rows, columns, 1)
-    wide, tall = max(_SIDE * columns / longest, 6.0), max(_SIDE * rows / longest, 6.0)
-    if max(len(row_cuts), len(column_cuts)) > _LINES:
+    wide, tall, rows, columns = outline(shape, chunks, _SIDE, 6.0)
+    if max(len(rows), len(columns)) - 1 > _LINES:
         fill, path = "0.25", ""
     else:
         fill = "0.05"
-        across = "".join(
-            f"M1 {1 + tall * end / max(rows, 1):.4g}h{wide:.4g}"
-            for _, end in list(pairwise(bounds(row_cuts)))[:-1]
-        )
-        down = "".join(
-            f"M{1 + wide * end / max(columns, 1):.4g} 1v{tall:.4g}"
-            for _, end in list(pairwise(bounds(column_cuts)))[:-1]
-        )
+        across = "".join(f"M1 {1 + at:.4g}h{wide:.4g}" for at in rows[1:-1])
+        down = "".join(f"M{1 + at:.4g} 1v{tall:.4g}" for at in columns[1:-1])
         path = f"<path d='{across}{down}' fill='none'/>" if across or down else ""
     return (
         f"<svg width='{wide + 2:.4g}' height='{tall + 2:.4g}' stroke='currentColor'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 
 #: The page loads nothing, and is light or dark as the browser prefers.
@@ -13,13 +14,36 @@ h1 { font-size: 1.4rem; }
 """
 
 
+def suffix_of(filename: str | Path, accepted: Sequence[str]) -> str:
+    """The suffix of a file's name in lower case, which says the format to write.
+
+    Parameters
+    ----------
+    filename
+        The name, whose suffix may have capital letters.
+    accepted
+        Suffixes in lower case.
+
+    Raises
+    ------
+    ValueError
+        If the name has another suffix.
+    """
+    suffix = Path(filename).suffix.lower()
+    if suffix not in accepted:
+        *others, last = accepted
+        allowed = f"{', '.join(others)} or {last}" if others else last
+        raise ValueError(f"filename must end in {allowed}; got {str(filename)!r}")
+    return suffix
+
+
 def save_page(filename: str | Path, title: str, body: str) -> Path:
     """Write an HTML page.
 
     Parameters
     ----------
     filename
-        Ends in ``.html``.
+        Ends in ``.html``, in small or capital letters.
     title
         Title of the page, as text.
     body
@@ -35,8 +59,7 @@ def save_page(filename: str | Path, title: str, body: str) -> Path:
         If the name has another suffix.
     """
     path = Path(filename)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"filename must end in .html; got {str(filename)!r}")
+    suffix_of(path, (".html",))
     heading = html.escape(title)
     path.write_text(
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"

@@ -15,7 +15,12 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
-from dasktile.ir import Chunks, bounds
+from dasktile.ir import Chunks
+from dasktile.report.html import outline
+from dasktile.report.page import suffix_of
+
+#: Suffixes of the files that can be written.
+_FORMATS = (".svg", ".dot", ".gv", ".png", ".pdf")
 
 _WIDTH, _GAP, _LAYER_GAP, _MARGIN = 250, 30, 64, 24
 _LINE, _GRID, _LANE = 16, 44, 14
@@ -80,7 +85,7 @@ def write(path: Path, boxes: Sequence[Box], caption: Sequence[str], workers: int
     Parameters
     ----------
     path
-        The file.
+        The file, which ends in ``.svg``, ``.dot``, ``.gv``, ``.png`` or ``.pdf``.
     boxes
         The arrays.
     caption
@@ -95,15 +100,13 @@ def write(path: Path, boxes: Sequence[Box], caption: Sequence[str], workers: int
     ImportError
         If ``cairosvg`` is needed and not installed.
     """
-    suffix = path.suffix.lower()
+    suffix = suffix_of(path, _FORMATS)
     if suffix == ".svg":
         path.write_text(svg(boxes, caption, workers), encoding="utf-8")
     elif suffix in (".dot", ".gv"):
         path.write_text(dot(boxes, caption), encoding="utf-8")
-    elif suffix in (".png", ".pdf"):
-        path.write_bytes(_converter(suffix)(bytestring=svg(boxes, caption, workers).encode()))
     else:
-        raise ValueError(f"filename must end in .svg, .dot, .gv, .png or .pdf; got {str(path)!r}")
+        path.write_bytes(_converter(suffix)(bytestring=svg(boxes, caption, workers).encode()))
     return path
 
 
@@ -256,20 +259,16 @@ def _grid(
     homes: tuple[tuple[int, ...], ...] = (),
 ) -> str:
     """The last two axes of an array and how they are cut, to scale as far as can be seen."""
-    rows, columns = (shape[0], 1) if len(shape) == 1 else shape[-2:]
-    row_cuts, column_cuts = (chunks[0], (1,)) if len(shape) == 1 else chunks[-2:]
-    longest = max(rows, columns, 1)
-    wide = max(_GRID * columns / longest, 8.0)
-    tall = max(_GRID * rows / longest, 8.0)
+    wide, tall, row_ends, column_ends = outline(shape, chunks, _GRID, 8.0)
     frame = f'x="{x:g}" y="{y:g}" width="{wide:.4g}" height="{tall:.4g}"'
-    if max(len(row_cuts), len(column_cuts)) > _LINES:
+    if max(len(row_ends), len(column_ends)) - 1 > _LINES:
         return f'<rect class="grid many" {frame}/>'
-    row_ends = [y + tall * at / max(rows, 1) for at in bounds(row_cuts)]
-    column_ends = [x + wide * at / max(columns, 1) for at in bounds(column_cuts)]
+    row_ends = [y + at for at in row_ends]
+    column_ends = [x + at for at in column_ends]
     if homes:
         # of the axes before the last two, the first tiles are drawn
         first = sum(axis[0] for axis in homes[:-2])
-        down, across = (homes[0], (0,)) if len(shape) == 1 else homes[-2:]
+        down, across = ((0,), *homes)[-2:]
         return "".join(
             f'<rect class="cell" x="{left:.5g}" y="{up:.5g}" width="{right - left:.4g}"'
             f' height="{low - up:.4g}" fill="{_COLOURS[(first + i + j) % len(_COLOURS)]}"/>'

@@ -7,7 +7,6 @@ import html
 import importlib
 import io
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from dasktile.report.axes import (
     time_unit,
 )
 from dasktile.report.explanation import format_bytes, format_seconds
+from dasktile.report.page import suffix_of
 
 #: Suffixes of the files that can be written.
 _FORMATS = (".svg", ".png", ".pdf", ".html")
@@ -43,9 +43,6 @@ _MERGED = (
 
 #: Rows of a table at the most.
 _MAX_NAMES = 10
-
-#: The names of models in a bokeh document, which count on from one document to the next.
-_MODEL = re.compile(r'"p(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +105,9 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
     timeline
         The schedule.
     filename
-        Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  An HTML page contains the picture,
-        interactive if bokeh is installed, and tables of the names that take most time.  It loads
-        nothing else.
+        Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``, in small or capital letters.  An HTML
+        page contains the picture, interactive if bokeh is installed, and tables of the names that
+        take most time.  It loads nothing else.
 
     Raises
     ------
@@ -120,25 +117,24 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
         If matplotlib is not installed, nor bokeh for an HTML page.
     """
     path = Path(filename)
-    if path.suffix not in _FORMATS:
-        raise ValueError(f"filename must end in {', '.join(_FORMATS)}; got {str(filename)!r}")
-    if path.suffix == ".html" and (picture := _interactive(timeline)) is not None:
+    suffix = suffix_of(path, _FORMATS)
+    if suffix == ".html" and (picture := _interactive(timeline)) is not None:
         path.write_text(_page(timeline, picture), encoding="utf-8")
         return path
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
-        other = " or bokeh" if path.suffix == ".html" else ""
+        other = " or bokeh" if suffix == ".html" else ""
         raise ImportError(
             f"drawing a plan needs matplotlib{other}: pip install matplotlib, or dasktile[plans]"
         ) from None
     # a fixed salt: the same picture gives the same file
     with matplotlib.rc_context({"svg.hashsalt": "dasktile"}):
         figure = _figure(timeline)
-        if path.suffix == ".html":
+        if suffix == ".html":
             path.write_text(_page(timeline, _static(figure)), encoding="utf-8")
         else:
-            figure.savefig(path, metadata=_undated(path.suffix))
+            figure.savefig(path, format=suffix[1:], metadata=_undated(suffix))
     return path
 
 
@@ -321,18 +317,35 @@ def _interactive(timeline: Timeline) -> str | None:
         [[upper], [lower]], toolbar_location="right", sizing_mode="stretch_width"
     )
     charts.toolbar.logo = None
-    item = json.dumps(embed.json_item(charts, "timeline"))
-    # the same plan gives the same file
-    numbers: dict[str, int] = {}
-    item = _MODEL.sub(lambda found: f'"p{numbers.setdefault(found[1], len(numbers))}"', item)
+    item = json.dumps(_renumbered(embed.json_item(charts, "timeline"), {}))
+    # no name may end the script, or begin a comment or another script
+    item = item.replace("<", r"\u003c")
     scripts = resources.Resources(mode="inline", components=["bokeh"]).js_raw
     return (
         "<p>Drag to move, turn the wheel to zoom; both charts move together."
         f"{_MERGED if several else ''}</p>"
         "<div id='timeline'></div>"
         + "".join(f"<script>{script}</script>" for script in scripts)
-        + f"<script>Bokeh.embed.embed_item({item.replace('</', '<' + chr(92) + '/')})</script>"
+        + f"<script>Bokeh.embed.embed_item({item})</script>"
     )
+
+
+def _renumbered(value: Any, names: dict[str, str]) -> Any:
+    """A bokeh document whose models are counted from 0, so that a plan always gives one file.
+
+    Bokeh counts on from one document to the next.  Only the keys that hold names of models are
+    changed, as names of tasks may look like them.
+    """
+    if isinstance(value, dict):
+        return {
+            key: names.setdefault(item, f"p{len(names)}")
+            if key in ("id", "root_id") and isinstance(item, str)
+            else _renumbered(item, names)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_renumbered(item, names) for item in value]
+    return value
 
 
 def _static(figure: Any) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import textwrap
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -12,6 +13,8 @@ import pytest
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, TiledProgram, Tiling
 from dasktile.prediction import Prediction
 from dasktile.report import explanation as report
+from dasktile.report.html import chunk_drawing, outline
+from dasktile.report.svg import _grid
 from dasktile.tiling.plan import Price, TilingPlan
 
 SIX = (1000,) * 6
@@ -212,6 +215,26 @@ def test_dot_needs_no_package(tmp_path: Path) -> None:
 def test_unknown_picture_format(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must end in \.svg.*got .*x\.bmp"):
         report.explanation(gram()).visualize(tmp_path / "x.bmp")
+
+
+def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
+    explanation = report.explanation(gram())
+    assert explanation.visualize(tmp_path / "x.SVG").read_text().startswith("<svg")
+    assert explanation.visualize(tmp_path / "x.GV").read_text().startswith("digraph")
+    assert explanation.save(tmp_path / "x.HTML").read_text().startswith("<!doctype html>")
+    with pytest.raises(ValueError, match=r"must end in \.html; got .*x\.svg"):
+        explanation.save(tmp_path / "x.svg")
+
+
+def test_arrays_with_one_axis_are_drawn_as_rows() -> None:
+    drawn = outline((8,), ((2, 6),), 44, 8.0)
+    assert drawn == (44, 8, [0, 8], [0, 11, 44])
+    assert outline((8, 4), ((2, 6), (4,)), 44, 8.0) == (44 / 2, 44, [0, 11, 44], [0, 22])
+    for text in (chunk_drawing((8,), ((2, 6),)), _grid((8,), ((2, 6),), 0, 0)):
+        # one line, from the upper to the lower side
+        assert re.findall(r"M[\d.]+ [\d.]+([hv])", text) == ["v"]
+    homes = _grid((8,), ((2, 6),), 0, 0, ((0, 1),))
+    assert re.findall(r'width="(\d+)" height="(\d+)"', homes) == [("11", "8"), ("33", "8")]
 
 
 def test_png_without_cairosvg_names_the_package(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,6 +106,38 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     text = draw(timeline(name="</script><b>"), tmp_path / "plan.html").read_text()
     assert "&lt;/script&gt;&lt;b&gt; 0" in text
     assert "</script><b>" not in text
+
+
+def test_names_that_look_like_models_or_scripts_are_kept(tmp_path: Path) -> None:
+    pytest.importorskip("bokeh")
+    names = ["p900", "p901", "<!--<script>"]
+    bars = lane([(at, at + 1, name, MIB) for at, name in enumerate(names)])
+    plan = Timeline({"compute": bars}, ((0.0, 0), (3.0, MIB)), 12 * MIB, "p902")
+    text = draw(plan, tmp_path / "plan.html").read_text(encoding="utf-8")
+    script = text[text.rindex("Bokeh.embed.embed_item(") :].partition("</script>")[0]
+    assert "<" not in script
+    item = script.removeprefix("Bokeh.embed.embed_item(").removesuffix(")")
+
+    def columns(value: Any) -> Iterator[tuple[Any, Any]]:
+        if isinstance(value, dict):
+            yield from (pair for pair in value.get("entries", ()) if len(pair) == 2)
+        children = value.values() if isinstance(value, dict) else value
+        if isinstance(children, str) or not isinstance(value, dict | list):
+            return
+        for child in children:
+            yield from columns(child)
+
+    found = [data for title, data in columns(json.loads(item)) if title == "name"]
+    assert found == [names]
+
+
+def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert b"<svg" in draw(timeline(), tmp_path / "plan.SVG").read_bytes()
+    text = draw(timeline(), tmp_path / "plan.HTML").read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    with pytest.raises(ValueError, match=r"must end in \.svg, \.png, \.pdf or \.html; got .*gif"):
+        draw(timeline(), tmp_path / "plan.gif")
 
 
 def test_legend_shows_that_bars_are_merged(tmp_path: Path) -> None:

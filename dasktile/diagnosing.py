@@ -128,8 +128,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         self._end()
         if self._is_open():
             self._client.sync(self._stop)
-        reason = self._no_plans(error is not None)
-        self._finish(reason, None if reason else self._target())
+        self._finish(*self._to_plan(error is not None))
 
     async def __aenter__(self) -> diagnose:
         if not self._client.asynchronous:
@@ -147,8 +146,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         self._end()
         if self._is_open():
             await self._stop()
-        reason = self._no_plans(error is not None)
-        target = None if reason else self._target()
+        reason, target = self._to_plan(error is not None)
         if target is not None:
             target = _with_awaited(target, asyncio.get_running_loop())
         # plans take seconds, in which the event loop would do nothing else
@@ -179,9 +177,15 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         if self._end_record is not None:
             self._end_record()
         self._end_record = None
+        futures = list(self._client.futures.values())
+        self._pending = sum(future.status == "pending" for future in futures)
 
     async def _stop(self) -> None:
-        self._reports = await meter.stop(self._client, self._name)
+        try:
+            self._reports = await meter.stop(self._client, self._name)
+        except OSError:
+            # the scheduler is gone: an error of the block says more than this one
+            logger.debug("dasktile could not read its counts", exc_info=True)
         self._left = len(self._addresses - set(self._reports))
 
     def _record(self, method: str, computed: Any) -> None:
@@ -213,6 +217,14 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
             return "the client was closed in the block, and nothing was counted"
         return "" if self._plans else "plans=False"
 
+    def _to_plan(self, failed: bool) -> tuple[str, Machine | None]:
+        """The reason to make no plans, and the workers to plan for."""
+        reason = self._no_plans(failed)
+        try:
+            return reason, None if reason else self._target()
+        except (OSError, ValueError) as error:  # there are no workers, or no scheduler any more
+            return str(error), None
+
     def _target(self) -> Machine | None:
         """The workers to plan for, None if there is nothing to plan."""
         if all(isinstance(each, Missed) for each in self._computations):
@@ -237,6 +249,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
             self._left,
             time.perf_counter() - start,
             reason,
+            self._pending,
         )
 
 

@@ -15,7 +15,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, SchedulerPlugin, Worker, wait
+from distributed import Client, Event, LocalCluster, SchedulerPlugin, Worker, wait
 
 import dasktile
 from dasktile._compat.dask import collections_to_expr, joins_blocks
@@ -442,3 +442,28 @@ def test_what_was_optimised_has_nothing_to_gain(client: Client) -> None:
         z.compute()
     dasktile.disable(client)
     assert "dasktile.optimize would change nothing" in str(diagnosis)
+
+
+def test_results_that_are_incomplete_at_the_end_are_named(client: Client) -> None:
+    gate = Event(client=client)
+    with dasktile.diagnose(client) as diagnosis:
+        future = client.submit(gate.wait)
+    gate.set()
+    assert future.result()
+    assert diagnosis.result.pending == 1
+    assert "1 result incomplete at the end" in str(diagnosis)
+    with dasktile.diagnose(client) as diagnosis:
+        pass
+    assert diagnosis.result.pending == 0 and "incomplete" not in str(diagnosis)
+
+
+def test_plans_need_workers_and_their_absence_is_no_error() -> None:
+    with (
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        with dasktile.diagnose(client) as diagnosis:
+            wait(gram().persist())
+            client.retire_workers(list(client.scheduler_info(n_workers=-1)["workers"]))
+        assert diagnosis.result.left == 1
+        assert diagnosis.result.reason

@@ -132,6 +132,8 @@ class Diagnosis:
         Seconds that it took to make the plans.
     reason
         Why no plans were made; empty if they were.
+    pending
+        Number of results of the client that were not complete at the end of the diagnosis.
     """
 
     seconds: float
@@ -142,6 +144,7 @@ class Diagnosis:
     left: int = 0
     planning: float = field(default=0.0, compare=False)
     reason: str = ""
+    pending: int = 0
 
     @property
     def tasks(self) -> int:
@@ -185,6 +188,7 @@ class Diagnosis:
             "left": self.left,
             "planning": self.planning,
             "reason": self.reason,
+            "pending": self.pending,
         }
 
     def __str__(self) -> str:
@@ -262,6 +266,11 @@ class Diagnosis:
             lines.append(
                 f"dask.compute joined {_count(results, 'result')} on a worker;"
                 " dasktile.compute joins in the client"
+            )
+        if self.pending:
+            lines.append(
+                f"{_count(self.pending, 'result')} incomplete at the end, whose tasks are counted"
+                " in part: wait for them inside the block (distributed.wait)"
             )
         if self.left:
             lines.append(f"not counted: {_count(self.left, 'worker')} that left")

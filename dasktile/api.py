@@ -320,16 +320,14 @@ def _method_names(given: object) -> tuple[str, ...]:
     """The names in the argument `methods`, each once."""
     known = tiling.methods()
     if given is None:
-        return tuple(name for name in known if name != "exact")
+        given = ()
     allowed = f"must be one or several of {', '.join(map(repr, known))}"
     if isinstance(given, str) or not isinstance(given, Iterable):
         given = (given,)
     names = list(given)
-    if not names:
-        raise ValueError(f"methods {allowed}; got {given!r}")
     for name in names:
         _check_method("methods", name, allowed)
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names)) or tuple(name for name in known if name != "exact")
 
 
 def _warn_unsupported() -> None:

@@ -142,6 +142,15 @@ def predicted_plan(request: Request) -> Candidate:
     return _with_sound_predictions(_predicted_plan(request))
 
 
+def unpredicted(request: Request, chosen: Candidate) -> str:
+    """Why runs are not predicted, of the input or of the plan; empty if both are."""
+    if chosen.before is not None and chosen.after is not None:
+        return ""
+    if not _is_predictable(request):
+        return f"the graph has more than {MAX_TASKS:,} tasks"
+    return "the sizes of many results are unknown"
+
+
 def _with_sound_predictions(chosen: Candidate) -> Candidate:
     """The same plan without predictions that rest on guesses."""
     before, after = (

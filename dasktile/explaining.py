@@ -48,6 +48,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> report.Explana
         joined=choice.joined(request, plan),
         placed=request.machine.placed,
         handed=handed_over(request, chosen.planned),
+        unpredicted=choice.unpredicted(request, chosen),
     )
 
 

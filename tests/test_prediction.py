@@ -427,3 +427,11 @@ def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.Mon
     monkeypatch.setattr(choice, "rough_cost", lambda *_: math.inf)
     dasktile.optimize(array)
     assert len(written) == 1 < usual
+
+
+def test_a_missing_simulation_has_a_reason() -> None:
+    x = da.from_array(np.ones((110, 110)), chunks=1)
+    explanation = dasktile.explain((x + 1).sum(axis=0), workers=4)
+    assert explanation.run_tasks_after is None
+    assert "as it runs: not predicted, as the graph has more than 10,000 tasks" in str(explanation)
+    assert dasktile.explain((x[:20] + 1).sum(axis=0), workers=4).unpredicted == ""

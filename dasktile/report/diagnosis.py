@@ -372,15 +372,18 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
             _first(plan.run_tasks_after, plan.tasks_after),
             lambda count: f"{count:,}",
         ),
-        _arrow(
-            _first(plan.received_before, plan.bytes_before),
-            _first(plan.received_after, plan.bytes_after),
-            format_bytes,
-        ),
+        _received(plan),
         "unknown"
         if plan.results_before is None or plan.results_after is None
         else _arrow(plan.results_before, plan.results_after, format_bytes),
     )
+
+
+def _received(plan: Explanation) -> str:
+    """Bytes received; those of Dask are unknown without a simulation, as it places no task well."""
+    if plan.received_before is None or plan.received_after is None:
+        return f"unknown -> {format_bytes(plan.bytes_after)}" if plan.changed else "unknown"
+    return _arrow(plan.received_before, plan.received_after, format_bytes)
 
 
 def _has_gain(plan: Explanation) -> bool:

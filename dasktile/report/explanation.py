@@ -141,6 +141,8 @@ class Explanation:
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.
     grids
         The grids of workers for which `lower_bound` holds, in words; empty where it is 0.
+    unpredicted
+        Why there is no simulation; empty if there is one.
 
     Examples
     --------
@@ -185,6 +187,7 @@ class Explanation:
     run_tasks_after: int | None = None
     received_before: int | None = None
     received_after: int | None = None
+    unpredicted: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -350,8 +353,11 @@ class Explanation:
     def _run(self) -> list[str]:
         """What runs and moves in the simulation, if a plan is compared with Dask's own graph."""
         tasks, before = self.run_tasks_after, self.run_tasks_before
-        if not self.changed or tasks is None or before is None:
+        if not self.changed:
             return []
+        if tasks is None or before is None:
+            because = f"as it runs: not predicted, as {self.unpredicted}"
+            return [because] if self.unpredicted else []
         line = f"as it runs: {_count(tasks, 'task')} instead of {before:,}"
         first, last = self.received_before, self.received_after
         if self.workers > 1 and first is not None and last is not None:
@@ -428,6 +434,7 @@ def explanation(
     joined: int = 0,
     placed: bool = True,
     handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
+    unpredicted: str = "",
 ) -> Explanation:
     """Describe a plan.
 
@@ -452,6 +459,8 @@ def explanation(
     handed
         By the index of an output, bytes that workers receive for its final chunks, of the input and
         of the plan.
+    unpredicted
+        Why there are no simulated runs.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -513,6 +522,7 @@ def explanation(
         run_tasks_after=None if planned is None else planned.tasks,
         received_before=stock.moved if placed and stock is not None else None,
         received_after=planned.moved if placed and planned is not None else None,
+        unpredicted=unpredicted,
     )
 
 

@@ -64,6 +64,7 @@ class Suite:
             patch.setattr(planning, "plan_request", self._counting(planning.plan_request))
             if self.mode != "plain":
                 patch.setattr(dasktile.tiling.planner, "_objection", lambda *_: "")
+                patch.setattr(dasktile.planning, "_moves_more", lambda *_: False)
                 settings["dasktile.workers"] = 4
                 settings["dasktile.cost.task-bytes"] = 1
                 settings["dasktile.tiling.min-tile"] = 1

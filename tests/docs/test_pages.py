@@ -121,3 +121,16 @@ def test_slurm(tmp_path: Path) -> None:
         TMPDIR=str(tmp_path),
         DASK_JOBQUEUE__SLURM__INTERFACE="lo" if sys.platform == "linux" else "lo0",
     )
+
+
+def test_readme_on_a_cluster(tmp_path: Path) -> None:
+    """The blocks of the README that need a cluster run, one after the other."""
+    text = (HOW_TO.parents[1] / "README.md").read_text(encoding="utf-8")
+    example, cluster, spilling = (code for _, code in BLOCK.findall(text)[:3])
+    assert 'Client("scheduler:8786")' in cluster and "memory_limit=" in spilling
+    begin = "from distributed import LocalCluster\ncluster = LocalCluster(n_workers=2)\n"
+    run(
+        begin + example + cluster.replace('"scheduler:8786"', "cluster") + 'print("done")\n',
+        tmp_path,
+    )
+    run(spilling + '\nprint("done")\n', tmp_path)

@@ -109,7 +109,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         return None if self._result is None else self._result._repr_html_()
 
     def save(self, filename: str | Path = "diagnosis.html") -> Path:
-        """Write the result as an HTML page; see the method of the result."""
+        """Write the result as an HTML page; see ``Diagnosis.save``."""
         return self.result.save(filename)
 
     def __enter__(self) -> diagnose:

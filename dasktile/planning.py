@@ -237,13 +237,11 @@ def handed_over(request: Request, planned: PlannedRequest) -> tuple[dict[int, in
         if array.chunks != node.chunks:
             moved = hand_over_evenly(plan.workers, node.chunks, array.chunks)
             before[index] = moved.elements * node.itemsize
-        if plan.tiled is None:
-            after = before
-        elif chunks != plan.tiled.tilings[index].chunks:
+        if plan.tiled is not None and chunks != plan.tiled.tilings[index].chunks:
             found = hand_over(plan.tiled, index, chunks)
             if found is not None:
                 after[index] = found.elements * node.itemsize
-    return before, after
+    return before, before if plan.tiled is None else after
 
 
 def _moves_more(request: Request, planned: PlannedRequest) -> bool:

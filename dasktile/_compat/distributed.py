@@ -627,7 +627,7 @@ _COMPUTING = {"get": "dsk", "compute": "collections", "persist": "collections"}
 
 
 class _Recorders:
-    """The functions that are told of the computations of one client, in order.
+    """The functions that receive the computations of one client, in order.
 
     All share one override, so that they can be removed in any order.
     """

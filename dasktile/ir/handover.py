@@ -78,7 +78,7 @@ def _between(
     """From tiles to chunks on the same mesh."""
     parts = [_part_bounds(share, sizes) for share, sizes in zip(held, tiles, strict=True)]
     where = _divided(mesh, held, parts, chunks)
-    if all(set(bounds(ends)) <= set(bounds(new)) for ends, new in zip(tiles, chunks, strict=True)):
+    if all(set(bounds(old)) <= set(bounds(new)) for old, new in zip(tiles, chunks, strict=True)):
         return Handover(where, 0)  # every chunk is cut from one tile, where that is
     needed = [_part_bounds(share, sizes) for share, sizes in zip(where, chunks, strict=True)]
     used = {axis for share in (*held, *where) for axis in share.by}

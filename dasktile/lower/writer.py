@@ -805,9 +805,11 @@ class _Writer:
 
     def handed(self, index: int, chunks: Chunks, wanted: Windows) -> str:
         """The layer that holds a node's array in final chunks, each made on a decided worker."""
-        is_made = isinstance(self.captured.kernels[index], Create)
-        found = None if is_made else hand_over(self.tiled, index, chunks)
-        if found is None or chunks == self.source(index).chunks:
+        is_created = isinstance(self.captured.kernels[index], Create)
+        if is_created or chunks == self.source(index).chunks:
+            return self.fetch(index, wanted)
+        found = hand_over(self.tiled, index, chunks)
+        if found is None:
             return self.fetch(index, wanted)
         predicted = found.elements * self.node(index).itemsize
         return self.fetch(index, wanted, found.where, predicted)

@@ -26,7 +26,7 @@ from rich.table import Table
 
 import dasktile
 from benchmarks.meters import Cluster
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 
 
 def ndvi(size: float = 1) -> da.Array:

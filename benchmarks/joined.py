@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 import dasktile
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 
 #: The ways in which the result is computed.
 ENGINES = ("dask.compute", "dasktile.compute")

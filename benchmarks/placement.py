@@ -46,7 +46,7 @@ from benchmarks.hosted import Hosted
 from benchmarks.meters import MODES, run_cell, same
 from benchmarks.peer import Peer
 from benchmarks.sized import sized, write
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 
 #: Workload and mode that Dask alone does not finish: its graph has 267,144 tasks.
 BEYOND_DASK = {("skewed_chain", "crossed")}

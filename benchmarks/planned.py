@@ -29,7 +29,7 @@ from rich.table import Table
 import dasktile
 from benchmarks.spill_meters import Setting, run_once
 from benchmarks.spill_workloads import Run, Spilled, workloads
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 
 ENGINES = ("stock", "dasktile", "planned")
 

@@ -58,7 +58,7 @@ from benchmarks.spill_device import has_dask_cuda
 from benchmarks.spill_meters import Setting, run_once
 from benchmarks.spill_workloads import MODES, PRESSURE, Spilled, workloads
 from benchmarks.traces import known_read, least_read
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 
 #: The other engine and dasktile, by whether there is a device.
 ENGINES = {False: ("stock", "dasktile"), True: ("dask-cuda", "dasktile")}

@@ -27,8 +27,10 @@ from dasktile.errors import (
 )
 from dasktile.explaining import explained
 from dasktile.planning import captured_program, tile
-from dasktile.report import explanation as report
+from dasktile.refusal import advised
 from dasktile.report.comparison import Comparison, comparison
+from dasktile.report.describing import describe_unplanned
+from dasktile.report.explanation import Explanation
 from dasktile.request import Request
 from dasktile.tiling.plan import TilingPlan
 
@@ -79,7 +81,9 @@ def optimize(
     TypeError, ValueError
         Naming the argument that is wrong, its value, and what is allowed.
     MemoryLimitError
-        A ValueError: no tiles of some operation fit the `memory_limit`.
+        A ValueError: no tiles of some operation fit the `memory_limit`, or it makes too many
+        tasks: more than the setting ``dasktile.tiling.many-tasks`` for each of the input's, and
+        more than 3,000.  The message names a limit that makes fewer.
 
     Examples
     --------
@@ -109,7 +113,10 @@ def optimize(
 
 def _rebuilt(request: Request, rebuilds: Sequence[Rebuild]) -> tuple[Any, ...] | None:
     """The collections after tiling; None if they should not change."""
-    new = pipeline.rewrite(request)
+    try:
+        new = pipeline.rewrite(request)
+    except tiling.TooManyTasksError as error:
+        raise advised(request, error) from None
     return None if new is None else tuple(rebuild(new) for rebuild in rebuilds)
 
 
@@ -119,7 +126,7 @@ def explain(
     workers: Any = None,
     memory_limit: float | str | None = None,
     keep_chunks: bool = False,
-) -> report.Explanation:
+) -> Explanation:
     """Show the plan that :func:`optimize` would carry out with the same arguments.
 
     The first lines are about the whole expression:
@@ -149,7 +156,8 @@ def explain(
     Raises
     ------
     TypeError, ValueError, MemoryLimitError
-        As :func:`optimize`.
+        As :func:`optimize`.  A limit that makes too many tasks is not an error: the first line says
+        so.
 
     Examples
     --------
@@ -172,15 +180,15 @@ def explain(
     unknown = list(holders.unknown.values())
     if missing(CAPTURE):
         verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
-        return report.nothing(target.workers, method, unknown, verdict)
+        return describe_unplanned(target.workers, method, unknown, verdict)
     if not holders.arrays:
         verdict = "array expressions are not supported and unchanged" if holders.unsupported else ""
-        return report.nothing(target.workers, method, unknown, verdict)
-    explanation: report.Explanation | None = _guarded(
+        return describe_unplanned(target.workers, method, unknown, verdict)
+    explanation: Explanation | None = _guarded(
         _explain, Request.of(holders, keep_chunks, target, method), unknown
     )
     if explanation is None:
-        return report.nothing(target.workers, method, unknown, "dasktile failed to read this")
+        return describe_unplanned(target.workers, method, unknown, "dasktile failed to read this")
     return explanation
 
 
@@ -281,12 +289,12 @@ def array_optimize(dsk: Any, keys: Any, **kwargs: Any) -> Any:
     return dask.array.optimization.optimize(dsk, keys, **kwargs)
 
 
-def _explain(request: Request, unknown: Sequence[Array]) -> report.Explanation:
+def _explain(request: Request, unknown: Sequence[Array]) -> Explanation:
     try:
         return explained(request, unknown)
     except UndeclaredReadError as error:
         _warn_inconsistent(error)
-        return report.nothing(
+        return describe_unplanned(
             request.machine.workers, request.method, unknown, f"unchanged: {error}"
         )
 

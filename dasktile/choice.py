@@ -9,13 +9,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
-from dask.array import PerformanceWarning
 from dask.core import flatten
 
 from dasktile import config
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
-from dasktile.errors import warn_user
 from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.writer import wanted_keys
@@ -41,7 +39,9 @@ from dasktile.prediction import (
     rough_cost,
     work_seconds,
 )
+from dasktile.refusal import advised, refuse_many_tasks
 from dasktile.request import Request
+from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.plan import TilingPlan
 
 logger = logging.getLogger("dasktile")
@@ -71,9 +71,6 @@ PLANNING_SECONDS = 5e-5
 #: the first one where a plan needs no more memory than the input (chosen).
 SMALL_BUNDLES = (1 / 4, 1 / 16)
 
-#: Tasks of a plan up to which a memory limit gives no warning (chosen).
-MANY_TASKS = 1000
-
 
 def is_quick(request: Request) -> bool:
     """Whether Dask runs the few needed tasks of a graph in less time than a plan takes.
@@ -101,30 +98,21 @@ def chosen_plan(request: Request) -> Candidate:
     ----------
     request
         The arrays and their graph.
+
+    Raises
+    ------
+    TooManyTasksError
+        If a limit that the user gave makes too many tasks.
     """
     captured = capture(request, {})
+    refuse_many_tasks(request, captured)
     usual = candidate(request, captured, request.machine.settings())
     assert usual is not None
     may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
     # the simulation knows no bytes of inputs that are on workers already
     if may_compare and not any(node.homes for node in captured.program.nodes):
         usual = _unless_error(partial(_cheapest, request, captured), usual)
-    _warn_of_many_tasks(request, usual.planned.plan)
     return usual
-
-
-def _warn_of_many_tasks(request: Request, plan: TilingPlan) -> None:
-    """Warn if a limit that the user gave makes very many small tiles."""
-    before, after = sum(plan.before.tasks), sum(plan.after.tasks)
-    most = config.setting("tiling.many-tasks")
-    limit = request.machine.memory_limit if request.machine.limit_given else None
-    if limit and plan.tiled is not None and after > max(most * before, MANY_TASKS):
-        warn_user(
-            f"a memory limit of {limit:,} bytes makes {after:,}"
-            f" tasks of {before:,}. Give a larger limit, or accept more than {most:g} tasks for"
-            " each of the input's by the setting dasktile.tiling.many-tasks",
-            PerformanceWarning,
-        )
 
 
 def predicted_plan(request: Request) -> Candidate:
@@ -146,7 +134,9 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
     """Why runs are not predicted, of the input or of the plan; empty if both are."""
     if chosen.before is not None and chosen.after is not None:
         return ""
-    if not _is_predictable(request):
+    lowered = chosen.lowered
+    is_large = lowered is not None and count_tasks(lowered.graph, lowered.names) > MAX_TASKS
+    if is_large or not _is_predictable(request):
         return f"the graph has more than {MAX_TASKS:,} tasks"
     return "the sizes of many results are unknown"
 
@@ -161,10 +151,14 @@ def _with_sound_predictions(chosen: Candidate) -> Candidate:
 
 def _predicted_plan(request: Request) -> Candidate:
     if is_quick(request):
-        settings = request.machine.settings()
-        chosen = unchanged(Candidate(plan_request(request, capture(request, {}), settings)), QUICK)
+        # the search for tiles within a limit may take long, and they are not used
+        chosen = _unchanged(request, QUICK, keep=QUICK if request.machine.limit_given else "")
     else:
-        chosen = chosen_plan(request)
+        try:
+            chosen = chosen_plan(request)
+        except TooManyTasksError as error:
+            verdict = str(advised(request, error))
+            chosen = replace(_unchanged(request, verdict, keep=verdict), refused=True)
 
     def predict(plan: Candidate) -> Candidate:
         plan = replace(plan, before=_predict_input(request, plan.planned))
@@ -173,6 +167,13 @@ def _predicted_plan(request: Request) -> Candidate:
     if chosen.before is None and _is_predictable(request):
         return _unless_error(predict, chosen)
     return chosen
+
+
+def _unchanged(request: Request, verdict: str, keep: str) -> Candidate:
+    """The input as it is, for a reason; `keep` is that of `tile`."""
+    settings = request.machine.settings()
+    planned = plan_request(request, capture(request, {}), settings, keep=keep)
+    return unchanged(Candidate(planned), verdict)
 
 
 def _unless_error(change: Callable[[Candidate], Candidate], plan: Candidate) -> Candidate:

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import dasktile
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 
 try:
     import zarr

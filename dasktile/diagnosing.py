@@ -18,14 +18,15 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from dasktile import config
-from dasktile._compat import distributed as internals
 from dasktile._compat.dask import collections_to_expr, graphs_of
+from dasktile._compat.distributed import recording
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.target import Machine, machine
 from dasktile.explaining import explained_graph
 from dasktile.report.diagnosis import Diagnosis, Missed, OperationUse, WorkerUse
 from dasktile.report.explanation import Explanation
+from dasktile.report.formatting import format_names
 from dasktile.runtime import meter
 from dasktile.tiling import MemoryLimitError
 
@@ -166,7 +167,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         self._left = self._not_planned = 0
         self._addresses = await meter.start(self._client, self._name)
         try:
-            self._end_record = internals.record_computations(self._client, self._record)
+            self._end_record = recording.record_computations(self._client, self._record)
         except BaseException:
             await meter.cancel(self._client, self._name)
             raise
@@ -320,18 +321,18 @@ def _missed(graph: HighLevelGraph, keys: Any, target: Machine) -> Missed:
 def _results(names: Sequence[str], explanation: Explanation) -> str:
     """The operations that make the arrays of these names."""
     operations = {node.name: node.op for node in explanation.nodes}
-    return _listed([operations.get(name, name.rpartition("-")[0] or name) for name in names])
+    return _counted([operations.get(name, name.rpartition("-")[0] or name) for name in names])
 
 
 def _layer_names(graph: HighLevelGraph) -> str:
     read = set().union(*graph.dependencies.values()) if graph.dependencies else set()
-    return _listed([name.rpartition("-")[0] or name for name in graph.layers if name not in read])
+    return _counted([name.rpartition("-")[0] or name for name in graph.layers if name not in read])
 
 
-def _listed(names: list[str]) -> str:
+def _counted(names: list[str]) -> str:
     counts = Counter(names)
     parts = [name if count == 1 else f"{count} x {name}" for name, count in counts.items()]
-    return ", ".join(parts[:3]) + (", ..." if len(parts) > 3 else "")
+    return format_names(parts, 3)
 
 
 def _worker(report: Mapping[str, Any]) -> WorkerUse:

@@ -16,9 +16,9 @@ from distributed.security import Security
 
 from dasktile import config
 from dasktile._compat import dask as dask_names
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed.features import CHECKED_WITH
 from dasktile.cluster.clients import client_of
-from dasktile.report.explanation import format_bytes, wrapped
+from dasktile.report.formatting import format_bytes, format_names, wrapped
 from dasktile.report.tables import text_table
 from dasktile.runtime.install import installed
 from dasktile.tiling.seconds import Calibration
@@ -39,6 +39,9 @@ _OPTIONAL = {
     "cupy": "results on GPUs are spilled from the device",
     "dask-cuda": "LocalCUDACluster and its workers",
 }
+
+#: Processes named in a problem at the most, and what stands for the others.
+_NAMED = (4, " and {} more")
 
 #: Protocols that need certificates.
 _ENCRYPTED = frozenset({"tls", "wss"})
@@ -176,7 +179,7 @@ def _missing(versions: Mapping[str, str | None]) -> Iterator[str]:
     for name, version in versions.items():
         if version is None:
             yield f"{name} is not installed here"
-    for name, checked in (("dask", dask_names.CHECKED), ("distributed", internals.CHECKED_WITH)):
+    for name, checked in (("dask", dask_names.CHECKED), ("distributed", CHECKED_WITH)):
         version = versions[name]
         if version is not None and not (
             dask_names.release(checked[0])
@@ -235,11 +238,11 @@ def _cluster_problems(cluster: Mapping[str, Any], own: Mapping[str, str | None])
     yield from errors
     if without:
         yield (
-            f"dasktile is not installed on {_listed(without)}; optimised collections cannot run"
-            " there. Install it on the scheduler and on every worker"
+            f"dasktile is not installed on {format_names(without, *_NAMED)}; optimised collections"
+            " cannot run there. Install it on the scheduler and on every worker"
         )
     if other:
-        yield f"versions differ from those here: {_listed(other)}"
+        yield f"versions differ from those here: {format_names(other, *_NAMED)}"
     seen: dict[str, str] = {}
     for _, facts in _processes(cluster):
         seen |= facts.get("unavailable", {})
@@ -248,10 +251,6 @@ def _cluster_problems(cluster: Mapping[str, Any], own: Mapping[str, str | None])
         yield "the cluster has no workers"
     elif not without and not cluster["scheduler"].get("enabled"):
         yield "dasktile is not enabled on the cluster: call dasktile.enable(client)"
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4:,} more" if len(names) > 4 else "")
 
 
 def _cluster_parts(cluster: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from dask.array.core import Array
@@ -16,11 +17,12 @@ from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
 from dasktile.planning import handed_over
-from dasktile.report import explanation as report
+from dasktile.report.describing import describe_plan
+from dasktile.report.explanation import Explanation
 from dasktile.request import Request
 
 
-def explained(request: Request, unknown: Sequence[Array] = ()) -> report.Explanation:
+def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
     """Describe the plan of a request.
 
     Parameters
@@ -38,7 +40,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> report.Explana
     with disable_gc():
         chosen = choice.predicted_plan(request)
     plan = chosen.planned.plan
-    return report.explanation(
+    explanation = describe_plan(
         plan,
         request.final_chunks(plan),
         unknown,
@@ -50,11 +52,12 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> report.Explana
         handed=handed_over(request, chosen.planned),
         unpredicted=choice.unpredicted(request, chosen),
     )
+    return replace(explanation, refused=True) if chosen.refused else explanation
 
 
 def explained_graph(
     graph: HighLevelGraph, keys: Any, target: Machine
-) -> tuple[list[str], report.Explanation] | None:
+) -> tuple[list[str], Explanation] | None:
     """Describe the plan of the arrays of a graph, as if they were given to ``optimize``.
 
     Parameters

@@ -21,7 +21,13 @@ from dasktile.request import Request
 
 
 def rewrite(request: Request) -> Rewritten | None:
-    """The arrays of a request after tiling; None if the input should not change."""
+    """The arrays of a request after tiling; None if the input should not change.
+
+    Raises
+    ------
+    MemoryLimitError
+        If no tiles fit a limit that the user gave, or if it makes too many tasks.
+    """
     if is_quick(request):
         return _needed_part(request)
     chosen = chosen_plan(request)

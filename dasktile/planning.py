@@ -16,6 +16,7 @@ from dasktile.capture.rules.sources import Create
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
 from dasktile.ir import hand_over, hand_over_evenly
+from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
@@ -77,12 +78,15 @@ class Candidate:
         Its graph, if that had to be written.
     before, after
         What the input and the plan are predicted to take; None where nothing is predicted.
+    refused
+        True where no plan is carried out, as the memory limit makes too many tasks.
     """
 
     planned: PlannedRequest
     lowered: Lowered | None = None
     before: Prediction | None = None
     after: Prediction | None = None
+    refused: bool = False
 
 
 def candidate(
@@ -107,9 +111,23 @@ def candidate(
         Whether the graph of a plan is worth writing; None is returned if it is not.
     options
         Those of `tile`.
+
+    Returns
+    -------
+    The plan; None if it is not worth writing, and with ``force=True`` if it has too many tasks.
+
+    Raises
+    ------
+    TooManyTasksError
+        If a limit that the user gave makes too many tasks.
     """
     for _ in range(2):
         planned = plan_request(request, captured, settings, **options)
+        too_many = too_many_tasks(request, planned.plan)
+        if too_many is not None:
+            if options.get("force"):
+                return None
+            raise too_many
         chosen = Candidate(planned)
         if not is_worth_writing(chosen):
             return None
@@ -140,6 +158,22 @@ def candidate(
     return unchanged(chosen, "a re-tiled graph would compute blocks that Dask would not compute")
 
 
+def too_many_tasks(request: Request, plan: TilingPlan) -> tiling.TooManyTasksError | None:
+    """An error if a limit that the user gave makes too many tasks, else None.
+
+    Parameters
+    ----------
+    request, plan
+        The arrays, and their plan.
+    """
+    limit = request.machine.memory_limit if request.machine.limit_given else None
+    before, after = sum(plan.before.tasks), sum(plan.after.tasks)
+    allowed = config.setting("tiling.many-tasks")
+    if limit is None or plan.tiled is None or after <= tiling.most_tasks(before, allowed):
+        return None
+    return tiling.TooManyTasksError(limit, after, False, before, allowed)
+
+
 def _has_shuffles(captured: Captured) -> bool:
     """Whether a part of the graph that is written as it was has a P2P rechunk.
 
@@ -168,8 +202,10 @@ def capture(request: Request, pinned: Mapping[str, str]) -> Captured:
 def captured_program(request: Request, pinned: Mapping[str, str] | None = None) -> Captured:
     """The captured program; with the setting `raise-errors`, errors of recognisers are raised."""
     captured = capture_graph(request.graph, request.arrays, pinned)
-    if captured.errors and config.setting("raise-errors"):
-        raise captured.errors[0]
+    if config.setting("raise-errors"):
+        if captured.errors:
+            raise captured.errors[0]
+        verify_program(captured.program)
     return captured
 
 
@@ -287,14 +323,17 @@ def plan_request(
 ) -> PlannedRequest:
     """Choose tiles; the options are those of `tile`."""
     target = request.machine
+    limit = target.memory_limit
     decide = partial(tile, captured, target, request.method, settings=settings, **options)
     try:
-        plan = decide(limit=target.memory_limit)
+        plan = decide(limit=limit)
     except tiling.MemoryLimitError:
         if target.limit_given:
             raise
         # the limit is a default, so it is better exceeded than met by the smallest tiles
-        plan = decide(limit=None)
+        limit = None
+        plan = decide(limit=limit)
+    _verify(request, plan, limit)
     wanted: dict[str, Needed] = {}
     needed: dict[str, Needed] = {}
     if plan.tiled is not None:
@@ -315,7 +354,16 @@ def plan_request(
             if downstream[index] and node.name in needed
         }
         plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
+        _verify(request, plan, limit)
     return PlannedRequest(captured, plan, wanted, needed)
+
+
+def _verify(request: Request, plan: TilingPlan, limit: int | None) -> None:
+    """Check the tiles of a plan, if the setting `raise-errors` is on."""
+    if plan.tiled is not None and config.setting("raise-errors"):
+        # no limit holds for the input's own chunks, and for plans that are refused
+        free = plan.unchanged or too_many_tasks(request, plan) is not None
+        verify_tiled(plan.tiled, None if free else limit)
 
 
 def wanted_blocks(request: Request) -> dict[str, Needed]:

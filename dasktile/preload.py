@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from distributed import Scheduler, Worker
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import plugins
 from dasktile.runtime.install import NAME
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import SpillOptions
@@ -18,6 +18,6 @@ from dasktile.runtime.worker.plugin import TileWorkerPlugin
 async def dask_setup(server: Scheduler | Worker) -> None:
     """Add the plugin to a scheduler or worker that starts."""
     if isinstance(server, Scheduler):
-        await internals.preload_scheduler(server, TileSchedulerPlugin(), NAME)
+        await plugins.preload_scheduler(server, TileSchedulerPlugin(), NAME)
     elif isinstance(server, Worker):
-        await internals.preload_worker(server, TileWorkerPlugin(SpillOptions()), NAME)
+        await plugins.preload_worker(server, TileWorkerPlugin(SpillOptions()), NAME)

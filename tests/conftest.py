@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import dask
 import pytest
@@ -12,6 +13,9 @@ from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.highlevel import failures
+from dasktile.ir.verify import verify_tiled
+from dasktile.lower import writer
+from dasktile.tiling import planner
 from dasktile.tiling.memo import forget
 
 # The tests of clusters reset the configuration to what it was when distributed.utils_test was
@@ -67,6 +71,29 @@ def fail_on_recogniser_errors() -> Iterator[None]:
     failures.clear()
     yield
     assert failures == {}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def verify_tiles() -> Iterator[None]:
+    """Check the tiles of every plan that is priced, chosen or not, and of all that is lowered.
+
+    No memory limit is checked here: plans that exceed it are priced, and refused later.
+    """
+    cut, begin = planner._Planner._cut, writer._Writer.__post_init__
+
+    def checked_cut(self: Any, *arguments: Any) -> Any:
+        candidate = cut(self, *arguments)
+        verify_tiled(candidate.tiled)
+        return candidate
+
+    def checked_begin(self: Any) -> None:
+        verify_tiled(self.tiled)
+        begin(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner._Planner, "_cut", checked_cut)
+        patch.setattr(writer._Writer, "__post_init__", checked_begin)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -669,13 +669,3 @@ def test_workers_are_counted_by_process() -> None:
 def test_without_a_client_there_is_one_process() -> None:
     assert threading.current_thread().name == "MainThread"
     assert dasktile.explain(product()).workers == 1
-
-
-def test_a_limit_that_makes_very_many_tasks_gives_a_warning() -> None:
-    x = da.ones((400, 400), chunks=100)
-    for function in (dasktile.optimize, dasktile.explain):
-        with pytest.warns(da.PerformanceWarning, match="makes 35,840 tasks of 128") as caught:
-            function(x.T @ x, workers=4, memory_limit="5 kB")
-        assert caught[0].filename == __file__
-        with dask.config.set({"dasktile.tiling.many-tasks": 1000}):
-            function(x.T @ x, workers=4, memory_limit="5 kB")

@@ -276,7 +276,7 @@ def test_no_plugin_stays_if_it_cannot_begin(
         if step == "identity":
             patches.setattr(client.scheduler, "identity", fails, raising=False)
         else:
-            patches.setattr("dasktile._compat.distributed.record_computations", fails)
+            patches.setattr("dasktile._compat.distributed.recording.record_computations", fails)
         dasktile.diagnose(client).__enter__()
     assert set(map(tuple, client.run(plugins).values())) == {()}
 

@@ -30,7 +30,7 @@ from dasktile import api
 from dasktile.cluster.target import Machine
 from dasktile.lower.bundle import pick, run_bundle
 from dasktile.lower.placed import TaskMemory, placed
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.peaks import Simulated, Speeds, simulate
 

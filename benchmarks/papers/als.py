@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 from dasktile.tiling import MemoryLimitError, TilingPlan, tile
 from dasktile.tiling.methods import Method
 from dasktile.tiling.methods.exact import exact

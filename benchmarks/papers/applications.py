@@ -24,7 +24,7 @@ from types import ModuleType
 import dask.array as da
 
 from dasktile.capture.highlevel import capture
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 from dasktile.tiling import methods, tile
 
 #: Number of samples, options, paths, or rows of a square matrix.

@@ -32,7 +32,7 @@ from benchmarks.papers import transformers
 from benchmarks.papers.algorithms.forced import along, sqrt_slicing, square
 from benchmarks.sized import Sized, opened, sized, write
 from dasktile.ir import Program
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 from dasktile.tiling import tile
 from dasktile.tiling.methods import Method
 from dasktile.tiling.methods.papers.partitions import (

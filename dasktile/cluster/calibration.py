@@ -16,8 +16,8 @@ import numpy as np
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from distributed import Client
 
-from dasktile._compat import distributed as internals
 from dasktile._compat.dask import CALIBRATE, List, Task, TaskRef, require
+from dasktile._compat.distributed import metadata
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.tiling.seconds import Calibration
@@ -108,7 +108,7 @@ async def _keep(client: Client, calibration: Calibration) -> None:
     value = calibration.to_dict()
     await client.set_metadata(KEY, value)
     topic, item = KEY
-    keep = internals.metadata_keeper(RESTORER, topic, item, value)
+    keep = metadata.keeper(RESTORER, topic, item, value)
     unavailable = await client.run_on_scheduler(keep)
     if unavailable:
         warnings.warn(unavailable, stacklevel=2)

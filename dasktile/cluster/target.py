@@ -18,7 +18,7 @@ from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
 
 from dasktile import config
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import scheduling
 from dasktile.cluster.settings import ClusterSettings
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.seconds import Calibration, predict_seconds
@@ -233,7 +233,7 @@ def _order(metadata: Mapping[str, Any], workers: int) -> tuple[str, ...]:
 
 
 def _own_scheduler() -> Machine | None:
-    running = internals.own_schedulers()
+    running = scheduling.own_schedulers()
     if len(running) != 1:
         return None
     # copied first, since the event loop may add workers during the iteration

@@ -30,7 +30,7 @@ from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
 from dasktile.orders.apply import TaskSet, ordered
 from dasktile.report import html as page
-from dasktile.report.explanation import format_bytes, format_seconds
+from dasktile.report.formatting import format_bytes, format_seconds
 from dasktile.report.timeline import Timeline, draw, lane
 from dasktile.schedule.search import SearchResult
 from dasktile.schedule.search import plan as find
@@ -161,7 +161,24 @@ class SchedulePlan:
         }
 
     def save(self, filename: str | Path) -> Path:
-        """Write the plan as JSON; :func:`load_plan` reads it."""
+        """Write the plan as JSON; :func:`load_plan` reads it.
+
+        Parameters
+        ----------
+        filename
+            With any suffix.
+
+        Returns
+        -------
+        The file written.
+
+        Raises
+        ------
+        TypeError
+            If a key of a task contains what JSON has no type for.
+        OSError
+            If the file cannot be written.
+        """
         path = Path(filename)
         path.write_text(json.dumps(self.to_dict()), encoding="utf-8")
         return path
@@ -213,8 +230,21 @@ class SchedulePlan:
         Parameters
         ----------
         filename
-            Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``.  Needs matplotlib, or bokeh for an
-            HTML page, in which one can then zoom.
+            Ends in ``.svg``, ``.png``, ``.pdf`` or ``.html``, in small or capital letters.  Needs
+            matplotlib, or bokeh for an HTML page, in which one can then zoom.
+
+        Returns
+        -------
+        The file written.
+
+        Raises
+        ------
+        ValueError
+            If the name has another suffix, or if the plan was loaded from a file.
+        ImportError
+            If matplotlib is not installed, nor bokeh for an HTML page.
+        OSError
+            If the file cannot be written.
         """
         if self._draw is None:
             raise ValueError(

@@ -7,10 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dasktile.report import html as page
-from dasktile.report.explanation import format_bytes, shortened, wrapped
+from dasktile.report.formatting import format_bytes, format_count, shortened, wrapped
+from dasktile.report.tables import text_table
 from dasktile.tiling.plan import TilingPlan
 
 _TITLES = ("method", "moved", "times bound", "tasks", "largest task", "")
+#: Columns that are aligned to the left.
+_LEFT = (0, 5)
 #: What the columns are.
 _LEGEND = (
     "moved: bytes that workers receive from each other. times bound: moved over the lower bound."
@@ -101,18 +104,8 @@ class Comparison:
     def __str__(self) -> str:
         if not self.choices:
             return "no dask arrays to tile"
-        rows = [_TITLES, *map(self._row, self.choices)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            "  ".join(
-                [row[0].ljust(widths[0])]
-                + [cell.rjust(width) for cell, width in zip(row[1:5], widths[1:5], strict=True)]
-                + [row[5]]
-            ).rstrip()
-            for row in rows
-        ]
-        lines.insert(1, "-" * max(map(len, lines)))
-        text = "\n".join([wrapped(self._summary()), "", *lines])
+        table = text_table(_TITLES, [self._row(choice) for choice in self.choices], left=_LEFT)
+        text = f"{wrapped(self._summary())}\n\n{table}"
         notes = "\n".join(wrapped(note) for note in self._notes())
         return f"{text}\n\n{notes}" if notes else text
 
@@ -122,13 +115,13 @@ class Comparison:
         rows = [self._row(choice) for choice in self.choices]
         return page.block(
             page.lines([self._summary()]),
-            page.table(_TITLES, rows, (0, 5), name="methods"),
+            page.table(_TITLES, rows, _LEFT, name="methods"),
             page.legend(_LEGEND),
             page.lines(list(self._notes())),
         )
 
     def _summary(self) -> str:
-        workers = "1 worker" if self.workers == 1 else f"{self.workers:,} workers"
+        workers = format_count(self.workers, "worker")
         if not self.lower_bound and not any(choice.proven_optimal for choice in self.choices):
             return f"{workers}; no lower bound of the moved bytes is known"
         on_grids = f" on {self.grids}" if self.grids else ""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dasktile.report import html as page
-from dasktile.report.explanation import Explanation, format_bytes, format_seconds, wrapped
+from dasktile.report.explanation import Explanation
+from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
 from dasktile.report.page import save_page
 from dasktile.report.tables import text_table
 
@@ -202,9 +203,10 @@ class Diagnosis:
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
+        workers, tasks = format_count(len(self.workers), "worker"), format_count(self.tasks, "task")
         return (
-            f"<Diagnosis: {format_seconds(self.seconds)}, {_count(len(self.workers), 'worker')},"
-            f" {_count(self.tasks, 'task')}, {format_bytes(self.received)} received>"
+            f"<Diagnosis: {format_seconds(self.seconds)}, {workers}, {tasks},"
+            f" {format_bytes(self.received)} received>"
         )
 
     def _repr_html_(self) -> str:
@@ -228,11 +230,18 @@ class Diagnosis:
         Parameters
         ----------
         filename
-            Ends in ``.html``.
+            Ends in ``.html``, in small or capital letters.
 
         Returns
         -------
         The file written.
+
+        Raises
+        ------
+        ValueError
+            If the name has another suffix.
+        OSError
+            If the file cannot be written.
         """
         return save_page(filename, "dasktile: a diagnosis", self._repr_html_())
 
@@ -240,8 +249,8 @@ class Diagnosis:
         """What was measured, in sentences."""
         threads = sum(worker.threads for worker in self.workers.values())
         lines = [
-            f"{format_seconds(self.seconds)} on {_count(len(self.workers), 'worker')} with"
-            f" {_count(threads, 'thread')}: {_count(self.tasks, 'task')},"
+            f"{format_seconds(self.seconds)} on {format_count(len(self.workers), 'worker')} with"
+            f" {format_count(threads, 'thread')}: {format_count(self.tasks, 'task')},"
             f" {format_bytes(self.received)} received from other workers"
         ]
         total = sum(map(_time, self.workers.values()))
@@ -264,16 +273,16 @@ class Diagnosis:
             results = self.operations[_JOINS].tasks
             # the blocks that these tasks receive count under their own names
             lines.append(
-                f"dask.compute joined {_count(results, 'result')} on a worker;"
+                f"dask.compute joined {format_count(results, 'result')} on a worker;"
                 " dasktile.compute joins in the client"
             )
         if self.pending:
             lines.append(
-                f"{_count(self.pending, 'result')} incomplete at the end, whose tasks are counted"
-                " in part: wait for them inside the block (distributed.wait)"
+                f"{format_count(self.pending, 'result')} incomplete at the end, whose tasks are"
+                " counted in part: wait for them inside the block (distributed.wait)"
             )
         if self.left:
-            lines.append(f"not counted: {_count(self.left, 'worker')} that left")
+            lines.append(f"not counted: {format_count(self.left, 'worker')} that left")
         return lines
 
     def tables(self) -> Iterator[Table]:
@@ -320,7 +329,7 @@ class Diagnosis:
         if changed:
             lines = [
                 f"dasktile.optimize would change {len(changed):,} of"
-                f" {_count(count, 'computation')};"
+                f" {format_count(count, 'computation')};"
                 f" print(diagnosis.result.computations[{changed[0]}].explanation) shows the plan"
             ]
         elif all(each.explanation is None for each in self.computations):
@@ -329,7 +338,9 @@ class Diagnosis:
         else:
             lines = ["dasktile.optimize would change nothing: no plan is predicted to be cheaper"]
         if self.not_planned:
-            lines.append(f"no plans were made for {_count(self.not_planned, 'computation')} more")
+            lines.append(
+                f"no plans were made for {format_count(self.not_planned, 'computation')} more"
+            )
         return lines
 
 
@@ -370,7 +381,7 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
         _arrow(
             _first(plan.run_tasks_before, plan.tasks_before),
             _first(plan.run_tasks_after, plan.tasks_after),
-            lambda count: f"{count:,}",
+            "{:,}".format,
         ),
         _received(plan),
         "unknown"
@@ -407,7 +418,3 @@ def _first(value: int | None, otherwise: int) -> int:
 
 def _time(use: WorkerUse) -> float:
     return use.computing + use.waiting + use.idle
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from dasktile.ir import Chunks
 from dasktile.report import html as page
 from dasktile.report import svg as picture
 from dasktile.report.folding import fold as fold_boxes
+from dasktile.report.formatting import (
+    format_bytes,
+    format_chunks,
+    format_count,
+    format_names,
+    format_ranges,
+    format_seconds,
+    format_shape,
+    shortened,
+    shortened_words,
+    wrapped,
+)
 from dasktile.report.page import save_page
-from dasktile.tiling.plan import TilingPlan
+from dasktile.report.tables import Narrowed, two_line_table
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
 _LOOSE = 100
@@ -33,6 +44,36 @@ _MANY_BOXES = 40
 
 #: Busiest worker's work over the mean, above which the imbalance is reported.
 _UNEVEN = 1.25
+
+_HTML_TITLES = (
+    "", "operation", "from", "shape", "dtype", "", "chunks", "", "tiles", "moved before",
+    "moved after",
+)  # fmt: skip
+
+#: Titles of the text table, which has two lines for each array.
+_TEXT_TITLES = (
+    ("", ""), ("operation", ""), ("from", ""), ("shape", "dtype"), ("chunks", "tiles"),
+    ("moved before", "moved after"),
+)  # fmt: skip
+
+#: What the columns of the HTML table are.
+_LEGEND = (
+    "from: rows of the inputs. chunks: of the input, count and largest size. tiles: of the plan,"
+    " = if they are the chunks. moved before, moved after: bytes that workers receive from each"
+    " other for the operation, with the chunks and with the tiles."
+)
+
+#: Rows of the table, and lines of reasons, up to which they are not folded in HTML.
+_OPEN_ROWS, _OPEN_REASONS = 30, 12
+
+#: Widest operation name, list of inputs and dtype printed in full.
+_NAME, _FROM, _DTYPE = 24, 16, 16
+
+#: Columns of the text table that are narrower in a table that is too wide otherwise.
+_NARROWED = {1: Narrowed(_NAME, 10, shortened), 2: Narrowed(_FROM, 6, shortened_words)}
+
+#: Arrays named for one reason at the most.
+_KEPT_NAMES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +184,8 @@ class Explanation:
         The grids of workers for which `lower_bound` holds, in words; empty where it is 0.
     unpredicted
         Why there is no simulation; empty if there is one.
+    refused
+        True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
 
     Examples
     --------
@@ -188,6 +231,7 @@ class Explanation:
     received_before: int | None = None
     received_after: int | None = None
     unpredicted: str = ""
+    refused: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -198,12 +242,14 @@ class Explanation:
     def __str__(self) -> str:
         kept = _kept_lines(self.nodes, self.verdict)
         summary = "\n".join(map(wrapped, self._summary().split("\n")))
-        parts = [summary, _table(self.nodes), "\n".join(map(wrapped, kept))]
+        table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes), _NARROWED)
+        parts = [summary, table, "\n".join(map(wrapped, kept))]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
+        arrays, workers = len(self.nodes), self.workers
         return (
-            f"<Explanation: {_count(len(self.nodes), 'array')}, {_count(self.workers, 'worker')},"
+            f"<Explanation: {format_count(arrays, 'array')}, {format_count(workers, 'worker')},"
             f" {format_bytes(self.bytes_before)} -> {format_bytes(self.bytes_after)} moved,"
             f" {self.tasks_before:,} -> {self.tasks_after:,} tasks>"
         )
@@ -218,7 +264,7 @@ class Explanation:
         return page.block(
             page.lines(self._summary().split("\n")),
             self._key_numbers(),
-            page.folded(_count(len(self.nodes), "array"), arrays + page.legend(_LEGEND), few),
+            page.folded(format_count(len(self.nodes), "array"), arrays + page.legend(_LEGEND), few),
             page.folded(kept[0], page.lines(kept[1:]), len(kept) <= _OPEN_REASONS) if kept else "",
         )
 
@@ -228,13 +274,13 @@ class Explanation:
             return ""
         rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
             ("bytes moved between workers", self.bytes_before, self.bytes_after, format_bytes),
-            ("tasks as they run", self.run_tasks_before, self.run_tasks_after, _number),
+            ("tasks as they run", self.run_tasks_before, self.run_tasks_after, "{:,}".format),
             ("results in memory on one worker", self.results_before, self.results_after,
              format_bytes),
             ("predicted run time", self.seconds_before, self.seconds_after, format_seconds),
         ]  # fmt: skip
         if self.run_tasks_before is None or self.run_tasks_after is None:
-            rows[1] = ("tasks", self.tasks_before, self.tasks_after, _number)
+            rows[1] = ("tasks", self.tasks_before, self.tasks_after, "{:,}".format)
         shown = [
             (title, written(before), written(after))
             for title, before, after, written in rows
@@ -267,6 +313,8 @@ class Explanation:
             If the name has another suffix.
         ImportError
             If ``cairosvg`` is needed and not installed.
+        OSError
+            If the file cannot be written.
         """
         boxes = [_box(str(index), [node]) for index, node in enumerate(self.nodes)]
         if fold and len(boxes) > _MANY_BOXES:
@@ -300,6 +348,8 @@ class Explanation:
         ------
         ValueError
             If the name has another suffix.
+        OSError
+            If the file cannot be written.
         """
         return save_page(filename, "dasktile: the plan of an expression", self._repr_html_())
 
@@ -333,18 +383,19 @@ class Explanation:
 
     def _changed(self) -> list[str]:
         moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
-        tasks = _count(self.tasks_after, "task")
+        tasks = format_count(self.tasks_after, "task")
         if self.tasks_after != self.tasks_before:
             tasks += f" instead of {self.tasks_before:,}"
-        workers = _count(self.workers, "worker")
+        workers = format_count(self.workers, "worker")
         return [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
 
     def _unchanged(self) -> list[str]:
-        workers, moved = _count(self.workers, "worker"), format_bytes(self.bytes_before)
+        workers, moved = format_count(self.workers, "worker"), format_bytes(self.bytes_before)
         because = f": {self.verdict}" if self.verdict else ""
+        result = "raises a TooManyTasksError" if self.refused else "returns the input itself"
         lines = [
-            f"{workers}: optimize returns the input itself{because}",
-            f"it moves {moved} between workers; {_count(self.tasks_before, 'task')}",
+            f"{workers}: optimize {result}{because}",
+            f"it moves {moved} between workers; {format_count(self.tasks_before, 'task')}",
         ]
         if 0 < self.lower_bound <= self.bytes_before:
             lines[1] += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
@@ -358,7 +409,7 @@ class Explanation:
         if tasks is None or before is None:
             because = f"as it runs: not predicted, as {self.unpredicted}"
             return [because] if self.unpredicted else []
-        line = f"as it runs: {_count(tasks, 'task')} instead of {before:,}"
+        line = f"as it runs: {format_count(tasks, 'task')} instead of {before:,}"
         first, last = self.received_before, self.received_after
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
@@ -404,7 +455,7 @@ def _box(number: str, nodes: Sequence[NodeReport]) -> picture.Box:
     return picture.Box(
         title=f"{number}  {node.op}" + (f"  x {len(nodes)}" if len(nodes) > 1 else ""),
         lines=(
-            f"{_shape(node.shape)} {node.dtype}",
+            f"{format_shape(node.shape)} {node.dtype}",
             *_tiles_line(node),
             *(("chunks kept",) if node.reason else ()),
         ),
@@ -420,355 +471,54 @@ def _box(number: str, nodes: Sequence[NodeReport]) -> picture.Box:
     )
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _tiles_line(node: NodeReport) -> tuple[str, ...]:
+    before, after = format_chunks(node.chunks_before), format_chunks(node.chunks_after)
+    return (before,) if before == after else (before, f"→ {after}")
 
 
-def explanation(
-    plan: TilingPlan,
-    outputs: Sequence[Chunks | None] = (),
-    unknown: Sequence[_Unknown] = (),
-    seconds: tuple[float, float] | None = None,
-    runs: tuple[Run | None, Run | None] = (None, None),
-    room: int | None = None,
-    joined: int = 0,
-    placed: bool = True,
-    handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
-    unpredicted: str = "",
-) -> Explanation:
-    """Describe a plan.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    outputs
-        For every output of the program, its final chunks, or None if those are the tiling's.
-    unknown
-        Arrays on top of the program whose chunk sizes are not known.
-    seconds
-        Predicted seconds of the input and of the plan; None without a prediction.
-    runs
-        Simulated runs of the input and of the plan; None for each without a prediction.
-    room
-        Bytes of results that a worker holds before it spills; None if that is unknown.
-    joined
-        Bytes of the largest result that Dask joins on one worker.
-    placed
-        Whether tasks run on the workers of the plan; the bytes of other runs are not shown.
-    handed
-        By the index of an output, bytes that workers receive for its final chunks, of the input and
-        of the plan.
-    unpredicted
-        Why there are no simulated runs.
-    """
-    before, after = seconds or (None, None)
-    stock, planned = runs
-    old, new = handed
-    final = {
-        index: chunks
-        for index, chunks in zip(plan.program.outputs, outputs, strict=False)
-        if chunks is not None
-    }
-    nodes = tuple(
-        NodeReport(
-            name=node.name,
-            op=f"{node.op} (recomputed)" if node.copy and node.op != "copy" else node.op,
-            shape=node.shape,
-            dtype=node.dtype,
-            chunks_before=node.chunks,
-            chunks_after=_chunks_after(plan, index, final),
-            bytes_before=plan.before.moved[index] + old.get(index, 0),
-            bytes_after=plan.after.moved[index] + new.get(index, 0),
-            read_before=plan.before.read[index],
-            read_after=plan.after.read[index],
-            tasks_before=plan.before.tasks[index],
-            tasks_after=plan.after.tasks[index],
-            reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
-            inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
-            homes=_homes(plan, index, final),
-        )
-        for index, node in enumerate(plan.program.nodes)
-    )
-    return Explanation(
-        workers=plan.workers,
-        method=plan.method,
-        bytes_before=plan.before.bytes + sum(old.values()),
-        bytes_after=plan.after.bytes + sum(new.values()),
-        read_before=sum(plan.before.read),
-        read_after=sum(plan.after.read),
-        tasks_before=sum(plan.before.tasks),
-        tasks_after=sum(plan.after.tasks),
-        lower_bound=plan.lower_bound,
-        # no search contains the bytes for final chunks
-        proven_optimal=plan.proven_optimal and not any(new.values()),
-        grids=plan.grids,
-        changed=plan.tiled is not None,
-        verdict=plan.verdict if plan.tiled is None else "",
-        nodes=(*nodes, *map(_unknown_row, unknown)),
-        balance_before=plan.before.balance,
-        balance_after=plan.after.balance,
-        spilled_before=plan.before.spilled,
-        spilled_after=plan.after.spilled,
-        seconds_before=before,
-        seconds_after=after,
-        peak_before=None if stock is None else stock.peak,
-        peak_after=None if planned is None else planned.peak,
-        results_before=None if stock is None else stock.results,
-        results_after=None if planned is None else planned.results,
-        room=room,
-        joined=joined,
-        run_tasks_before=None if stock is None else stock.tasks,
-        run_tasks_after=None if planned is None else planned.tasks,
-        received_before=stock.moved if placed and stock is not None else None,
-        received_after=planned.moved if placed and planned is not None else None,
-        unpredicted=unpredicted,
-    )
+def _moved_line(bytes_before: int, bytes_after: int) -> str:
+    before, after = format_bytes(bytes_before), format_bytes(bytes_after)
+    return before if before == after else f"{before} → {after}"
 
 
-def nothing(
-    workers: int, method: str, unknown: Sequence[_Unknown] = (), verdict: str = ""
-) -> Explanation:
-    """The explanation of an expression without arrays that could be tiled."""
-    verdict = verdict or ("" if unknown else "no dask arrays to tile")
-    rows = tuple(map(_unknown_row, unknown))
-    return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
-
-
-class Run(Protocol):
-    """A simulated run: tasks, bytes received, and the most bytes and results of one worker."""
-
-    @property
-    def tasks(self) -> int: ...
-
-    @property
-    def moved(self) -> int: ...
-
-    @property
-    def peak(self) -> int: ...
-
-    @property
-    def results(self) -> int: ...
-
-
-class _Unknown(Protocol):
-    """An array whose chunk sizes are unknown."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def dtype(self) -> Any: ...
-    @property
-    def chunks(self) -> tuple[tuple[float, ...], ...]: ...
-
-
-def _unknown_row(array: _Unknown) -> NodeReport:
-    chunks = cast(Chunks, tuple(tuple(sizes) for sizes in array.chunks))
-    return NodeReport(
-        name=array.name,
-        op=array.name.rpartition("-")[0] or array.name,
-        shape=tuple(map(sum, chunks)),
-        dtype=str(array.dtype),
-        chunks_before=chunks,
-        chunks_after=chunks,
-        bytes_before=0,
-        bytes_after=0,
-        read_before=0,
-        read_after=0,
-        tasks_before=0,
-        tasks_after=0,
-        reason="its chunk sizes are unknown until it is computed (see compute_chunk_sizes)",
-        inputs=(),
-    )
-
-
-def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chunks:
-    if plan.tiled is None:
-        return plan.program.nodes[index].chunks
-    return final.get(index, plan.tiled.tilings[index].chunks)
-
-
-def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
-    """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
-    if plan.tiled is None or index in final:
-        return ()
-    tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
-    if not isinstance(tiling.held_at, tuple) or len(tiling.held_at) != len(tiling.chunks):
-        return ()
-    homes = []
-    for share, sizes in zip(tiling.held_at, tiling.chunks, strict=True):
-        workers = _part_workers(share.by, mesh)
-        runs = share.runs or (len(sizes),)
-        owners = [worker for worker, run in zip(workers, runs, strict=False) for _ in range(run)]
-        if len(owners) != len(sizes):
-            return ()
-        homes.append(tuple(owners))
-    return tuple(homes)
-
-
-def _part_workers(by: Sequence[int], mesh: Sequence[int]) -> list[int]:
-    """For every part along mesh axes, slowest first, what it adds to the number of a worker."""
-    workers = [0]
-    for axis in by:
-        stride = math.prod(mesh[axis + 1 :])
-        workers = [worker + stride * place for worker in workers for place in range(mesh[axis])]
-    return workers
-
-
-# Text -------------------------------------------------------------------------------
-
-_TITLES = (
-    "",
-    "operation",
-    "from",
-    "shape",
-    "dtype",
-    "chunks",
-    "tiles",
-    "moved before",
-    "moved after",
-)
-_HTML_TITLES = (
-    "", "operation", "from", "shape", "dtype", "", "chunks", "", "tiles", "moved before",
-    "moved after",
-)  # fmt: skip
-
-#: What the columns of the HTML table are.
-_LEGEND = (
-    "from: rows of the inputs. chunks: of the input, count and largest size. tiles: of the plan,"
-    " = if they are the chunks. moved before, moved after: bytes that workers receive from each"
-    " other for the operation, with the chunks and with the tiles."
-)
-
-#: Rows of the table, and lines of reasons, up to which they are not folded in HTML.
-_OPEN_ROWS, _OPEN_REASONS = 30, 12
-
-#: Columns of a line of text.
-WIDTH = 80
-#: Widest operation name, list of inputs and dtype printed in full.
-_NAME = 24
-_FROM = 16
-_DTYPE = 16
-#: Widths of the first two in a table that is too wide otherwise.
-_NARROW_NAME = 10
-_NARROW_FROM = 6
-
-
-def _cells(index: int, node: NodeReport) -> tuple[str, ...]:
+def _tiles(node: NodeReport) -> str:
     same = node.chunks_before == node.chunks_after
-    return (
-        str(index),
-        shortened(node.op, _NAME),
-        _inputs(node.inputs),
-        _shape(node.shape),
-        node.dtype,
-        _blocks(node.chunks_before),
-        "=" if same else _blocks(node.chunks_after),
-        format_bytes(node.bytes_before),
-        format_bytes(node.bytes_after),
-    )
+    return "=" if same else format_chunks(node.chunks_after)
+
+
+def _text_rows(nodes: Sequence[NodeReport]) -> list[list[tuple[str, str]]]:
+    return [
+        [
+            (str(index), ""),
+            (node.op, ""),
+            (format_ranges(node.inputs), ""),
+            (format_shape(node.shape), shortened(node.dtype, _DTYPE)),
+            (format_chunks(node.chunks_before), _tiles(node)),
+            (format_bytes(node.bytes_before), format_bytes(node.bytes_after)),
+        ]
+        for index, node in enumerate(nodes)
+    ]
 
 
 def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for index, node in enumerate(nodes):
-        number, op, reads, shape, dtype, chunks, tiles, before, after = _cells(index, node)
-        same = node.chunks_before == node.chunks_after
-        rows.append(
-            (
-                number, op, reads, shape, dtype,
-                page.chunk_drawing(node.shape, node.chunks_before), chunks,
-                "" if same else page.chunk_drawing(node.shape, node.chunks_after), tiles,
-                before, after,
-            )
-        )  # fmt: skip
-    return rows
-
-
-def _number(count: int) -> str:
-    return f"{count:,}"
-
-
-def _inputs(numbers: Sequence[int], width: int = _FROM) -> str:
-    """Numbers of inputs, runs of them as ``3-7``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    text = " ".join(
-        f"{first}-{last}" if last > first + 1 else " ".join(map(str, range(first, last + 1)))
-        for first, last in runs
-    )
-    if len(text) <= width:
-        return text
-    # a number is shown in full or not at all
-    return f"{text[: width - 1].rpartition(' ')[0]} …".lstrip()
-
-
-def _table(nodes: Sequence[NodeReport]) -> str:
-    """A table with two lines for each array, so that it fits :data:`WIDTH`."""
-    if not nodes:
-        return ""
-    columns = _columns(nodes)
-    excess = sum(_width(column) for column in columns) + 2 * (len(columns) - 1) - WIDTH
-    name = max(_NARROW_NAME, min(_NAME, _width(columns[1]) - excess))
-    excess -= max(0, _width(columns[1]) - name)
-    inputs = max(_NARROW_FROM, min(_FROM, _width(columns[2]) - excess))
-    columns = _columns(nodes, name, inputs)
-    widths = list(map(_width, columns))
-    if sum(widths) + 2 * (len(columns) - 1) > WIDTH:
-        columns = [[cell.replace(", ", ",") for cell in column] for column in columns]
-        widths = list(map(_width, columns))
-    lines = []
-    for row in zip(*columns, strict=True):
-        cells = [
-            cell.rjust(width) if column in (0, len(columns) - 1) else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(2, "-" * max(map(len, lines)))
-    return "\n".join(lines)
-
-
-def _columns(
-    nodes: Sequence[NodeReport], name: int = _NAME, inputs: int = _FROM
-) -> list[list[str]]:
-    """The columns of the table, titles first; `name` and `inputs` are the widest cells of two."""
-    _, op, reads, shape, dtype, chunks, tiles, before, after = _TITLES
-    columns = [["", ""], [op, ""], [reads, ""], [shape, dtype], [chunks, tiles], [before, after]]
-    for index, node in enumerate(nodes):
-        number, _, _, shape, dtype, chunks, tiles, before, after = _cells(index, node)
-        pairs = (
-            (number, ""),
-            (shortened(node.op, name), ""),
-            (_inputs(node.inputs, inputs), ""),
-            (shape, shortened(dtype, _DTYPE)),
-            (chunks, tiles),
-            (before, after),
+    return [
+        (
+            str(index),
+            shortened(node.op, _NAME),
+            shortened_words(format_ranges(node.inputs), _FROM),
+            format_shape(node.shape),
+            node.dtype,
+            page.chunk_drawing(node.shape, node.chunks_before),
+            format_chunks(node.chunks_before),
+            ""
+            if node.chunks_before == node.chunks_after
+            else page.chunk_drawing(node.shape, node.chunks_after),
+            _tiles(node),
+            format_bytes(node.bytes_before),
+            format_bytes(node.bytes_after),
         )
-        for column, pair in zip(columns, pairs, strict=True):
-            column.extend(pair)
-    return columns
-
-
-def _width(column: Sequence[str]) -> int:
-    return max(map(len, column))
-
-
-def shortened(text: str, width: int) -> str:
-    """The text, cut to a number of characters."""
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-def wrapped(line: str) -> str:
-    """A line of text on several lines, of which the later ones are indented further."""
-    indent = line[: len(line) - len(line.lstrip())] + "  "
-    return "\n".join(
-        textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False,
-                      break_long_words=False)
-    )  # fmt: skip
+        for index, node in enumerate(nodes)
+    ]
 
 
 def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
@@ -781,9 +531,8 @@ def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
         return []
     lines = ["chunks kept:"]
     for reason, members in groups.items():
-        named = [f"{index} {shortened(nodes[index].op, _NAME)}" for index in members[:12]]
-        shown = ", ".join(named) + (", …" if len(members) > 12 else "")
-        lines.append(f"  {shown}: {reason}")
+        names = [f"{index} {shortened(nodes[index].op, _NAME)}" for index in members]
+        lines.append(f"  {format_names(names, _KEPT_NAMES, ', …')}: {reason}")
     return lines
 
 
@@ -791,46 +540,6 @@ def _instead(verb: str, before: int, after: int, what: str) -> str:
     if format_bytes(before) == format_bytes(after):
         return f"{verb} {format_bytes(after)}{what}, as before"
     return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
-
-
-def format_bytes(count: float) -> str:
-    """Bytes with a unit: ``1.2 GiB``, ``12 KiB``, ``0 B``."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 999.5 or unit == "TiB":
-            break
-        size /= 1024
-    digits = 0 if unit == "B" or size >= 99.95 else 1
-    return f"{size:.{digits}f} {unit}"
-
-
-def format_seconds(seconds: float) -> str:
-    """Seconds with a unit and two digits: ``12 ms``, ``3.4 s``, ``25 min``."""
-    units = (("ms", 1e-3, 0.995), ("s", 1.0, 99.5), ("min", 60.0, 5970.0), ("h", 3600.0, math.inf))
-    unit, size = next((unit, size) for unit, size, most in units if seconds < most)
-    count = seconds / size
-    return f"{count:.1f} {unit}" if count < 9.95 else f"{float(f'{count:.2g}'):,.0f} {unit}"
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "(" + ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "") + ")"
-
-
-def _blocks(chunks: Chunks) -> str:
-    """Chunks as dask shows them, the largest one, and how many there are."""
-    count = math.prod(len(sizes) for sizes in chunks)
-    largest = tuple(max(sizes, default=0) for sizes in chunks)
-    return f"{count} of {_shape(largest)}"
-
-
-def _tiles_line(node: NodeReport) -> tuple[str, ...]:
-    before, after = _blocks(node.chunks_before), _blocks(node.chunks_after)
-    return (before,) if before == after else (before, f"→ {after}")
-
-
-def _moved_line(bytes_before: int, bytes_after: int) -> str:
-    before, after = format_bytes(bytes_before), format_bytes(bytes_after)
-    return before if before == after else f"{before} → {after}"
 
 
 def _plain(value: object) -> object:

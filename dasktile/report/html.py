@@ -31,8 +31,8 @@ _STYLE = """
 #: Pixels of the longer side of a drawing of chunks.
 _SIDE = 44
 
-#: Lines along one axis above which a drawing of chunks is a filled area.
-_LINES = 24
+#: Chunks along one axis above which a drawing of chunks is a filled area.
+_MOST_DRAWN = 24
 
 
 def block(*parts: str) -> str:
@@ -122,6 +122,11 @@ class Outline(NamedTuple):
     rows: list[float]
     columns: list[float]
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether there are too many chunks for lines: the drawing is a filled area."""
+        return max(len(self.rows), len(self.columns)) - 1 > _MOST_DRAWN
+
 
 def outline(shape: Sequence[int], chunks: Chunks, side: float, least: float) -> Outline:
     """How an array is drawn: the last axis across, the one before it down, as Dask does.
@@ -154,8 +159,9 @@ def chunk_drawing(shape: Sequence[int], chunks: Chunks) -> str:
     """The last two axes of an array and how they are cut, to scale as far as can be seen."""
     if not shape:
         return ""
-    wide, tall, rows, columns = outline(shape, chunks, _SIDE, 6.0)
-    if max(len(rows), len(columns)) - 1 > _LINES:
+    drawn = outline(shape, chunks, _SIDE, 6.0)
+    wide, tall, rows, columns = drawn
+    if drawn.is_dense:
         fill, path = "0.25", ""
     else:
         fill = "0.05"

@@ -6,9 +6,11 @@ import html
 from collections.abc import Sequence
 from pathlib import Path
 
-#: The page loads nothing, and is light or dark as the browser prefers.
+#: A page is light or dark as the browser prefers.
+_SCHEME = "\n:root { color-scheme: light dark; }"
+
+#: Of the text of a report.
 _STYLE = """
-:root { color-scheme: light dark; }
 body { font: 14px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; }
 """
@@ -37,8 +39,8 @@ def suffix_of(filename: str | Path, accepted: Sequence[str]) -> str:
     return suffix
 
 
-def save_page(filename: str | Path, title: str, body: str) -> Path:
-    """Write an HTML page.
+def save_page(filename: str | Path, title: str, body: str, style: str = _STYLE) -> Path:
+    """Write an HTML page, which loads nothing else.
 
     Parameters
     ----------
@@ -48,6 +50,8 @@ def save_page(filename: str | Path, title: str, body: str) -> Path:
         Title of the page, as text.
     body
         Its content, as HTML.
+    style
+        CSS rules of the page.
 
     Returns
     -------
@@ -57,6 +61,8 @@ def save_page(filename: str | Path, title: str, body: str) -> Path:
     ------
     ValueError
         If the name has another suffix.
+    OSError
+        If the file cannot be written.
     """
     path = Path(filename)
     suffix_of(path, (".html",))
@@ -64,7 +70,7 @@ def save_page(filename: str | Path, title: str, body: str) -> Path:
     path.write_text(
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{heading}</title><style>{_STYLE}</style></head>\n"
+        f"<title>{heading}</title><style>{_SCHEME}{style}</style></head>\n"
         f"<body><h1>{heading}</h1>\n{body}\n</body></html>\n",
         encoding="utf-8",
     )

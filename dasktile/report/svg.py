@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from dasktile.ir import Chunks
+from dasktile.report.formatting import shortened
 from dasktile.report.html import outline
 from dasktile.report.page import suffix_of
 
@@ -37,8 +38,6 @@ _WIDTHS = "lines: the wider, the more bytes workers receive"
 _COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
 )  # fmt: skip
-#: A grid with more lines than this is drawn as a grey area.
-_LINES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +98,8 @@ def write(path: Path, boxes: Sequence[Box], caption: Sequence[str], workers: int
         If the name has another suffix.
     ImportError
         If ``cairosvg`` is needed and not installed.
+    OSError
+        If the file cannot be written.
     """
     suffix = suffix_of(path, _FORMATS)
     if suffix == ".svg":
@@ -237,7 +238,7 @@ def _draw(box: Box, x: float, y: float) -> list[str]:
     )
     changed = box.before != box.after
     room = _WIDTH - 20 - (len(box.shape) > 0) * (_GRID + 8) * (1 + changed)
-    out.append(_text(x + 10, y + 18, _fitted(box.title, room), "title"))
+    out.append(_text(x + 10, y + 18, shortened(box.title, room // _LETTER), "title"))
     for row, line in enumerate(box.lines, start=1):
         out.append(_text(x + 10, y + 18 + _LINE * row, line))
     if box.shape:
@@ -259,9 +260,10 @@ def _grid(
     homes: tuple[tuple[int, ...], ...] = (),
 ) -> str:
     """The last two axes of an array and how they are cut, to scale as far as can be seen."""
-    wide, tall, row_ends, column_ends = outline(shape, chunks, _GRID, 8.0)
+    drawn = outline(shape, chunks, _GRID, 8.0)
+    wide, tall, row_ends, column_ends = drawn
     frame = f'x="{x:g}" y="{y:g}" width="{wide:.4g}" height="{tall:.4g}"'
-    if max(len(row_ends), len(column_ends)) - 1 > _LINES:
+    if drawn.is_dense:
         return f'<rect class="grid many" {frame}/>'
     row_ends = [y + at for at in row_ends]
     column_ends = [x + at for at in column_ends]
@@ -279,11 +281,6 @@ def _grid(
     lines += [f"M{at:.5g} {y:g}v{tall:.4g}" for at in column_ends[1:-1]]
     path = f'<path class="lines" d="{"".join(lines)}"/>' if lines else ""
     return f'<rect class="grid" {frame}/>{path}'
-
-
-def _fitted(line: str, room: int) -> str:
-    most = room // _LETTER
-    return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _text(x: float, y: float, line: str, style: str = "") -> str:

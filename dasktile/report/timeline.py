@@ -25,8 +25,8 @@ from dasktile.report.axes import (
     count_in_seconds,
     time_unit,
 )
-from dasktile.report.explanation import format_bytes, format_seconds
-from dasktile.report.page import suffix_of
+from dasktile.report.formatting import format_bytes, format_seconds
+from dasktile.report.page import save_page, suffix_of
 
 #: Suffixes of the files that can be written.
 _FORMATS = (".svg", ".png", ".pdf", ".html")
@@ -43,6 +43,16 @@ _MERGED = (
 
 #: Rows of a table at the most.
 _MAX_NAMES = 10
+
+#: Of a page, which is as wide as the window.
+_STYLE = """
+body { font-family: sans-serif; margin: 1em; }
+h1 { font-size: 1.3em; }
+h2 { font-size: 1.1em; }
+img { max-width: 100%; background: white; }
+td, th { text-align: left; padding-right: 1.5em; }
+td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +119,23 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
         page contains the picture, interactive if bokeh is installed, and tables of the names that
         take most time.  It loads nothing else.
 
+    Returns
+    -------
+    The file written.
+
     Raises
     ------
     ValueError
         If the suffix is another one.
     ImportError
         If matplotlib is not installed, nor bokeh for an HTML page.
+    OSError
+        If the file cannot be written.
     """
     path = Path(filename)
     suffix = suffix_of(path, _FORMATS)
     if suffix == ".html" and (picture := _interactive(timeline)) is not None:
-        path.write_text(_page(timeline, picture), encoding="utf-8")
-        return path
+        return save_page(path, timeline.title, _content(timeline, picture), _STYLE)
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError:
@@ -132,7 +147,7 @@ def draw(timeline: Timeline, filename: str | Path) -> Path:
     with matplotlib.rc_context({"svg.hashsalt": "dasktile"}):
         figure = _figure(timeline)
         if suffix == ".html":
-            path.write_text(_page(timeline, _static(figure)), encoding="utf-8")
+            save_page(path, timeline.title, _content(timeline, _static(figure)), _STYLE)
         else:
             figure.savefig(path, format=suffix[1:], metadata=_undated(suffix))
     return path
@@ -356,24 +371,16 @@ def _static(figure: Any) -> str:
     return f"<img alt='timeline' src='data:image/svg+xml;base64,{data}'>"
 
 
-def _page(timeline: Timeline, picture: str) -> str:
-    parts = []
+def _content(timeline: Timeline, picture: str) -> str:
+    """What a page shows: the picture, and a table for every lane, as HTML."""
+    peak, limit = format_bytes(_peak(timeline)), format_bytes(timeline.limit)
+    parts = [f"<p>Peak memory {peak}, limit {limit}.</p>", picture]
     for name, bars in timeline.lanes.items():
         total = sum(bar.seconds for bar in bars)
         parts.append(f"<h2>{html.escape(name)}: {len(bars):,}, {format_seconds(total)}</h2>")
         if bars:
             parts.append(_table(bars))
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{html.escape(timeline.title)}</title><style>:root{{color-scheme:light dark}}"
-        "body{font-family:sans-serif;margin:1em}h1{font-size:1.3em}h2{font-size:1.1em}"
-        "img{max-width:100%;background:white}td,th{text-align:left;padding-right:1.5em}"
-        "td{font-variant-numeric:tabular-nums;overflow-wrap:anywhere}</style></head><body>"
-        f"<h1>{html.escape(timeline.title)}</h1>"
-        f"<p>Peak memory {format_bytes(_peak(timeline))}, limit {format_bytes(timeline.limit)}.</p>"
-        f"{picture}{''.join(parts)}</body></html>\n"
-    )
+    return "".join(parts)
 
 
 def _table(bars: Sequence[Bar]) -> str:

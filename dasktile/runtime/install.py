@@ -10,7 +10,7 @@ from typing import Any
 from distributed import Client, Scheduler, Worker, WorkerPlugin
 
 from dasktile import config
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import checks, execution, plugins
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.runtime.worker.data import SpillOptions, parse_bytes_limit, parse_flag, parse_limit
@@ -186,24 +186,24 @@ async def _disable(client: Client) -> None:
 
 
 def _remove_plugin(dask_scheduler: Scheduler) -> None:
-    plugin = internals.plugin_of(dask_scheduler, NAME)
+    plugin = plugins.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
-        internals.remove_plugin(dask_scheduler, NAME)
+        plugins.remove_plugin(dask_scheduler, NAME)
         plugin.detach()
 
 
 def _worker_plugin_names(dask_scheduler: Scheduler) -> list[str]:
-    return internals.worker_plugin_names(dask_scheduler)
+    return plugins.worker_plugin_names(dask_scheduler)
 
 
 def _unusable(dask_scheduler: Scheduler) -> str | None:
     """Why no plugin can be registered on the scheduler; None if one can."""
-    return internals.check_enable(dask_scheduler)
+    return checks.check_enable(dask_scheduler)
 
 
 def _unavailable(dask_scheduler: Scheduler) -> dict[str, str]:
     """Features that the scheduler's plugin lacks, and why."""
-    plugin = internals.plugin_of(dask_scheduler, NAME)
+    plugin = plugins.plugin_of(dask_scheduler, NAME)
     features = plugin.unavailable if isinstance(plugin, TileSchedulerPlugin) else {}
     return {feature.value: reason for feature, reason in features.items()}
 
@@ -223,20 +223,20 @@ def _probe() -> Any:
 
 async def _heartbeat(dask_worker: Worker) -> int:
     """Send a heartbeat; return the number of exceptions if the store could not be installed."""
-    await internals.heartbeat(dask_worker)
-    plugin: Any = getattr(internals.plugin_of(dask_worker, NAME), "plugin", None)
+    await execution.heartbeat(dask_worker)
+    plugin: Any = getattr(plugins.plugin_of(dask_worker, NAME), "plugin", None)
     return 0 if plugin is None or plugin.spilling is not None else int(plugin.errors)
 
 
 def _has_options(spill: SpillOptions | None, dask_scheduler: Scheduler) -> bool:
-    plugin = internals.plugin_of(dask_scheduler, NAME)
+    plugin = plugins.plugin_of(dask_scheduler, NAME)
     if spill is None or not isinstance(plugin, TileSchedulerPlugin):
         return False
-    return NAME in internals.worker_plugin_names(dask_scheduler) and plugin.spill == spill
+    return NAME in plugins.worker_plugin_names(dask_scheduler) and plugin.spill == spill
 
 
 def _send_all_hints(dask_scheduler: Scheduler) -> None:
-    plugin = internals.plugin_of(dask_scheduler, NAME)
+    plugin = plugins.plugin_of(dask_scheduler, NAME)
     if isinstance(plugin, TileSchedulerPlugin):
         plugin.send_all_hints()
 

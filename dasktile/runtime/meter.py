@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed import Client, Worker, WorkerPlugin
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import states
 
 #: What one worker counted: see :func:`stop`.
 Report = dict[str, Any]
@@ -79,8 +79,8 @@ def _read(name: str) -> Any:
 
 
 def _meter() -> WorkerPlugin:
-    executing, seceded = internals.EXECUTING, internals.LONG_RUNNING
-    in_flight, in_memory = internals.FLIGHT, internals.MEMORY
+    executing, seceded = states.EXECUTING, states.LONG_RUNNING
+    in_flight, in_memory = states.FLIGHT, states.MEMORY
     cancelled = _CANCELLED
 
     class Meter(WorkerPlugin):

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from distributed import Client, Scheduler, Worker
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import plugins
 from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 from dasktile.schedule.placement import MARK
 
@@ -339,7 +339,7 @@ _NOT_ENABLED = "dasktile is not enabled on this cluster: call dasktile.enable(cl
 
 
 def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | None:
-    plugin: Any = internals.plugin_of(dask_scheduler, NAME)
+    plugin: Any = plugins.plugin_of(dask_scheduler, NAME)
     if plugin is None:
         return None
     counts = {
@@ -355,7 +355,7 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
 
 
 def _on_worker(reset: bool, dask_worker: Worker) -> dict[str, Any] | None:
-    plugin: Any = internals.plugin_of(dask_worker, NAME)
+    plugin: Any = plugins.plugin_of(dask_worker, NAME)
     # It may be wrapped, so that workers without the package can unpickle it.
     plugin = getattr(plugin, "plugin", plugin)
     return plugin.report(reset) if isinstance(plugin, TileWorkerPlugin) else None

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import scheduling, states
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.instructions import DYING
 
@@ -24,18 +24,16 @@ ANNOTATION = "dasktile-uses"
 USES = "dasktile-uses"
 
 #: States, on the scheduler, of tasks that a worker has.
-_ON_WORKER = frozenset({internals.PROCESSING, internals.MEMORY})
+_ON_WORKER = frozenset({states.PROCESSING, states.MEMORY})
 
 #: States, on the scheduler, of tasks that will read their inputs.
-_WILL_READ = frozenset(
-    {internals.WAITING, internals.NO_WORKER, internals.QUEUED, internals.PROCESSING}
-)
+_WILL_READ = frozenset({states.WAITING, states.NO_WORKER, states.QUEUED, states.PROCESSING})
 
 #: States, on a worker, of tasks that do not read their inputs any more.
 _DONE = frozenset(
     {
-        *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN),
-        *(internals.ERROR, internals.ERRED, internals.FLIGHT, internals.FETCH),
+        *(states.MEMORY, states.RELEASED, states.FORGOTTEN),
+        *(states.ERROR, states.ERRED, states.FLIGHT, states.FETCH),
     }
 )
 
@@ -112,7 +110,7 @@ class HintSender:
                 # a client may need the result now
                 on_worker[task] = None
                 continue
-            internals.annotate(task, ANNOTATION, self._readers(task, keys))
+            scheduling.annotate(task, ANNOTATION, self._readers(task, keys))
             for read in task.dependencies:
                 if read.state in _ON_WORKER:
                     on_worker[read] = None
@@ -125,19 +123,19 @@ class HintSender:
         tasks = list(self._scheduler.tasks.values())
         for task in tasks:
             if task.state in _WILL_READ and task.state not in _ON_WORKER:
-                internals.annotate(task, ANNOTATION, self._readers(task))
+                scheduling.annotate(task, ANNOTATION, self._readers(task))
         self._add_hints(task for task in tasks if task.state in _ON_WORKER)
         self.send()
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """Handle the change of a task's state; called for every transition of every task."""
-        if finish == internals.PROCESSING:
+        if finish == states.PROCESSING:
             self.task_sent(key)
-        elif start == internals.PROCESSING and finish == internals.MEMORY:
+        elif start == states.PROCESSING and finish == states.MEMORY:
             self.task_ran(key)
-        elif start == internals.MEMORY and finish == internals.RELEASED:
+        elif start == states.MEMORY and finish == states.RELEASED:
             self.result_lost(key)
-        elif start in _WILL_READ and finish in (internals.RELEASED, internals.ERRED):
+        elif start in _WILL_READ and finish in (states.RELEASED, states.ERRED):
             self.task_cancelled(key)
 
     def task_sent(self, key: Any) -> None:
@@ -187,7 +185,7 @@ class HintSender:
         for task in tasks:
             hint = self._readers(task, new)
             # a task that is stolen or recomputed takes the annotation along
-            internals.annotate(task, ANNOTATION, hint)
+            scheduling.annotate(task, ANNOTATION, hint)
             for worker in task.who_has or ([task.processing_on] if task.processing_on else ()):
                 if _accepts_hints(worker):
                     self._hints.setdefault(worker.address, {})[task.key] = hint
@@ -208,7 +206,7 @@ class HintSender:
         ran, self._ran = self._ran, {}
         for address in sorted({*hints, *ran}):
             message = {"uses": [*hints.get(address, {}).items()], "ran": ran.get(address, [])}
-            internals.send_to_worker(self._scheduler, address, {"op": USES, **message})
+            scheduling.send_to_worker(self._scheduler, address, {"op": USES, **message})
 
     def withdraw(self) -> None:
         """Have all workers forget their hints: no later message would correct them."""
@@ -216,7 +214,7 @@ class HintSender:
         for address, worker in sorted(self._scheduler.workers.items()):
             if _accepts_hints(worker):
                 message = {"op": USES, "uses": [], "ran": [], "withdrawn": True}
-                internals.send_to_worker(self._scheduler, address, message)
+                scheduling.send_to_worker(self._scheduler, address, message)
 
 
 def _accepts_hints(worker: Any) -> bool:

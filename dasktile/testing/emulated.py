@@ -32,7 +32,7 @@ from dask.base import normalize_token
 from dask.sizeof import sizeof
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import checks, serialization
 from dasktile.runtime.tiers.base import Device, Tier
 from dasktile.runtime.tiers.host import Host
 
@@ -519,12 +519,12 @@ def _token(array: EmulatedArray) -> Any:
 
 
 def _serialize(array: EmulatedArray) -> tuple[dict[str, Any], list[Any]]:
-    header, frames = internals.serialize_array(array.get())
+    header, frames = serialization.serialize_array(array.get())
     return header, frames
 
 
 def _deserialize(header: dict[str, Any], frames: list[Any]) -> EmulatedArray:
-    return to_device(internals.deserialize_array(header, frames))
+    return to_device(serialization.deserialize_array(header, frames))
 
 
 def _to_numpy(array: EmulatedArray, **kwargs: Any) -> Array:
@@ -545,7 +545,7 @@ def _numel(
 register_chunk_type(EmulatedArray)
 sizeof.register(EmulatedArray, _sizeof)
 normalize_token.register(EmulatedArray, _token)
-if not internals.check_emulated():
-    internals.register_serialization(EmulatedArray, _serialize, _deserialize)
+if not checks.check_emulated():
+    serialization.register_serialization(EmulatedArray, _serialize, _deserialize)
 to_numpy_dispatch.register(EmulatedArray, _to_numpy)
 numel_lookup.register(EmulatedArray, _numel)

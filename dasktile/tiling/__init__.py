@@ -1,5 +1,6 @@
 """Program to tiled program: how every array is cut, and what that moves."""
 
+from dasktile.tiling.growth import FEW_TASKS, TooManyTasksError, least_tasks, most_tasks
 from dasktile.tiling.methods import methods
 from dasktile.tiling.methods.exhaustive import TooManyTilingsError
 from dasktile.tiling.needed import (
@@ -12,14 +13,18 @@ from dasktile.tiling.planner import MemoryLimitError, tile
 from dasktile.tiling.settings import Settings
 
 __all__ = [
+    "FEW_TASKS",
     "MemoryLimitError",
     "Price",
     "Settings",
     "TilingPlan",
+    "TooManyTasksError",
     "TooManyTilingsError",
     "contains_unneeded",
     "cut_where_needed",
+    "least_tasks",
     "may_be_culled",
     "methods",
+    "most_tasks",
     "tile",
 ]

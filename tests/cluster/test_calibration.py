@@ -18,7 +18,8 @@ import dasktile
 from dasktile import config
 from dasktile.cluster.calibration import KEY, Calibration, _keep, calibrate
 from dasktile.cluster.target import machine
-from dasktile.report import explanation as report
+from dasktile.report.describing import describe_plan
+from dasktile.report.formatting import format_seconds
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.seconds import predict_seconds
 from dasktile.tiling.settings import Settings
@@ -310,9 +311,9 @@ def test_what_is_no_product_takes_as_long_as_its_bytes() -> None:
 
 
 def test_seconds_are_shown() -> None:
-    said = str(report.explanation(plan(), seconds=(200.0, 3.42)))
+    said = str(describe_plan(plan(), seconds=(200.0, 3.42)))
     assert "predicted run time: about 3.4 s instead of 3.3 min" in said
-    kept = str(report.explanation(plan(tiled=False), seconds=(0.0123, 0.0123)))
+    kept = str(describe_plan(plan(tiled=False), seconds=(0.0123, 0.0123)))
     assert "predicted run time: about 12 ms\n" in kept
 
 
@@ -330,4 +331,4 @@ def test_seconds_are_shown() -> None:
     ],
 )
 def test_seconds_for_people(seconds: float, text: str) -> None:
-    assert report.format_seconds(seconds) == text
+    assert format_seconds(seconds) == text

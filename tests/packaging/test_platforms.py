@@ -17,7 +17,7 @@ import pytest
 
 import dasktile
 from dasktile import demo
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import pages
 from dasktile.runtime.tiers.disk import Disk
 
 PACKAGE = Path(dasktile.__file__).parent
@@ -188,7 +188,7 @@ def test_the_page_is_removed_without_waiting() -> None:
     scheduler: Any = SimpleNamespace(
         http_application=SimpleNamespace(applications=[application, object()])
     )
-    internals.remove_page(scheduler, "dasktile")
+    pages.remove_page(scheduler, "dasktile")
     assert application.stopped
     assert application not in scheduler.http_application.applications
 

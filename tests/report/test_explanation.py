@@ -12,7 +12,14 @@ import pytest
 
 from dasktile.ir import AxisMap, Edge, Kind, Label, Node, Program, Role, TiledProgram, Tiling
 from dasktile.prediction import Prediction
-from dasktile.report import explanation as report
+from dasktile.report.describing import describe_plan, describe_unplanned
+from dasktile.report.formatting import (
+    format_bytes,
+    format_count,
+    format_names,
+    format_ranges,
+    shortened_words,
+)
 from dasktile.report.html import chunk_drawing, outline
 from dasktile.report.svg import _grid
 from dasktile.tiling.plan import Price, TilingPlan
@@ -89,7 +96,7 @@ def gram(tiled: bool = True) -> TilingPlan:
 
 
 def test_table() -> None:
-    assert str(report.explanation(gram())) == textwrap.dedent(
+    assert str(describe_plan(gram())) == textwrap.dedent(
         """\
         4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8
           MiB: within 3 %); 15 tasks instead of 1,206
@@ -122,7 +129,7 @@ def test_tables_fit_80_columns_whatever_the_names() -> None:
         reason="a reason of many words, " * 10,
     )
     program = Program((source, wide, product), (2,))
-    text = str(report.explanation(replace(plan, program=program, reasons=("", wide.reason, ""))))
+    text = str(describe_plan(replace(plan, program=program, reasons=("", wide.reason, ""))))
     assert max(map(len, text.splitlines())) <= 80
     table = text.split("\n\n")[1].splitlines()
     # the last column is aligned to the right
@@ -133,22 +140,23 @@ def test_tables_fit_80_columns_whatever_the_names() -> None:
 
 def test_numbers_of_inputs_are_not_cut() -> None:
     numbers = [2, 10, 12, 14, 16, 18, 20]
-    assert report._inputs(numbers) == "2 10 12 14 16 …"
+    assert format_ranges([0, 3, 4, 5, 7, 8]) == "0 3-5 7 8"
+    assert shortened_words(format_ranges(numbers), 16) == "2 10 12 14 16 …"
     for width in range(6, 20):
-        text = report._inputs(numbers, width)
+        text = shortened_words(format_ranges(numbers), width)
         assert len(text) <= width
         assert set(text.split()) <= {*map(str, numbers), "…"}
 
 
 def test_an_unknown_lower_bound_is_not_shown() -> None:
-    text = " ".join(str(report.explanation(replace(gram(), lower_bound=0))).split())
+    text = " ".join(str(describe_plan(replace(gram(), lower_bound=0))).split())
     assert "(no lower bound is known)" in text
-    text = str(report.explanation(replace(gram(), lower_bound=0, proven_optimal=True)))
+    text = str(describe_plan(replace(gram(), lower_bound=0, proven_optimal=True)))
     assert "(lower bound 0 B: proven optimal)" in " ".join(text.split())
 
 
 def test_unchanged_plans_are_reported() -> None:
-    lines = str(report.explanation(gram(tiled=False))).split("\n\n")[0].splitlines()
+    lines = str(describe_plan(gram(tiled=False))).split("\n\n")[0].splitlines()
     text = " ".join(" ".join(lines).split())
     assert text.startswith(
         "4 workers: optimize returns the input itself: the input's own chunks cost no more it moves"
@@ -157,18 +165,18 @@ def test_unchanged_plans_are_reported() -> None:
 
 
 def test_nothing_to_tile() -> None:
-    assert str(report.nothing(1, "auto")) == "no dask arrays to tile"
+    assert str(describe_unplanned(1, "auto")) == "no dask arrays to tile"
 
 
 def test_outputs_are_shown_in_their_returned_chunks() -> None:
     plan = gram()
     original = plan.program.nodes[2].chunks
-    assert report.explanation(plan, [original]).nodes[2].chunks_after == original
-    assert report.explanation(plan, [None]).nodes[2].chunks_after == ((3000,), (3000,))
+    assert describe_plan(plan, [original]).nodes[2].chunks_after == original
+    assert describe_plan(plan, [None]).nodes[2].chunks_after == ((3000,), (3000,))
 
 
 def test_numbers_add_up() -> None:
-    explanation = report.explanation(gram())
+    explanation = describe_plan(gram())
     assert explanation.bytes_before == sum(node.bytes_before for node in explanation.nodes)
     assert explanation.bytes_after == sum(node.bytes_after for node in explanation.nodes)
     assert explanation.tasks_after == sum(node.tasks_after for node in explanation.nodes) == 15
@@ -176,22 +184,22 @@ def test_numbers_add_up() -> None:
 
 
 def test_dict_round_trips_through_json() -> None:
-    content = report.explanation(gram()).to_dict()
+    content = describe_plan(gram()).to_dict()
     assert json.loads(json.dumps(content)) == content
     assert content["nodes"][1]["reason"] == "user function in map_blocks"
     assert content["nodes"][2]["chunks_after"] == [[3000], [3000]]
 
 
 def test_explanations_can_be_pickled_and_compared() -> None:
-    explanation = report.explanation(gram())
+    explanation = describe_plan(gram())
     assert pickle.loads(pickle.dumps(explanation)) == explanation
     assert "3 arrays, 4 workers, " in repr(explanation)
-    single = report.explanation(replace(gram(), workers=1))
+    single = describe_plan(replace(gram(), workers=1))
     assert "1 worker, " in repr(single)
 
 
 def test_html_is_well_formed() -> None:
-    root = ET.fromstring(report.explanation(gram())._repr_html_())
+    root = ET.fromstring(describe_plan(gram())._repr_html_())
     assert len(root.findall(".//table[@class='arrays']/tbody/tr")) == 3
     assert [cell.text for cell in root.findall(".//table[@class='numbers']/tbody/tr[1]/td")] == [
         "bytes moved between workers", "1.2 GiB", "68.7 MiB",
@@ -200,7 +208,7 @@ def test_html_is_well_formed() -> None:
 
 @pytest.mark.parametrize("tiled", [True, False])
 def test_svg_shows_every_array_and_its_bytes(tmp_path: Path, tiled: bool) -> None:
-    path = report.explanation(gram(tiled)).visualize(tmp_path / "x.svg")
+    path = describe_plan(gram(tiled)).visualize(tmp_path / "x.svg")
     text = "".join(ET.parse(path).getroot().itertext())
     for piece in ("from-zarr", "matmul", "(6000, 3000) float64", "user function in map_blocks"):
         assert piece in text
@@ -208,17 +216,17 @@ def test_svg_shows_every_array_and_its_bytes(tmp_path: Path, tiled: bool) -> Non
 
 
 def test_dot_needs_no_package(tmp_path: Path) -> None:
-    text = report.explanation(gram()).visualize(tmp_path / "x.dot").read_text()
+    text = describe_plan(gram()).visualize(tmp_path / "x.dot").read_text()
     assert text.startswith("digraph") and "n1 -> n2" in text
 
 
 def test_unknown_picture_format(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"must end in \.svg.*got .*x\.bmp"):
-        report.explanation(gram()).visualize(tmp_path / "x.bmp")
+        describe_plan(gram()).visualize(tmp_path / "x.bmp")
 
 
 def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
-    explanation = report.explanation(gram())
+    explanation = describe_plan(gram())
     assert explanation.visualize(tmp_path / "x.SVG").read_text().startswith("<svg")
     assert explanation.visualize(tmp_path / "x.GV").read_text().startswith("digraph")
     assert explanation.save(tmp_path / "x.HTML").read_text().startswith("<!doctype html>")
@@ -237,12 +245,30 @@ def test_arrays_with_one_axis_are_drawn_as_rows() -> None:
     assert re.findall(r'width="(\d+)" height="(\d+)"', homes) == [("11", "8"), ("33", "8")]
 
 
+def test_drawings_in_pages_and_pictures_have_as_many_lines() -> None:
+    for count, lines in ((24, 23), (25, 0)):
+        for text in (
+            chunk_drawing((count,), ((1,) * count,)),
+            _grid((count,), ((1,) * count,), 0, 0),
+        ):
+            assert len(re.findall(r"M[\d.]+ [\d.]+v", text)) == lines
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    for name in ("x.svg", "x.dot"):
+        with pytest.raises(OSError, match=name):
+            explanation.visualize(tmp_path / "missing" / name)
+    with pytest.raises(OSError, match=r"x\.html"):
+        explanation.save(tmp_path / "missing" / "x.html")
+
+
 def test_png_without_cairosvg_names_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "cairosvg", None)
     with pytest.raises(ImportError, match="cairosvg"):
-        report.explanation(gram()).visualize(tmp_path / "x.png")
+        describe_plan(gram()).visualize(tmp_path / "x.png")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +284,16 @@ def test_png_without_cairosvg_names_the_package(
     ],
 )
 def test_format_bytes(count: float, text: str) -> None:
-    assert report.format_bytes(count) == text
+    assert format_bytes(count) == text
+
+
+def test_counts_and_names() -> None:
+    assert [format_count(count, "task") for count in (0, 1, 1206)] == [
+        "0 tasks", "1 task", "1,206 tasks",
+    ]  # fmt: skip
+    assert format_names(["a", "b"], 2) == "a, b"
+    assert format_names(["a", "b", "c"], 2) == "a, b, ..."
+    assert format_names(["a"] * 1203, 2, " and {} more") == "a, a and 1,201 more"
 
 
 def runs_of(before: int | None, after: int | None) -> tuple[Prediction | None, Prediction | None]:
@@ -269,28 +304,28 @@ def runs_of(before: int | None, after: int | None) -> tuple[Prediction | None, P
 
 
 def test_tasks_and_bytes_of_simulated_runs() -> None:
-    told = report.explanation(gram(True), runs=runs_of(5, 6))
+    told = describe_plan(gram(True), runs=runs_of(5, 6))
     line = "as it runs: 20 tasks instead of 1,000, workers receive about 1.0 MiB instead of 4.0 MiB"
     assert line in str(told).replace("\n  ", " ")
     assert (told.run_tasks_before, told.run_tasks_after) == (1000, 20)
     assert (told.received_before, told.received_after) == (4 * 2**20, 2**20)
-    elsewhere = report.explanation(gram(True), runs=runs_of(5, 6), placed=False)
+    elsewhere = describe_plan(gram(True), runs=runs_of(5, 6), placed=False)
     assert "as it runs: 20 tasks instead of 1,000\n" in str(elsewhere)
     assert elsewhere.received_after is None
-    for unknown in (report.explanation(gram(True), runs=runs_of(None, 6)),
-                    report.explanation(gram(False), runs=runs_of(5, 5))):  # fmt: skip
+    for unknown in (describe_plan(gram(True), runs=runs_of(None, 6)),
+                    describe_plan(gram(False), runs=runs_of(5, 5))):  # fmt: skip
         assert "as it runs" not in str(unknown)
 
 
 def test_results_that_dask_joins_on_a_worker() -> None:
     text = "dask.compute joins a result of 3.0 MiB on one worker, dasktile.compute in the client"
-    assert text in str(report.explanation(gram(True), joined=3 * 2**20)).replace("\n  ", " ")
-    assert "joins" not in str(report.explanation(gram(True), joined=1000))
+    assert text in str(describe_plan(gram(True), joined=3 * 2**20)).replace("\n  ", " ")
+    assert "joins" not in str(describe_plan(gram(True), joined=1000))
 
 
 def test_peaks_of_memory() -> None:
     def line(before: int | None, after: int | None, tiled: bool = True) -> str:
-        text = str(report.explanation(gram(tiled), runs=runs_of(before, after)))
+        text = str(describe_plan(gram(tiled), runs=runs_of(before, after)))
         return next((line for line in text.split("\n") if "in memory: " in line), "")
 
     alone = "results in memory: at most about 1.0 MiB on one worker"
@@ -303,7 +338,7 @@ def test_peaks_of_memory() -> None:
     assert line(2**20, 2**20, tiled=False) == alone
     assert line(2**20, None) == ""
     running = Prediction(1.0, 0, 3 * 2**20, room=2**20, results=2**20)
-    text = str(report.explanation(gram(False), runs=(running, running), room=2**20))
+    text = str(describe_plan(gram(False), runs=(running, running), room=2**20))
     assert f"{alone}, 3.0 MiB while tasks run: fits" in text.replace("\n  ", " ")
-    text = str(report.explanation(gram(False), runs=(running, running), room=2**19))
+    text = str(describe_plan(gram(False), runs=(running, running), room=2**19))
     assert "while tasks run: about 512 KiB spill" in text.replace("\n  ", " ")

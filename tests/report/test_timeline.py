@@ -140,6 +140,13 @@ def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
         draw(timeline(), tmp_path / "plan.gif")
 
 
+@pytest.mark.parametrize("suffix", ["svg", "png", "pdf", "html"])
+def test_a_file_that_cannot_be_written(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(OSError, match=f"plan.{suffix}"):
+        draw(timeline(), tmp_path / "missing" / f"plan.{suffix}")
+
+
 def test_legend_shows_that_bars_are_merged(tmp_path: Path) -> None:
     pytest.importorskip("bokeh")
     text = draw(timeline(10_000), tmp_path / "plan.html").read_text()

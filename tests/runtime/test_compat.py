@@ -20,8 +20,18 @@ from distributed import Client, LocalCluster, Scheduler, Worker, wait
 
 import dasktile
 from dasktile import preload
-from dasktile._compat import distributed as internals
-from dasktile._compat.distributed import PROCESS, SCHEDULER, WORKER, Feature, Internal
+from dasktile._compat.distributed import (
+    checks,
+    execution,
+    metadata,
+    pages,
+    scheduling,
+    serialization,
+    storage,
+)
+from dasktile._compat.distributed.features import WITHOUT, Feature, Internal
+from dasktile._compat.distributed.overrides import install, uninstall
+from dasktile._compat.distributed.table import PROCESS, SCHEDULER, WORKER
 from dasktile.cluster import calibration
 from dasktile.cluster.target import machine
 from dasktile.runtime.install import NAME
@@ -96,6 +106,14 @@ FUNCTIONS = {
 }
 TABLES = {"scheduler": SCHEDULER, "worker": WORKER}
 
+#: The module that defines each of these functions.
+MODULE_OF = {
+    name: module
+    for module in (execution, metadata, pages, scheduling, serialization, storage)
+    for name, value in vars(module).items()
+    if getattr(value, "__module__", None) == module.__name__
+}
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
@@ -130,7 +148,7 @@ def client(one_client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clie
 @pytest.fixture(autouse=True)
 def first_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning was given in this process yet."""
-    monkeypatch.setattr(internals, "_warned", set())
+    monkeypatch.setattr(checks, "_warned", set())
 
 
 def affected(is_lacking: Callable[[Internal], bool]) -> set[tuple[str, Feature]]:
@@ -145,7 +163,7 @@ def affected(is_lacking: Callable[[Internal], bool]) -> set[tuple[str, Feature]]
 
 def pretend(monkeypatch: pytest.MonkeyPatch, lacking: Internal, value: Any = None) -> None:
     """Let the lookup of a name in the table fail, or return another value."""
-    lookup = internals.lookup
+    lookup = checks.lookup
 
     def changed(internal: Internal, objects: Any) -> Any:
         if str(internal) != str(lacking):
@@ -154,7 +172,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, lacking: Internal, value: Any = Non
             raise AttributeError(internal.name)
         return value
 
-    monkeypatch.setattr(internals, "lookup", changed)
+    monkeypatch.setattr(checks, "lookup", changed)
 
 
 def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -170,7 +188,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for features in FUNCTIONS.values():
         for name in {name for names in features.values() for name in names}:
-            monkeypatch.setattr(internals, name, counting(name, getattr(internals, name)))
+            function = getattr(MODULE_OF[name], name)
+            monkeypatch.setattr(MODULE_OF[name], name, counting(name, function))
     return counts
 
 
@@ -180,11 +199,11 @@ def logged() -> Iterator[list[str]]:
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())
-    internals.logger.addHandler(handler)
+    checks.logger.addHandler(handler)
     try:
         yield messages
     finally:
-        internals.logger.removeHandler(handler)
+        checks.logger.removeHandler(handler)
 
 
 def state_of(cluster: LocalCluster) -> Any:
@@ -465,15 +484,17 @@ def test_a_calibration_that_a_restart_loses(
 def test_emulated_arrays_without_a_way_to_send_them(
     monkeypatch: pytest.MonkeyPatch, owner: str, name: str
 ) -> None:
-    assert internals.check_emulated() is None
+    assert checks.check_emulated() is None
     monkeypatch.delattr(pkgutil.resolve_name(owner), name)
 
     class Unused:
         """A type of this test alone: registrations cannot be taken back."""
 
     with logged() as messages:
-        assert Feature.EMULATED.value in str(internals.check_emulated())
-        internals.register_serialization(Unused, lambda value: ({}, []), lambda header, frames: 0)
+        assert Feature.EMULATED.value in str(checks.check_emulated())
+        serialization.register_serialization(
+            Unused, lambda value: ({}, []), lambda header, frames: 0
+        )
     assert len(messages) == 1
 
 
@@ -492,42 +513,42 @@ def test_uninstall_restores_the_original() -> None:
         return "replaced"
 
     overrides = [
-        internals.install(owner, "method", replaced),
-        internals.install(owner, "other", 2),
-        internals.install(handlers, "there", 2),
-        internals.install(handlers, "new", 3),
+        install(owner, "method", replaced),
+        install(owner, "other", 2),
+        install(handlers, "there", 2),
+        install(handlers, "new", 3),
     ]
     assert (owner.method(), handlers) == ("replaced", {"there": 2, "new": 3})
     for override in overrides:
-        internals.uninstall(override)
+        uninstall(override)
     assert (vars(owner), handlers) == ({}, {"there": 1})
     assert owner.method() == "of the class"
     owner.method = lambda: "of the object"
-    override = internals.install(owner, "method", replaced)
-    internals.uninstall(override)
+    override = install(owner, "method", replaced)
+    uninstall(override)
     assert owner.method() == "of the object"
 
 
 def test_uninstall_keeps_later_replacements() -> None:
     owner, handlers = SimpleNamespace(method=1), {"there": 1}
-    overrides = [internals.install(owner, "method", 2), internals.install(handlers, "there", 2)]
+    overrides = [install(owner, "method", 2), install(handlers, "there", 2)]
     owner.method = handlers["there"] = 3
     for override in overrides:
-        internals.uninstall(override)
+        uninstall(override)
     assert (owner.method, handlers) == (3, {"there": 3})
 
 
 def test_signatures_are_compared_without_annotations() -> None:
     async def function(key: str, *rest: int, who: str | None = None, stimulus_id: str) -> None: ...
 
-    assert internals.parameters(function) == "(key, *rest, who=..., stimulus_id)"
-    assert internals.accepts(function, "key, stimulus_id=")
-    assert internals.accepts(function, "key, data, who=, stimulus_id=")
-    assert not internals.accepts(function, "key")
-    assert not internals.accepts(function, "stimulus_id=")
-    assert not internals.accepts(function, "key, stimulus_id=, other=")
+    assert checks.parameters(function) == "(key, *rest, who=..., stimulus_id)"
+    assert checks.accepts(function, "key, stimulus_id=")
+    assert checks.accepts(function, "key, data, who=, stimulus_id=")
+    assert not checks.accepts(function, "key")
+    assert not checks.accepts(function, "stimulus_id=")
+    assert not checks.accepts(function, "key, stimulus_id=, other=")
 
 
 def test_every_feature_has_a_description_of_its_absence() -> None:
-    assert set(internals.WITHOUT) == set(Feature)
+    assert set(WITHOUT) == set(Feature)
     assert set(Feature) == {*SCHEDULER, *WORKER, *PROCESS}

@@ -15,7 +15,7 @@ from typing import Any
 
 from distributed import Scheduler
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import pages
 from dasktile.report.axes import (
     BLUE,
     GREEN,
@@ -27,7 +27,7 @@ from dasktile.report.axes import (
     colour,
     count_in_bytes,
 )
-from dasktile.report.explanation import format_bytes
+from dasktile.report.formatting import format_bytes
 from dasktile.runtime.metrics import PlanCounts, owners, short_names
 from dasktile.runtime.worker.plugin import Summary
 
@@ -64,7 +64,7 @@ def add_page(scheduler: Scheduler, plugin: PlanCounts) -> bool:
     """
     try:
         remove_page(scheduler)
-        return internals.add_page(scheduler, _PAGE, _Document(plugin))
+        return pages.add_page(scheduler, _PAGE, _Document(plugin))
     except Exception:
         plugin.errors += 1
         logger.exception("dasktile could not add its page to the dashboard")
@@ -82,7 +82,7 @@ def remove_page(scheduler: Scheduler) -> None:
         The scheduler that was given to `add_page`.
     """
     try:
-        internals.remove_page(scheduler, _PAGE)
+        pages.remove_page(scheduler, _PAGE)
     except Exception:
         logger.exception("dasktile could not remove its page from the dashboard")
 
@@ -227,7 +227,7 @@ class _Document:
         doc.title = "Dask: dasktile"
         doc.add_root(charts.root)
         doc.template_variables.update(extra)
-        internals.style(doc)
+        pages.style(doc)
         doc.add_periodic_callback(charts.update, _UPDATE_INTERVAL)
 
 
@@ -284,8 +284,8 @@ class _Charts:
 
     def update(self) -> None:
         # The page may still be open after the plugin was removed.
-        applications = internals.applications(self.scheduler)
-        if not any(internals.has_page(each, f"/{_PAGE}") for each in applications):
+        applications = pages.applications(self.scheduler)
+        if not any(pages.has_page(each, f"/{_PAGE}") for each in applications):
             return
         try:
             self._update()

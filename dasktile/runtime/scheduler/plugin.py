@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler, SchedulerPlugin, Status
 
-from dasktile._compat import distributed as internals
 from dasktile._compat.dask import fused_keys
-from dasktile._compat.distributed import Feature
+from dasktile._compat.distributed import checks, metadata, plugins, scheduling, states
+from dasktile._compat.distributed.features import Feature
 from dasktile.lower.bundle import has_bundle
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
@@ -52,7 +52,7 @@ logger = logging.getLogger("dasktile")
 METADATA = "dasktile"
 
 #: States of tasks that are not sent to a worker yet.
-_PENDING = (internals.RELEASED, internals.WAITING, internals.NO_WORKER)
+_PENDING = (states.RELEASED, states.WAITING, states.NO_WORKER)
 
 
 class TileSchedulerPlugin(SchedulerPlugin):
@@ -118,7 +118,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Begin; the synchronous part of :meth:`start`."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
-        self.unavailable = internals.check_scheduler(scheduler)
+        self.unavailable = checks.check_scheduler(scheduler)
         self.hints = self.hints and self._has(Feature.HINTS) and self._has(Feature.METRICS)
         self.hint_sender = HintSender(
             scheduler,
@@ -160,7 +160,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if self._has(Feature.REPLICAS):
             restore_policy(self.scheduler)
         if self._has(Feature.PLACEMENT):
-            internals.withdraw(self.scheduler, METADATA, "workers")
+            metadata.withdraw(self.scheduler, METADATA, "workers")
 
     async def close(self) -> None:
         self._check_timer.cancel()
@@ -175,7 +175,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _check(self) -> None:
         """Handle changes that no event reports, such as the removal of this plugin."""
-        registered = internals.plugin_of(self.scheduler, self.name)
+        registered = plugins.plugin_of(self.scheduler, self.name)
         if registered is None:
             self.detach()
         elif registered is not self:
@@ -243,7 +243,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _idle(self) -> bool:
         """Whether no task runs or could run, so that no home worker is in use."""
-        return internals.nothing_to_run(self.scheduler, is_placed)
+        return scheduling.nothing_to_run(self.scheduler, is_placed)
 
     def _mesh_order(self) -> list[str]:
         """Addresses of the workers, in the order of mesh positions."""
@@ -273,7 +273,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _publish(self) -> None:
         if self.placement and self._has(Feature.PLACEMENT):
-            internals.publish(self.scheduler, METADATA, "workers", list(self.homes.workers))
+            metadata.publish(self.scheduler, METADATA, "workers", list(self.homes.workers))
 
     def _worker_added(self, address: str) -> None:
         name = self.scheduler.workers[address].name
@@ -366,7 +366,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _track_roots(self, key: Any, start: str, finish: str) -> None:
         """Hold or release root tasks after a transition."""
-        if finish == internals.PROCESSING:
+        if finish == states.PROCESSING:
             ts = self.scheduler.tasks[key]
             if key in self.roots.families.of:
                 self.roots.forget(key)
@@ -374,14 +374,14 @@ class TileSchedulerPlugin(SchedulerPlugin):
             elif is_placed(ts):
                 self.roots.forget(key)
                 self._guard(self._prevent_stealing, ts)
-        elif finish == internals.NO_WORKER:
+        elif finish == states.NO_WORKER:
             ts = self.scheduler.tasks[key]
             if is_placed(ts):
                 self._guard(self.roots.add_ready, ts)
-        elif finish == internals.FORGOTTEN:
+        elif finish == states.FORGOTTEN:
             self.roots.forget(key)
-        elif start in (internals.PROCESSING, internals.MEMORY):
-            if finish == internals.RELEASED:
+        elif start in (states.PROCESSING, states.MEMORY):
+            if finish == states.RELEASED:
                 self._guard(self._hold_lost_root, key)
             if self.roots.any_ready:
                 self.roots.request_release()
@@ -404,7 +404,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             and ws.address in ts.worker_restrictions
             and self._has(Feature.STEALING)
         ):
-            internals.keep_from_stealing(self.scheduler, ts)
+            scheduling.keep_from_stealing(self.scheduler, ts)
 
     # -- homes --------------------------------------------------------------------------
 
@@ -517,7 +517,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if _is_new(ts)
             and is_root(ts)
             and not is_data(ts)
-            and internals.is_queued_when_ready(self.scheduler, ts)
+            and scheduling.is_queued_when_ready(self.scheduler, ts)
         ]
         most = min(settings.max_family, len(roots) // (4 * max(1, threads)))
         too_many = len(roots) > settings.max_grouped
@@ -563,7 +563,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if block is None or layer.placement is None or layer.placement.follow is None:
             return None
         if not self._followed_names:
-            names = internals.array_names(self.scheduler)
+            names = scheduling.array_names(self.scheduler)
             self._followed_names = {token(name): name for name in names if isinstance(name, str)}
         leader = self._followed_names.get(layer.placement.follow[0])
         ts = self.scheduler.tasks.get((leader or "", *block))
@@ -662,7 +662,7 @@ def _is_leaving(ws: Any) -> bool:
 def _is_new(ts: TaskState) -> bool:
     """Whether a task is to run and has no restrictions by the user."""
     return (
-        ts.state == internals.RELEASED
+        ts.state == states.RELEASED
         and ts.run_spec is not None
         and not ts.worker_restrictions
         and not ts.host_restrictions

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Any
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import scheduling, states
 from dasktile.schedule.ranks import rank_of, ranked_order
 
 #: The annotation with the position of a task in its plan; see :mod:`dasktile.orders.apply`.
@@ -36,13 +36,13 @@ def set_priorities(scheduler: Any, keys: Iterable[Any]) -> None:
     any_ranks = False
     for key in keys:
         task = scheduler.tasks.get(key)
-        if task is None or not task.priority or task.state != internals.RELEASED:
+        if task is None or not task.priority or task.state != states.RELEASED:
             continue
         place = task.annotations.get(ORDER) if task.annotations else None
         if isinstance(place, int):
             # the position is also the fraction of the user's priority: remove it there
             user, generation = task.priority[:2]
-            internals.set_priority(task, (math.floor(user), generation, place))
+            scheduling.set_priority(task, (math.floor(user), generation, place))
         else:
             others.append(task)
             any_ranks = any_ranks or rank_of(key) is not None
@@ -66,4 +66,4 @@ def _follow_ranks(tasks: list[Any]) -> None:
         priorities = [task.priority for task in same]
         order = ranked_order([rank_of(task.key) for task in same], reads)
         for priority, at in zip(priorities, order, strict=True):
-            internals.set_priority(same[at], priority)
+            scheduling.set_priority(same[at], priority)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import scheduling
 
 if TYPE_CHECKING:
     from distributed import Scheduler
@@ -37,7 +37,7 @@ def keep_for_readers_policy(reduce_replicas: Any) -> Any:
                     continue
                 free = {ws for ws in ts.who_has or () if ws not in needed}
                 if free:
-                    yield internals.drop(ts, free)
+                    yield scheduling.drop(ts, free)
 
         def _homes(self, ts: TaskState) -> set[WorkerState]:
             workers = self.manager.scheduler.workers
@@ -54,11 +54,11 @@ def keep_for_readers_policy(reduce_replicas: Any) -> Any:
 
 def keep_for_readers(scheduler: Scheduler) -> None:
     """Replace Dask's own policy, if the scheduler has it."""
-    own = internals.reduce_replicas()
-    internals.swap_policy(scheduler, own, keep_for_readers_policy(own))
+    own = scheduling.reduce_replicas()
+    scheduling.swap_policy(scheduler, own, keep_for_readers_policy(own))
 
 
 def restore_policy(scheduler: Scheduler) -> None:
     """Restore Dask's own policy."""
-    own = internals.reduce_replicas()
-    internals.swap_policy(scheduler, keep_for_readers_policy(own), own)
+    own = scheduling.reduce_replicas()
+    scheduling.swap_policy(scheduler, keep_for_readers_policy(own), own)

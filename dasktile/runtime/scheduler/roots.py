@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import scheduling, states
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.schedule.families import FamilyQueue
 
@@ -46,12 +46,12 @@ def is_placed(ts: TaskState) -> bool:
 
 def restrict_to_home(ts: TaskState, home: str) -> None:
     """Let a task run on its home worker, and elsewhere only if there is no such worker."""
-    internals.restrict(ts, restriction_to(home), loose=True)
+    scheduling.restrict(ts, restriction_to(home), loose=True)
 
 
 def unrestrict(ts: TaskState) -> None:
     """Let a task run on any worker."""
-    internals.restrict(ts, None, loose=False)
+    scheduling.restrict(ts, None, loose=False)
 
 
 def is_root(ts: TaskState) -> bool:
@@ -69,7 +69,7 @@ def is_data(ts: TaskState) -> bool:
 
 def _hold(ts: TaskState) -> None:
     """Let a task run on no worker."""
-    internals.restrict(ts, restriction_to(HELD), loose=False)
+    scheduling.restrict(ts, restriction_to(HELD), loose=False)
 
 
 def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
@@ -153,7 +153,7 @@ class Roots:
     @property
     def throttled(self) -> bool:
         """False where root tasks are sent to workers at once."""
-        return self._available and internals.limits_roots(self.scheduler)
+        return self._available and scheduling.limits_roots(self.scheduler)
 
     @property
     def holding(self) -> bool:
@@ -185,7 +185,7 @@ class Roots:
     def _free_unneeded(self, tasks: Sequence[TaskState]) -> None:
         """Free those tasks of a family that will not run, as their results are not needed."""
         for ts in tasks:
-            if ts.key in self.families.of and ts.state == internals.RELEASED:
+            if ts.key in self.families.of and ts.state == states.RELEASED:
                 unrestrict(ts)
                 self.forget(ts.key)
 
@@ -218,7 +218,7 @@ class Roots:
     def change_home(self, ts: TaskState, home: str) -> None:
         """Give a task that is held another home worker."""
         self.homes[ts.key] = home
-        if ts.state == internals.NO_WORKER:
+        if ts.state == states.NO_WORKER:
             self._push_ready(ts)
 
     def forget(self, key: Any) -> bool:
@@ -250,7 +250,7 @@ class Roots:
     def release(self) -> None:
         """Send every worker as many root tasks as it has slots for."""
         recommendations: dict[Any, Any] = {}
-        slots = {ws.address: internals.slots(self.scheduler, ws) for ws in self.scheduler.running}
+        slots = {ws.address: scheduling.slots(self.scheduler, ws) for ws in self.scheduler.running}
         if self.families.of:
             self._release_families(slots, recommendations, urgent=True)
         for home in sorted(self.ready, key=self._place):
@@ -273,7 +273,7 @@ class Roots:
         if self.families.of:
             self._release_families(slots, recommendations, urgent=False)
         if recommendations:
-            internals.transition(self.scheduler, recommendations, _STIMULUS)
+            scheduling.transition(self.scheduler, recommendations, _STIMULUS)
 
     def _release_families(
         self, slots: dict[str, int], recommendations: dict[Any, Any], urgent: bool
@@ -314,7 +314,7 @@ class Roots:
         ts = self.scheduler.tasks.get(key)
         return (
             ts is not None
-            and ts.state == internals.NO_WORKER
+            and ts.state == states.NO_WORKER
             and bool(ts.priority == priority)
             and key not in sent
         )
@@ -323,7 +323,7 @@ class Roots:
         self, key: Any, worker: str, slots: dict[str, int], recommendations: dict[Any, Any]
     ) -> None:
         restrict_to_home(self.scheduler.tasks[key], worker)
-        recommendations[key] = internals.PROCESSING
+        recommendations[key] = states.PROCESSING
         slots[worker] -= 1
 
     def _choose_worker(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
@@ -331,7 +331,7 @@ class Roots:
         if home in slots:
             if slots[home] > 0 or (slots[home] == 0 and self._precedes_queue(priority)):
                 return home
-            waited = internals.now() - self._last_served.get(home, math.inf)
+            waited = scheduling.now() - self._last_served.get(home, math.inf)
             if waited <= self.settings.stall_timeout:
                 return None
         # the home worker has left, retires, is paused, or was busy for long: take the worker with
@@ -347,14 +347,14 @@ class Roots:
         The scheduler fills a free slot from its queue before any plugin is called, so that tasks
         with a home worker would never get one.
         """
-        first = internals.first_queued(self.scheduler)
+        first = scheduling.first_queued(self.scheduler)
         return first is not None and bool(priority < first.priority)
 
     def check(self) -> None:
         """Check for held tasks that time out or stall; called regularly."""
         # Tasks that are held do have a worker: they must not fail for lack of one.
-        internals.restart_timeouts(self.scheduler, self._held())
-        now = internals.now()
+        scheduling.restart_timeouts(self.scheduler, self._held())
+        now = scheduling.now()
         self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
         self.request_release()
 
@@ -381,9 +381,9 @@ class Roots:
     def _return_to_scheduler(self, held: Iterable[TaskState]) -> None:
         recommendations: dict[Any, Any] = {
             # so that the scheduler queues it
-            ts.key: internals.RELEASED
+            ts.key: states.RELEASED
             for ts in held
-            if ts.state == internals.NO_WORKER and self.scheduler.tasks.get(ts.key) is ts
+            if ts.state == states.NO_WORKER and self.scheduler.tasks.get(ts.key) is ts
         }
         if recommendations:
-            internals.transition(self.scheduler, recommendations, _STIMULUS)
+            scheduling.transition(self.scheduler, recommendations, _STIMULUS)

@@ -12,7 +12,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, Literal
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import serialization
 from dasktile.runtime.tiers.base import Held, Tier
 
 
@@ -43,7 +43,7 @@ class Disk(Tier):
 
     def store(self, value: Any) -> Held:
         try:
-            frames = internals.to_frames(value, self._compression)
+            frames = serialization.to_frames(value, self._compression)
         except OSError as error:
             # raised by the value, not by the disk: others can still be stored
             raise TypeError(f"cannot serialize an object of type {type(value)}") from error
@@ -57,7 +57,7 @@ class Disk(Tier):
         except BaseException:
             self._unlink(path)
             raise
-        return Held(path, sum(map(internals.frame_bytes, frames)))
+        return Held(path, sum(map(serialization.frame_bytes, frames)))
 
     def load(self, held: Held) -> Any:
         with open(held.content, "rb", buffering=0) as file:
@@ -68,7 +68,7 @@ class Disk(Tier):
                 rest = rest[count:]
         if rest:
             raise OSError(f"{held.content} should have {held.size} bytes, {len(rest)} are missing")
-        return internals.from_buffer(buffer)
+        return serialization.from_buffer(buffer)
 
     def free(self, held: Held) -> None:
         self._unlink(held.content)

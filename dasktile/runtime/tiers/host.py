@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from dask.sizeof import sizeof
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import serialization
 from dasktile.runtime.tiers.base import Held, Tier
 
 #: Memory of the host, one byte each.
@@ -46,7 +46,7 @@ class Packed:
     @property
     def nbytes(self) -> int:
         """Bytes of the frames."""
-        return sum(map(internals.frame_bytes, self.frames or ()))
+        return sum(map(serialization.frame_bytes, self.frames or ()))
 
     def clear(self) -> None:
         """Free the frames; :meth:`parts` raises afterwards."""
@@ -83,7 +83,7 @@ def _deserialize(header: dict[str, Any], frames: list[Any]) -> Packed:
 
 
 sizeof.register(Packed, _sizeof)
-internals.register_serialization(Packed, _serialize, _deserialize)
+serialization.register_serialization(Packed, _serialize, _deserialize)
 
 
 class Host(Tier):
@@ -129,7 +129,7 @@ class Host(Tier):
 
     def pack(self, value: Any) -> tuple[Packed, int]:
         """Copy a value to the host; return the copy and its bytes."""
-        header, frames = internals.to_host(value)
+        header, frames = serialization.to_host(value)
         copied = type(value) in self._copied
         packed = Packed(
             {"value": header, "copied": copied},
@@ -142,7 +142,7 @@ class Host(Tier):
         header, frames = packed.parts()
         if not header["copied"]:
             frames = [bytearray(frame) for frame in frames]
-        return internals.from_host(header["value"], frames)
+        return serialization.from_host(header["value"], frames)
 
     def release(self, packed: Packed) -> None:
         """Free the memory of a packed value; called once for each."""

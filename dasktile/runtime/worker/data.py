@@ -12,7 +12,7 @@ import dask
 from dask.utils import parse_bytes
 from distributed import Worker
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import serialization, storage
 from dasktile.config import spill_settings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.tiers import device as make_device
@@ -48,11 +48,11 @@ def make_store(
     prefetch
         Whether spilled results are prefetched.
     """
-    limit = internals.machine_memory() if memory_limit is None else memory_limit
+    limit = storage.machine_memory() if memory_limit is None else memory_limit
     max_spill = dask.config.get(f"{_MEMORY}.max-spill")
     disk = Disk(
         os.path.join(worker_local_directory, "storage"),
-        internals.compression(f"{_MEMORY}.spill-compression"),
+        serialization.compression(f"{_MEMORY}.spill-compression"),
     )
     capacity = (host_budget(limit), None if max_spill is False else parse_bytes(max_spill))
     options = spill_settings()
@@ -111,7 +111,7 @@ def store_for(worker: Worker, spill: SpillOptions) -> TileStore | None:
     data: Any = worker.data
     if isinstance(data, TileStore):
         return data
-    configured = internals.limits(worker)
+    configured = storage.limits(worker)
     limit = spill.memory_limit or configured.memory
     on_device = spill.device_memory_limit
     if type(data).__module__.startswith("dask_cuda."):
@@ -119,7 +119,7 @@ def store_for(worker: Worker, spill: SpillOptions) -> TileStore | None:
         limit = spill.memory_limit or getattr(getattr(data, "host_buffer", None), "n", limit)
     else:
         # where distributed is configured to spill, a dict is the user's
-        if type(data) is not internals.default_data(worker):
+        if type(data) is not storage.default_data(worker):
             logger.info("Results stay in the %s that this worker was given", type(data).__name__)
             return None
         if on_device is None and not (limit and (configured.target or configured.spill)):

@@ -9,8 +9,8 @@ from typing import Any
 
 from distributed import Worker, WorkerPlugin
 
-from dasktile._compat import distributed as internals
-from dasktile._compat.distributed import Feature
+from dasktile._compat.distributed import checks, execution, plugins, states, storage
+from dasktile._compat.distributed.features import Feature
 from dasktile.lower.bundle import reader_in
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.settings import RuntimeSettings
@@ -25,7 +25,7 @@ NAME = "dasktile"
 OTHER = "(older layers)"
 
 #: States of tasks whose function runs.
-_RUNNING = (internals.EXECUTING, internals.LONG_RUNNING)
+_RUNNING = (states.EXECUTING, states.LONG_RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def layer_of(key: object) -> str:
     """
     if isinstance(key, tuple) and key:
         return str(key[0])
-    return internals.layer_name(key)
+    return execution.layer_name(key)
 
 
 def fold_counts(counts: dict[str, int], most: int) -> dict[str, int]:
@@ -160,10 +160,10 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         worker
             The worker; its heartbeats carry the counts from now on.
         """
-        self.unavailable = internals.check_worker(worker, self._spill is not None)
+        self.unavailable = checks.check_worker(worker, self._spill is not None)
         if Feature.METRICS not in self.unavailable:
             self._worker = worker
-            internals.add_metric(worker, NAME, self.summary)
+            execution.add_metric(worker, NAME, self.summary)
         if self._spill is not None and Feature.SPILLING not in self.unavailable:
             try:
                 store = store_for(worker, self._spill)
@@ -195,7 +195,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
             The worker that was given to ``setup``.
         """
         if self._worker is not None:
-            internals.remove_metric(worker, NAME, self.summary)
+            execution.remove_metric(worker, NAME, self.summary)
         if self.spilling is not None:
             self.spilling.detach()
             self.spilling = None
@@ -213,9 +213,9 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         """
         if self.spilling is not None:
             self.spilling.transition(key, start, finish)
-        if finish != internals.MEMORY or self._worker is None:
+        if finish != states.MEMORY or self._worker is None:
             return
-        if start == internals.FLIGHT:
+        if start == states.FLIGHT:
             try:
                 self._count_transfer(key)
             except Exception:
@@ -226,7 +226,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
     def _count_transfer(self, key: Any) -> None:
         if self._worker is None:
             return
-        task = internals.worker_tasks(self._worker)[key]
+        task = execution.worker_tasks(self._worker)[key]
         waiting = _layers(task.waiters, key) or _layers(task.dependents, key)
         layer = min(waiting) if waiting else layer_of(key)
         received = self.received
@@ -254,7 +254,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                 "received": sum(received.values()),
                 "tasks": self.tasks,
                 "tiles": len(worker.data),
-                "held": internals.held_bytes(worker),
+                "held": storage.held_bytes(worker),
                 "errors": self._errors(),
                 "layers": dict(most),
                 "store": self._store(),
@@ -282,8 +282,8 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         """
         held: dict[str, tuple[int, int]] = {}
         if self._worker is not None:
-            for task in internals.worker_tasks(self._worker).values():
-                if task.state == internals.MEMORY:
+            for task in execution.worker_tasks(self._worker).values():
+                if task.state == states.MEMORY:
                     layer = layer_of(task.key)
                     tiles, size = held.get(layer, (0, 0))
                     held[layer] = (tiles + 1, size + task.get_nbytes())
@@ -318,7 +318,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
 
 def _layers(tasks: Iterable[Any], read: Any) -> set[str]:
     """The layers of tasks that read a result."""
-    return {_reading_layer(task, read) for task in tasks if task.state != internals.MEMORY}
+    return {_reading_layer(task, read) for task in tasks if task.state != states.MEMORY}
 
 
 def _reading_layer(task: Any, read: Any) -> str:
@@ -331,7 +331,7 @@ def _reading_layer(task: Any, read: Any) -> str:
 
 def unavailable_on(worker: Worker) -> dict[str, str]:
     """Features that a worker's plugin lacks, and why."""
-    plugin: Any = internals.plugin_of(worker, NAME)
+    plugin: Any = plugins.plugin_of(worker, NAME)
     # It may be wrapped, so that workers without the package can unpickle it.
     features = getattr(getattr(plugin, "plugin", plugin), "unavailable", {})
     return {feature.value: reason for feature, reason in features.items()}

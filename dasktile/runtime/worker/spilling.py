@@ -19,7 +19,8 @@ from dask.utils import format_bytes, key_split
 from distributed import Status, Worker
 from tornado.ioloop import PeriodicCallback
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import execution, states, storage
+from dasktile._compat.distributed.overrides import Override, uninstall
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
@@ -36,12 +37,12 @@ _monitor = logging.getLogger("distributed.worker.memory")
 
 #: States of tasks that do not read their inputs any more, or not on this worker.
 _NOT_READING = (
-    *(internals.MEMORY, internals.RELEASED, internals.FORGOTTEN, internals.ERROR),
-    *(internals.FETCH, internals.FLIGHT, internals.MISSING),
+    *(states.MEMORY, states.RELEASED, states.FORGOTTEN, states.ERROR),
+    *(states.FETCH, states.FLIGHT, states.MISSING),
 )
 
 #: States of tasks that do not run; the scheduler takes back those that need a lost result.
-_NOT_RUNNING = (*_NOT_READING, internals.WAITING, internals.READY, internals.CONSTRAINED)
+_NOT_RUNNING = (*_NOT_READING, states.WAITING, states.READY, states.CONSTRAINED)
 
 
 class Spilling(Guarded):
@@ -81,7 +82,7 @@ class Spilling(Guarded):
         self.budget = Budget()
         self.hints = hints
         self.prefetch = prefetch
-        self.uses = NextUses(internals.worker_tasks(worker), self.settings)
+        self.uses = NextUses(execution.worker_tasks(worker), self.settings)
         #: By key of a task that runs: the number of its request to the store.
         self._requests: dict[Any, int] = {}
         #: Transfers to peers whose results are being swapped in.
@@ -95,43 +96,43 @@ class Spilling(Guarded):
         #: Bytes of the last result of each kind of tasks (a layer name without its hash).
         self._result_bytes: dict[str, int] = {}
         self._original_data: MutableMapping[Any, Any] | None = None
-        self._overrides: list[internals.Override] = []
+        self._overrides: list[Override] = []
 
     def attach(self) -> None:
         """Move the worker's results to the store, and replace the methods that read results."""
         worker: Any = self.worker
-        self._original_methods = internals.methods_of(worker)
+        self._original_methods = execution.methods_of(worker)
         self._update_budget()
         if worker.data is not self.store:
             # in a spilling mapping they may be more than fits in memory
             move_all(worker.data, self.store, self.store.wait_for_writes)
             self._original_data = worker.data
-            internals.replace_data(worker, self.store)
+            storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use
         self.store.event_loop_thread = threading.get_ident()
         self.store.on_evict = self._evict_excess
         self._update_next_uses(list(self.store))
-        self._overrides = internals.replace_methods(
+        self._overrides = execution.replace_methods(
             worker,
-            internals.WorkerMethods(self.execute, self.gather_dep, self.get_data, self.update_data),
+            execution.WorkerMethods(self.execute, self.gather_dep, self.get_data, self.update_data),
         )
         if self.hints:
-            internals.handle_message(worker, USES, self.handle_hints)
-        interval = internals.limits(worker).interval or self.settings.monitor_interval
+            execution.handle_message(worker, USES, self.handle_hints)
+        interval = storage.limits(worker).interval or self.settings.monitor_interval
         self._budget_callback = PeriodicCallback(self._update_budget, interval * 1000)
-        internals.add_callback(worker, USES, self._budget_callback)
+        execution.add_callback(worker, USES, self._budget_callback)
         self._budget_callback.start()
 
     def detach(self) -> None:
         """Restore the worker.  A store that it was started with stays."""
         worker: Any = self.worker
         self._budget_callback.stop()
-        internals.remove_callback(worker, USES)
+        execution.remove_callback(worker, USES)
         while self._overrides:
-            internals.uninstall(self._overrides.pop())
+            uninstall(self._overrides.pop())
         if self.hints:
             # a hint may be on its way, and a message without a handler stops the worker
-            internals.handle_message(worker, USES, _ignore)
+            execution.handle_message(worker, USES, _ignore)
         self.store.next_use, self.store.on_evict, self.store.event_loop_thread = (
             no_next_use,
             None,
@@ -147,7 +148,7 @@ class Spilling(Guarded):
                 # a value cannot be read, or the other mapping rejects it: all stay in the store
                 self._count_error("move the results of a worker back")
             else:
-                internals.replace_data(worker, self._original_data)
+                storage.replace_data(worker, self._original_data)
                 self.store.close()
                 return
         self.store.forget_uses()
@@ -156,7 +157,7 @@ class Spilling(Guarded):
 
     def _limit(self, *parts: Any) -> int | None:
         """Bytes of the first share that is configured, of the lowest of all memory limits."""
-        limits = (self.limit, self.store.limit, internals.limits(self.worker).memory)
+        limits = (self.limit, self.store.limit, storage.limits(self.worker).memory)
         limit = min(filter(None, limits), default=None)
         part = next(filter(None, parts), None)
         return int(part * limit) if part and limit else None
@@ -164,13 +165,13 @@ class Spilling(Guarded):
     def _update_budget(self) -> None:
         """Resize the memory for results to what the rest of the process leaves."""
         try:
-            store, limits = self.store, internals.limits(self.worker)
+            store, limits = self.store, storage.limits(self.worker)
             store.age()
             budget = target = self._limit(limits.target)
             if target is not None and limits.spill is not False:
                 # read before the process: bytes evicted in between must not count as other memory
                 results = store.used(store.host)
-                self.budget.sample(internals.process_memory(self.worker), results)
+                self.budget.sample(storage.process_memory(self.worker), results)
                 # half way to the monitor's threshold: the rest is for temporary memory of tasks
                 spill = self._limit(limits.spill) or target
                 budget = min(target, self.budget.available((target + max(target, spill)) // 2))
@@ -186,12 +187,12 @@ class Spilling(Guarded):
 
     def _evict_excess(self) -> None:
         """Start to evict results until the process is at its target; does not wait."""
-        store, limits = self.store, internals.limits(self.worker)
+        store, limits = self.store, storage.limits(self.worker)
         target = self._limit(limits.target, limits.spill)
         if target is None:
             return
         results = store.used(store.host)
-        above = internals.process_memory(self.worker) - target
+        above = storage.process_memory(self.worker) - target
         self._evicting = True
         store.shrink_to(store.host, results - above)
         if above > 0 and not store.used(store.host):
@@ -210,7 +211,7 @@ class Spilling(Guarded):
         request = None
         keys: list[Any] = []
         kind = key_split(key)
-        task = internals.worker_tasks(self.worker).get(key)
+        task = execution.worker_tasks(self.worker).get(key)
         if task is not None:
             keys = [read.key for read in task.dependencies]
             now = self._task_started(task)
@@ -219,12 +220,12 @@ class Spilling(Guarded):
             request = await self._request(keys, self._result_bytes.get(kind, 1), now)
             stop = time.time()
             if stop - start > self.settings.reading_threshold:
-                internals.note_reading(task, start, stop)
-            actors = internals.actors(self.worker)
+                execution.note_reading(task, start, stop)
+            actors = execution.actors(self.worker)
             if any(read not in self.store and read not in actors for read in keys):
                 # cancelled while it waited, and submitted again: its inputs arrive later
                 self._release(request)
-                return internals.run_later(key, f"dasktile-anew-{stop}")
+                return execution.run_later(key, f"dasktile-anew-{stop}")
         if request is not None:
             self._requests[key] = request
         if task is not None:
@@ -252,7 +253,7 @@ class Spilling(Guarded):
         with its traceback, whose frames hold the other inputs: these would stay in memory as long
         as the log.)
         """
-        if task is None or not internals.is_running(self.worker):
+        if task is None or not execution.is_running(self.worker):
             return None
         lost: list[Any] = []
         for key in keys:
@@ -263,28 +264,28 @@ class Spilling(Guarded):
                     often = self._losses.get(key, 0) >= self.settings.max_losses
                     # a result that finds no room in memory would find none if it was recomputed
                     if often or self.store.may_become_readable(key):
-                        return internals.failed(task, error, f"execute-lost-{time.time()}")
+                        return execution.failed(task, error, f"execute-lost-{time.time()}")
                     logger.error("%s: it is recomputed", error)
                     lost.append(key)
         if not lost:
             return None
         self._lost_inputs[task.key] = lost
-        return internals.run_later(task.key, f"execute-lost-{time.time()}")
+        return execution.run_later(task.key, f"execute-lost-{time.time()}")
 
     def transition(self, key: Any, start: str, finish: str) -> None:
         """Update next uses after a transition; called for every transition of every task."""
-        if finish == internals.LONG_RUNNING:
+        if finish == states.LONG_RUNNING:
             # it may wait for tasks that need the memory of its inputs
             self._release(self._requests.pop(key, None))
-        elif finish in (internals.RELEASED, internals.FORGOTTEN):
+        elif finish in (states.RELEASED, states.FORGOTTEN):
             self.uses.forget(key)
-        if start == internals.EXECUTING and key in self._lost_inputs:
+        if start == states.EXECUTING and key in self._lost_inputs:
             # the inputs of a task can be removed once it does not run; not within a transition.
             # Other readers that have not started are scheduled again as well
             lost = self._lost_inputs.pop(key)
             asyncio.get_running_loop().call_soon(self._report_lost, lost, _NOT_RUNNING)
-        if start == internals.RELEASED and finish != internals.FORGOTTEN:
-            task = internals.worker_tasks(self.worker).get(key)
+        if start == states.RELEASED and finish != states.FORGOTTEN:
+            task = execution.worker_tasks(self.worker).get(key)
             if task is not None and task.run_spec is not None:
                 self._update_next_uses(
                     read.key for read in task.dependencies if not self.uses.includes(read.key, task)
@@ -316,7 +317,7 @@ class Spilling(Guarded):
         """Prefetch for the task after a task that starts; return the latter's number."""
         try:
             if self.store.evicted_count and self.prefetch:
-                following = internals.next_ready(self.worker)
+                following = execution.next_ready(self.worker)
                 reads = () if following is None else following.dependencies
                 self.store.set_upcoming([read.key for read in reads])
             return number(task.priority) if task.priority else None
@@ -349,7 +350,7 @@ class Spilling(Guarded):
         serializers: list[str] | None = None,
     ) -> Any:
         """Send results once they are in memory; unreadable ones are left out and reported lost."""
-        transfers, limit = internals.outgoing(self.worker)
+        transfers, limit = execution.outgoing(self.worker)
         if limit is not None and transfers + self._reads_for_peers >= 2 * limit:
             # nothing is swapped in for a peer that has to repeat its request
             return {"status": "busy"}
@@ -385,7 +386,7 @@ class Spilling(Guarded):
             States that all of their readers on this worker must have.  With other readers they
             stay: those report the loss when they start.
         """
-        tasks = [internals.worker_tasks(self.worker).get(key) for key in keys]
+        tasks = [execution.worker_tasks(self.worker).get(key) for key in keys]
         lost = [
             task.key
             for task in tasks
@@ -396,7 +397,7 @@ class Spilling(Guarded):
                 self._losses.clear()
             for key in lost:
                 self._losses[key] = self._losses.get(key, 0) + 1
-            internals.lose(self.worker, lost, f"lost-{time.time()}")
+            execution.lose(self.worker, lost, f"lost-{time.time()}")
 
     async def gather_dep(
         self,

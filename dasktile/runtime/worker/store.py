@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dasktile._compat import distributed as internals
+from dasktile._compat.distributed import storage
 from dasktile.runtime.engine import Engine, inline, pool
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Held, Tier
@@ -51,7 +51,7 @@ from dasktile.schedule.residency import Residency
 
 logger = logging.getLogger(__name__)
 for _message in ("%s to %s failed", "Spill to %s reached its limit"):
-    internals.limit_rate(logger, _message)
+    storage.limit_rate(logger, _message)
 
 #: Types whose measured size is all the memory that a value takes.
 _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
@@ -206,7 +206,7 @@ class TileStore(MutableMapping[Any, Any]):
             return iter([*self._entries, *self._small, *self._untracked])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        size = internals.safe_sizeof(value)
+        size = storage.safe_sizeof(value)
         _, memory, whole = self._place(value)
         whole = max(size, whole)
         with self._lock:
@@ -277,7 +277,7 @@ class TileStore(MutableMapping[Any, Any]):
 
         def placed(part: Any) -> Any:
             nonlocal free
-            nbytes = size if part is value else internals.safe_sizeof(part)
+            nbytes = size if part is value else storage.safe_sizeof(part)
             home, memory, whole = self._place(part)
             whole = max(nbytes, whole)
             if part is not value and whole < free:
@@ -313,7 +313,7 @@ class TileStore(MutableMapping[Any, Any]):
             return False
         parts = leaves(value, self._runtime.max_parts)
         small = self._runtime.small_bytes
-        return len(parts) > 1 and any(internals.safe_sizeof(part) >= small for part in parts)
+        return len(parts) > 1 and any(storage.safe_sizeof(part) >= small for part in parts)
 
     def _unit(self, key: Hashable, value: Any, size: int, home: int) -> tuple[Unit, View | None]:
         """The unit of a value, perhaps a new one, and the layout of the value in it."""
@@ -530,7 +530,7 @@ class TileStore(MutableMapping[Any, Any]):
         for key in [key for key, exact in self._small.items() if not exact]:
             value = self._values[key]
             del self._small[key]
-            self._add(key, value, internals.safe_sizeof(value))
+            self._add(key, value, storage.safe_sizeof(value))
 
     def resize(self, tier: int, capacity: int | None) -> None:
         """Change the capacity of a tier.

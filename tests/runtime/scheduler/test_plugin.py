@@ -15,8 +15,9 @@ from distributed import Event, Scheduler, SchedulerPlugin, Worker, wait
 from distributed.utils_test import gen_cluster
 
 import dasktile
-from dasktile._compat import distributed as internals
-from dasktile._compat.distributed import Feature, Internal
+from dasktile._compat.distributed import checks
+from dasktile._compat.distributed.features import Feature, Internal
+from dasktile._compat.distributed.table import SCHEDULER
 from dasktile.runtime.scheduler.roots import HELD, restriction_to
 from dasktile.runtime.worker.plugin import OTHER
 from dasktile.schedule.homes import LayerTable
@@ -172,7 +173,7 @@ async def test_idle_workers_do_not_wait_for_one_that_is_busy_for_long(
 async def test_without_the_root_throttle_tasks_wait_for_the_next_worker(c, s, worker):
     lacking = {Feature.ROOTS: (Internal("scheduler", "no_such_name", "for this test"),)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(internals, "SCHEDULER", {**internals.SCHEDULER, **lacking})
+        patch.setattr(checks, "SCHEDULER", {**SCHEDULER, **lacking})
         with pytest.warns(UserWarning, match="root throttle"):
             await dasktile.enable(c)
     graph = roots_of(tiles(1, 4), 4, wait_for, "go")

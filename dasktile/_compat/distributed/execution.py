@@ -1,0 +1,168 @@
+"""The tasks of a worker: how it runs, fetches and reports them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import key_split
+
+from dasktile._compat.distributed.overrides import Override, install
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+# Its tasks -----------------------------------------------------------------------------
+
+
+def worker_tasks(worker: Worker) -> Mapping[Any, Any]:
+    """The tasks of a worker, by key."""
+    return worker.state.tasks
+
+
+def actors(worker: Worker) -> Mapping[Any, Any]:
+    """Actors of a worker, by key, which are stored apart from results."""
+    return worker.state.actors
+
+
+def next_ready(worker: Worker) -> Any:
+    """The task of a worker that runs next, None if none is ready."""
+    ready = worker.state.ready
+    return ready.peek() if ready else None
+
+
+def is_running(worker: Worker) -> bool:
+    """Whether a worker runs tasks, or is paused and will resume."""
+    from distributed.worker import WORKER_ANY_RUNNING
+
+    return worker.status in WORKER_ANY_RUNNING
+
+
+def outgoing(worker: Worker) -> tuple[int, int | None]:
+    """Number of requests of peers that a worker answers, and its limit; None for no limit."""
+    most = worker.transfer_outgoing_count_limit
+    return worker.transfer_outgoing_count, None if most is False else most
+
+
+def layer_name(key: Any) -> str:
+    """The layer of a task whose key is no tuple.  May be called without the feature."""
+    try:
+        from distributed.utils import key_split_group
+    except ImportError:
+        return key_split(key)
+    return str(key_split_group(key))
+
+
+# What it runs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkerMethods:
+    """Methods and handlers of a worker.
+
+    Parameters
+    ----------
+    execute
+        Runs a task.
+    gather_dep
+        Fetches results from a peer.
+    get_data
+        Sends results to a peer.
+    update_data
+        Takes results from a client.
+    """
+
+    execute: Any
+    gather_dep: Any
+    get_data: Any
+    update_data: Any
+
+
+def methods_of(worker: Worker) -> WorkerMethods:
+    """The current methods and handlers of a worker."""
+    handlers = worker.handlers
+    return WorkerMethods(
+        worker.execute, worker.gather_dep, handlers["get_data"], handlers["update_data"]
+    )
+
+
+def replace_methods(worker: Worker, methods: WorkerMethods) -> list[Override]:
+    """Replace methods and handlers of a worker; `overrides.uninstall` restores each."""
+    return [
+        install(worker, "execute", methods.execute),
+        install(worker, "gather_dep", methods.gather_dep),
+        install(worker.handlers, "get_data", methods.get_data),
+        install(worker.handlers, "update_data", methods.update_data),
+    ]
+
+
+def add_callback(worker: Worker, name: str, callback: Any) -> None:
+    """Register a ``PeriodicCallback``, which a worker stops when it closes."""
+    worker.periodic_callbacks[name] = callback
+
+
+def remove_callback(worker: Worker, name: str) -> None:
+    """Remove such a callback."""
+    worker.periodic_callbacks.pop(name, None)
+
+
+# Events of tasks -----------------------------------------------------------------------
+
+
+def note_reading(task: Any, start: float, stop: float) -> None:
+    """Record the seconds that a task waited for its inputs, as ``Worker.execute`` does."""
+    from distributed.metrics import context_meter
+
+    task.startstops.append({"action": "disk-read", "start": start, "stop": stop})
+    context_meter.digest_metric("disk-read", stop - start, "seconds")
+
+
+def run_later(key: Any, stimulus: str) -> Any:
+    """The event for a task that is to be scheduled again."""
+    from distributed.worker_state_machine import RescheduleEvent
+
+    return RescheduleEvent(key=key, stimulus_id=stimulus)
+
+
+def failed(task: Any, error: BaseException, stimulus: str) -> Any:
+    """The event for a task that has failed."""
+    from distributed.worker_state_machine import ExecuteFailureEvent
+
+    return ExecuteFailureEvent.from_exception(
+        error, key=task.key, run_id=task.run_id, stimulus_id=stimulus
+    )
+
+
+def lose(worker: Worker, keys: list[Any], stimulus: str) -> None:
+    """Remove lost results from a worker, so that the scheduler recomputes them."""
+    from distributed.worker_state_machine import RemoveReplicasEvent
+
+    worker.handle_stimulus(RemoveReplicasEvent(keys=keys, stimulus_id=stimulus))
+
+
+# Messages from and to the scheduler ----------------------------------------------------
+
+
+def handle_message(worker: Worker, name: str, handler: Callable[..., None]) -> None:
+    """Add a handler for messages of the scheduler; a worker closes on an unknown message."""
+    worker.stream_handlers[name] = handler
+
+
+async def heartbeat(worker: Worker) -> None:
+    """Send a heartbeat now.  Does nothing where that is unavailable."""
+    if hasattr(worker, "heartbeat"):
+        await worker.heartbeat()
+
+
+def add_metric(worker: Worker, name: str, function: Callable[[Worker], Any]) -> None:
+    """Send the value of a function with every heartbeat."""
+    metrics: Any = worker.metrics
+    metrics[name] = function
+
+
+def remove_metric(worker: Worker, name: str, function: Callable[[Worker], Any]) -> None:
+    """Stop sending the value of a function, unless another function has replaced it."""
+    metrics: Any = worker.metrics
+    if metrics.get(name) == function:
+        del metrics[name]

@@ -1,0 +1,204 @@
+"""Explanations of plans, made of a plan and of what is predicted of its run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+from dasktile.ir import Chunks
+from dasktile.report.explanation import Explanation, NodeReport
+from dasktile.tiling.plan import TilingPlan
+
+
+class Run(Protocol):
+    """A simulated run: tasks, bytes received, and the most bytes and results of one worker."""
+
+    @property
+    def tasks(self) -> int: ...
+
+    @property
+    def moved(self) -> int: ...
+
+    @property
+    def peak(self) -> int: ...
+
+    @property
+    def results(self) -> int: ...
+
+
+class UnknownArray(Protocol):
+    """An array whose chunk sizes are unknown."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def chunks(self) -> tuple[tuple[float, ...], ...]: ...
+
+
+def describe_plan(
+    plan: TilingPlan,
+    outputs: Sequence[Chunks | None] = (),
+    unknown: Sequence[UnknownArray] = (),
+    seconds: tuple[float, float] | None = None,
+    runs: tuple[Run | None, Run | None] = (None, None),
+    room: int | None = None,
+    joined: int = 0,
+    placed: bool = True,
+    handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
+    unpredicted: str = "",
+) -> Explanation:
+    """Describe a plan.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    outputs
+        For every output of the program, its final chunks, or None if those are the tiling's.
+    unknown
+        Arrays on top of the program whose chunk sizes are not known.
+    seconds
+        Predicted seconds of the input and of the plan; None without a prediction.
+    runs
+        Simulated runs of the input and of the plan; None for each without a prediction.
+    room
+        Bytes of results that a worker holds before it spills; None if that is unknown.
+    joined
+        Bytes of the largest result that Dask joins on one worker.
+    placed
+        Whether tasks run on the workers of the plan; the bytes of other runs are not shown.
+    handed
+        By the index of an output, bytes that workers receive for its final chunks, of the input and
+        of the plan.
+    unpredicted
+        Why there are no simulated runs.
+    """
+    before, after = seconds or (None, None)
+    stock, planned = runs
+    old, new = handed
+    final = {
+        index: chunks
+        for index, chunks in zip(plan.program.outputs, outputs, strict=False)
+        if chunks is not None
+    }
+    nodes = tuple(
+        NodeReport(
+            name=node.name,
+            op=f"{node.op} (recomputed)" if node.copy and node.op != "copy" else node.op,
+            shape=node.shape,
+            dtype=node.dtype,
+            chunks_before=node.chunks,
+            chunks_after=_chunks_after(plan, index, final),
+            bytes_before=plan.before.moved[index] + old.get(index, 0),
+            bytes_after=plan.after.moved[index] + new.get(index, 0),
+            read_before=plan.before.read[index],
+            read_after=plan.after.read[index],
+            tasks_before=plan.before.tasks[index],
+            tasks_after=plan.after.tasks[index],
+            reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
+            inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
+            homes=_homes(plan, index, final),
+        )
+        for index, node in enumerate(plan.program.nodes)
+    )
+    return Explanation(
+        workers=plan.workers,
+        method=plan.method,
+        bytes_before=plan.before.bytes + sum(old.values()),
+        bytes_after=plan.after.bytes + sum(new.values()),
+        read_before=sum(plan.before.read),
+        read_after=sum(plan.after.read),
+        tasks_before=sum(plan.before.tasks),
+        tasks_after=sum(plan.after.tasks),
+        lower_bound=plan.lower_bound,
+        # no search contains the bytes for final chunks
+        proven_optimal=plan.proven_optimal and not any(new.values()),
+        grids=plan.grids,
+        changed=plan.tiled is not None,
+        verdict=plan.verdict if plan.tiled is None else "",
+        nodes=(*nodes, *map(_unknown_row, unknown)),
+        balance_before=plan.before.balance,
+        balance_after=plan.after.balance,
+        spilled_before=plan.before.spilled,
+        spilled_after=plan.after.spilled,
+        seconds_before=before,
+        seconds_after=after,
+        peak_before=None if stock is None else stock.peak,
+        peak_after=None if planned is None else planned.peak,
+        results_before=None if stock is None else stock.results,
+        results_after=None if planned is None else planned.results,
+        room=room,
+        joined=joined,
+        run_tasks_before=None if stock is None else stock.tasks,
+        run_tasks_after=None if planned is None else planned.tasks,
+        received_before=stock.moved if placed and stock is not None else None,
+        received_after=planned.moved if placed and planned is not None else None,
+        unpredicted=unpredicted,
+    )
+
+
+def describe_unplanned(
+    workers: int, method: str, unknown: Sequence[UnknownArray] = (), verdict: str = ""
+) -> Explanation:
+    """The explanation of an expression without arrays that could be tiled."""
+    verdict = verdict or ("" if unknown else "no dask arrays to tile")
+    rows = tuple(map(_unknown_row, unknown))
+    return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
+
+
+def _unknown_row(array: UnknownArray) -> NodeReport:
+    chunks = cast(Chunks, tuple(tuple(sizes) for sizes in array.chunks))
+    return NodeReport(
+        name=array.name,
+        op=array.name.rpartition("-")[0] or array.name,
+        shape=tuple(map(sum, chunks)),
+        dtype=str(array.dtype),
+        chunks_before=chunks,
+        chunks_after=chunks,
+        bytes_before=0,
+        bytes_after=0,
+        read_before=0,
+        read_after=0,
+        tasks_before=0,
+        tasks_after=0,
+        reason="its chunk sizes are unknown until it is computed (see compute_chunk_sizes)",
+        inputs=(),
+    )
+
+
+def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chunks:
+    if plan.tiled is None:
+        return plan.program.nodes[index].chunks
+    return final.get(index, plan.tiled.tilings[index].chunks)
+
+
+def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:
+    """The workers of an array's tiles, as :attr:`NodeReport.homes`."""
+    if plan.tiled is None or index in final:
+        return ()
+    tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
+    if not isinstance(tiling.held_at, tuple) or len(tiling.held_at) != len(tiling.chunks):
+        return ()
+    homes = []
+    for share, sizes in zip(tiling.held_at, tiling.chunks, strict=True):
+        workers = _part_workers(share.by, mesh)
+        runs = share.runs or (len(sizes),)
+        owners = [worker for worker, run in zip(workers, runs, strict=False) for _ in range(run)]
+        if len(owners) != len(sizes):
+            return ()
+        homes.append(tuple(owners))
+    return tuple(homes)
+
+
+def _part_workers(by: Sequence[int], mesh: Sequence[int]) -> list[int]:
+    """For every part along mesh axes, slowest first, what it adds to the number of a worker."""
+    workers = [0]
+    for axis in by:
+        stride = math.prod(mesh[axis + 1 :])
+        workers = [worker + stride * place for worker in workers for place in range(mesh[axis])]
+    return workers

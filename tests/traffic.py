@@ -95,11 +95,30 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
 
 
 def _place_roots(graph: Mapping[Any, Any], homes: dict[Any, str | None]) -> None:
-    """Assign tasks without a home to that of most of their readers, as the plugin does."""
-    readers: dict[Any, Counter[str]] = {}
-    for key in reversed(dask.core.toposort(graph)):
-        if key in homes and homes[key] is None and (there := readers.get(key)):
-            homes[key] = max(there, key=lambda name: (there[name], name))
-        if (home := homes.get(key)) is not None:
-            for read in graph[key].dependencies:
-                readers.setdefault(read, Counter())[home] += 1
+    """Assign tasks without a home as the plugin and the scheduler do.
+
+    A task that reads nothing runs where most of its readers are, those of its slices included, and
+    a slice where its block is.
+    """
+    readers: dict[Any, list[Any]] = {}
+    for key, task in graph.items():
+        for read in task.dependencies:
+            readers.setdefault(read, []).append(key)
+    order = dask.core.toposort(graph)
+    for key in order:
+        if key not in homes or homes[key] is not None or graph[key].dependencies:
+            continue
+        there = list(readers.get(key, ()))
+        for reader in readers.get(key, ()):
+            if homes.get(reader) is None:
+                there += readers.get(reader, ())
+        counts = Counter(home for reader in there if (home := homes.get(reader)) is not None)
+        if counts:
+            # of several the first one
+            most = max(counts.values())
+            homes[key] = min((home for home in counts if counts[home] == most), key=int)
+    for key in order:
+        if key in homes and homes[key] is None:
+            inputs = (homes.get(read) for read in graph[key].dependencies)
+            there = [home for home in inputs if home is not None]
+            homes[key] = Counter(there).most_common(1)[0][0] if there else None

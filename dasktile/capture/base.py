@@ -76,6 +76,7 @@ class Operation:
     stored: Chunks | None = None
     resident: bool = False
     reason: str = ""
+    root: bool = False
     repeatable: bool = False
 
 

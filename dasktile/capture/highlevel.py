@@ -19,6 +19,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
+from dasktile._compat.dask import Task
 from dasktile.capture.base import (
     ArrayInfo,
     Captured,
@@ -151,6 +152,7 @@ def capture_graph(
                 stored=answer.stored,
                 resident=answer.resident,
                 reason=answer.reason,
+                root=answer.root,
                 repeatable=answer.repeatable,
             )
         )
@@ -330,6 +332,17 @@ def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
             for array in arrays
         ),
         reason=reason,
+        root=members == (info.name,) and _is_root(view, info.name),
+    )
+
+
+def _is_root(view: GraphView, name: str) -> bool:
+    """Whether the tasks of a layer read nothing and may run on any worker."""
+    layer = view.layers[name]
+    if view.graph.dependencies.get(name) or layer.annotations:
+        return False
+    return isinstance(layer, Blockwise) or all(
+        type(task) is Task and not task.dependencies for task in view.tasks(name).values()
     )
 
 

@@ -182,6 +182,9 @@ class Node:
         workers that have it.
     reason
         Why the node stays unchanged; empty if it does not.
+    root
+        True for an unchanged array whose blocks are made by one task each, which reads nothing: it
+        runs on the worker that reads most of its block.
     repeatable
         True if recomputing the array is sure to give the same elements.
     copy
@@ -204,6 +207,7 @@ class Node:
     resident: bool = False
     homes: tuple[tuple[int, ...], ...] | None = None
     reason: str = ""
+    root: bool = False
     repeatable: bool = False
     copy: int = 0
 

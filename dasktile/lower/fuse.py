@@ -460,7 +460,21 @@ class _Fusion:
         is_root = fused.data_producer and all(
             self.free[self.number[read]] for read in fused.dependencies
         )
-        return Task(fused.key, run_fused, *fused.args, _data_producer=is_root)
+        kind = Anchored if self._is_read_elsewhere(numbers) else Task
+        return kind(fused.key, run_fused, *fused.args, _data_producer=is_root)
+
+    def _is_read_elsewhere(self, numbers: Sequence[int]) -> bool:
+        """Whether a group's result is read on another worker, and smaller than its inputs.
+
+        If Dask fused such a group with its reader, the inputs would be sent there, not the result.
+        """
+        inside, last = set(numbers), numbers[-1]
+        home = self.homes[last]
+        readers = self.readers[last]
+        if home is None or all(self.homes[reader] in (None, home) for reader in readers):
+            return False
+        inputs = {read for number in numbers for read in self.reads[number]} - inside
+        return self._bytes(read for read in inputs if not self.free[read]) > self.sizes[last]
 
     def _dependencies(
         self, layers: dict[str, Layer], reads: dict[str, set[str]], changed: Iterable[str]

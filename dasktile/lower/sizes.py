@@ -28,6 +28,7 @@ from dasktile._compat.dask import (
 )
 from dasktile.lower.kernels.blas import total
 from dasktile.lower.kernels.einsums import aggregate
+from dasktile.lower.kernels.views import take
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.reshard import getitem_any
 
@@ -41,7 +42,7 @@ _SLICING = (operator_getitem, getitem, getitem_any)
 _DECOMPOSING = (np.linalg.qr, wrapped_qr)
 
 #: Functions whose results have sizes that follow from those of their inputs.
-_SIZED = (*_SLICING, *_DECOMPOSING, np.vstack, np.dot)
+_SIZED = (*_SLICING, *_DECOMPOSING, np.vstack, np.dot, take)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,8 @@ class SizedTasks(Protocol):
 
     def planned_size(self, number: int) -> int | None: ...
 
+    def tile_size(self, number: int) -> int | None: ...
+
 
 def estimated_sizes(tasks: SizedTasks) -> tuple[list[int], set[int]]:
     """Bytes of every result, and the tasks for which they are a guess.
@@ -201,6 +204,11 @@ class _Estimate:
                 self.computed[number] = result
                 sizes[number] = result.nbytes
                 continue
+            whole = tasks.tile_size(number)
+            if whole is not None:
+                # a slice for this tile
+                sizes[number] = whole
+                continue
             if type(tasks.tasks[number]) is Alias and len(tasks.reads[number]) == 1:
                 sizes[number] = sizes[tasks.reads[number][0]]
                 continue
@@ -245,6 +253,8 @@ class _Estimate:
         function = getattr(task, "func", None)
         if type(task) is not Alias and function not in _SIZED:
             return None
+        if function is take:
+            return self.taken(task, sizes)
         inputs = [self.known(read, sizes[read]) for read in reads]
         known = [each for each in inputs if each is not None]
         if not known or not len(known) == len(reads) == len(task.dependencies):
@@ -262,6 +272,21 @@ class _Estimate:
             first = tasks.number.get(getattr(task.args[0], "key", None))
             return _product(known if first == reads[0] else known[::-1])
         return None
+
+    def taken(self, task: Any, sizes: Sequence[int]) -> _Result | None:
+        """Elements at positions of one axis of a block, whose axes are then arranged."""
+        block, index, axis, *arranged = task.args
+        read, places = (self.tasks.number.get(getattr(ref, "key", None)) for ref in (block, index))
+        if read is None or places is None:
+            return None
+        source = self.known(read, sizes[read])
+        positions = getattr(self.tasks.tasks[places], "value", None)
+        if source is None or not source.is_array or type(positions) is not tuple:
+            return None
+        [shape] = source.shapes
+        if arranged:
+            return _Result((arranged[1],), source.itemsize)
+        return _Result(((*shape[:axis], len(positions[1]), *shape[axis + 1 :]),), source.itemsize)
 
 
 def _adds(task: Any) -> bool:

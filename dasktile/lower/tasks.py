@@ -244,12 +244,22 @@ class GraphTasks:
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""
         name, key = self.heads[number], self.keys[number]
+        if name.startswith(SLICE_PREFIX):
+            return None
+        value = getattr(self.tasks[number], "value", None)
+        if type(value) is tuple:
+            # the positions of a step that takes elements, which has the token of its tiles
+            return sum(getattr(part, "nbytes", 0) for part in value)
         chunks, itemsize = self.limits.tiles.get(name, ((), 0))
         if itemsize and is_block(key, name, tuple(map(len, chunks))):
             # block numbers may be of any type that equals an integer
             places = (int(getattr(at, "real", at)) for at in key[1:])
             return math.prod(map(getitem, chunks, places)) * itemsize
-        return self.limits.size.get(name, self.limits.size.get(name.rpartition("-")[2]))
+        return self.limits.size.get(name, self.tile_size(number))
+
+    def tile_size(self, number: int) -> int | None:
+        """Bytes of the tiles that a result has the token of; None if that is unknown."""
+        return self.limits.size.get(self.heads[number].rpartition("-")[2])
 
     # Tasks
 
@@ -384,6 +394,16 @@ class GraphTasks:
         enough = self.limits.settings.near_inputs * sum(held.values())
         return most if held[most] > enough else None
 
+    def _place_of_readers(self, number: int, places: Sequence[int | None]) -> int | None:
+        """The mesh position that reads most bytes of a result, the first of several."""
+        read: dict[int, int] = {}
+        for reader in self.readers[number]:
+            place = places[reader]
+            if place is not None:
+                size = self.sizes[reader if self._is_cut(reader) else number]
+                read[place] = read.get(place, 0) + size
+        return max(read, key=lambda place: (read[place], -place), default=None)
+
     @cached_property
     def places(self) -> list[int | None]:
         """The mesh position of each task, None if it is unknown."""
@@ -405,14 +425,19 @@ class GraphTasks:
             place is not None or len(self.reads[number]) == 1 for number, place in enumerate(places)
         ]
         for number in reversed(unknown):
-            if near[number] is None and self.readers[number]:
-                there = {near[reader] for reader in self.readers[number]}
-                if len(there) == 1 and all(known[reader] for reader in self.readers[number]):
+            readers = self.readers[number]
+            if near[number] is None and readers and all(known[reader] for reader in readers):
+                there = {near[reader] for reader in readers}
+                if len(there) == 1:
                     near[number] = there.pop()
+                elif not self.reads[number]:
+                    near[number] = self._place_of_readers(number, near)
         for number in unknown:
             reads = [read for read in self.reads[number] if not self.is_free(read)]
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
+            if places[number] is None and len(reads) == 1 and self._is_cut(number):
+                places[number] = places[reads[0]]
         return places
 
 

@@ -140,11 +140,17 @@ def _encode_share(share: Share) -> tuple[str, str]:
     runs = share.runs
     if len(set(runs)) == 1:
         return by, f"e{runs[0]}"
-    exact = "r" + ".".join(f"{run}x{len(list(same))}" for run, same in groupby(runs))
+    forms = ["r" + ".".join(f"{run}x{len(list(same))}" for run, same in groupby(runs))]
+    least = min(runs)
+    if max(runs) == least + 1:
+        longer = sum(1 << part for part, run in enumerate(runs) if run > least)
+        forms.append(f"t{least}.{_base36(longer)}")
+    exact = min(forms, key=len)
     if len(exact) <= MAX_LETTERS // 2:
         return by, exact
     # near-even runs instead: Dask would cut a longer name
-    return by, f"n{sum(runs)}"
+    blocks, parts = sum(runs), len(runs)
+    return by, f"m{blocks}" if runs == near_even(blocks, parts, rounded=True) else f"n{blocks}"
 
 
 def decode(name: object) -> Placement | None:
@@ -183,15 +189,19 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     """One dimension of a placement; raises ValueError if it has more than `most` blocks."""
     if not part:
         return Share()
-    end = next((number for number, letter in enumerate(part) if letter in "ern"), len(part) - 1)
+    end = next((number for number, letter in enumerate(part) if letter in "ermnt"), len(part) - 1)
     by = tuple(map(int, part[:end]))
     parts = math.prod(mesh[axis] for axis in by)
     form, rest = part[end], part[end + 1 :]
     # pairs of a run and its number of repetitions
     if form == "e":
         runs = [(int(rest), parts)]
-    elif form == "n":
+    elif form in "mn":
         runs = [(int(rest), 1)]
+    elif form == "t":
+        least, longer = rest.split(".")
+        bits = int(longer, 36)
+        runs = [(int(least) + (bits >> at & 1), 1) for at in range(parts)]
     elif form == "r":
         runs = [
             (int(run), int(times)) for run, times in (run.split("x") for run in rest.split("."))
@@ -201,16 +211,17 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     # checked before memory is allocated for all runs
     if len(set(by)) < len(by) or sum(run * times for run, times in runs) > most:
         raise ValueError(part)
-    if form == "n":
-        return Share(by, near_even(runs[0][0], parts))
+    if form in "mn":
+        return Share(by, near_even(runs[0][0], parts, rounded=form == "m"))
     if sum(times for _, times in runs) != parts:
         raise ValueError(part)
     return Share(by, tuple(run for run, times in runs for _ in range(times)))
 
 
-def near_even(blocks: int, parts: int) -> tuple[int, ...]:
-    """Numbers of blocks of near-even parts."""
-    edges = [part * blocks // parts for part in range(parts + 1)]
+def near_even(blocks: int, parts: int, rounded: bool = False) -> tuple[int, ...]:
+    """Numbers of blocks of near-even parts, whose boundaries are rounded down or `rounded`."""
+    half = parts // 2 if rounded else 0
+    edges = [(part * blocks + half) // parts for part in range(parts + 1)]
     return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
 
 

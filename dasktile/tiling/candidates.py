@@ -29,6 +29,7 @@ from dasktile.tiling.follow import (
 from dasktile.tiling.grid import Axes, Grid, split
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.settings import CandidateLimits, CostModel, Settings
+from dasktile.tiling.strided import ALL, Strided, strided
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -84,23 +85,26 @@ class Boxes:
     Parameters
     ----------
     lo, hi
-        Bounds in elements, (candidates, workers, axes).
+        Bounds, (candidates, workers, axes): numbers of elements, among those of `steps`.
     active
         False where a worker has no box, (candidates, workers).
-    density
-        Share of the elements within the bounds that count: a slice of step 2 reads every other
-        element.
+    steps
+        The elements of each axis that count; empty if all of them do.
     """
 
     lo: Ints
     hi: Ints
     active: Bools
-    density: float = 1.0
+    steps: tuple[Strided, ...] = ()
 
     def volume(self) -> npt.NDArray[np.float64]:
         """Number of elements, (candidates, workers)."""
         elements: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
-        return elements * self.active * self.density
+        return elements * self.active
+
+    def step(self, axis: int) -> Strided:
+        """The elements of an axis that count."""
+        return self.steps[axis] if self.steps else ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -624,7 +628,10 @@ class _BoxBuilder:
         """
         lo, hi = self._empty(len(options), len(axes))
         active = np.empty((len(options), self.mesh.workers), dtype=bool)
-        density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in axes)
+        steps = tuple(
+            ALL if axis.label is None else strided(axis, self.labels[axis.label].size)
+            for axis in axes
+        )
         for row, option in enumerate(options):
             active[row] = self._running(option)
             if within is not None:
@@ -639,8 +646,13 @@ class _BoxBuilder:
                 if within is not None and axis.label == within[0]:
                     begin = np.clip(begin, within[1], within[2])
                     end = np.clip(end, within[1], within[2])
-                lo[row, :, column], hi[row, :, column] = _interval(axis, begin, end, size)
-        return Boxes(lo, hi, active, density)
+                if steps[column] is not ALL:
+                    length = self.labels[axis.label].size
+                    bounds_of = _numbers(axis, steps[column], begin, end, length, size)
+                else:
+                    bounds_of = _interval(axis, begin, end, size)
+                lo[row, :, column], hi[row, :, column] = bounds_of
+        return Boxes(lo, hi, active, steps if any(step is not ALL for step in steps) else ())
 
     def held(
         self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
@@ -690,6 +702,16 @@ class _BoxBuilder:
     def _empty(self, options: int, axes: int) -> tuple[Ints, Ints]:
         shape = (options, self.mesh.workers, axes)
         return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+
+
+def _numbers(
+    axis: AxisMap, step: Strided, lo: Ints, hi: Ints, length: int, size: int
+) -> tuple[Ints, Ints]:
+    """Numbers of the elements that iterations of a label of some length read, one each."""
+    if axis.step < 0:
+        lo, hi = length - hi, length - lo
+    first, last = step.before(np.array([0, size]))
+    return np.clip(lo, first, last), np.clip(hi, first, last)
 
 
 def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]:

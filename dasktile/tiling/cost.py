@@ -16,18 +16,23 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import Edge, Node, Role
+from dasktile.ir import Chunks, Edge, Node, Role, bounds
 from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.solve.eliminate import Problem
+from dasktile.tiling.strided import Strided
 
+Ints = npt.NDArray[np.int64]
 Table = npt.NDArray[np.float64]
 
 #: Weight of one tile, in bytes.  It breaks ties between tilings that move the same number of
 #: bytes, and is so small that no number of tiles outweighs one byte.
 TIE = 2.0**-20
+
+#: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
+MOVING = 2.0**-24
 
 #: Entries of a temporary float64 array while a table is computed; it bounds memory and does not
 #: change any result.
@@ -55,11 +60,14 @@ class Costs:
     own: list[Table] = field(default_factory=list)
     tiles: list[Table] = field(default_factory=list)
     between: dict[tuple[int, int], Table] = field(default_factory=dict)
+    #: For pairs with a root, the same if its blocks are made where its own candidate has them.
+    _at_home: dict[tuple[int, int], Table] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # nodes of one shape share their boxes, so the identity of the boxes is a key
         tables: dict[object, Table] = {}
         alike: dict[object, tuple[Table, Table]] = {}
+        outputs = set(self.space.program.outputs)
         for index, variable in enumerate(self.space.variables):
             node = self.space.program.nodes[variable.node]
             loose: dict[int, Table] = {}
@@ -118,6 +126,14 @@ class Costs:
                     )
                     tables[key] = elements * itemsize
                 self.between[source, index] = tables[key]
+                root = self.space.program.nodes[producer.node]
+                if root.root and not producer.keep and producer.node not in outputs:
+                    elements = made_where_read(root.chunks, needs, blocks, self._model)
+                    fewer = elements * itemsize < tables[key]
+                    self._at_home[source, index] = tables[key]
+                    self.between[source, index] = np.where(
+                        fewer, elements * itemsize + MOVING, tables[key]
+                    )
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
                 known = self.between.get((source, index), 0.0)
@@ -141,6 +157,15 @@ class Costs:
             node = self.space.variables[index].node
             by_node[node] += float(table[states[source], states[index]])
         return tuple(math.ceil(moved - 1e-6) for moved in by_node)
+
+    def moving(self, states: Sequence[int]) -> frozenset[int]:
+        """Roots whose blocks are made where they are read, since that moves fewer bytes."""
+        return frozenset(
+            self.space.variables[source].node
+            for (source, index), table in self._at_home.items()
+            if self.between[source, index][states[source], states[index]]
+            < table[states[source], states[index]]
+        )
 
     def replica_bytes(self) -> list[Table]:
         """For every variable, bytes that a worker holds beyond its share of the array."""
@@ -255,13 +280,67 @@ def table(
         for need in _united(reads):
             volume = float(need.volume().sum())
             if rows:
-                have = need.in_boxes(held.lo, held.hi, held.active)
+                have = need.in_boxes(*_numbered(held, need.steps), held.active)
                 if second is not None:
-                    have = np.maximum(have, need.in_boxes(second.lo, second.hi, second.active))
-                elements[:rows, column] += volume - have * need.density
+                    other = need.in_boxes(*_numbered(second, need.steps), second.active)
+                    have = np.maximum(have, other)
+                elements[:rows, column] += volume - have
             for row, blocks in enumerate(held_blocks, rows):
-                elements[row, column] += volume - blocks.common(need) * need.density
+                elements[row, column] += volume - blocks.numbered(need.steps).common(need)
     return np.maximum(elements, 0.0)
+
+
+def made_where_read(
+    chunks: Chunks,
+    needs: Sequence[Boxes],
+    needed_blocks: Sequence[Sequence[Blocks]],
+    model: CostModel,
+) -> Table:
+    """Elements that workers receive if each block is made on the worker that reads most of it.
+
+    Parameters
+    ----------
+    chunks
+        Chunks of the array.
+    needs, needed_blocks, model
+        As for :func:`table`.
+    """
+    edges = [np.asarray(bounds(sizes), dtype=np.int64) for sizes in chunks]
+    if len(needs) > model.exact_union:
+        needs = [_hull(needs)]
+    columns = len(needs[0].lo)
+    elements = np.zeros(columns + len(needed_blocks))
+    step = max(1, BLOCK // max(1, needs[0].lo[0].size * math.prod(map(len, chunks))))
+    for start in range(0, columns, step):
+        part = np.arange(start, min(start + step, columns))
+        read: Table | float = 0.0
+        for count in range(1, len(needs) + 1):
+            for group in itertools.combinations(needs, count):
+                common = take(group[0], part)
+                for other in group[1:]:
+                    common = _common(common, take(other, part))
+                read = read + (1 if count % 2 else -1) * _by_block(common, edges)
+        elements[part] = (np.sum(read, axis=1) - np.max(read, axis=1)).sum(axis=1)
+    whole = Blocks(tuple(edges), np.ones((1, *map(len, chunks)), dtype=bool))
+    for column, reads in enumerate(needed_blocks, columns):
+        # several reads that follow arrays are received one by one
+        for need in _united(reads):
+            by_worker = whole.numbered(need.steps).by_block(need)
+            elements[column] += (by_worker.sum(axis=0) - by_worker.max(axis=0)).sum()
+    return elements
+
+
+def _by_block(boxes: Boxes, edges: Sequence[Ints]) -> Table:
+    """Elements that each worker has of each block: (candidates, workers, blocks)."""
+    rows, workers, axes = boxes.lo.shape
+    found = boxes.active[..., None].astype(np.float64)
+    for axis in range(axes):
+        at = boxes.step(axis).before(edges[axis])
+        lo = np.maximum(boxes.lo[..., axis, None], at[:-1])
+        hi = np.minimum(boxes.hi[..., axis, None], at[1:])
+        shared = np.maximum(hi - lo, 0)
+        found = (found[..., None] * shared[..., None, :]).reshape(rows, workers, -1)
+    return found
 
 
 def _united(reads: Sequence[Blocks]) -> list[Blocks]:
@@ -310,18 +389,49 @@ def transfer(
     return np.maximum(total, 0.0)
 
 
+def _numbered(boxes: Boxes, steps: Sequence[Strided]) -> tuple[Ints, Ints]:
+    """Bounds of boxes in which all elements count, as numbers of these elements: (lo, hi)."""
+    if not steps:
+        return boxes.lo, boxes.hi
+    return tuple(
+        np.stack([step.before(bound[..., axis]) for axis, step in enumerate(steps)], axis=-1)
+        for bound in (boxes.lo, boxes.hi)
+    )  # type: ignore[return-value]
+
+
+def _spanned(boxes: Boxes) -> Boxes:
+    """The boxes that boxes span, in which all elements count."""
+    if not boxes.steps:
+        return boxes
+    spans = [
+        step.span(boxes.lo[..., axis], boxes.hi[..., axis]) for axis, step in enumerate(boxes.steps)
+    ]
+    lo, hi = (np.stack(bound, axis=-1) for bound in zip(*spans, strict=True))
+    return Boxes(lo, hi, boxes.active)
+
+
 def _common(left: Boxes, right: Boxes) -> Boxes:
+    active = left.active & right.active
+    if left.steps != right.steps:
+        meets = [left.step(axis).meet(right.step(axis)) for axis in range(left.lo.shape[-1])]
+        steps = tuple(meet for meet in meets if meet is not None)
+        if len(steps) < len(meets):
+            return replace(left, active=np.zeros_like(active))
+        (left_lo, left_hi), (right_lo, right_hi) = (
+            _numbered(_spanned(boxes), steps) for boxes in (left, right)
+        )
+        left = Boxes(left_lo, left_hi, active, steps)
+        right = Boxes(right_lo, right_hi, active, steps)
     lo = np.maximum(left.lo, right.lo)
     hi = np.maximum(np.minimum(left.hi, right.hi), lo)
-    return Boxes(lo, hi, left.active & right.active, min(left.density, right.density))
+    return Boxes(lo, hi, active, left.steps)
 
 
 def _hull(needs: Sequence[Boxes]) -> Boxes:
     """The bounding box of many boxes, used because the reads of a stencil almost coincide."""
-    lo = needs[0].lo
-    hi = needs[0].hi
-    active = needs[0].active
-    for other in needs[1:]:
+    first, *others = map(_spanned, needs)
+    lo, hi, active = first.lo, first.hi, first.active
+    for other in others:
         empty = (hi <= lo).any(axis=2, keepdims=True)
         none = (other.hi <= other.lo).any(axis=2, keepdims=True)
         lo, hi = (
@@ -329,13 +439,13 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
             np.where(empty, other.hi, np.where(none, hi, np.maximum(hi, other.hi))),
         )
         active = active | other.active
-    return replace(needs[0], lo=lo, hi=hi, active=active, density=1.0)
+    return Boxes(lo, hi, active)
 
 
 def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
     """Elements that workers need and hold, (candidates of the holder, of the reader)."""
     if isinstance(held, Blocks):
-        return held.in_boxes(need.lo, need.hi, need.active)[None, :] * need.density
+        return held.numbered(need.steps).in_boxes(need.lo, need.hi, need.active)[None, :]
     if len(held.lo) * len(need.lo) * held.lo[0].size <= BLOCK:
         return _overlap_of_boxes(held, need)
     # many candidates differ in other boxes only
@@ -357,13 +467,14 @@ def _overlap_of_boxes(held: Boxes, need: Boxes) -> Table:
     rows, workers, axes = held.lo.shape
     columns = len(need.lo)
     elements = np.empty((rows, columns))
-    step = max(1, BLOCK // max(1, columns * workers))
-    for start in range(0, rows, step):
-        part = slice(start, min(start + step, rows))
+    held_lo, held_hi = _numbered(held, need.steps)
+    most = max(1, BLOCK // max(1, columns * workers))
+    for start in range(0, rows, most):
+        part = slice(start, min(start + most, rows))
         both = (held.active[part, None] & need.active[None]).astype(np.float64)
         for axis in range(axes):
-            lo = np.maximum(held.lo[part, None, :, axis], need.lo[None, :, :, axis])
-            hi = np.minimum(held.hi[part, None, :, axis], need.hi[None, :, :, axis])
+            lo = np.maximum(held_lo[part, None, :, axis], need.lo[None, :, :, axis])
+            hi = np.minimum(held_hi[part, None, :, axis], need.hi[None, :, :, axis])
             both *= np.maximum(hi - lo, 0)
         elements[part] = both.sum(axis=2)
-    return elements * need.density
+    return elements

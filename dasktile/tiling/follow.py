@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
+from dasktile.tiling.strided import ALL, Strided, strided
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -36,23 +37,33 @@ class Blocks:
         Boundaries of the blocks along each axis.
     owned
         True where a worker has a block, (workers, blocks along each axis).
-    density
+    steps
         As in :class:`~dasktile.tiling.candidates.Boxes`.
     """
 
     edges: tuple[Ints, ...]
     owned: Bools
-    density: float = 1.0
+    steps: tuple[Strided, ...] = ()
 
     def volume(self) -> Floats:
         """Elements of each worker."""
         elements = self.owned.astype(np.float64)
         for edges in reversed(self.edges):
             elements = elements @ np.diff(edges).astype(np.float64)
-        return elements * self.density
+        return elements
+
+    def numbered(self, steps: Sequence[Strided]) -> Blocks:
+        """The blocks of these elements of each axis; all elements count so far."""
+        if not steps:
+            return self
+        edges = (step.before(edges) for step, edges in zip(steps, self.edges, strict=True))
+        return Blocks(tuple(edges), self.owned, tuple(steps))
 
     def in_boxes(self, lo: Ints, hi: Ints, active: Bools) -> Floats:
-        """Elements that workers have of their boxes, (candidates,) for (candidates, workers)."""
+        """Elements that workers have of their boxes, (candidates,) for (candidates, workers).
+
+        All elements count in the boxes, or those that count in the blocks.
+        """
         elements = np.zeros(len(lo))
         for worker, owned in enumerate(self.owned):
             if not owned.any():
@@ -67,6 +78,17 @@ class Blocks:
                 left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
             elements += left * active[:, worker]
         return elements
+
+    def by_block(self, other: Blocks) -> Floats:
+        """Elements that each worker has in the other, by block of this grid: (workers, blocks)."""
+        left = other.owned.astype(np.float64)
+        for own, others in zip(self.edges, other.edges, strict=True):
+            lo = np.maximum(own[None, :-1], others[:-1, None])
+            hi = np.minimum(own[None, 1:], others[1:, None])
+            matrix = np.maximum(hi - lo, 0).astype(np.float64)
+            # the first axis of the other's blocks becomes the last, an axis of this grid
+            left = np.tensordot(left, matrix, axes=(1, 0))
+        return left.reshape(len(left), -1)
 
     def common(self, other: Blocks) -> float:
         """Elements that the same worker has in both."""
@@ -86,12 +108,12 @@ class Blocks:
 
     def union(self, other: Blocks) -> Blocks | None:
         """What a worker has in either; None where the grids differ."""
-        if len(self.edges) != len(other.edges) or any(
+        if self.steps != other.steps or any(
             not np.array_equal(own, others)
             for own, others in zip(self.edges, other.edges, strict=True)
         ):
             return None
-        return Blocks(self.edges, self.owned | other.owned, max(self.density, other.density))
+        return Blocks(self.edges, self.owned | other.owned, self.steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -260,20 +282,25 @@ def followed(
     ) -> Blocks:
         """Blocks of an array with these axes; `have` is indexed by the labels `seen`."""
         block_edges: list[Ints] = []
+        steps: list[Strided] = []
         for axis, size in zip(maps, shape, strict=True):
+            step = ALL
             if axis.label in edges:
                 block_edges.append(edges[axis.label])
             elif axis.label is None:
                 block_edges.append(np.array([0, size]))
             else:
-                block_edges.append(np.array(axis.interval(0, node.labels[axis.label].size, size)))
+                length = node.labels[axis.label].size
+                step = strided(axis, length)
+                block_edges.append(step.before(np.array(axis.interval(0, length, size))))
+            steps.append(step)
         places = [axis.label for axis in maps if axis.label in edges]
         arranged = np.moveaxis(
             have, [1 + seen.index(label) for label in places], range(1, 1 + len(places))
         )
         counts = (len(bound) - 1 for bound in block_edges)
-        density = math.prod(min(1.0, axis.width / abs(axis.step)) for axis in maps)
-        return Blocks(tuple(block_edges), arranged.reshape(workers, *counts), density)
+        counting = tuple(steps) if any(step is not ALL for step in steps) else ()
+        return Blocks(tuple(block_edges), arranged.reshape(workers, *counts), counting)
 
     maps = tuple(AxisMap(label) for label in range(len(node.labels)))
     work = blocks(maps, tuple(label.size for label in node.labels), owned, order)

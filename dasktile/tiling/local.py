@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -101,6 +101,8 @@ class Splitter:
         True to choose part counts; False to price the input's own chunks.
     placed
         True where tasks run on the workers of the plan.
+    moving
+        Roots whose blocks are made where they are read.
     """
 
     space: Space
@@ -110,6 +112,7 @@ class Splitter:
     threads: int = 1
     retile: bool = True
     placed: bool = False
+    moving: Collection[int] = ()
     choices: list[Choice] = field(default_factory=list)
     fine: dict[int, int] = field(default_factory=dict)
     families: dict[object, int] = field(default_factory=dict, repr=False)
@@ -497,16 +500,11 @@ class Splitter:
             tasks[choice.node] += self.costs.tasks(choice, parts)
             peak[choice.node] = self.costs.working_set(choice, parts)
             cuts = offer.cuts[state]
-            tilings.append(
-                Tiling(
-                    choice.option.mesh,
-                    choice.option.scatter,
-                    cuts,
-                    chunks,
-                    self._where(choice, cuts),
-                    self._held(choice, chunks),
-                )
-            )
+            tiling = Tiling(choice.option.mesh, choice.option.scatter, cuts, chunks)
+            if choice.node not in self.moving:
+                where, held = self._where(choice, cuts), self._held(choice, chunks)
+                tiling = replace(tiling, work_at=where, held_at=held)
+            tilings.append(tiling)
         for source, reader, edge in self._edges():
             cuts, made = offers[reader].cuts[states[reader]], offers[source].chunks[states[source]]
             shape = program.nodes[edge.producer].shape

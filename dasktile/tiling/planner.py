@@ -428,6 +428,7 @@ class _Planner:
             self.threads,
             self.retile,
             self.placed,
+            self.costs.moving(solution.states),
         ).run()
         tiled = TiledProgram(
             self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.copied

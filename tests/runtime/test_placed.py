@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from dasktile.schedule.placement import (
     near_even,
     worker_order,
 )
+from dasktile.tiling.grid import split
 from tests.support import random_chunks
 from tests.traffic import traffic
 
@@ -305,6 +307,18 @@ def test_long_placements_are_nearly_even():
     decoded = decode(f"x-dasktile-{encode(Placement((64,), (Share((0,), runs),)))}-0")
     assert decoded is not None
     assert decoded.shares[0].runs == near_even(sum(runs), 64)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_parts_of_any_number_of_equal_blocks_are_read_off_a_name(seed):
+    rng = random.Random(seed)
+    parts = rng.choice([2, 3, 6, 7, 12, 27, 60, 64, 100, 256])
+    blocks = rng.randint(parts, 20 * parts)
+    edges = split(100 * blocks, parts, tuple(range(0, 100 * blocks + 1, 100)))
+    share = Share((0,), tuple((hi - lo) // 100 for lo, hi in itertools.pairwise(edges)))
+    decoded = decode(f"x-dasktile-{encode(Placement((parts,), (share,)))}-0")
+    assert decoded is not None
+    assert decoded.shares == (share,)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ cut first, so that no worker receives more of them than it keeps.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -17,7 +17,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
-from dasktile.ir import Follow, Share, output_chunks
+from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
@@ -35,8 +35,7 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
     coarse = output_chunks(node, tiling.cuts)
     finer = coarse != tiling.chunks
     summed = [label for label in range(len(counts)) if label not in kernel.output]
-    parts = [_parts(context, label, counts[label]) for label in summed]
-    mesh_groups = _groups(summed, counts, parts)
+    mesh_groups = _groups(summed, counts, context.work_at)
     partial = context.step("partial", context.work_at)
 
     results: dict[Key, GraphNode] = {}
@@ -92,22 +91,15 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
     return emitted
 
 
-def _parts(context: LoweringContext, label: int, blocks: int) -> int:
-    """Number of parts of the worker mesh among which a label is divided."""
-    sizes = zip(context.tiling.mesh, context.mesh, strict=False)
-    return max(1, min(blocks, math.prod(size for cut, size in sizes if cut == label)))
-
-
-def _groups(
-    summed: Sequence[int], counts: Sequence[int], parts: Sequence[int]
-) -> list[list[Block]]:
+def _groups(summed: Sequence[int], counts: Sequence[int], work_at: Where) -> list[list[Block]]:
     """The blocks of the summed labels, divided among the parts of the mesh, in order."""
+    ends = [
+        bounds(work_at[label].runs)[1:] if isinstance(work_at, tuple) and work_at[label].by else ()
+        for label in summed
+    ]
     groups: dict[Block, list[Block]] = {}
     for chosen in product(*(range(counts[label]) for label in summed)):
-        part = tuple(
-            at * share // counts[label]
-            for at, share, label in zip(chosen, parts, summed, strict=True)
-        )
+        part = tuple(bisect_right(end, at) for end, at in zip(ends, chosen, strict=True))
         groups.setdefault(part, []).append(chosen)
     return list(groups.values())
 

@@ -338,11 +338,19 @@ def _plan(index: Any, cells: Sequence[tuple[int, int]]) -> tuple[list[tuple[int,
     if span in cells:
         return [(cells.index(span), index - span[0])], None
     cell_of = np.searchsorted([hi for _, hi in cells], index, side="right")
-    order = np.argsort(cell_of, kind="stable")
-    picks = [
-        (int(cell), index[cell_of == cell] - cells[cell][0]) for cell in np.unique(cell_of).tolist()
-    ]
-    return picks, np.argsort(order, kind="stable")
+    first, *others = np.unique(cell_of).tolist()
+    if not others:
+        return [(first, index - cells[first][0])], None
+    picks = []
+    order = np.empty(len(index), dtype=np.intp)
+    before = 0
+    for cell in (first, *others):
+        # an element that is taken several times is sent once
+        taken, place = np.unique(index[cell_of == cell], return_inverse=True)
+        picks.append((cell, taken - cells[cell][0]))
+        order[cell_of == cell] = before + place
+        before += len(taken)
+    return picks, order
 
 
 def take(

@@ -1,0 +1,74 @@
+"""Elements of an axis that are read with a step, counted exactly.
+
+A slice ``x[a::s]`` reads every `s`-th element.  The elements that a worker needs and has are
+counted by their numbers among those that are read, not by the range that they span.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import AxisMap
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Every `step`-th element of an axis, from element `first` on.
+
+    Parameters
+    ----------
+    first
+        Number of the first element; it may be negative, and is then outside the axis.
+    step
+        Distance of two elements, positive.
+    """
+
+    first: int = 0
+    step: int = 1
+
+    def before(self, positions: Ints) -> Ints:
+        """The number of these elements that lie before positions of the axis."""
+        return -((self.first - positions) // self.step) if self.step > 1 else positions - self.first
+
+    def span(self, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+        """The range of the axis from element number `lo` to the one before `hi`: (start, stop)."""
+        start = self.first + self.step * lo
+        return start, np.where(hi > lo, self.first + self.step * (hi - 1) + 1, start)
+
+    def meet(self, other: Strided) -> Strided | None:
+        """The elements that are in both; None if there are none."""
+        divisor = math.gcd(self.step, other.step)
+        apart = other.first - self.first
+        if apart % divisor:
+            return None
+        there = other.step // divisor
+        number = apart // divisor * pow(self.step // divisor, -1, there) % there
+        return Strided(self.first + self.step * number, self.step * there)
+
+
+#: Every element of an axis.
+ALL = Strided()
+
+
+def strided(axis: AxisMap, size: int) -> Strided:
+    """The elements that a map reads if it reads one for each iteration, else every element.
+
+    Parameters
+    ----------
+    axis
+        The map.
+    size
+        Number of iterations of its label.
+    """
+    if axis.label is None or axis.width > 1 or abs(axis.step) == 1 or not axis.step:
+        return ALL
+    if axis.step > 0:
+        return Strided(axis.start, axis.step)
+    # read backwards
+    return Strided(axis.start + axis.step * (size - 1), -axis.step)

@@ -1,0 +1,115 @@
+"""Bytes that workers receive, counted in the graph, are those that the plan predicts."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from benchmarks.corpus import WORKLOADS
+from benchmarks.corpus.inputs import source_of
+from tests.support import plan_for_workers
+from tests.traffic import traffic
+
+#: Workloads whose arrays are all of known size, and which are planned fast.
+_CORPUS = [
+    "coiled.adjacent_groups", "coiled.anom_mean", "coiled.climatic_mean", "coiled.double_diff",
+    "coiled.quadratic_mean", "coiled.vorticity", "local_cupy.column_sum", "local_cupy.dot",
+    "pangeo.vorticity", "threads.dask_6745", "threads.xarray_9550",
+]  # fmt: skip
+
+#: Workloads of which some steps have results of unknown size, or are made where they are read.
+_UNKNOWN = {
+    "coiled.groupby_month_cohorts", "coiled.groupby_month_map_reduce", "coiled.zonal_average",
+    "coiled.satellite_filtering", "pangeo.climatological_anomalies",
+}  # fmt: skip
+
+#: Bytes by which a prediction may differ.
+_NEAR = 2**18
+
+
+def _compare(monkeypatch: pytest.MonkeyPatch, name: str, kind: str, workers: int) -> None:
+    plan_for_workers(monkeypatch, workers)
+    workload = WORKLOADS[name]
+    with tempfile.TemporaryDirectory() as folder, dask.config.set(scheduler="sync"):
+        collections = workload.function(0.25, source_of(kind, Path(folder)))
+        options = {"keep_chunks": workload.keep_chunks}
+        plan = dasktile.explain(*collections, **options)
+        planned = dasktile.optimize(*collections, **options)
+        planned = planned if isinstance(planned, tuple) else (planned,)
+        moved, _ = traffic(planned, workers)
+    if plan.verdict:
+        pytest.skip("the input itself is the plan")
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+
+
+@pytest.mark.parametrize("workers", [4, 6, 8])
+@pytest.mark.parametrize("name", _CORPUS)
+def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
+    if (name, workers) == ("coiled.double_diff", 8):
+        pytest.skip("a block that two workers read equally often is made on the first of them")
+    _compare(monkeypatch, name, "random", workers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [4, 6])
+@pytest.mark.parametrize("name", sorted(set(WORKLOADS) - _UNKNOWN))
+def test_inputs_from_files(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
+    _compare(monkeypatch, name, "zarr", workers)
+
+
+def test_a_slice_is_sent_and_not_the_tile_that_it_is_cut_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch, 4, room=2**30)
+    rng = np.random.default_rng(0)
+    table = da.from_array(rng.random((12000, 400)), chunks=(500, 100))
+    scores = (table - table.mean(axis=0)) / table.std(axis=0)
+    part = scores[:3000, :50]
+    squares = (part**2).sum(axis=1)
+    kernel = da.exp(squares[:, None] + squares[None, :] - 2 * part @ part.T)
+    vector = da.ones(3000, chunks=500)
+    for _ in range(3):
+        vector = (kernel - kernel.mean(axis=0)) @ vector
+    plan, planned = dasktile.explain(vector), dasktile.optimize(vector)
+    moved, _ = traffic([planned], 4)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+
+
+@pytest.mark.parametrize("step", [2, 3, 10, -3])
+def test_slices_with_a_step(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    plan_for_workers(monkeypatch, 4)
+    values = da.random.default_rng(0).random((96, 96), chunks=(4, 96))
+    part = values[::step].T @ values[::step]
+    plan, planned = dasktile.explain(part), dasktile.optimize(part)
+    moved, _ = traffic([planned], 4)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.01, abs=64)
+
+
+def test_uneven_blocks_of_a_summed_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch, 2)
+    rng = da.random.default_rng(0)
+    cuts = (2000, 2000, 2000, 6000)
+    left = rng.random((100, 12000), chunks=((100,), cuts))
+    product = left @ rng.random((12000, 100), chunks=(cuts, (100,)))
+    plan, planned = dasktile.explain(product), dasktile.optimize(product)
+    moved, _ = traffic([planned], 2)
+    assert sum(moved.values()) == plan.bytes_after == 100 * 100 * 8
+
+
+def test_an_element_that_is_taken_several_times_is_sent_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch, 6)
+    rng = da.random.default_rng(0)
+    days = rng.random((50, 6000), chunks=(1, 6000))
+    groups = da.stack([days[0::2].mean(axis=0), days[1::2].mean(axis=0)])
+    anomalies = days - groups[np.arange(50) % 2]
+    plan, planned = dasktile.explain(anomalies), dasktile.optimize(anomalies)
+    moved, _ = traffic([planned], 6)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=2**14)

@@ -78,20 +78,29 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
     leaders = {token(key[0]): key[0] for key in known}
     for key in dask.core.toposort(graph):
         task = graph[key]
-        name = key[0] if isinstance(key, tuple) else key
-        layer = table.layer(name)
         home = known.get(key)
-        if home is None and layer is not None:
-            home = layer.home(key[1:])
-            block = layer.followed(key[1:])
-            if block is not None and layer.placement and layer.placement.follow:
-                home = known.get((leaders.get(layer.placement.follow[0]), *block))
+        for part in [key, *reversed(_fused_keys(task))]:
+            name = part[0] if isinstance(part, tuple) else part
+            layer = table.layer(name)
+            if home is None and layer is not None:
+                home = layer.home(part[1:])
+                block = layer.followed(part[1:])
+                if block is not None and layer.placement and layer.placement.follow:
+                    home = known.get((leaders.get(layer.placement.follow[0]), *block))
         if home is None:
             there = Counter(actual for read in task.dependencies if (actual := homes.get(read)))
             home = max(there, key=lambda name: (there[name], name)) if there else None
         if home is not None or not isinstance(task, DataNode):
             homes[key] = home
     return homes
+
+
+def _fused_keys(task: Any) -> list[Any]:
+    """Keys of the tasks that Dask fused into one, inputs first."""
+    parts = [part for part in getattr(task, "args", ()) if isinstance(part, dict)]
+    if getattr(getattr(task, "func", None), "__name__", "") != "_execute_subgraph" or not parts:
+        return []
+    return [inner for key, part in parts[0].items() for inner in (*_fused_keys(part), key)]
 
 
 def _place_roots(graph: Mapping[Any, Any], homes: dict[Any, str | None]) -> None:

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.tokenize import tokenize
 
-from dasktile._compat.dask import FUSE, Alias, TaskRef, fused_tasks, missing
+from dasktile._compat.dask import FUSE, Alias, Task, TaskRef, fused_tasks, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
@@ -226,7 +226,12 @@ class _Written:
             number for number in tasks.kept - tasks.frozen if tasks.readers[number]
         }  # fmt: skip
         #: Tasks in no run that have other keys, or read other keys, than before.
-        self.changed = set(self.shared - self.run_of.keys())
+        self.changed = {
+            number
+            for number in range(len(tasks.keys))
+            if number not in self.run_of
+            and (number in self.shared or (tasks.is_loose(number) and number not in tasks.kept))
+        }
         for number in tasks.inputs_first:
             if number in self.run_of or number in tasks.frozen:
                 continue
@@ -255,6 +260,8 @@ class _Written:
         self.remote: dict[int, _Part] = {}
         #: For every run, the keys of its picks, and the place of each in its value.
         self.picks: list[list[tuple[Key, Path]]] = []
+        #: By run, the block of an output that is an alias of it, as its name gives no home.
+        self.alias: dict[int, Key] = {}
         for number, run in enumerate(runs):
             self._lay_out(number, run)
 
@@ -298,7 +305,8 @@ class _Written:
             name = tasks.layer[number]
             if name not in named and (number in self.changed or number in self.run_of):
                 operation = name.partition(MARK)[0]
-                names[name] = new_layer_name(operation, name, self.token, placement=decode(name))
+                at = decode(name) or tasks.limits.placements.get(name)
+                names[name] = new_layer_name(operation, name, self.token, placement=at)
         return names
 
     def _key_of(self, number: int) -> Key:
@@ -314,6 +322,14 @@ class _Written:
             return (name, home, self.run_rank[self.run_of[number]], 0, number)
         return (name, home, self.rank[number])
 
+    def _named_home(self, number: int) -> int | None:
+        """The mesh position that the name of a block of an output gives; None if it gives none."""
+        name, *block = self.tasks.keys[number]
+        placement = self.tasks.limits.placements.get(name) if name in self.names else None
+        if placement is not None:
+            return placement.position_of(tuple(block))
+        return self.tasks.placed_home(number)
+
     def _output_key(self, number: int) -> Key:
         name, *block = self.tasks.keys[number]
         return (self.names.get(name, name), *block)
@@ -325,7 +341,11 @@ class _Written:
         returned = run.returned
         if len(returned) == 1:
             [only] = returned
-            key = self.key_of[only] if only in tasks.kept else (self.name, home, rank)
+            key = self.key_of[only]
+            if only not in tasks.kept or (home is not None and self._named_home(only) != home):
+                if only in tasks.kept and only not in self.shared:
+                    self.alias[number] = key
+                key = (self.name, home, rank)
             self.key.append(key)
             self.value.append(tasks.keys[only])
             self.local.append({only: ()})
@@ -369,10 +389,17 @@ class _Written:
             for number in range(len(tasks.keys))
             if number not in self.run_of
         }
+        if tasks.limits.mesh:
+            for number in self.changed - tasks.kept:
+                # its name gives its home
+                known = memory[self.key_of[number]]
+                memory[self.key_of[number]] = replace(known, place=tasks.places[number])
         for at, run in enumerate(self.runs):
             place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
             size = sum(tasks.sizes[number] for number in run.returned)
             memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
+            if at in self.alias:
+                memory[self.alias[at]] = TaskMemory(size, 0, place)
             # a bundle that is read as a whole has no picks
             for (own, _), results in zip(self.picks[at], run.picks, strict=False):
                 size = sum(tasks.sizes[number] for number in results)
@@ -531,9 +558,11 @@ class _Written:
         reads, places = self._inputs(run.tasks)
         free = all(read in tasks.number and tasks.is_free(tasks.number[read]) for read in reads)
         is_root = free and any(task.data_producer for task in steps)
+        # Dask fuses an alias with its bundle
+        kind = Task if at in self.alias else Anchored
         yield (
             key,
-            Anchored(
+            kind(
                 key,
                 run_bundle,
                 steps,
@@ -543,6 +572,8 @@ class _Written:
                 _data_producer=is_root,
             ),
         )
+        if at in self.alias:
+            yield self.alias[at], Alias(self.alias[at], key)
         for own, path in self.picks[at]:
             yield own, Anchored(own, pick, TaskRef(key), path)
 

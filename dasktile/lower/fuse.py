@@ -31,6 +31,7 @@ from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import part_layer_name
 from dasktile.lower.run_order import live_bytes
 from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.lower.tasks import with_key
 from dasktile.schedule.placement import MARK, decode, token
 
 
@@ -151,7 +152,7 @@ class _Fusion:
             for key, task in self.layers[name].items():
                 self.number[key] = len(self.keys)
                 self.keys.append(key)
-                self.tasks.append(task)
+                self.tasks.append(with_key(task, key))
                 self.layer.append(name)
         #: What each task reads.
         self.reads = [

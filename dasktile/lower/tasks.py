@@ -94,6 +94,8 @@ class BundleLimits:
     positions
         By the token of an array whose name has no placement, the mesh positions of its blocks:
         persisted arrays, and arrays of the input graph.
+    placements
+        By the name of a layer without a placement, the one that the plan gives it.
     tiles
         By the name of a layer that holds an array, its chunks and the bytes of an element.
     working
@@ -109,6 +111,7 @@ class BundleLimits:
     work: int
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
+    placements: Mapping[str, Placement] = field(default_factory=dict)
     tiles: Mapping[str, tuple[Chunks, int]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
@@ -230,7 +233,7 @@ class GraphTasks:
             return False
         # the scheduler plugin places slices where their inputs are
         is_slice = self.heads[number].startswith(SLICE_PREFIX)
-        return not is_slice and self._placed_home(number) != home
+        return not is_slice and self.placed_home(number) != home
 
     def _is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""
@@ -276,7 +279,7 @@ class GraphTasks:
                 if key not in self.number:
                     self.number[key] = len(self.keys)
                     self.keys.append(key)
-                    self.tasks.append(task if task.key == key else _with_key(task, key))
+                    self.tasks.append(with_key(task, key))
                     self.layer.append(name)
 
     def _inputs_first(self) -> list[int]:
@@ -339,7 +342,7 @@ class GraphTasks:
             self._placements[name] = decode(name)
         return self._placements[name]
 
-    def _placed_home(self, number: int) -> int | None:
+    def placed_home(self, number: int) -> int | None:
         """The mesh position that the name of a task gives, None if it gives none."""
         placement, key = self._placement(self.heads[number]), self.keys[number]
         if placement is None or type(key) is not tuple:
@@ -356,7 +359,7 @@ class GraphTasks:
         """The mesh position that the plan gives a task, None if it gives none."""
         key = self.keys[number]
         blocks = self.limits.positions.get(token(self.heads[number]))
-        return blocks.get(key[1:]) if blocks and type(key) is tuple else self._placed_home(number)
+        return blocks.get(key[1:]) if blocks and type(key) is tuple else self.placed_home(number)
 
     def _may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""
@@ -398,10 +401,11 @@ class GraphTasks:
         """The mesh position that reads most bytes of a result, the first of several."""
         read: dict[int, int] = {}
         for reader in self.readers[number]:
-            place = places[reader]
-            if place is not None:
-                size = self.sizes[reader if self._is_cut(reader) else number]
-                read[place] = read.get(place, 0) + size
+            is_cut = self._is_cut(reader)
+            part, after = (reader, self.readers[reader]) if is_cut else (number, [reader])
+            there = (places[each] for each in after)
+            for place in dict.fromkeys(place for place in there if place is not None):
+                read[place] = read.get(place, 0) + self.sizes[part]
         return max(read, key=lambda place: (read[place], -place), default=None)
 
     @cached_property
@@ -427,11 +431,10 @@ class GraphTasks:
         for number in reversed(unknown):
             readers = self.readers[number]
             if near[number] is None and readers and all(known[reader] for reader in readers):
-                there = {near[reader] for reader in readers}
-                if len(there) == 1:
-                    near[number] = there.pop()
-                elif not self.reads[number]:
+                if not self.reads[number]:
                     near[number] = self._place_of_readers(number, near)
+                elif len(there := {near[reader] for reader in readers}) == 1:
+                    near[number] = there.pop()
         for number in unknown:
             reads = [read for read in self.reads[number] if not self.is_free(read)]
             if places[number] is None and all(places[read] == near[number] for read in reads):
@@ -448,8 +451,13 @@ def _is_basic(index: Any) -> bool:
     return type(index) in (int, slice)
 
 
-def _with_key(task: Any, key: Key) -> Any:
-    """A task with another key: dask.graph_manipulation.clone leaves old keys in tasks."""
+def with_key(task: Any, key: Key) -> Any:
+    """A task with the key that it has in its layer.
+
+    ``dask.graph_manipulation.clone`` leaves the old keys in tasks.
+    """
+    if task.key == key:
+        return task
     return Alias(key, task.target) if type(task) is Alias else task.substitute({}, key=key)
 
 

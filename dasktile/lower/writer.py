@@ -60,7 +60,7 @@ from dasktile.lower.reshard import (
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import BundleLimits
 from dasktile.schedule.peaks import PlacedTasks
-from dasktile.schedule.placement import token
+from dasktile.schedule.placement import Placement, decode, token
 
 __all__ = ["Lowered", "lower", "wanted_keys"]
 
@@ -500,8 +500,6 @@ class _Writer:
     ) -> str:
         """Write a layer that reshards an array for the workers that need it, `where`."""
         chunks = source.chunks
-        if source.name == self.made[index] and wanted != normal(block_windows(chunks)):
-            source = self.at_home(index)
         place_of = None
         if source.copies is not None:
             place_of = _nearest(self.tiled.mesh, where, source.copies)
@@ -534,31 +532,10 @@ class _Writer:
         self.describe(name, index, lengths(wanted))
         return name
 
-    def at_home(self, index: int) -> _Source:
-        """The layer of a node's tiles, each on its home worker.
-
-        The name of an unchanged layer gives no homes.  A root task would run where most of the
-        slices of its block are read, be they ever so small.
-        """
-        name, tiling = self.made[index], self.tiling(index)
-        held = tiling.held_at
-        if self.node(index).root and self.tiled.mesh and isinstance(held, tuple):
-            token = new_layer_name("", name, held).rpartition("-")[2]
-            placed = new_layer_name(KEPT, token, placement=placement(self.tiled.mesh, held, held))
-            if placed not in self.layers:
-                blocks = product(*(range(len(sizes)) for sizes in tiling.chunks))
-                tasks = {
-                    (placed, *block): Alias((placed, *block), (name, *block)) for block in blocks
-                }
-                self.add(placed, MaterializedLayer(tasks), {name})
-                self.describe(placed, index, tiling.chunks)
-            name = placed
-        return _Source(name, tiling.chunks)
-
     def grouped(self, index: int, wanted: Windows, source: _Source) -> _Source:
         """The layer from which tiles are cut, after neighbouring blocks were joined if need be."""
         chunks, mesh = source.chunks, self.tiled.mesh
-        is_made = source.name in (self.made[index], self.at_home(index).name)
+        is_made = source.name == self.made[index]
         where = self.tiling(index).held_at if is_made else self.tiled.kept_at.get(index)
         if not mesh:
             shares: tuple[Share, ...] = (Share(),) * len(chunks)
@@ -882,7 +859,7 @@ class _Writer:
         """What may be bundled: at most `most` tasks, with `work` bytes in memory."""
         fusing = self.limits(work, 0, threads)
         size = dict(fusing.size)
-        positions = {}
+        positions, placements = {}, {}
         for index, name in self.made.items():
             node, code = self.node(index), name.rpartition("-")[2]
             if node.partial and code in size:
@@ -896,9 +873,12 @@ class _Writer:
                 )
                 size[code] = math.ceil(size[code] * pieces * node.partial / node.itemsize)
         for index, node in enumerate(self.captured.program.nodes):
-            blocks = self.positions(index)
+            blocks, own = self.positions(index), self.made.get(index, node.name)
             if blocks:
-                positions[token(self.made.get(index, node.name))] = blocks
+                positions[token(own)] = blocks
+            held = self.tiling(index).held_at
+            if blocks and isinstance(held, tuple) and decode(own) is None:
+                placements[own] = Placement(self.tiled.mesh, held)
         return BundleLimits(
             mesh=self.tiled.mesh,
             size=size,
@@ -907,6 +887,7 @@ class _Writer:
             work=work,
             threads=threads,
             positions=positions,
+            placements=placements,
             tiles={
                 name: (self.tiling(index).chunks, self.node(index).itemsize)
                 for index, name in self.made.items()

@@ -139,6 +139,7 @@ def describe_plan(
         received_before=stock.moved if placed and stock is not None else None,
         received_after=planned.moved if placed and planned is not None else None,
         unpredicted=unpredicted,
+        uncounted=plan.uncounted,
     )
 
 

@@ -72,8 +72,8 @@ _NAME, _FROM, _DTYPE = 24, 16, 16
 #: Columns of the text table that are narrower in a table that is too wide otherwise.
 _NARROWED = {1: Narrowed(_NAME, 10, shortened), 2: Narrowed(_FROM, 6, shortened_words)}
 
-#: Arrays named for one reason at the most.
-_KEPT_NAMES = 12
+#: Arrays named for one reason at the most, and as not all counted.
+_KEPT_NAMES, _UNCOUNTED_NAMES = 12, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,10 @@ class Explanation:
         The grids of workers for which `lower_bound` holds, in words; empty where it is 0.
     unpredicted
         Why there is no simulation; empty if there is one.
+    uncounted
+        Numbers of the rows of which it is unknown which blocks their tasks read, such as flox's
+        group-by.  `bytes_before`, `bytes_after` and the bound have the least that these can
+        receive; `received_after` has what they do receive, as far as sizes are known.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
 
@@ -232,6 +236,7 @@ class Explanation:
     received_after: int | None = None
     unpredicted: str = ""
     refused: bool = False
+    uncounted: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -357,6 +362,12 @@ class Explanation:
         if not self.nodes:
             return self.verdict
         lines = self._changed() if self.changed else self._unchanged()
+        if self.uncounted and self.workers > 1:
+            names = [f"{row} {shortened(self.nodes[row].op, _NAME)}" for row in self.uncounted]
+            lines.append(
+                f"not all counted: bytes received for {format_names(names, _UNCOUNTED_NAMES)},"
+                " as it is unknown which blocks their tasks read"
+            )
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
         if self.spilled_before or self.spilled_after:

@@ -405,6 +405,17 @@ def unknown_relation(node: Node, edge: Edge) -> bool:
     )
 
 
+def reads_unknown_blocks(node: Node) -> bool:
+    """True where a node may receive more along an edge than is counted.
+
+    Blocks of other sizes than those that they are made of, one by one, may have halos.
+    """
+    return any(
+        unknown_relation(node, edge) and not (aligned(node, edge) and edge.chunks == node.chunks)
+        for edge in node.edges
+    )
+
+
 def aligned(node: Node, edge: Edge) -> bool:
     """True where an edge hands an array over in as many blocks as the node has."""
     counts = tuple(len(sizes) for sizes in edge.chunks or ())

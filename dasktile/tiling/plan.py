@@ -84,6 +84,9 @@ class TilingPlan:
         For every node, why it keeps its chunks; empty where its chunks change.
     verdict
         One sentence that says why the plan was chosen.
+    uncounted
+        Indices of nodes of which it is unknown which blocks their tasks read.  What they receive is
+        not in the costs beyond the least that it can be, and nothing is proven.
     origin
         For every node, the index in the original program of the same node, or of the node that it
         is a replica of; None where no nodes were added.
@@ -100,6 +103,7 @@ class TilingPlan:
     grids: str = ""
     reasons: tuple[str, ...] = ()
     verdict: str = ""
+    uncounted: tuple[int, ...] = ()
     origin: tuple[int, ...] | None = None
 
     @property

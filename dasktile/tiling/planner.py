@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dasktile.ir import Chunks, Kind, Node, Program, Role, TiledProgram, Tiling, bounds
-from dasktile.tiling.candidates import Space, choices
+from dasktile.tiling.candidates import Space, choices, reads_unknown_blocks
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
@@ -202,7 +202,9 @@ def _plan(
         # no bound covers this tiling
         proof = Proof(0, False, "")
     moved = after.price.bytes
-    proven = moved <= proof.bound and (proof.exact or not moved)
+    nodes = after.tiled.program.nodes
+    uncounted = tuple(index for index, node in enumerate(nodes) if reads_unknown_blocks(node))
+    proven = not uncounted and moved <= proof.bound and (proof.exact or not moved)
     kept = after is before and not (placed and _worth_placing(before, rules))
     price, origin = before.price, None
     if after.extended is not None:
@@ -222,6 +224,7 @@ def _plan(
             for node, tiling in zip(after.tiled.program.nodes, after.tiled.tilings, strict=True)
         ),
         verdict=verdict or RETILED,
+        uncounted=uncounted,
         origin=origin,
     )
 

@@ -51,8 +51,6 @@ def _compare(monkeypatch: pytest.MonkeyPatch, name: str, kind: str, workers: int
 @pytest.mark.parametrize("workers", [4, 6, 8])
 @pytest.mark.parametrize("name", _CORPUS)
 def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
-    if (name, workers) == ("coiled.double_diff", 8):
-        pytest.skip("a block that two workers read equally often is made on the first of them")
     _compare(monkeypatch, name, "random", workers)
 
 

@@ -8,6 +8,7 @@ cut first, so that no worker receives more of them than it keeps.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import product
@@ -17,12 +18,13 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
-from dasktile.ir import Follow, Share, Where, bounds, output_chunks
+from dasktile.ir import Follow, Share, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
 from dasktile.lower.names import slices_layer_name
 from dasktile.lower.reshard import within
+from dasktile.schedule.placement import near_even
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
@@ -35,7 +37,7 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
     coarse = output_chunks(node, tiling.cuts)
     finer = coarse != tiling.chunks
     summed = [label for label in range(len(counts)) if label not in kernel.output]
-    mesh_groups = _groups(summed, counts, context.work_at)
+    mesh_groups = _groups(summed, counts, [_runs(context, label) for label in summed])
     partial = context.step("partial", context.work_at)
 
     results: dict[Key, GraphNode] = {}
@@ -91,12 +93,21 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
     return emitted
 
 
-def _groups(summed: Sequence[int], counts: Sequence[int], work_at: Where) -> list[list[Block]]:
+def _runs(context: LoweringContext, label: int) -> tuple[int, ...]:
+    """Blocks of a label in each of the parts into which the mesh divides it."""
+    blocks, work = len(context.tiling.cuts[label]), context.tiling.work_at
+    if isinstance(work, tuple):
+        return work[label].runs or (blocks,)
+    sizes = zip(context.tiling.mesh, context.mesh, strict=False)
+    parts = math.prod(size for cut, size in sizes if cut == label)
+    return near_even(blocks, max(1, min(blocks, parts)))
+
+
+def _groups(
+    summed: Sequence[int], counts: Sequence[int], runs: Sequence[Sequence[int]]
+) -> list[list[Block]]:
     """The blocks of the summed labels, divided among the parts of the mesh, in order."""
-    ends = [
-        bounds(work_at[label].runs)[1:] if isinstance(work_at, tuple) and work_at[label].by else ()
-        for label in summed
-    ]
+    ends = [bounds(each)[1:] for each in runs]
     groups: dict[Block, list[Block]] = {}
     for chosen in product(*(range(counts[label]) for label in summed)):
         part = tuple(bisect_right(end, at) for end, at in zip(ends, chosen, strict=True))

@@ -13,7 +13,8 @@ from distributed import Client, Scheduler, Worker
 from dasktile._compat.distributed import plugins
 from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
-from dasktile.report.formatting import format_bytes
+from dasktile.report.formatting import format_bytes, format_count
+from dasktile.report.tables import text_table
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 from dasktile.schedule.placement import MARK
 
@@ -181,13 +182,17 @@ class Metrics:
         }
 
     def __str__(self) -> str:
-        parts = [self._summary(), *(_text(*table) for table in self._tables())]
+        tables = (
+            text_table(titles, rows, total, _left(titles)) for titles, rows, total in self._tables()
+        )
+        parts = [self._summary(), *tables]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
         return (
-            f"<Metrics: {len(self.workers)} workers, {format_bytes(self.bytes_received)} received,"
-            f" {format_bytes(self.bytes_predicted)} predicted, {self.tasks} tasks>"
+            f"<Metrics: {format_count(len(self.workers), 'worker')},"
+            f" {format_bytes(self.bytes_received)} received,"
+            f" {format_bytes(self.bytes_predicted)} predicted, {format_count(self.tasks, 'task')}>"
         )
 
     def _repr_html_(self) -> str:
@@ -201,11 +206,11 @@ class Metrics:
         )
 
     def _summary(self) -> str:
-        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
         lines = [
-            f"{workers} received {format_bytes(self.bytes_received)} from each other,"
+            f"{format_count(len(self.workers), 'worker')} received"
+            f" {format_bytes(self.bytes_received)} from each other,"
             f" predicted {format_bytes(self.bytes_predicted)};"
-            f" {self.tasks:,} tasks, {self.placed:,} placed"
+            f" {format_count(self.tasks, 'task')}, {self.placed:,} placed"
         ]
         if self.bytes_spilled:
             prefetched = sum(counts.prefetched for counts in self.workers.values())
@@ -478,20 +483,3 @@ def short_names(layers: Iterable[str]) -> dict[str, str]:
         taken.add(name)
         names[layer] = name
     return names
-
-
-def _text(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> str:
-    if not rows:
-        return ""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (titles, *rows)
-    ]
-    lines.insert(1, "-" * max(map(len, lines)))
-    if total > len(rows):
-        lines.append(f"and {total - len(rows):,} more")
-    return "\n".join(lines)

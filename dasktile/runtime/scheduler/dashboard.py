@@ -16,18 +16,9 @@ from typing import Any
 from distributed import Scheduler
 
 from dasktile._compat.distributed import pages
-from dasktile.report.axes import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    SKY,
-    add_legend,
-    colour,
-    count_in_bytes,
-)
-from dasktile.report.formatting import format_bytes
+from dasktile.report.axes import GREY, add_legend, colour, count_in_bytes
+from dasktile.report.formatting import format_bytes, format_count
+from dasktile.report.palette import BLUE, GREEN, ORANGE, RED, SKY
 from dasktile.runtime.metrics import PlanCounts, owners, short_names
 from dasktile.runtime.worker.plugin import Summary
 
@@ -338,7 +329,7 @@ class _Charts:
             f"{len(summaries):,} of {len(self.scheduler.workers):,} workers",
             f"received {received} from each other",
             f"predicted {predicted}",
-            f"{errors:,} errors" if errors != 1 else "1 error",
+            format_count(errors, "error"),
         ]
         if errors:
             parts[-1] = f"<b style='color: {RED}'>{parts[-1]} inside dasktile, see the logs</b>"

@@ -234,7 +234,8 @@ class _Charts:
         self.summary = Div(text="", sizing_mode="stretch_width", styles={"color": GREY})
         self.layers = _Bars(
             "Bytes received from other workers, by layer",
-            "The bar of what a plan predicts is filled as workers receive the bytes.",
+            "Predicted by the model of the plans (moved after in explain), filled as workers"
+            " receive the bytes. matmul 2 is the second layer of that operation.",
             {"predicted": SKY, "received": BLUE},
             nested=True,
         )

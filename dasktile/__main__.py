@@ -9,6 +9,11 @@ from collections.abc import Sequence
 
 _TLS = "for tls://, certificates are those of the configuration distributed.comm.tls"
 
+_ONE_WORKER = (
+    "Planned for 1 worker, which moves no bytes: --workers N plans for N processes,"
+    "\n--scheduler ADDRESS for those of a cluster."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the package and return its exit status."""
@@ -46,7 +51,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SCRIPT.py:EXPRESSION",
         help="a script, or the name of a module, and a Python expression of its names",
     )
-    explain.add_argument("--workers", type=int, help="worker processes to plan for")
+    explain.add_argument(
+        "--workers",
+        type=int,
+        help="worker processes to plan for (default: those of a client that the script makes, else"
+        " 1, which moves no bytes)",
+    )
     explain.add_argument("--scheduler", help=f"address of a cluster to plan for; {_TLS}")
     explain.add_argument("--method", default="auto", help='tiling method (default "auto")')
     explain.add_argument("--memory-limit", help='bytes that a task may hold, such as "2 GB"')
@@ -114,6 +124,9 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     except (ScriptError, TypeError, ValueError, ImportError, OSError) as error:
         return _failed(parser, "explain", error)
     print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
+    is_default = options.workers is None and options.scheduler is None
+    if is_default and explanation.nodes and explanation.workers == 1 and not options.json:
+        print(f"\n{_ONE_WORKER}")
     return 0
 
 

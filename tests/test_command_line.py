@@ -42,6 +42,7 @@ def test_explains_an_expression_of_a_script(
     assert main(["explain", f"{script}:gram + 1", "--workers", "4"]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("4 workers") and "matmul" in out and "add" in out
+    assert "--workers" not in out
     assert "the script prints" in err
 
 
@@ -54,6 +55,18 @@ def test_explanation_as_json_and_picture(
     values = json.loads(capsys.readouterr().out)
     assert values["workers"] == 4 and values["method"] == "none" and not values["changed"]
     assert picture.read_text().startswith("<svg")
+
+
+def test_a_plan_for_one_worker_by_default_says_so(
+    script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hint = "Planned for 1 worker, which moves no bytes: --workers N"
+    assert main(["explain", f"{script}:gram"]) == 0
+    assert hint in capsys.readouterr().out
+    assert main(["explain", f"{script}:gram", "--workers", "1"]) == 0
+    assert hint not in capsys.readouterr().out
+    assert main(["explain", f"{script}:gram", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"] == 1
 
 
 def test_explanation_as_page(script: Path, tmp_path: Path) -> None:

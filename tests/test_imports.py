@@ -89,7 +89,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"ir", "capture.base", "cluster.target", "schedule.placement", "tiling.mesh"},
         set(),
     ),
-    "report.svg": ({"ir", "report.formatting", "report.html", "report.page"}, {"cairosvg"}),
+    "report.svg": (
+        {"ir", "report.formatting", "report.html", "report.page", "report.palette"},
+        {"cairosvg"},
+    ),
     "report.explanation": (
         {
             "ir",
@@ -108,7 +111,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.html": ({"ir"}, set()),
     "report.page": (set(), set()),
     "report.axes": (set(), set()),
-    "report.timeline": ({"report.axes", "report.formatting", "report.page"}, set()),
+    "report.palette": (set(), set()),
+    "report.timeline": (
+        {"report.axes", "report.formatting", "report.html", "report.page", "report.palette"},
+        set(),
+    ),
     "orders.apply": (
         {
             "_compat.dask",
@@ -414,6 +421,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "_compat.distributed",
             "report.formatting",
             "report.html",
+            "report.tables",
             "cluster.clients",
             "runtime.worker.plugin",
             "schedule.placement",
@@ -425,6 +433,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "_compat.distributed",
             "report.axes",
             "report.formatting",
+            "report.palette",
             "runtime.metrics",
             "runtime.worker.plugin",
         },

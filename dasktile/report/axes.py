@@ -1,4 +1,4 @@
-"""Colours and axes of bokeh charts: bytes with binary units, seconds, in light and dark themes."""
+"""Axes and legends of bokeh charts: bytes with binary units, seconds, in light and dark themes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any
 
 #: Of texts and lines; it can be read on white and on black.
 GREY = "#73787f"
-
-#: A colour-blind-safe palette (Okabe and Ito).
-BLUE, ORANGE, GREEN, SKY, RED = "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#d55e00"
 
 #: A tick of an axis of bytes, in the unit of its size.
 _BYTES = """

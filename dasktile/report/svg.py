@@ -19,6 +19,7 @@ from dasktile.ir import Chunks
 from dasktile.report.formatting import shortened
 from dasktile.report.html import outline
 from dasktile.report.page import suffix_of
+from dasktile.report.palette import PALETTE
 
 #: Suffixes of the files that can be written.
 _FORMATS = (".svg", ".dot", ".gv", ".png", ".pdf")
@@ -34,10 +35,6 @@ _WIDEST = 9.0
 #: Width of a colour and its number in the legend.
 _KEY = 40
 _WIDTHS = "lines: the wider, the more bytes workers receive"
-#: A colour-blind-safe palette (Okabe and Ito), one colour for each worker.
-_COLOURS = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +178,20 @@ def _legend(workers: int) -> list[str]:
     """The colours of workers, and what the width of lines is."""
     out = [_text(0, _LINE - 3, "tiles on worker")]
     x = 16 * _LETTER
-    for worker in range(min(workers, len(_COLOURS))):
+    for worker in range(min(workers, len(PALETTE))):
         out.append(
-            f'<rect class="cell" x="{x}" y="2" width="14" height="14" fill="{_COLOURS[worker]}"/>'
+            f'<rect class="cell" x="{x}" y="2" width="14" height="14" fill="{PALETTE[worker]}"/>'
         )
-        label = str(worker) if workers <= len(_COLOURS) else f"{worker}, ..."
+        label = str(worker) if workers <= len(PALETTE) else f"{worker}, ..."
         out.append(_text(x + 18, _LINE - 3, label))
-        x += _KEY + (2 * _LETTER if workers > len(_COLOURS) else 0)
+        x += _KEY + (2 * _LETTER if workers > len(PALETTE) else 0)
     out.append(_text(x + 10, _LINE - 3, _WIDTHS))
     return out
 
 
 def _legend_width(workers: int) -> int:
-    colours = min(workers, len(_COLOURS))
-    each = _KEY + (2 * _LETTER if workers > len(_COLOURS) else 0)
+    colours = min(workers, len(PALETTE))
+    each = _KEY + (2 * _LETTER if workers > len(PALETTE) else 0)
     return 16 * _LETTER + colours * each + _LETTER * len(_WIDTHS)
 
 
@@ -273,7 +270,7 @@ def _grid(
         down, across = ((0,), *homes)[-2:]
         return "".join(
             f'<rect class="cell" x="{left:.5g}" y="{up:.5g}" width="{right - left:.4g}"'
-            f' height="{low - up:.4g}" fill="{_COLOURS[(first + i + j) % len(_COLOURS)]}"/>'
+            f' height="{low - up:.4g}" fill="{PALETTE[(first + i + j) % len(PALETTE)]}"/>'
             for i, (up, low) in zip(down, pairwise(row_ends), strict=True)
             for j, (left, right) in zip(across, pairwise(column_ends), strict=True)
         )

@@ -13,11 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dasktile.report.axes import (
-    BLUE,
-    GREEN,
     GREY,
-    ORANGE,
-    RED,
     add_legend,
     byte_unit,
     colour,
@@ -26,7 +22,9 @@ from dasktile.report.axes import (
     time_unit,
 )
 from dasktile.report.formatting import format_bytes, format_seconds
+from dasktile.report.html import table
 from dasktile.report.page import save_page, suffix_of
+from dasktile.report.palette import BLUE, GREEN, LIGHT_GREY, ORANGE, RED
 
 #: Suffixes of the files that can be written.
 _FORMATS = (".svg", ".png", ".pdf", ".html")
@@ -50,7 +48,8 @@ body { font-family: sans-serif; margin: 1em; }
 h1 { font-size: 1.3em; }
 h2 { font-size: 1.1em; }
 img { max-width: 100%; background: white; }
-td, th { text-align: left; padding-right: 1.5em; }
+td, th { text-align: right; padding-right: 1.5em; }
+.left { text-align: left; }
 td { font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 """
 
@@ -165,7 +164,7 @@ def _figure(timeline: Timeline) -> Any:
     for row, (name, bars) in enumerate(reversed(timeline.lanes.items())):
         spans = [(bar.start / second, max(bar.end - bar.start, 0.0) / second) for bar in bars]
         upper.broken_barh(
-            spans, (row - 0.4, 0.8), color=_COLOURS.get(name, "#999999"), edgecolor="white",
+            spans, (row - 0.4, 0.8), color=_COLOURS.get(name, LIGHT_GREY), edgecolor="white",
             linewidth=0.3 if len(spans) < 500 else 0.0,
         )  # fmt: skip
     upper.set_yticks(range(len(timeline.lanes)), list(reversed(timeline.lanes)))
@@ -378,13 +377,12 @@ def _content(timeline: Timeline, picture: str) -> str:
     for name, bars in timeline.lanes.items():
         total = sum(bar.seconds for bar in bars)
         parts.append(f"<h2>{html.escape(name)}: {len(bars):,}, {format_seconds(total)}</h2>")
-        if bars:
-            parts.append(_table(bars))
+        parts.append(_table(bars))
     return "".join(parts)
 
 
 def _table(bars: Sequence[Bar]) -> str:
-    """The names that take most time, as HTML."""
+    """The names that take most time, as HTML; empty without bars."""
     groups: dict[str, list[Bar]] = {}
     for bar in bars:
         groups.setdefault(bar.name, []).append(bar)
@@ -400,13 +398,7 @@ def _table(bars: Sequence[Bar]) -> str:
         )
         for name in longest[:_MAX_NAMES]
     ]
-    lines = [f"<tr>{''.join(f'<th>{title}</th>' for title in titles)}</tr>"]
-    lines += [
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    ]
-    rest = len(groups) - len(rows)
-    more = f"<p>and {rest:,} more names</p>" if rest else ""
-    return f"<table>{''.join(lines)}</table>{more}"
+    return table(titles, rows, total=len(groups))
 
 
 def lane(bars: Sequence[tuple[float, float, str, int]]) -> tuple[Bar, ...]:

@@ -13,7 +13,8 @@ from distributed import Client, Scheduler, Worker
 from dasktile._compat.distributed import plugins
 from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
-from dasktile.report.formatting import format_bytes
+from dasktile.report.formatting import format_bytes, format_count
+from dasktile.report.tables import text_table
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 from dasktile.schedule.placement import MARK
 
@@ -22,8 +23,10 @@ _MAX_ROWS = 30
 
 #: What the columns are.
 _LEGEND = (
-    "predicted: bytes that workers receive by prediction of the plans. received: bytes that they"
-    " received from each other. tiles, held: number of results on workers now, and their bytes."
+    "layer: an operation; matmul 2 is the second layer of that operation, not a row number of"
+    " explain. predicted: bytes that workers receive by the model of the plans, which explain shows"
+    " as moved after. received: bytes that they received from each other. tiles, held: number of"
+    " results on workers now, and their bytes."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
@@ -65,7 +68,7 @@ class LayerCounts:
     received
         Bytes that workers received from each other for its tasks.
     predicted
-        Bytes that they receive by prediction of the plan; 0 for a layer of no plan.
+        Bytes that they receive by the model of the plan; 0 for a layer of no plan.
     tiles, held
         Number of its results on workers, including replicas, and their bytes.
     """
@@ -115,6 +118,17 @@ class WorkerCounts:
 class Metrics:
     """The counts of a cluster since dasktile was enabled, or since the last reset.
 
+    ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans'
+    model, which ``explain`` shows as *moved after*; *received* are measured.  Where ``explain``
+    says *as it runs: ... workers receive about* another number, which is that of a simulation of
+    the whole graph, more is received than *predicted*: the model does not count the bytes of steps
+    whose placement or sizes it does not know, such as functions of the user and flox's group-by.
+
+    A number after an operation, as in ``matmul 2``, counts the layers of that operation.  It is not
+    a row number of ``explain``: to find the row, compare its *moved after* with *predicted*.  Bytes
+    of an array that keeps its chunks are predicted for one of the operations that read it, and may
+    be received for another, so that sums agree better than single layers do.
+
     Parameters
     ----------
     workers
@@ -157,7 +171,7 @@ class Metrics:
 
     @property
     def bytes_predicted(self) -> int:
-        """Bytes that workers receive by prediction of the plans."""
+        """Bytes that workers receive by the model of the plans."""
         return sum(layer.predicted for layer in self.layers.values())
 
     @property
@@ -181,13 +195,17 @@ class Metrics:
         }
 
     def __str__(self) -> str:
-        parts = [self._summary(), *(_text(*table) for table in self._tables())]
+        tables = (
+            text_table(titles, rows, total, _left(titles)) for titles, rows, total in self._tables()
+        )
+        parts = [self._summary(), *tables]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
         return (
-            f"<Metrics: {len(self.workers)} workers, {format_bytes(self.bytes_received)} received,"
-            f" {format_bytes(self.bytes_predicted)} predicted, {self.tasks} tasks>"
+            f"<Metrics: {format_count(len(self.workers), 'worker')},"
+            f" {format_bytes(self.bytes_received)} received,"
+            f" {format_bytes(self.bytes_predicted)} predicted, {format_count(self.tasks, 'task')}>"
         )
 
     def _repr_html_(self) -> str:
@@ -201,11 +219,11 @@ class Metrics:
         )
 
     def _summary(self) -> str:
-        workers = "1 worker" if len(self.workers) == 1 else f"{len(self.workers)} workers"
         lines = [
-            f"{workers} received {format_bytes(self.bytes_received)} from each other,"
+            f"{format_count(len(self.workers), 'worker')} received"
+            f" {format_bytes(self.bytes_received)} from each other,"
             f" predicted {format_bytes(self.bytes_predicted)};"
-            f" {self.tasks:,} tasks, {self.placed:,} placed"
+            f" {format_count(self.tasks, 'task')}, {self.placed:,} placed"
         ]
         if self.bytes_spilled:
             prefetched = sum(counts.prefetched for counts in self.workers.values())
@@ -282,7 +300,9 @@ def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
     The present counts are requested from every worker.  They include all tasks since dasktile was
     enabled or since the last reset: also tasks that belong to no plan, and the task with which
     ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send outside of
-    tasks are not counted.  To measure one computation, ``persist`` it, with a call of
+    tasks are not counted.  Predicted bytes are those of the model of the plans, *moved after* in
+    ``explain``; :class:`~dasktile.runtime.metrics.Metrics` says when more are received, and what
+    the names of the layers are.  To measure one computation, ``persist`` it, with a call of
     this function with ``reset=True`` before and another call after it.
 
     Parameters
@@ -478,20 +498,3 @@ def short_names(layers: Iterable[str]) -> dict[str, str]:
         taken.add(name)
         names[layer] = name
     return names
-
-
-def _text(titles: Sequence[str], rows: Sequence[Sequence[str]], total: int) -> str:
-    if not rows:
-        return ""
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (titles, *rows)
-    ]
-    lines.insert(1, "-" * max(map(len, lines)))
-    if total > len(rows):
-        lines.append(f"and {total - len(rows):,} more")
-    return "\n".join(lines)

@@ -91,7 +91,7 @@ def test_tiles_have_the_colours_of_their_workers(tmp_path: Path) -> None:
     }
     assert workers == {0, 1, 2, 3}
     text = explanation.visualize(tmp_path / "x.svg").read_text(encoding="utf-8")
-    assert "tiles on worker" in text and "#0072B2" in text and "prefers-color-scheme" in text
+    assert "tiles on worker" in text and "#0072b2" in text and "prefers-color-scheme" in text
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8, 64])

@@ -96,7 +96,8 @@ def test_page_loads_nothing(tmp_path: Path) -> None:
     text = path.read_text()
     assert "Bokeh.embed.embed_item" in text
     assert not re.search(r"<(script|img|link)[^>]*(src|href)", text)
-    assert "<td>matmul 0</td><td>7</td><td>7.0 ms</td><td>1.0 ms</td><td>7.0 MiB</td>" in text
+    row = "<td>7</td><td>7.0 ms</td><td>1.0 ms</td><td>7.0 MiB</td>"
+    assert f"<td class='left'>matmul 0</td>{row}" in text
     assert "limit 12.0 MiB" in text
     assert draw(timeline(), path).read_text() == text
 

@@ -16,18 +16,9 @@ from typing import Any
 from distributed import Scheduler
 
 from dasktile._compat.distributed import pages
-from dasktile.report.axes import (
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    RED,
-    SKY,
-    add_legend,
-    colour,
-    count_in_bytes,
-)
-from dasktile.report.formatting import format_bytes
+from dasktile.report.axes import GREY, add_legend, colour, count_in_bytes
+from dasktile.report.formatting import format_bytes, format_count
+from dasktile.report.palette import BLUE, GREEN, ORANGE, RED, SKY
 from dasktile.runtime.metrics import PlanCounts, owners, short_names
 from dasktile.runtime.worker.plugin import Summary
 
@@ -243,7 +234,8 @@ class _Charts:
         self.summary = Div(text="", sizing_mode="stretch_width", styles={"color": GREY})
         self.layers = _Bars(
             "Bytes received from other workers, by layer",
-            "The bar of what a plan predicts is filled as workers receive the bytes.",
+            "Predicted by the model of the plans (moved after in explain), filled as workers"
+            " receive the bytes. matmul 2 is the second layer of that operation.",
             {"predicted": SKY, "received": BLUE},
             nested=True,
         )
@@ -338,7 +330,7 @@ class _Charts:
             f"{len(summaries):,} of {len(self.scheduler.workers):,} workers",
             f"received {received} from each other",
             f"predicted {predicted}",
-            f"{errors:,} errors" if errors != 1 else "1 error",
+            format_count(errors, "error"),
         ]
         if errors:
             parts[-1] = f"<b style='color: {RED}'>{parts[-1]} inside dasktile, see the logs</b>"

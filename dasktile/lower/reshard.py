@@ -32,6 +32,10 @@ from dasktile.lower.names import slices_layer_name
 Key = tuple[Any, ...]
 Block = tuple[int, ...]
 
+#: A function of a block, of a block of the source that it is cut from, and of the place of the copy
+#: that is made if copies are, which returns the place of the copy to read.
+PlaceOf = Callable[[Block, Block, int | None], int]
+
 #: For every axis of an array, the windows that cut it.
 Windows = tuple[tuple[Window, ...], ...]
 
@@ -96,7 +100,7 @@ def reshard(
     windows: Windows,
     cut: Callable[[Any, Any], Any] = getitem,
     copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
-    place_of: Callable[[Block, Block], int] | None = None,
+    place_of: PlaceOf | None = None,
     may_fuse: bool = False,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array into other tiles.
@@ -118,9 +122,7 @@ def reshard(
         For every block, the places in the mesh that need a copy each; the keys are then
         ``(name, place, *block)``.
     place_of
-        If given, the source has such keys.  Takes a block, and a block of the source from
-        which it is cut, and returns the place of the copy to read.  A copy is cut from copies
-        of the same place.
+        If given, the source has such keys: which copy of each of its blocks is read.
     may_fuse
         Whether Dask may fuse a tile with the task that reads it, if it is all that is cut from a
         block.
@@ -141,9 +143,10 @@ def reshard(
             whole = tuple(part.block for part in parts)
             copy: tuple[int, ...] = ()
             if place_of is not None:
-                copy = (place_of(block, whole) if place is None else place,)
+                copy = (place_of(block, whole, place),)
             target: Key = (source, *copy, *whole)
-            if not separate:
+            is_remote = place is not None and copy != (place,)
+            if not separate and not is_remote:
                 key: Key = (name, *(() if place is None else (place,)), *block)
                 tasks[key] = _cut_piece(key, target, parts, cut, kind)
             elif all(part.cut is None for part in parts):
@@ -162,7 +165,7 @@ def reshard(
         for number, place in enumerate(places):
             if number == 0 or place_of is not None:
                 read = refs(block, per_axis, place)
-            if not separate:
+            if not read:
                 continue
             key: Key = (name, *(() if place is None else (place,)), *block)
             if len(read) == 1:

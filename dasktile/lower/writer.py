@@ -10,7 +10,7 @@ graph for which nothing changed are carried over unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
@@ -49,6 +49,7 @@ from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import JOIN, KEPT, RETILE, new_layer_name
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
+    PlaceOf,
     Windows,
     block_windows,
     getitem_any,
@@ -371,16 +372,15 @@ def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -
     )
 
 
-def _nearest(
-    mesh: tuple[int, ...], where: Where | None, copies: Copies
-) -> Callable[[tuple[int, ...], tuple[int, ...]], int]:
+def _nearest(mesh: tuple[int, ...], where: Where | None, copies: Copies) -> PlaceOf:
     """A function that chooses a copy of a block to read: the reader's own, else the first."""
     own = home_position(mesh, where) if isinstance(where, tuple) else None
 
-    def nearest(block: tuple[int, ...], source: tuple[int, ...]) -> int:
+    def nearest(block: tuple[int, ...], source: tuple[int, ...], reader: int | None) -> int:
         places = copies[source]
-        place = places[0] if own is None else own(block)
-        return place if place in places else places[0]
+        if reader is None:
+            reader = places[0] if own is None else own(block)
+        return reader if reader in places else places[0]
 
     return nearest
 
@@ -706,12 +706,14 @@ class _Writer:
             if not alone and all(needed <= set(places) for places in have.values()):
                 return self.copy(index, wanted, source, copies)
         made = source
-        if index in self.tiled.copied:
-            # copies are joined from the tiles themselves, not from a joined copy
+        if index in self.tiled.copied and source.copies is None:
+            # copies are joined from the tiles themselves, not from a joined one
             made = _Source(self.made[index], self.tiling(index).chunks)
-        if not self.joined(index) or not joins(wanted, made.chunks):
+        if alone or not self.joined(index):
             return None
-        return None if alone else self.copy(index, wanted, made, copies)
+        if made.copies is None and not joins(wanted, made.chunks):
+            return None
+        return self.copy(index, wanted, made, copies)
 
     def copies(self, edge: Edge, tiling: Tiling) -> Copies:
         """For every block along an edge, the places in the mesh that need it."""

@@ -141,14 +141,17 @@ class _Unbundled:
 
     def bundled(self, runs: Sequence[Run]) -> Bundled:
         """The graph with these bundles; without bundles if they gain nothing."""
-        if not runs:
+        if runs:
+            written = _Written(self.tasks, runs, self.named)
+            new = written.graph()
+            outputs = {written.names.get(name, name) for name in self.tasks.wanted}
+            if _most_tasks(new, outputs) < sum(self.tasks.table.counts):
+                return Bundled(new, written.names, written.memory(), self, runs)
+        if not self.tasks.has_split_roots:
             return Bundled(self.graph)
-        written = _Written(self.tasks, runs, self.named)
-        new = written.graph()
-        outputs = {written.names.get(name, name) for name in self.tasks.wanted}
-        if _most_tasks(new, outputs) >= sum(self.tasks.table.counts):
-            return Bundled(self.graph)
-        return Bundled(new, written.names, written.memory(), self, runs)
+        # no bundles, but names that give homes
+        written = _Written(self.tasks, (), self.named)
+        return Bundled(written.graph(), written.names, written.memory(), self, runs)
 
 
 def _run_limits(limits: BundleLimits, share: float = 1.0) -> RunLimits:

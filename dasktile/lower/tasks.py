@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import iscoroutinefunction
@@ -234,6 +234,28 @@ class GraphTasks:
         # the scheduler plugin places slices where their inputs are
         is_slice = self.heads[number].startswith(SLICE_PREFIX)
         return not is_slice and self.placed_home(number) != home
+
+    @cached_property
+    def has_split_roots(self) -> bool:
+        """Whether a task without inputs, whose name gives no home, has readers on several workers.
+
+        The scheduler plugin would run it where most of them are.
+        """
+        roots = (
+            number
+            for number, reads in enumerate(self.reads)
+            if not reads and self.is_loose(number) and not self.is_output(number)
+        )
+        return any(
+            self.places[reader] != self.places[root]
+            for root in roots
+            for reader in self._using(root)
+        )
+
+    def _using(self, number: int) -> Iterator[int]:
+        """The tasks that read a result, or slices of it."""
+        for reader in self.readers[number]:
+            yield from self.readers[reader] if self._is_cut(reader) else (reader,)
 
     def _is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""

@@ -261,3 +261,14 @@ def test_many_arrays_of_one_program(make: Callable[[], da.Array], monkeypatch: A
         dasktile.optimize(*arrays, workers=4, memory_limit="1 kB")
     assert len(tried) == 1
     suggested(str(caught.value))
+
+
+@pytest.mark.parametrize("limit", [400_000, 1_000_000])
+def test_a_limit_holds_on_workers_with_bundles(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    plan_for_workers(monkeypatch, 4, memory_limit=limit, limit_given=True)
+    x = da.from_array(np.ones((1200, 1200)), chunks=300)
+    product = dasktile.optimize(x @ x)
+    largest = max(
+        3 * 8 * rows * columns for rows in product.chunks[0] for columns in product.chunks[1]
+    )
+    assert largest <= limit

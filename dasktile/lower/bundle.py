@@ -345,10 +345,10 @@ class _Written:
         if len(returned) == 1:
             [only] = returned
             key = self.key_of[only]
-            if only not in tasks.kept or (home is not None and self._named_home(only) != home):
-                if only in tasks.kept and only not in self.shared:
-                    self.alias[number] = key
+            if only not in tasks.kept:
                 key = (self.name, home, rank)
+            elif only not in self.shared and home is not None and self._named_home(only) != home:
+                self.alias[number], key = key, (self.name, home, rank)
             self.key.append(key)
             self.value.append(tasks.keys[only])
             self.local.append({only: ()})

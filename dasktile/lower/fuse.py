@@ -472,6 +472,9 @@ class _Fusion:
         inside, last = set(numbers), numbers[-1]
         home = self.homes[last]
         readers = self.readers[last]
+        if not readers:
+            # a reader of another layer may be anywhere
+            return last in self.fixed and self.layer[last] not in self.outputs
         if home is None or all(self.homes[reader] in (None, home) for reader in readers):
             return False
         inputs = {read for number in numbers for read in self.reads[number]} - inside

@@ -427,7 +427,8 @@ class GraphTasks:
             part, after = (reader, self.readers[reader]) if is_cut else (number, [reader])
             there = (places[each] for each in after)
             for place in dict.fromkeys(place for place in there if place is not None):
-                read[place] = read.get(place, 0) + self.sizes[part]
+                # several slices of it may overlap
+                read[place] = min(read.get(place, 0) + self.sizes[part], self.sizes[number])
         return max(read, key=lambda place: (read[place], -place), default=None)
 
     @cached_property

@@ -9,7 +9,14 @@ function is encoded in it::
 
 means: a mesh of 2 x 2 workers; axis 0 divides the first dimension of the index into parts of four
 blocks, axis 1 the second dimension likewise; workers are predicted to receive ``5k2`` bytes (in
-base 36) for this layer.
+base 36) for this layer.  The blocks of the parts of a dimension have one of these forms:
+
+- ``e4``: four blocks each;
+- ``r3x2.4x1``: two parts of three blocks, then one part of four;
+- ``t3.4``: three or four blocks; the bits of ``4`` (in base 36) are set for the parts with four;
+- ``m40``, ``n40``: 40 blocks in near-even parts, whose boundaries are rounded, or rounded down.
+
+The last form is not exact: it stands for parts that the others need too many letters for.
 """
 
 from __future__ import annotations
@@ -193,6 +200,8 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     by = tuple(map(int, part[:end]))
     parts = math.prod(mesh[axis] for axis in by)
     form, rest = part[end], part[end + 1 :]
+    if len(set(by)) < len(by):
+        raise ValueError(part)
     # pairs of a run and its number of repetitions
     if form == "e":
         runs = [(int(rest), parts)]
@@ -201,6 +210,8 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     elif form == "t":
         least, longer = rest.split(".")
         bits = int(longer, 36)
+        if parts > most or bits >> parts:
+            raise ValueError(part)
         runs = [(int(least) + (bits >> at & 1), 1) for at in range(parts)]
     elif form == "r":
         runs = [
@@ -209,7 +220,7 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     else:
         raise ValueError(part)
     # checked before memory is allocated for all runs
-    if len(set(by)) < len(by) or sum(run * times for run, times in runs) > most:
+    if sum(run * times for run, times in runs) > most:
         raise ValueError(part)
     if form in "mn":
         return Share(by, near_even(runs[0][0], parts, rounded=form == "m"))

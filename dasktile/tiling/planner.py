@@ -146,7 +146,8 @@ def tile(
     verdict = ""
     for after in candidates:
         verdict = _objection(unchanged, before, planner, after, memory_limit)
-        if not verdict and bundled and placed:
+        obeys = _needs_less(before.price, after.price, memory_limit)
+        if not verdict and bundled and placed and not obeys:
             verdict = _objection_with_bundles(planner, before, after)
         if not verdict:
             break
@@ -269,8 +270,7 @@ def _objection(
     unchanged: _Planner, before: _Candidate, planner: _Planner, after: _Candidate, limit: int | None
 ) -> str:
     """Why the input's own chunks are kept; empty where the plan is better."""
-    too_large = max(before.price.peak, default=0)
-    if limit is not None and too_large > limit and max(after.price.peak) < too_large:
+    if _needs_less(before.price, after.price, limit):
         return ""
     old, new = unchanged.cost(before.price, stock=True), planner.cost(after.price)
     rules = planner.settings.acceptance
@@ -279,6 +279,12 @@ def _objection(
     if _moves_too_much(before.price, after.price, rules):
         return "the tiles that would cost less in tasks move more bytes"
     return ""
+
+
+def _needs_less(before: Price, after: Price, limit: int | None) -> bool:
+    """Whether the largest task takes more bytes than a limit, and fewer in a plan."""
+    largest = max(before.peak, default=0)
+    return limit is not None and largest > limit and max(after.peak) < largest
 
 
 def _moves_too_much(before: Price, after: Price, rules: Acceptance) -> bool:

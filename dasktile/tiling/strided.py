@@ -49,7 +49,9 @@ class Strided:
             return None
         there = other.step // divisor
         number = apart // divisor * pow(self.step // divisor, -1, there) % there
-        return Strided(self.first + self.step * number, self.step * there)
+        step, first = self.step * there, self.first + self.step * number
+        # both have begun there
+        return Strided(first + max(0, -((first - other.first) // step)) * step, step)
 
 
 #: Every element of an axis.
@@ -57,7 +59,9 @@ ALL = Strided()
 
 
 def strided(axis: AxisMap, size: int) -> Strided:
-    """The elements that a map reads if it reads one for each iteration, else every element.
+    """The elements that a map reads, if it reads one for each iteration, else every element.
+
+    Windows of several elements are read with the elements between them.
 
     Parameters
     ----------

@@ -746,3 +746,36 @@ def test_every_result_has_a_place_in_nested_tuples(count: int) -> None:
     assert sorted(paths) == list(range(count))
     for number, path in paths.items():
         assert pick(nested, path) == number
+
+
+def _sum_by_block(left: Any, right: Any, block_info: Any = None) -> Any:
+    return left + right
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_blocks_of_outputs_that_are_read_have_two_keys(workers, count: int) -> None:
+    """That of the output, which must keep its name, and one with a home for their readers."""
+    workers(count)
+    rng = da.random.default_rng(0)
+    x, w = rng.random((240, 240), chunks=40), rng.random((240, 240), chunks=40)
+    y = da.map_blocks(_sum_by_block, x, w, dtype=float)
+    z = da.map_blocks(_sum_by_block, y, y.T, dtype=float)
+    expected = dask.compute(y, z, scheduler="sync")
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        graph = tasks_of(y, z)
+        found = dask.compute(y, z, scheduler="sync")
+    assert bundles_of(graph)
+    assert all(task.dependencies <= graph.keys() for task in graph.values())
+    for result, wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(result, wanted)
+
+
+def test_a_block_of_an_output_that_a_bundle_makes_alone_has_its_home(workers) -> None:
+    """Its own name gives none: an alias, which Dask fuses with the bundle, has that name."""
+    workers(4)
+    x = da.random.default_rng(0).random((1500, 1500), chunks=250)
+    y = x.map_overlap(lambda block: block + 1, depth=1, boundary="none", dtype=float)
+    with dask.config.set(array_optimize=dasktile.array_optimize):
+        moved, _ = traffic([y], 4)
+    # only the halos
+    assert sum(moved.values()) < 2**17

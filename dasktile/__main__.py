@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,12 +15,23 @@ _ONE_WORKER = (
     "\n--scheduler ADDRESS for those of a cluster."
 )
 
+_NO_PLUGIN = (
+    "Planned without the plugin of a cluster: after dasktile.enable(client), tasks are placed and"
+    "\nbundled, and fewer run."
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command of the package and return its exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    status: int = options.run(parser, options)
+    try:
+        status: int = options.run(parser, options)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # what read the output, such as head, has ended; nothing can be flushed at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 
@@ -127,6 +139,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     is_default = options.workers is None and options.scheduler is None
     if is_default and explanation.nodes and explanation.workers == 1 and not options.json:
         print(f"\n{_ONE_WORKER}")
+    if options.workers is not None and options.workers > 1 and not options.json:
+        print(f"\n{_NO_PLUGIN}")
     return 0
 
 

@@ -137,7 +137,10 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
     lowered = chosen.lowered
     is_large = lowered is not None and count_tasks(lowered.graph, lowered.names) > MAX_TASKS
     if is_large or not _is_predictable(request):
-        return f"the graph has more than {MAX_TASKS:,} tasks"
+        return (
+            f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them, as it is or as"
+            " planned"
+        )
     return "the sizes of many results are unknown"
 
 

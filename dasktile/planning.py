@@ -391,6 +391,30 @@ def _needed(
     return partial if any(effect and node.name in partial for node, effect in nodes) else {}
 
 
+def without_bound(request: Request, planned: PlannedRequest) -> TilingPlan:
+    """The plan; without a lower bound if arrays are computed of which not all blocks are needed.
+
+    Tiles are chosen for whole arrays, and the bound counts what is not computed.
+
+    Parameters
+    ----------
+    request, planned
+        The arrays, and their plan.
+    """
+    plan, program = planned.plan, planned.captured.program
+    if not plan.lower_bound and not plan.proven_optimal:
+        return plan
+    wanted = planned.wanted or wanted_blocks(request)
+    all_of = [bool(wanted[array.name].all()) for array in request.arrays]
+    if not any(tiling.may_be_culled(program, all_of)):
+        return plan
+    computed = {node.name: tuple(map(len, node.chunks)) for node in program.nodes if node.edges}
+    needed = needed_blocks(request.graph, request.keys, computed)
+    if all(blocks.all() for blocks in needed.values()):
+        return plan
+    return replace(plan, lower_bound=0, proven_optimal=False)
+
+
 def tile(
     captured: Captured,
     target: Machine,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -287,3 +288,15 @@ def test_help_imports_little() -> None:
         "assert 'distributed' not in sys.modules and 'rich' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_reader_that_ends_is_no_error(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("import dask.array as da\nx = da.ones((8, 8), chunks=2).sum()\n")
+    command = [sys.executable, "-m", "dasktile", "explain", f"{script}:x"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE) as process:
+        os.close(writing)
+        _, errors = process.communicate()
+    assert b"Traceback" not in errors

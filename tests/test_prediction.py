@@ -435,3 +435,26 @@ def test_a_missing_simulation_has_a_reason() -> None:
     assert explanation.run_tasks_after is None
     assert "as it runs: not predicted, as the graph has more than 10,000 tasks" in str(explanation)
     assert dasktile.explain((x[:20] + 1).sum(axis=0), workers=4).unpredicted == ""
+
+
+def test_sizes_of_tuples_of_partial_results_are_no_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Dask notes the elements of the array that the best ones are searched in."""
+    plan_for_workers(monkeypatch, 4)
+    rng = da.random.default_rng(0)
+    scores = rng.random((400, 64), chunks=(50, 64)) @ rng.random((64, 6000), chunks=(64, 500))
+    explanation = dasktile.explain(da.argtopk(scores, 10, axis=1))
+    assert explanation.changed
+    assert explanation.received_before is None
+    assert "the sizes of many results are unknown" in str(explanation)
+
+
+def test_no_bound_counts_what_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch, 4)
+    x = da.random.default_rng(0).random((800, 800), chunks=100)
+    product = da.exp(x @ x.T)
+    whole, part = dasktile.explain(product), dasktile.explain(product[:100])
+    assert whole.lower_bound
+    assert not part.lower_bound
+    assert not part.proven_optimal

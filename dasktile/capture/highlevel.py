@@ -252,6 +252,8 @@ def _unchanged_reason(layer: Layer, info: ArrayInfo) -> str:
     if isinstance(layer, Blockwise) and layer.output_blocks:
         return "only some of its blocks are in the graph"
     kind = _unsupported_type(layer)
+    if kind == "tuple":
+        return "its blocks are tuples of partial results"
     return f"chunks of type {kind} are not supported" if kind else ""
 
 

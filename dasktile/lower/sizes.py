@@ -45,6 +45,10 @@ _DECOMPOSING = (np.linalg.qr, wrapped_qr)
 _SIZED = (*_SLICING, *_DECOMPOSING, np.vstack, np.dot, take)
 
 
+#: Types of blocks that are no arrays, as Dask notes them.
+_NO_ARRAYS = ("tuple", "list", "dict")
+
+
 @dataclass(frozen=True, slots=True)
 class NotedBlocks:
     """The blocks of a layer, according to its annotations.
@@ -89,6 +93,8 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         chunks: Any = notes.get("chunks")
         dtype: Any = notes.get("dtype")
         task: Any = getattr(layer, "task", None)
+        if notes.get("chunk_type") in _NO_ARRAYS:
+            continue  # noted are the elements of what the tuples are made of
         if getattr(task, "func", None) is slice_with_int_dask_array:
             continue  # noted are the elements of a block times the positions
         options = getattr(task, "kwargs", None) or {}

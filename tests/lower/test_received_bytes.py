@@ -29,11 +29,22 @@ _UNKNOWN = {
     "coiled.satellite_filtering", "pangeo.climatological_anomalies",
 }  # fmt: skip
 
-#: Bytes by which a prediction may differ.
-_NEAR = 2**18
+#: Workloads and workers whose predictions are known to be wrong, with reasons.
+_WRONG = {
+    ("coiled.regridding", 4): "an array in parts is joined on one worker for readers on others",
+    ("coiled.regridding", 6): "an array in parts is joined on one worker for readers on others",
+    ("threads.distributed_8969", 4): "reads of files are done where their only reader is",
+    ("threads.distributed_8969", 6): "reads of files are done where their only reader is",
+    ("threads.dask_12020", 6): "reads of files are done where their only reader is",
+}
+
+#: Bytes by which a prediction may differ; of steps of unknown size, such as those of `svd`.
+_NEAR, _NEAR_UNKNOWN = 2**13, 2**20
 
 
-def _compare(monkeypatch: pytest.MonkeyPatch, name: str, kind: str, workers: int) -> None:
+def _compare(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str, workers: int, near: int
+) -> None:
     plan_for_workers(monkeypatch, workers)
     workload = WORKLOADS[name]
     with tempfile.TemporaryDirectory() as folder, dask.config.set(scheduler="sync"):
@@ -45,20 +56,32 @@ def _compare(monkeypatch: pytest.MonkeyPatch, name: str, kind: str, workers: int
         moved, _ = traffic(planned, workers)
     if plan.verdict:
         pytest.skip("the input itself is the plan")
-    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=near)
 
 
 @pytest.mark.parametrize("workers", [4, 6, 8])
 @pytest.mark.parametrize("name", _CORPUS)
 def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
-    _compare(monkeypatch, name, "random", workers)
+    _compare(monkeypatch, name, "random", workers, _NEAR)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [4, 6])
-@pytest.mark.parametrize("name", sorted(set(WORKLOADS) - _UNKNOWN))
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        pytest.param(
+            name,
+            workers,
+            marks=[pytest.mark.xfail(reason=_WRONG[name, workers], strict=True)]
+            if (name, workers) in _WRONG
+            else [],
+        )
+        for name in sorted(set(WORKLOADS) - _UNKNOWN)
+        for workers in (4, 6)
+    ],
+)
 def test_inputs_from_files(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
-    _compare(monkeypatch, name, "zarr", workers)
+    _compare(monkeypatch, name, "zarr", workers, _NEAR_UNKNOWN)
 
 
 def test_a_slice_is_sent_and_not_the_tile_that_it_is_cut_from(

@@ -71,7 +71,7 @@ class Costs:
     def __post_init__(self) -> None:
         # nodes of one shape share their boxes, so the identity of the boxes is a key
         tables: dict[object, Table] = {}
-        known: dict[object, Table] = {}
+        overlaps: dict[object, Table] = {}
         alike: dict[object, tuple[Table, Table]] = {}
         outputs = set(self.space.program.outputs)
         for index, variable in enumerate(self.space.variables):
@@ -128,7 +128,8 @@ class Costs:
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
                     elements = table(
-                        producer.held, held, needs, blocks, self._model, producer.held_second, known
+                        producer.held, held, needs, blocks, self._model, producer.held_second,
+                        overlaps,
                     )
                     tables[key] = elements * itemsize
                 self.between[source, index] = tables[key]

@@ -10,11 +10,6 @@ import numpy.typing as npt
 
 from dasktile.tiling.solve.problem import Problem, Table
 
-#: Entries of a temporary float64 array while states are compared; it bounds memory and does not
-#: change any result.
-_BLOCK = 4_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class Pruned:
     """A problem with fewer states.
@@ -77,11 +72,12 @@ def _undominated(
     with np.errstate(invalid="ignore"):
         worse = own[:, None] - own[None, :]
         for other, table in around:
-            seen = table[np.ix_(states, left[other])]
-            step = max(1, _BLOCK // max(1, seen.size))
-            for start in range(0, count, step):
-                part = slice(start, start + step)
-                worse[part] += (seen[part, None] - seen[None]).max(axis=2)
+            # [state of the neighbour, state]
+            seen = np.ascontiguousarray(table[np.ix_(states, left[other])].T)
+            most = np.full((count, count), -np.inf)
+            for column in seen:
+                np.maximum(most, column[:, None] - column[None], out=most)
+            worse += most
     # both forbidden: neither dominates the other
     worse = np.nan_to_num(worse, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     better = worse <= 0

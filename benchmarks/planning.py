@@ -3,8 +3,8 @@
     python -m benchmarks.planning [--goals] [--stages] [--only NAME] [--repeat 3] [--nodes 300]
                                   [--json FILE]
 
-`--goals` plans workloads for 4 to 1,024 workers with ``dasktile.optimize`` and prints, for each, the
-processor time and the goal.  `--stages` plans expressions of three lengths and prints the time of
+`--goals` plans workloads for 4 to 1,024 workers with ``dasktile.optimize`` and prints the processor
+time and the goal of each.  `--stages` plans expressions of three lengths and prints the time of
 every stage, the time per graph layer and the peak memory of planning.  By default both are printed.
 Nothing that was kept of an earlier plan is used.
 """

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,87 @@ class Option:
         return tuple(sorted(axes, key=self.order.index) if self.order else axes)
 
 
+class Options:
+    """Candidates of one node, with the sets of mesh axes that they have in common.
+
+    Many candidates cut a label by the same mesh axes; bounds are computed once for each such set.
+    """
+
+    def __init__(self, options: Iterable[Option]) -> None:
+        self.options = tuple(options)
+        self._by: dict[object, tuple[list[tuple[int, ...]], Ints]] = {}
+        self._some: dict[bytes, Options] = {}
+
+    def some(self, chosen: Ints) -> Options:
+        """Some of the candidates."""
+        key = chosen.tobytes()
+        if key not in self._some:
+            self._some[key] = Options(self.options[choice] for choice in chosen)
+        return self._some[key]
+
+    def cutting(self, label: int) -> tuple[list[tuple[int, ...]], Ints]:
+        """The sets of mesh axes that cut a label, and the number of that of each candidate."""
+        if label not in self._by:
+            self._by[label] = _numbered(option.cutting(label) for option in self.options)
+        return self._by[label]
+
+    def dividing(self, label: int, column: int) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes that divide a label or a scattered sum along an axis."""
+        key = label, column
+        if key not in self._by:
+            self._by[key] = _numbered(
+                option.cutting(label) + option.scattering(column) for option in self.options
+            )
+        return self._by[key]
+
+    def idle(self) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes along which only the first worker has a part of the work."""
+        if None not in self._by:
+            self._by[None] = _numbered(
+                tuple(
+                    axis
+                    for axis, (label, copied) in enumerate(
+                        zip(option.mesh, option.replicated, strict=True)
+                    )
+                    if label is None and not copied
+                )
+                for option in self.options
+            )
+        return self._by[None]
+
+    def scattered(self) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes along which sums are scattered."""
+        if "scattered" not in self._by:
+            self._by["scattered"] = _numbered(
+                tuple(axis for axis, target in enumerate(option.scatter) if target is not None)
+                for option in self.options
+            )
+        return self._by["scattered"]
+
+    def summed(self, reduced: Collection[int]) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes that cut `reduced` labels whose sums end on one worker."""
+        key = "summed", tuple(reduced)
+        if key not in self._by:
+            self._by[key] = _numbered(
+                tuple(
+                    axis
+                    for axis, (label, target) in enumerate(
+                        zip(option.mesh, option.scatter, strict=True)
+                    )
+                    if target is None and label in reduced
+                )
+                for option in self.options
+            )
+        return self._by[key]
+
+
+def _numbered(items: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Ints]:
+    """The distinct ones of some items, and the number of each item among them."""
+    numbers: dict[tuple[int, ...], int] = {}
+    of = [numbers.setdefault(item, len(numbers)) for item in items]
+    return list(numbers), np.array(of, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Boxes:
     """A box for every candidate and worker.
@@ -134,6 +216,8 @@ class Variable:
     held_second
         Boxes of the result in its second sharding, where some candidates have one; inactive for
         the other candidates.
+    boxed
+        The candidates of boxes.
     """
 
     node: int
@@ -144,6 +228,7 @@ class Variable:
     needs: tuple[Boxes | None, ...]
     followed: tuple[Followed, ...] = ()
     held_second: Boxes | None = None
+    boxed: Options = field(default_factory=lambda: Options(()), repr=False, compare=False)
 
 
 @dataclass
@@ -188,10 +273,9 @@ class Space:
     made: list[int] = field(default_factory=list)
     truncated: bool = False
     kept: dict[int, int] = field(default_factory=dict)
-    _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
+    _cache: dict[object, tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
         default_factory=dict, repr=False
     )
-    _candidates: dict[object, _Options] = field(default_factory=dict, repr=False)
     _followed: dict[object, Followed | None] = field(default_factory=dict, repr=False)
     _copies: dict[object, Followed] = field(default_factory=dict, repr=False)
 
@@ -236,38 +320,31 @@ class Space:
             options = options.some(chosen)
             held = boxes.held(options, node.out, node.shape)
             needs = self._needs(node, boxes, options, shapes)
-            self._cache[key] = tuple(options.options), take(work, chosen), held, needs
+            self._cache[key] = options, take(work, chosen), held, needs
         boxed = self._cache[key]
         following = tuple(self._following(follow) for follow, _ in follows)
         return Variable(
             index,
             False,
-            boxed[0] + following,
+            boxed[0].options + following,
             *boxed[1:],
             followed=tuple(blocks for _, blocks in follows),
+            boxed=boxed[0],
         )
 
-    def _options(self, node: Node) -> _Options:
+    def _options(self, node: Node) -> Options:
         """All assignments of mesh axes to the labels of a node."""
         picks = tuple(_picks(node, self.settings.candidates))
-        if picks not in self._candidates:
-            self._candidates[picks] = _Options(self._in_all_orders(_assigned(picks, self.mesh)))
-        return self._candidates[picks]
+        return _assigned(picks, len(self.mesh.shape), self.ordered)
 
     def _needs(
-        self, node: Node, boxes: _BoxBuilder, options: _Options, shapes: Sequence[tuple[int, ...]]
+        self, node: Node, boxes: _BoxBuilder, options: Options, shapes: Sequence[tuple[int, ...]]
     ) -> tuple[Boxes | None, ...]:
         """The boxes that each worker needs along the edges of a node."""
         return tuple(
             self._need(node, edge, boxes, options, shape)
             for edge, shape in zip(node.edges, shapes, strict=True)
         )
-
-    def _in_all_orders(self, options: Iterable[Option]) -> list[Option]:
-        """The options with the mesh axes in every order that makes another tiling."""
-        if not self.ordered:
-            return list(options)
-        return [each for option in options for each in _orders(option)]
 
     def _following(self, follow: Follow) -> Option:
         nothing = (None,) * len(self.mesh.shape)
@@ -301,7 +378,7 @@ class Space:
     def _located(self, index: int, node: Node) -> Variable:
         """A persisted array with fixed placement: one candidate."""
         follow = Follow(node.name, index, tuple(range(len(node.shape))))
-        nowhere = _BoxBuilder(self.mesh, node.labels, self.axes.grids[index]).work(_Options([]))
+        nowhere = _BoxBuilder(self.mesh, node.labels, self.axes.grids[index]).work(Options([]))
         return Variable(
             index,
             False,
@@ -317,7 +394,7 @@ class Space:
         node: Node,
         edge: Edge,
         boxes: _BoxBuilder,
-        options: _Options,
+        options: Options,
         shape: tuple[int, ...],
     ) -> Boxes | None:
         """The box that each worker needs along an edge."""
@@ -328,7 +405,7 @@ class Space:
         # block by block, in other sizes: a stencil, a trim
         return self.handed(edge.chunks or (), options)
 
-    def handed(self, chunks: Chunks, options: _Options | None = None) -> Boxes:
+    def handed(self, chunks: Chunks, options: Options | None = None) -> Boxes:
         """Boxes of an array whose blocks must not be cut.
 
         For all ways in which the mesh can divide the blocks, or those of `options`.
@@ -339,10 +416,13 @@ class Space:
             choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
             nothing = (None,) * len(self.mesh.shape)
             alone = (False,) * len(self.mesh.shape)
-            options = _Options(
-                self._in_all_orders(
-                    Option(picks, nothing, alone)
-                    for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+            options = Options(
+                _in_all_orders(
+                    (
+                        Option(picks, nothing, alone)
+                        for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+                    ),
+                    self.ordered,
                 )
             )
         layout = _BoxBuilder(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
@@ -371,11 +451,11 @@ class Space:
                     if all(cut is not None or copied
                            for cut, copied in zip(option.mesh, option.replicated, strict=True))
                 ]  # fmt: skip
-            options = self._in_all_orders(options)
+            options = _in_all_orders(options, self.ordered)
             boxes = _BoxBuilder(self.mesh, labels, grids)
             if paired:
                 options += _in_two_shardings(options, limits)
-            shared = _Options(options)
+            shared = Options(options)
             held = boxes.held(shared, out, node.shape)
             second = boxes.held_second(shared, out, node.shape) if paired else None
             if self.copy_limit is not None:
@@ -395,7 +475,7 @@ class Space:
                 held = take(held, chosen)
                 second = None if second is None else take(second, chosen)
             needs = (held,) if second is None else (held, second)
-            self._cache[key] = (tuple(options), held, held, needs)
+            self._cache[key] = (Options(options), held, held, needs)
         boxed = self._cache[key]
         follows = list(
             kept(self.program, self.axes.members, self.leaders, index, limits.max_followed)
@@ -403,7 +483,7 @@ class Space:
         return Variable(
             index,
             True,
-            boxed[0] + tuple(map(self._following, follows)),
+            boxed[0].options + tuple(map(self._following, follows)),
             *boxed[1:],
             followed=tuple(self._copy(node, follow) for follow in follows),
             held_second=boxed[3][1] if len(boxed[3]) > 1 else None,
@@ -488,16 +568,25 @@ def choices(node: Node, limits: CandidateLimits) -> int:
     return len(_picks(node, limits))
 
 
-def _assigned(
-    picks: Sequence[tuple[int | None, int | None]], mesh: Mesh
-) -> Iterator[Option]:
+@lru_cache(maxsize=128)
+def _assigned(picks: Sequence[tuple[int | None, int | None]], axes: int, ordered: bool) -> Options:
     """All assignments of mesh axes to labels and of scattered sums to output axes."""
-    for each in itertools.product(picks, repeat=len(mesh.shape)):
-        yield Option(
+    options = (
+        Option(
             tuple(label for label, _ in each),
             tuple(target for _, target in each),
-            (False,) * len(each),
+            (False,) * axes,
         )
+        for each in itertools.product(picks, repeat=axes)
+    )
+    return Options(_in_all_orders(options, ordered))
+
+
+def _in_all_orders(options: Iterable[Option], ordered: bool) -> list[Option]:
+    """The options, if `ordered` with the mesh axes in every order that makes another tiling."""
+    if not ordered:
+        return list(options)
+    return [each for option in options for each in _orders(option)]
 
 
 def _orders(option: Option) -> list[Option]:
@@ -577,7 +666,7 @@ def _in_two_shardings(options: Sequence[Option], limits: CandidateLimits) -> lis
 
 
 def _surface(
-    boxes: _BoxBuilder, needs: Sequence[Boxes | None], node: Node, options: _Options
+    boxes: _BoxBuilder, needs: Sequence[Boxes | None], node: Node, options: Options
 ) -> npt.NDArray[np.float64]:
     """Elements that the worker with the most of them reads and writes, for every candidate."""
     made = boxes.need(options, [AxisMap(axis.label) for axis in node.out], node.shape)
@@ -619,78 +708,6 @@ def paired(first: Ints, second: Ints) -> Ints:
     return np.unique(pairs, return_inverse=True)[1]
 
 
-class _Options:
-    """Candidates of one node, with the sets of mesh axes that they have in common.
-
-    Many candidates cut a label by the same mesh axes; bounds are computed once for each such set.
-    """
-
-    def __init__(self, options: Sequence[Option]) -> None:
-        self.options = options
-        self._by: dict[object, tuple[list[tuple[int, ...]], Ints]] = {}
-        self._some: dict[bytes, _Options] = {}
-
-    def some(self, chosen: Ints) -> _Options:
-        """Some of the candidates."""
-        key = chosen.tobytes()
-        if key not in self._some:
-            self._some[key] = _Options([self.options[choice] for choice in chosen])
-        return self._some[key]
-
-    def cutting(self, label: int) -> tuple[list[tuple[int, ...]], Ints]:
-        """The sets of mesh axes that cut a label, and the number of that of each candidate."""
-        if label not in self._by:
-            self._by[label] = _numbered(option.cutting(label) for option in self.options)
-        return self._by[label]
-
-    def dividing(self, label: int, column: int) -> tuple[list[tuple[int, ...]], Ints]:
-        """The same for the axes that divide a label or a scattered sum along an axis."""
-        key = label, column
-        if key not in self._by:
-            self._by[key] = _numbered(
-                option.cutting(label) + option.scattering(column) for option in self.options
-            )
-        return self._by[key]
-
-    def idle(self) -> tuple[list[tuple[int, ...]], Ints]:
-        """The same for the axes along which only the first worker has a part of the work."""
-        if None not in self._by:
-            self._by[None] = _numbered(
-                tuple(
-                    axis
-                    for axis, (label, copied) in enumerate(
-                        zip(option.mesh, option.replicated, strict=True)
-                    )
-                    if label is None and not copied
-                )
-                for option in self.options
-            )
-        return self._by[None]
-
-    def summed(self, reduced: Collection[int]) -> tuple[list[tuple[int, ...]], Ints]:
-        """The same for the axes that cut `reduced` labels whose sums end on one worker."""
-        key = "summed", tuple(reduced)
-        if key not in self._by:
-            self._by[key] = _numbered(
-                tuple(
-                    axis
-                    for axis, (label, target) in enumerate(
-                        zip(option.mesh, option.scatter, strict=True)
-                    )
-                    if target is None and label in reduced
-                )
-                for option in self.options
-            )
-        return self._by[key]
-
-
-def _numbered(items: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Ints]:
-    """The distinct ones of some items, and the number of each item among them."""
-    numbers: dict[tuple[int, ...], int] = {}
-    of = [numbers.setdefault(item, len(numbers)) for item in items]
-    return list(numbers), np.array(of, dtype=np.int64)
-
-
 @dataclass
 class _BoxBuilder:
     """Builds the boxes of options; bounds by label and set of mesh axes are cached."""
@@ -718,7 +735,7 @@ class _BoxBuilder:
         lo, hi = (np.array([pair[end] for pair in found]).reshape(shape) for end in (0, 1))
         return lo, hi
 
-    def work(self, options: _Options) -> Boxes:
+    def work(self, options: Options) -> Boxes:
         """The box of the loop nest that each worker runs."""
         maps = tuple(AxisMap(position) for position in range(len(self.labels)))
         sizes = tuple(label.size for label in self.labels)
@@ -726,7 +743,7 @@ class _BoxBuilder:
 
     def need(
         self,
-        options: _Options,
+        options: Options,
         axes: Sequence[AxisMap],
         shape: Sequence[int],
         within: tuple[int, int, int] | None = None,
@@ -766,7 +783,7 @@ class _BoxBuilder:
         counted = steps if any(step is not ALL for step in steps) else ()
         return Boxes(lo, hi, active, counted, kinds)
 
-    def held(self, options: _Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
+    def held(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box of the finished result that each worker holds."""
         lo, hi, kinds = self._empty(len(options.options), len(out))
         reduced = [at for at, label in enumerate(self.labels) if label.role is Role.REDUCE]
@@ -784,18 +801,18 @@ class _BoxBuilder:
             kinds[:, column] = of
         return Boxes(lo, hi, active, kinds=kinds)
 
-    def held_second(self, options: _Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
+    def held_second(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box that each worker holds in the second sharding; inactive without one."""
         nothing = (None,) * len(self.mesh.shape)
         second = [replace(option, mesh=option.second_mesh or nothing) for option in options.options]
-        boxes = self.held(_Options(second), out, shape)
+        boxes = self.held(Options(second), out, shape)
         has = np.array([option.second_mesh is not None for option in options.options], dtype=bool)
         assert boxes.kinds is not None
         kinds = boxes.kinds.copy()
         kinds[:, -1] = paired(kinds[:, -1], has.astype(np.int64))
         return replace(boxes, active=boxes.active & has[:, None], kinds=kinds)
 
-    def _running(self, options: _Options) -> tuple[Bools, Ints]:
+    def _running(self, options: Options) -> tuple[Bools, Ints]:
         """True for workers that have a part of the work, and which candidates are alike."""
         idle, of = options.idle()
         first = [self.mesh.first(axes) for axes in idle]

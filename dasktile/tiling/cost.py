@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Chunks, Edge, Node, Role, bounds
-from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort, paired, take
+from dasktile.tiling.candidates import Boxes, Space, Variable, effort, paired, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.settings import CostModel
@@ -39,6 +39,9 @@ MOVING = 2.0**-24
 #: change any result.
 BLOCK = 2_000_000
 
+
+#: Steps of a product of matrices for which OpenBLAS starts no threads (by its source).
+ONE_THREAD = 2**18
 
 #: Time of a step of a product of matrices over that of an elementwise one (measured: one core).
 MULTIPLIED = 0.06
@@ -82,20 +85,17 @@ class Costs:
                 self.tiles.append(np.zeros(len(variable.options)))
                 reads = {self.space.made[variable.node]: list(range(len(variable.needs)))}
             else:
-                options = variable.options
                 shape = (id(variable.work), tuple(map(id, variable.followed)),
                          node.size, node.partial, node.labels, node.out)  # fmt: skip
                 if shape not in alike:
-                    boxes = options[: len(options) - len(variable.followed)]
-                    partials = [self._partial_bytes(variable, node, option) for option in boxes]
-                    partials += [
-                        option_blocks.partials * node.partial for option_blocks in variable.followed
-                    ]
-                    tiles = [self._tiles(variable, node, option) for option in boxes]
-                    tiles += [
-                        float(option_blocks.work.owned.sum()) for option_blocks in variable.followed
-                    ]
-                    alike[shape] = np.array(partials), np.array(tiles)
+                    pieces = self._pieces(variable)
+                    followed = variable.followed
+                    partials = [blocks.partials * node.partial for blocks in followed]
+                    tiles = [float(blocks.work.owned.sum()) for blocks in followed]
+                    alike[shape] = (
+                        np.append(_partial_bytes(node, pieces), partials),
+                        np.append(self._tiles(variable, pieces), tiles),
+                    )
                 self.own.append(alike[shape][0])
                 self.tiles.append(alike[shape][1])
                 reads = {}
@@ -128,7 +128,12 @@ class Costs:
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
                     elements = table(
-                        producer.held, held, needs, blocks, self._model, producer.held_second,
+                        producer.held,
+                        held,
+                        needs,
+                        blocks,
+                        self._model,
+                        producer.held_second,
                         overlaps,
                     )
                     tables[key] = elements * itemsize
@@ -225,34 +230,49 @@ class Costs:
         least: Table = ways.min(axis=1) * itemsize
         return least
 
-    def _partial_bytes(self, variable: Variable, node: Node, option: Option) -> float:
-        """Bytes of partial results and carries that are sent between workers."""
-        total = 0.0
-        partials = 1
-        for position, label in enumerate(node.labels):
-            if label.role is Role.REDUCE:
-                partials *= self._pieces(variable, option, position)
-            elif label.role is Role.SCAN and label.size:
-                pieces = self._pieces(variable, option, position)
-                total += (pieces - 1) * node.size / label.size * node.partial
-        return total + (partials - 1) * node.size * node.partial
+    def _tiles(self, variable: Variable, pieces: Sequence[Ints]) -> Table:
+        """Boxes into which each candidate divides the work, and the result."""
+        node = self.space.program.nodes[variable.node]
+        scattered, of = variable.boxed.scattered()
+        final = np.array([self.space.mesh.parts(axes) for axes in scattered], dtype=np.int64)[of]
+        for axis in node.out:
+            if axis.label is not None:
+                final = final * pieces[axis.label]
+        return (_product(pieces, len(of)) + final).astype(np.float64)
 
-    def _tiles(self, variable: Variable, node: Node, option: Option) -> float:
-        pieces = [self._pieces(variable, option, label) for label in range(len(node.labels))]
-        final = math.prod(
-            size
-            for size, target in zip(self.space.mesh.shape, option.scatter, strict=True)
-            if target is not None
-        ) * math.prod(pieces[axis.label] for axis in node.out if axis.label is not None)
-        return float(math.prod(pieces) + final)
+    def _pieces(self, variable: Variable) -> list[Ints]:
+        """For every label, the pieces into which each candidate that is a box cuts it."""
+        labels = self.space.program.nodes[variable.node].labels
+        grids = self.space.axes.grids[variable.node]
+        pieces = []
+        for position, (label, grid) in enumerate(zip(labels, grids, strict=True)):
+            cuts, of = variable.boxed.cutting(position)
+            counts = [
+                len(sizes(label.size, self.space.mesh.parts(axes), grid)) if axes else 1
+                for axes in cuts
+            ]
+            pieces.append(np.array(counts, dtype=np.int64)[of])
+        return pieces
 
-    def _pieces(self, variable: Variable, option: Option, label: int) -> int:
-        axes = option.cutting(label)
-        if not axes:
-            return 1
-        grid = self.space.axes.grids[variable.node][label]
-        size = self.space.program.nodes[variable.node].labels[label].size
-        return len(sizes(size, self.space.mesh.parts(axes), grid))
+
+def _product(pieces: Sequence[Ints], candidates: int) -> Ints:
+    total = np.ones(candidates, dtype=np.int64)
+    for counts in pieces:
+        total = total * counts
+    return total
+
+
+def _partial_bytes(node: Node, pieces: Sequence[Ints]) -> Table:
+    """Bytes of partial results and carries that each candidate sends between workers."""
+    candidates = len(pieces[0]) if pieces else 1
+    total = np.zeros(candidates)
+    partials = np.ones(candidates, dtype=np.int64)
+    for label, counts in zip(node.labels, pieces, strict=True):
+        if label.role is Role.REDUCE:
+            partials = partials * counts
+        elif label.role is Role.SCAN and label.size:
+            total += (counts - 1) * node.size / label.size * node.partial
+    return total + (partials - 1) * node.size * node.partial
 
 
 def table(
@@ -582,11 +602,23 @@ def _summed(factors: Sequence[_Factor], rows: int, columns: int, workers: int) -
     for start in range(0, workers, step):
         part = slice(start, min(start + step, workers))
         if right.factors:
-            total += left.product(part) @ right.product(part).T
+            _add_product(total, left.product(part), right.product(part))
         else:
             total[:, 0] += left.product(part).sum(axis=1)
-    elements: Table = total[left.numbers(), right.numbers()]
+    elements: Table = np.take(total, left.numbers() * right.pairs + right.numbers())
     return elements
+
+
+def _add_product(total: Table, left: Table, right: Table) -> None:
+    """Add the product of matrices (pairs, workers), in blocks that take one thread.
+
+    Threads of a BLAS library spend more time on waiting for each other than such products take.
+    """
+    side = max(1, math.isqrt(ONE_THREAD // max(1, left.shape[1])))
+    for row in range(0, len(left), side):
+        for column in range(0, len(right), side):
+            rows, columns = slice(row, row + side), slice(column, column + side)
+            total[rows, columns] += left[rows] @ right[columns].T
 
 
 def _split(
@@ -605,9 +637,13 @@ def _split(
         return multiplied + sum(pairs(some) * len(some) for some in groups)
 
     splits = []
-    for chosen in itertools.product((False, True), repeat=max(0, len(factors) - 1)):
-        right = [factor for factor, is_right in zip(factors[1:], chosen) if is_right]
-        left = [*factors[:1], *(each for each, is_right in zip(factors[1:], chosen) if not is_right)]
+    rest = factors[1:]
+    for chosen in itertools.product((False, True), repeat=len(rest)):
+        right = [factor for factor, is_right in zip(rest, chosen, strict=True) if is_right]
+        left = [
+            *factors[:1],
+            *(each for each, is_right in zip(rest, chosen, strict=True) if not is_right),
+        ]
         splits.append((left, right))
     return min(splits, key=operations)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dasktile.tiling.settings import SolverLimits
-from dasktile.tiling.solve.dominance import pruned
+from dasktile.tiling.solve.dominance import merged, pruned
 from dasktile.tiling.solve.milp import integer
 from dasktile.tiling.solve.problem import Problem, Solution, Table
 
@@ -56,7 +56,16 @@ def solve(
     limits
         Limits of the search.
     """
-    best = _eliminated(problem, width_budget, limits)
+    order = _elimination_order(problem, limits)
+    different = merged(problem)
+    best = _solved(different.problem, width_budget, prove, limits, order)
+    return replace(best, states=different.restored(best.states))
+
+
+def _solved(
+    problem: Problem, width_budget: int, prove: bool, limits: SolverLimits, order: Sequence[int]
+) -> Solution:
+    best = _eliminated(problem, width_budget, limits, order)
     if best.exact or not prove:
         return best
     fewer = pruned(problem)
@@ -205,22 +214,30 @@ def _minimised(factors: Sequence[_Factor], variable: int, counts: Sequence[int])
     """
     scope = tuple(sorted({other for factor in factors for other in factor.scope}))
     rest = tuple(other for other in scope if other != variable)
-    shapes = [[counts[v] if v in factor.scope else 1 for v in rest] for factor in factors]
-    tables = [
-        np.moveaxis(factor.table, factor.scope.index(variable), 0).reshape(-1, *shape)
-        for factor, shape in zip(factors, shapes, strict=True)
-    ]
-    states, size = counts[variable], math.prod(counts[other] for other in rest)
-    step = max(1, _BLOCK // max(1, size))
+    shape = tuple(counts[other] for other in rest)
+    tables = [_turned(factor, variable, rest) for factor in factors]
+    states = counts[variable]
+    step = max(1, _BLOCK // max(1, math.prod(shape)))
     least: Table | None = None
     for start in range(0, states, step):
-        total = np.zeros((min(step, states - start), *(counts[other] for other in rest)))
+        total = np.zeros((min(step, states - start), *shape))
         for table in tables:
             total += table[start : start + step]
         part = total.min(axis=0)
         least = part if least is None else np.minimum(least, part, out=least)
     assert least is not None
     return _Factor(rest, least)
+
+
+def _turned(factor: _Factor, variable: int, rest: Sequence[int]) -> Table:
+    """The table of a factor, a variable first; of the `rest`, others than its own have length 1."""
+    place = factor.scope.index(variable)
+    others = [axis for axis in range(len(factor.scope)) if axis != place]
+    lengths = [
+        factor.table.shape[factor.scope.index(other)] if other in factor.scope else 1
+        for other in rest
+    ]
+    return factor.table.transpose(place, *others).reshape(-1, *lengths)
 
 
 def _read_back(

@@ -302,25 +302,7 @@ class Space:
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
                tuple(replace(edge, producer=0) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
-            options = self._options(node)
-            boxes = _BoxBuilder(self.mesh, node.labels, grids)
-            work = boxes.work(options)
-            chosen = _balanced(
-                work, node.iterations, self.mesh.workers, small, self.settings.candidates
-            )
-            if self.lean and not small:
-                divided = _scattered(node, options.options, chosen)
-                self.truncated |= len(divided) < len(chosen)
-                chosen = divided
-            if len(chosen) > self.settings.max_states:
-                self.truncated = True
-                able = options.some(chosen)
-                surface = _surface(boxes, self._needs(node, boxes, able, shapes), node, able)
-                chosen = chosen[_varied(able.options, self.mesh, surface, self.settings.max_states)]
-            options = options.some(chosen)
-            held = boxes.held(options, node.out, node.shape)
-            needs = self._needs(node, boxes, options, shapes)
-            self._cache[key] = options, take(work, chosen), held, needs
+            self._cache[key] = self._boxed(node, grids, small, shapes)
         boxed = self._cache[key]
         following = tuple(self._following(follow) for follow, _ in follows)
         return Variable(
@@ -331,6 +313,37 @@ class Space:
             followed=tuple(blocks for _, blocks in follows),
             boxed=boxed[0],
         )
+
+    def _boxed(
+        self, node: Node, grids: Sequence[Grid], small: bool, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]:
+        """The candidates of boxes of a node, with the boxes of its work, its result and reads."""
+        boxes = _BoxBuilder(self.mesh, node.labels, grids)
+        # nodes that differ in what they read, as slices of one array, share the others
+        alike = ("made", node.labels, node.out, node.shape, tuple(grids), small, node.kind)
+        if alike in self._cache:
+            options, work, held, _ = self._cache[alike]
+            return options, work, held, self._needs(node, boxes, options, shapes)
+        every = self._options(node)
+        work = boxes.work(every)
+        chosen = _balanced(
+            work, node.iterations, self.mesh.workers, small, self.settings.candidates
+        )
+        if self.lean and not small:
+            divided = _scattered(node, every.options, chosen)
+            self.truncated |= len(divided) < len(chosen)
+            chosen = divided
+        is_large = len(chosen) > self.settings.max_states
+        if is_large:
+            self.truncated = True
+            able = every.some(chosen)
+            surface = _surface(boxes, self._needs(node, boxes, able, shapes), node, able)
+            chosen = chosen[_varied(able.options, self.mesh, surface, self.settings.max_states)]
+        options = every.some(chosen)
+        work, held = take(work, chosen), boxes.held(options, node.out, node.shape)
+        if not is_large:
+            self._cache[alike] = options, work, held, ()
+        return options, work, held, self._needs(node, boxes, options, shapes)
 
     def _options(self, node: Node) -> Options:
         """All assignments of mesh axes to the labels of a node."""

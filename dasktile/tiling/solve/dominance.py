@@ -69,9 +69,11 @@ def _restricted(problem: Problem, left: Sequence[npt.NDArray[np.int64]]) -> Prun
 
 def _kinds(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """For every row, a number that equal rows share."""
-    table = np.ascontiguousarray(table)
+    if not table.size:
+        return np.zeros(len(table), dtype=np.int64)
+    rows = np.ascontiguousarray(table).view(f"V{table.itemsize * table.shape[1]}").ravel().tolist()
     numbers: dict[bytes, int] = {}
-    return np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in table], np.int64)
+    return np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
 
 
 def _first(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -12,6 +12,7 @@ program is solved.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -173,16 +174,15 @@ def _elimination_order(problem: Problem, limits: SolverLimits) -> list[int]:
         order.append(variable)
         around = neighbours[variable]
         touched = set(around)
-        filled = False
+        for first, second in itertools.combinations(sorted(around), 2):
+            if second not in neighbours[first]:
+                neighbours[first].add(second)
+                neighbours[second].add(first)
+                # their common neighbours have one pair less to connect
+                touched |= neighbours[first] & neighbours[second]
         for neighbour in around:
-            filled = filled or not around <= neighbours[neighbour] | {neighbour}
-            neighbours[neighbour] |= around
-            neighbours[neighbour] -= {neighbour, variable}
-        for neighbour in around if filled else ():
-            # fill of a second neighbour changes only where two of its own became adjacent
-            touched |= {
-                other for other in neighbours[neighbour] if len(neighbours[other] & around) > 1
-            }
+            neighbours[neighbour].discard(variable)
+        touched.discard(variable)
         for other in sorted(touched):
             if not done[other]:
                 current[other] = score(other)

@@ -65,20 +65,24 @@ def climatology(years: int = 8, shape: tuple[int, int] = (60, 120), chunk: int =
     """Daily anomalies from the mean of each month, as xarray computes them with an index."""
     x = da.random.default_rng(0).random((365 * years, *shape), chunks=(chunk, *shape))
     months = np.arange(365 * years) % 365 * 12 // 365
-    means = da.stack([x[np.flatnonzero(months == month)].mean(axis=0) for month in range(12)])
-    return x - means[months]
+    return x - monthly_means(x, months)[months]
+
+
+def monthly_means(x: Any, months: Any) -> Any:
+    """The mean of each month, taken by an index and stacked."""
+    return da.stack([x[np.flatnonzero(months == month)].mean(axis=0) for month in range(12)])
 
 
 def gram(workers: int) -> Any:
     """The Gram matrix of a tall matrix."""
-    x = da.ones((workers * 8000, 4000), chunks=(2000, 4000))
+    x = da.ones((workers * 8000, 4000), chunks=(4000, 4000))
     return x.T @ x
 
 
 def logistic(workers: int, iterations: int = 3) -> Any:
     """Gradient descent of a logistic regression."""
-    x = da.ones((workers * 8000, 100), chunks=(2000, 100))
-    y = da.ones(workers * 8000, chunks=2000)
+    x = da.ones((workers * 8000, 100), chunks=(4000, 100))
+    y = da.ones(workers * 8000, chunks=4000)
     w = da.ones(100, chunks=100)
     for _ in range(iterations):
         w = w - 0.1 * (x.T @ (1 / (1 + da.exp(-(x @ w))) - y))
@@ -90,6 +94,14 @@ def product(workers: int) -> Any:
     side = int(np.sqrt(workers)) * 2
     a, b = (da.ones((side * 1000,) * 2, chunks=1000) for _ in range(2))
     return a @ b
+
+
+def wide(workers: int) -> Any:
+    """The climatology of a grid with a tile for each worker."""
+    side = int(np.sqrt(workers))
+    x = da.ones((730, side * 90, side * 90), chunks=(730, 90, 90))
+    months = np.arange(730) % 365 * 12 // 365
+    return x - monthly_means(x, months)[months]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +152,6 @@ def cases() -> Iterator[Case]:
         yield Case("climatology", workers, lambda workers=workers: wide(workers), by_tasks)
 
 
-def wide(workers: int) -> Any:
-    """The climatology of a grid with a tile for each worker."""
-    side = int(np.sqrt(workers))
-    x = da.ones((730, side * 90, side * 90), chunks=(73, 90, 90))
-    months = np.arange(730) % 365 * 12 // 365
-    means = da.stack([x[np.flatnonzero(months == month)].mean(axis=0) for month in range(12)])
-    return x - means[months]
-
-
 def forget() -> None:
     """Forget everything that is kept of earlier plans."""
     for name, module in list(sys.modules.items()):
@@ -169,14 +172,17 @@ def processor_seconds(function: Callable[[], Any], repeat: int) -> tuple[float, 
     return statistics.median(seconds), result
 
 
+def arrays(value: Any) -> tuple[Any, ...]:
+    """One array, or several, as a tuple."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def plan(case: Case, repeat: int) -> dict[str, Any]:
     """Time one plan."""
-    collections = case.build()
-    collections = collections if isinstance(collections, tuple) else (collections,)
+    collections = arrays(case.build())
 
     def planned() -> Sequence[Any]:
-        result = dasktile.optimize(*collections, workers=case.workers)
-        return result if isinstance(result, tuple) else (result,)
+        return arrays(dasktile.optimize(*collections, workers=case.workers))
 
     seconds, result = processor_seconds(planned, repeat)
     graph = HighLevelGraph.merge(*(array.__dask_graph__() for array in result))

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -85,32 +86,31 @@ class _Reads:
     def _undeclared(self, name: str, tasks: Mapping[Key, Any], declared: set[str]) -> set[str]:
         undeclared = set()
         arrays = {other: self.view.array(other) for other in declared if other != name}
-        for task in tasks.values():
-            if not isinstance(task, GraphNode):
+        nodes = (task for task in tasks.values() if isinstance(task, GraphNode))
+        reads = dict.fromkeys(chain.from_iterable(node.dependencies for node in nodes))
+        for key in reads:
+            if key in tasks:
                 continue
-            for key in task.dependencies:
-                if key in tasks:
-                    continue
-                owner = head_of(key)
-                info = arrays.get(owner)
-                if info is not None and is_block(key, info.name, info.numblocks):
-                    continue
-                if owner not in arrays or info is not None:
-                    owner = self.keys.owner(key)
-                if owner is None:  # already in memory, or not a key of this graph
-                    continue
-                if owner not in declared:
-                    undeclared.add(owner)
-                info = None if owner == name else self.view.array(owner)
-                if info is None or not has_blocks(self.view.layers[owner], info):
-                    continue
-                if not is_block(key, owner, info.numblocks):
-                    raise UndeclaredReadError(
-                        f"layer {name!r} reads {key!r}, which is in the layer of the array"
-                        f" {owner!r}, but is not one of its blocks. dask.graph_manipulation.clone"
-                        " and bind make such graphs of rechunked arrays: give them"
-                        " omit=<the rechunked arrays>, or persist these arrays first"
-                    )
+            owner = head_of(key)
+            info = arrays.get(owner)
+            if info is not None and is_block(key, info.name, info.numblocks):
+                continue
+            if owner not in arrays or info is not None:
+                owner = self.keys.owner(key)
+            if owner is None:  # already in memory, or not a key of this graph
+                continue
+            if owner not in declared:
+                undeclared.add(owner)
+            info = None if owner == name else self.view.array(owner)
+            if info is None or not has_blocks(self.view.layers[owner], info):
+                continue
+            if not is_block(key, owner, info.numblocks):
+                raise UndeclaredReadError(
+                    f"layer {name!r} reads {key!r}, which is in the layer of the array"
+                    f" {owner!r}, but is not one of its blocks. dask.graph_manipulation.clone"
+                    " and bind make such graphs of rechunked arrays: give them"
+                    " omit=<the rechunked arrays>, or persist these arrays first"
+                )
         return undeclared
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +79,87 @@ class Option:
         return tuple(sorted(axes, key=self.order.index) if self.order else axes)
 
 
+class Options:
+    """Candidates of one node, with the sets of mesh axes that they have in common.
+
+    Many candidates cut a label by the same mesh axes; bounds are computed once for each such set.
+    """
+
+    def __init__(self, options: Iterable[Option]) -> None:
+        self.options = tuple(options)
+        self._by: dict[object, tuple[list[tuple[int, ...]], Ints]] = {}
+        self._some: dict[bytes, Options] = {}
+
+    def some(self, chosen: Ints) -> Options:
+        """Some of the candidates."""
+        key = chosen.tobytes()
+        if key not in self._some:
+            self._some[key] = Options(self.options[choice] for choice in chosen)
+        return self._some[key]
+
+    def cutting(self, label: int) -> tuple[list[tuple[int, ...]], Ints]:
+        """The sets of mesh axes that cut a label, and the number of that of each candidate."""
+        if label not in self._by:
+            self._by[label] = _numbered(option.cutting(label) for option in self.options)
+        return self._by[label]
+
+    def dividing(self, label: int, column: int) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes that divide a label or a scattered sum along an axis."""
+        key = label, column
+        if key not in self._by:
+            self._by[key] = _numbered(
+                option.cutting(label) + option.scattering(column) for option in self.options
+            )
+        return self._by[key]
+
+    def idle(self) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes along which only the first worker has a part of the work."""
+        if None not in self._by:
+            self._by[None] = _numbered(
+                tuple(
+                    axis
+                    for axis, (label, copied) in enumerate(
+                        zip(option.mesh, option.replicated, strict=True)
+                    )
+                    if label is None and not copied
+                )
+                for option in self.options
+            )
+        return self._by[None]
+
+    def scattered(self) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes along which sums are scattered."""
+        if "scattered" not in self._by:
+            self._by["scattered"] = _numbered(
+                tuple(axis for axis, target in enumerate(option.scatter) if target is not None)
+                for option in self.options
+            )
+        return self._by["scattered"]
+
+    def summed(self, reduced: Collection[int]) -> tuple[list[tuple[int, ...]], Ints]:
+        """The same for the axes that cut `reduced` labels whose sums end on one worker."""
+        key = "summed", tuple(reduced)
+        if key not in self._by:
+            self._by[key] = _numbered(
+                tuple(
+                    axis
+                    for axis, (label, target) in enumerate(
+                        zip(option.mesh, option.scatter, strict=True)
+                    )
+                    if target is None and label in reduced
+                )
+                for option in self.options
+            )
+        return self._by[key]
+
+
+def _numbered(items: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Ints]:
+    """The distinct ones of some items, and the number of each item among them."""
+    numbers: dict[tuple[int, ...], int] = {}
+    of = [numbers.setdefault(item, len(numbers)) for item in items]
+    return list(numbers), np.array(of, dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Boxes:
     """A box for every candidate and worker.
@@ -90,12 +172,16 @@ class Boxes:
         False where a worker has no box, (candidates, workers).
     steps
         The elements of each axis that count; empty if all of them do.
+    kinds
+        Numbers by which candidates share ranges, (candidates, axes + 1): candidates of one number
+        have the same bounds along the axis; the last column is about `active`.  None if unknown.
     """
 
     lo: Ints
     hi: Ints
     active: Bools
     steps: tuple[Strided, ...] = ()
+    kinds: Ints | None = None
 
     def volume(self) -> npt.NDArray[np.float64]:
         """Number of elements, (candidates, workers)."""
@@ -130,6 +216,8 @@ class Variable:
     held_second
         Boxes of the result in its second sharding, where some candidates have one; inactive for
         the other candidates.
+    boxed
+        The candidates of boxes.
     """
 
     node: int
@@ -140,6 +228,7 @@ class Variable:
     needs: tuple[Boxes | None, ...]
     followed: tuple[Followed, ...] = ()
     held_second: Boxes | None = None
+    boxed: Options = field(default_factory=lambda: Options(()), repr=False, compare=False)
 
 
 @dataclass
@@ -184,7 +273,7 @@ class Space:
     made: list[int] = field(default_factory=list)
     truncated: bool = False
     kept: dict[int, int] = field(default_factory=dict)
-    _cache: dict[object, tuple[tuple[Option, ...], Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
+    _cache: dict[object, tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]] = field(
         default_factory=dict, repr=False
     )
     _followed: dict[object, Followed | None] = field(default_factory=dict, repr=False)
@@ -213,43 +302,62 @@ class Space:
         key = (node.labels, node.out, node.shape, grids, small, shapes, node.kind,
                tuple(replace(edge, producer=0) for edge in node.edges))  # fmt: skip
         if key not in self._cache:
-            options = self._in_all_orders(_options(node, self.mesh, self.settings.candidates))
-            boxes = _BoxBuilder(self.mesh, node.labels, grids)
-            work = boxes.work(options)
-            chosen = _balanced(
-                work, node.iterations, self.mesh.workers, small, self.settings.candidates
-            )
-            if self.lean and not small:
-                divided = _scattered(node, options, chosen)
-                self.truncated |= len(divided) < len(chosen)
-                chosen = divided
-            needs = [self._need(node, edge, boxes, options, shape)
-                     for edge, shape in zip(node.edges, shapes, strict=True)]  # fmt: skip
-            if len(chosen) > self.settings.max_states:
-                self.truncated = True
-                surface = _surface(boxes, needs, node, options)[chosen]
-                alike = [options[choice] for choice in chosen]
-                chosen = chosen[_varied(alike, self.mesh, surface, self.settings.max_states)]
-            options = [options[choice] for choice in chosen]
-            held = boxes.held(options, node.out, node.shape)
-            self._cache[key] = (tuple(options), take(work, chosen), held,
-                                tuple(None if need is None else take(need, chosen)
-                                      for need in needs))  # fmt: skip
+            self._cache[key] = self._boxed(node, grids, small, shapes)
         boxed = self._cache[key]
         following = tuple(self._following(follow) for follow, _ in follows)
         return Variable(
             index,
             False,
-            boxed[0] + following,
+            boxed[0].options + following,
             *boxed[1:],
             followed=tuple(blocks for _, blocks in follows),
+            boxed=boxed[0],
         )
 
-    def _in_all_orders(self, options: Iterable[Option]) -> list[Option]:
-        """The options with the mesh axes in every order that makes another tiling."""
-        if not self.ordered:
-            return list(options)
-        return [each for option in options for each in _orders(option)]
+    def _boxed(
+        self, node: Node, grids: Sequence[Grid], small: bool, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[Options, Boxes, Boxes, tuple[Boxes | None, ...]]:
+        """The candidates of boxes of a node, with the boxes of its work, its result and reads."""
+        boxes = _BoxBuilder(self.mesh, node.labels, grids)
+        # nodes that differ in what they read, as slices of one array, share the others
+        alike = ("made", node.labels, node.out, node.shape, tuple(grids), small, node.kind)
+        if alike in self._cache:
+            options, work, held, _ = self._cache[alike]
+            return options, work, held, self._needs(node, boxes, options, shapes)
+        every = self._options(node)
+        work = boxes.work(every)
+        chosen = _balanced(
+            work, node.iterations, self.mesh.workers, small, self.settings.candidates
+        )
+        if self.lean and not small:
+            divided = _scattered(node, every.options, chosen)
+            self.truncated |= len(divided) < len(chosen)
+            chosen = divided
+        is_large = len(chosen) > self.settings.max_states
+        if is_large:
+            self.truncated = True
+            able = every.some(chosen)
+            surface = _surface(boxes, self._needs(node, boxes, able, shapes), node, able)
+            chosen = chosen[_varied(able.options, self.mesh, surface, self.settings.max_states)]
+        options = every.some(chosen)
+        work, held = take(work, chosen), boxes.held(options, node.out, node.shape)
+        if not is_large:
+            self._cache[alike] = options, work, held, ()
+        return options, work, held, self._needs(node, boxes, options, shapes)
+
+    def _options(self, node: Node) -> Options:
+        """All assignments of mesh axes to the labels of a node."""
+        picks = tuple(_picks(node, self.settings.candidates))
+        return _assigned(picks, len(self.mesh.shape), self.ordered)
+
+    def _needs(
+        self, node: Node, boxes: _BoxBuilder, options: Options, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[Boxes | None, ...]:
+        """The boxes that each worker needs along the edges of a node."""
+        return tuple(
+            self._need(node, edge, boxes, options, shape)
+            for edge, shape in zip(node.edges, shapes, strict=True)
+        )
 
     def _following(self, follow: Follow) -> Option:
         nothing = (None,) * len(self.mesh.shape)
@@ -283,7 +391,7 @@ class Space:
     def _located(self, index: int, node: Node) -> Variable:
         """A persisted array with fixed placement: one candidate."""
         follow = Follow(node.name, index, tuple(range(len(node.shape))))
-        nowhere = _BoxBuilder(self.mesh, node.labels, self.axes.grids[index]).work([])
+        nowhere = _BoxBuilder(self.mesh, node.labels, self.axes.grids[index]).work(Options([]))
         return Variable(
             index,
             False,
@@ -299,7 +407,7 @@ class Space:
         node: Node,
         edge: Edge,
         boxes: _BoxBuilder,
-        options: list[Option],
+        options: Options,
         shape: tuple[int, ...],
     ) -> Boxes | None:
         """The box that each worker needs along an edge."""
@@ -310,7 +418,7 @@ class Space:
         # block by block, in other sizes: a stencil, a trim
         return self.handed(edge.chunks or (), options)
 
-    def handed(self, chunks: Chunks, options: Sequence[Option] | None = None) -> Boxes:
+    def handed(self, chunks: Chunks, options: Options | None = None) -> Boxes:
         """Boxes of an array whose blocks must not be cut.
 
         For all ways in which the mesh can divide the blocks, or those of `options`.
@@ -321,9 +429,14 @@ class Space:
             choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
             nothing = (None,) * len(self.mesh.shape)
             alone = (False,) * len(self.mesh.shape)
-            options = self._in_all_orders(
-                Option(picks, nothing, alone)
-                for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+            options = Options(
+                _in_all_orders(
+                    (
+                        Option(picks, nothing, alone)
+                        for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+                    ),
+                    self.ordered,
+                )
             )
         layout = _BoxBuilder(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
         return layout.need(options, maps, tuple(label.size for label in labels))
@@ -351,12 +464,13 @@ class Space:
                     if all(cut is not None or copied
                            for cut, copied in zip(option.mesh, option.replicated, strict=True))
                 ]  # fmt: skip
-            options = self._in_all_orders(options)
+            options = _in_all_orders(options, self.ordered)
             boxes = _BoxBuilder(self.mesh, labels, grids)
             if paired:
                 options += _in_two_shardings(options, limits)
-            held = boxes.held(options, out, node.shape)
-            second = boxes.held_second(options, out, node.shape) if paired else None
+            shared = Options(options)
+            held = boxes.held(shared, out, node.shape)
+            second = boxes.held_second(shared, out, node.shape) if paired else None
             if self.copy_limit is not None:
                 most = held.volume()
                 if second is not None:
@@ -374,7 +488,7 @@ class Space:
                 held = take(held, chosen)
                 second = None if second is None else take(second, chosen)
             needs = (held,) if second is None else (held, second)
-            self._cache[key] = (tuple(options), held, held, needs)
+            self._cache[key] = (Options(options), held, held, needs)
         boxed = self._cache[key]
         follows = list(
             kept(self.program, self.axes.members, self.leaders, index, limits.max_followed)
@@ -382,7 +496,7 @@ class Space:
         return Variable(
             index,
             True,
-            boxed[0] + tuple(map(self._following, follows)),
+            boxed[0].options + tuple(map(self._following, follows)),
             *boxed[1:],
             followed=tuple(self._copy(node, follow) for follow in follows),
             held_second=boxed[3][1] if len(boxed[3]) > 1 else None,
@@ -478,14 +592,25 @@ def choices(node: Node, limits: CandidateLimits) -> int:
     return len(_picks(node, limits))
 
 
-def _options(node: Node, mesh: Mesh, limits: CandidateLimits) -> Iterator[Option]:
+@lru_cache(maxsize=128)
+def _assigned(picks: Sequence[tuple[int | None, int | None]], axes: int, ordered: bool) -> Options:
     """All assignments of mesh axes to labels and of scattered sums to output axes."""
-    for picks in itertools.product(_picks(node, limits), repeat=len(mesh.shape)):
-        yield Option(
-            tuple(label for label, _ in picks),
-            tuple(target for _, target in picks),
-            (False,) * len(picks),
+    options = (
+        Option(
+            tuple(label for label, _ in each),
+            tuple(target for _, target in each),
+            (False,) * axes,
         )
+        for each in itertools.product(picks, repeat=axes)
+    )
+    return Options(_in_all_orders(options, ordered))
+
+
+def _in_all_orders(options: Iterable[Option], ordered: bool) -> list[Option]:
+    """The options, if `ordered` with the mesh axes in every order that makes another tiling."""
+    if not ordered:
+        return list(options)
+    return [each for option in options for each in _orders(option)]
 
 
 def _orders(option: Option) -> list[Option]:
@@ -565,7 +690,7 @@ def _in_two_shardings(options: Sequence[Option], limits: CandidateLimits) -> lis
 
 
 def _surface(
-    boxes: _BoxBuilder, needs: Sequence[Boxes | None], node: Node, options: list[Option]
+    boxes: _BoxBuilder, needs: Sequence[Boxes | None], node: Node, options: Options
 ) -> npt.NDArray[np.float64]:
     """Elements that the worker with the most of them reads and writes, for every candidate."""
     made = boxes.need(options, [AxisMap(axis.label) for axis in node.out], node.shape)
@@ -597,7 +722,14 @@ def _varied(
 
 def take(boxes: Boxes, chosen: Ints) -> Boxes:
     """The boxes of some candidates."""
-    return replace(boxes, lo=boxes.lo[chosen], hi=boxes.hi[chosen], active=boxes.active[chosen])
+    kinds = None if boxes.kinds is None else boxes.kinds[chosen]
+    return Boxes(boxes.lo[chosen], boxes.hi[chosen], boxes.active[chosen], boxes.steps, kinds)
+
+
+def paired(first: Ints, second: Ints) -> Ints:
+    """Numbers that are equal where both of two numbers are equal."""
+    pairs = first * (int(second.max(initial=0)) + 1) + second
+    return np.unique(pairs, return_inverse=True)[1]
 
 
 @dataclass
@@ -620,7 +752,14 @@ class _BoxBuilder:
             self._ranges[label, cut_by] = edges[index], edges[index + 1]
         return self._ranges[label, cut_by]
 
-    def work(self, options: Sequence[Option]) -> Boxes:
+    def ranges(self, label: int, cuts: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
+        """:meth:`range` for several sets of mesh axes: (lo, hi), each (sets, workers)."""
+        found = [self.range(label, cut_by) for cut_by in cuts]
+        shape = (len(cuts), self.mesh.workers)
+        lo, hi = (np.array([pair[end] for pair in found]).reshape(shape) for end in (0, 1))
+        return lo, hi
+
+    def work(self, options: Options) -> Boxes:
         """The box of the loop nest that each worker runs."""
         maps = tuple(AxisMap(position) for position in range(len(self.labels)))
         sizes = tuple(label.size for label in self.labels)
@@ -628,7 +767,7 @@ class _BoxBuilder:
 
     def need(
         self,
-        options: Sequence[Option],
+        options: Options,
         axes: Sequence[AxisMap],
         shape: Sequence[int],
         within: tuple[int, int, int] | None = None,
@@ -637,82 +776,76 @@ class _BoxBuilder:
 
         Where `within` is ``(label, lo, hi)``, only these iterations of the label read it.
         """
-        lo, hi = self._empty(len(options), len(axes))
-        active = np.empty((len(options), self.mesh.workers), dtype=bool)
+        lo, hi, kinds = self._empty(len(options.options), len(axes))
+        active, kinds[:, -1] = self._running(options)
         steps = tuple(
             ALL if axis.label is None else strided(axis, self.labels[axis.label].size)
             for axis in axes
         )
-        for row, option in enumerate(options):
-            active[row] = self._running(option)
-            if within is not None:
-                label, first, last = within
-                begin, end = self.range(label, option.cutting(label))
-                active[row] &= (begin < last) & (end > first)
-            for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
-                if axis.label is None:
-                    lo[row, :, column], hi[row, :, column] = 0, size
-                    continue
-                begin, end = self.range(axis.label, option.cutting(axis.label))
-                if within is not None and axis.label == within[0]:
-                    begin = np.clip(begin, within[1], within[2])
-                    end = np.clip(end, within[1], within[2])
-                if steps[column] is not ALL:
-                    length = self.labels[axis.label].size
-                    bounds_of = _numbers(axis, steps[column], begin, end, length, size)
-                else:
-                    bounds_of = _interval(axis, begin, end, size)
-                lo[row, :, column], hi[row, :, column] = bounds_of
-        return Boxes(lo, hi, active, steps if any(step is not ALL for step in steps) else ())
+        if within is not None:
+            label, first, last = within
+            cuts, of = options.cutting(label)
+            begin, end = self.ranges(label, cuts)
+            active = active & ((begin < last) & (end > first))[of]
+            kinds[:, -1] = paired(kinds[:, -1], of)
+        for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+            if axis.label is None:
+                lo[:, :, column], hi[:, :, column] = 0, size
+                continue
+            cuts, of = options.cutting(axis.label)
+            begin, end = self.ranges(axis.label, cuts)
+            if within is not None and axis.label == within[0]:
+                begin = np.clip(begin, within[1], within[2])
+                end = np.clip(end, within[1], within[2])
+            if steps[column] is not ALL:
+                length = self.labels[axis.label].size
+                bounds_of = _numbers(axis, steps[column], begin, end, length, size)
+            else:
+                bounds_of = _interval(axis, begin, end, size)
+            lo[:, :, column], hi[:, :, column] = bounds_of[0][of], bounds_of[1][of]
+            kinds[:, column] = of
+        counted = steps if any(step is not ALL for step in steps) else ()
+        return Boxes(lo, hi, active, counted, kinds)
 
-    def held(
-        self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
-    ) -> Boxes:
+    def held(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box of the finished result that each worker holds."""
-        lo, hi = self._empty(len(options), len(out))
-        active = np.empty((len(options), self.mesh.workers), dtype=bool)
-        for row, option in enumerate(options):
-            summed_on_one = tuple(
-                axis
-                for axis, (label, target) in enumerate(
-                    zip(option.mesh, option.scatter, strict=True)
-                )
-                if label is not None and target is None
-                and self.labels[label].role is Role.REDUCE
-            )  # fmt: skip
-            active[row] = self._running(option) & self.mesh.first(summed_on_one)
-            for column, (axis, size) in enumerate(zip(out, shape, strict=True)):
-                if axis.label is None:
-                    lo[row, :, column], hi[row, :, column] = 0, size
-                    continue
-                cut_by = option.cutting(axis.label) + option.scattering(column)
-                begin, end = self.range(axis.label, cut_by)
-                lo[row, :, column], hi[row, :, column] = begin * axis.width, end * axis.width
-        return Boxes(lo, hi, active)
+        lo, hi, kinds = self._empty(len(options.options), len(out))
+        reduced = [at for at, label in enumerate(self.labels) if label.role is Role.REDUCE]
+        summed, of = options.summed(reduced)
+        running, kinds[:, -1] = self._running(options)
+        active = running & np.array([self.mesh.first(axes) for axes in summed])[of]
+        kinds[:, -1] = paired(kinds[:, -1], of)
+        for column, (axis, size) in enumerate(zip(out, shape, strict=True)):
+            if axis.label is None:
+                lo[:, :, column], hi[:, :, column] = 0, size
+                continue
+            cuts, of = options.dividing(axis.label, column)
+            begin, end = self.ranges(axis.label, cuts)
+            lo[:, :, column], hi[:, :, column] = begin[of] * axis.width, end[of] * axis.width
+            kinds[:, column] = of
+        return Boxes(lo, hi, active, kinds=kinds)
 
-    def held_second(
-        self, options: Sequence[Option], out: Sequence[AxisMap], shape: Sequence[int]
-    ) -> Boxes:
+    def held_second(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box that each worker holds in the second sharding; inactive without one."""
         nothing = (None,) * len(self.mesh.shape)
-        boxes = self.held(
-            [replace(option, mesh=option.second_mesh or nothing) for option in options], out, shape
-        )
-        has = np.array([option.second_mesh is not None for option in options], dtype=bool)
-        return replace(boxes, active=boxes.active & has[:, None])
+        second = [replace(option, mesh=option.second_mesh or nothing) for option in options.options]
+        boxes = self.held(Options(second), out, shape)
+        has = np.array([option.second_mesh is not None for option in options.options], dtype=bool)
+        assert boxes.kinds is not None
+        kinds = boxes.kinds.copy()
+        kinds[:, -1] = paired(kinds[:, -1], has.astype(np.int64))
+        return replace(boxes, active=boxes.active & has[:, None], kinds=kinds)
 
-    def _running(self, option: Option) -> Bools:
-        """True for workers that have a part of the work."""
-        idle = tuple(
-            axis
-            for axis, (label, copied) in enumerate(zip(option.mesh, option.replicated, strict=True))
-            if label is None and not copied
-        )
-        return self.mesh.first(idle)
+    def _running(self, options: Options) -> tuple[Bools, Ints]:
+        """True for workers that have a part of the work, and which candidates are alike."""
+        idle, of = options.idle()
+        first = [self.mesh.first(axes) for axes in idle]
+        return np.array(first, dtype=bool).reshape(len(idle), self.mesh.workers)[of], of
 
-    def _empty(self, options: int, axes: int) -> tuple[Ints, Ints]:
+    def _empty(self, options: int, axes: int) -> tuple[Ints, Ints, Ints]:
         shape = (options, self.mesh.workers, axes)
-        return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
+        kinds = np.zeros((options, axes + 1), dtype=np.int64)
+        return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64), kinds
 
 
 def _numbers(

@@ -12,12 +12,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Chunks, Edge, Node, Role, bounds
-from dasktile.tiling.candidates import Boxes, Option, Space, Variable, effort, take
+from dasktile.tiling.candidates import Boxes, Space, Variable, effort, paired, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
 from dasktile.tiling.settings import CostModel
@@ -37,6 +38,13 @@ MOVING = 2.0**-24
 #: Entries of a temporary float64 array while a table is computed; it bounds memory and does not
 #: change any result.
 BLOCK = 2_000_000
+
+
+#: Steps of a product of matrices for which OpenBLAS starts no threads (by its source).
+ONE_THREAD = 2**18
+
+#: Time of a step of a product of matrices over that of an elementwise one (measured: one core).
+MULTIPLIED = 0.06
 
 
 @dataclass
@@ -66,6 +74,7 @@ class Costs:
     def __post_init__(self) -> None:
         # nodes of one shape share their boxes, so the identity of the boxes is a key
         tables: dict[object, Table] = {}
+        overlaps: dict[object, Table] = {}
         alike: dict[object, tuple[Table, Table]] = {}
         outputs = set(self.space.program.outputs)
         for index, variable in enumerate(self.space.variables):
@@ -76,20 +85,17 @@ class Costs:
                 self.tiles.append(np.zeros(len(variable.options)))
                 reads = {self.space.made[variable.node]: list(range(len(variable.needs)))}
             else:
-                options = variable.options
                 shape = (id(variable.work), tuple(map(id, variable.followed)),
                          node.size, node.partial, node.labels, node.out)  # fmt: skip
                 if shape not in alike:
-                    boxes = options[: len(options) - len(variable.followed)]
-                    partials = [self._partial_bytes(variable, node, option) for option in boxes]
-                    partials += [
-                        option_blocks.partials * node.partial for option_blocks in variable.followed
-                    ]
-                    tiles = [self._tiles(variable, node, option) for option in boxes]
-                    tiles += [
-                        float(option_blocks.work.owned.sum()) for option_blocks in variable.followed
-                    ]
-                    alike[shape] = np.array(partials), np.array(tiles)
+                    pieces = self._pieces(variable)
+                    followed = variable.followed
+                    partials = [blocks.partials * node.partial for blocks in followed]
+                    tiles = [float(blocks.work.owned.sum()) for blocks in followed]
+                    alike[shape] = (
+                        np.append(_partial_bytes(node, pieces), partials),
+                        np.append(self._tiles(variable, pieces), tiles),
+                    )
                 self.own.append(alike[shape][0])
                 self.tiles.append(alike[shape][1])
                 reads = {}
@@ -122,7 +128,13 @@ class Costs:
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
                     elements = table(
-                        producer.held, held, needs, blocks, self._model, producer.held_second
+                        producer.held,
+                        held,
+                        needs,
+                        blocks,
+                        self._model,
+                        producer.held_second,
+                        overlaps,
                     )
                     tables[key] = elements * itemsize
                 self.between[source, index] = tables[key]
@@ -218,34 +230,49 @@ class Costs:
         least: Table = ways.min(axis=1) * itemsize
         return least
 
-    def _partial_bytes(self, variable: Variable, node: Node, option: Option) -> float:
-        """Bytes of partial results and carries that are sent between workers."""
-        total = 0.0
-        partials = 1
-        for position, label in enumerate(node.labels):
-            if label.role is Role.REDUCE:
-                partials *= self._pieces(variable, option, position)
-            elif label.role is Role.SCAN and label.size:
-                pieces = self._pieces(variable, option, position)
-                total += (pieces - 1) * node.size / label.size * node.partial
-        return total + (partials - 1) * node.size * node.partial
+    def _tiles(self, variable: Variable, pieces: Sequence[Ints]) -> Table:
+        """Boxes into which each candidate divides the work, and the result."""
+        node = self.space.program.nodes[variable.node]
+        scattered, of = variable.boxed.scattered()
+        final = np.array([self.space.mesh.parts(axes) for axes in scattered], dtype=np.int64)[of]
+        for axis in node.out:
+            if axis.label is not None:
+                final = final * pieces[axis.label]
+        return (_product(pieces, len(of)) + final).astype(np.float64)
 
-    def _tiles(self, variable: Variable, node: Node, option: Option) -> float:
-        pieces = [self._pieces(variable, option, label) for label in range(len(node.labels))]
-        final = math.prod(
-            size
-            for size, target in zip(self.space.mesh.shape, option.scatter, strict=True)
-            if target is not None
-        ) * math.prod(pieces[axis.label] for axis in node.out if axis.label is not None)
-        return float(math.prod(pieces) + final)
+    def _pieces(self, variable: Variable) -> list[Ints]:
+        """For every label, the pieces into which each candidate that is a box cuts it."""
+        labels = self.space.program.nodes[variable.node].labels
+        grids = self.space.axes.grids[variable.node]
+        pieces = []
+        for position, (label, grid) in enumerate(zip(labels, grids, strict=True)):
+            cuts, of = variable.boxed.cutting(position)
+            counts = [
+                len(sizes(label.size, self.space.mesh.parts(axes), grid)) if axes else 1
+                for axes in cuts
+            ]
+            pieces.append(np.array(counts, dtype=np.int64)[of])
+        return pieces
 
-    def _pieces(self, variable: Variable, option: Option, label: int) -> int:
-        axes = option.cutting(label)
-        if not axes:
-            return 1
-        grid = self.space.axes.grids[variable.node][label]
-        size = self.space.program.nodes[variable.node].labels[label].size
-        return len(sizes(size, self.space.mesh.parts(axes), grid))
+
+def _product(pieces: Sequence[Ints], candidates: int) -> Ints:
+    total = np.ones(candidates, dtype=np.int64)
+    for counts in pieces:
+        total = total * counts
+    return total
+
+
+def _partial_bytes(node: Node, pieces: Sequence[Ints]) -> Table:
+    """Bytes of partial results and carries that each candidate sends between workers."""
+    candidates = len(pieces[0]) if pieces else 1
+    total = np.zeros(candidates)
+    partials = np.ones(candidates, dtype=np.int64)
+    for label, counts in zip(node.labels, pieces, strict=True):
+        if label.role is Role.REDUCE:
+            partials = partials * counts
+        elif label.role is Role.SCAN and label.size:
+            total += (counts - 1) * node.size / label.size * node.partial
+    return total + (partials - 1) * node.size * node.partial
 
 
 def table(
@@ -255,6 +282,7 @@ def table(
     needed_blocks: Sequence[Sequence[Blocks]],
     model: CostModel,
     second: Boxes | None = None,
+    known: dict[object, Table] | None = None,
 ) -> Table:
     """Elements that workers must receive, for candidates of boxes and those that follow.
 
@@ -268,11 +296,13 @@ def table(
         Constants of the cost model.
     second
         The boxes of a second sharding that each worker holds as well.
+    known
+        Overlaps of boxes that were computed before, by their content.
     """
     rows, columns = len(held.lo), len(needs[0].lo)
     elements = np.zeros((rows + len(held_blocks), columns + len(needed_blocks)))
     if rows and columns:
-        elements[:rows, :columns] = transfer(held, needs, model, second)
+        elements[:rows, :columns] = transfer(held, needs, model, second, known)
     if columns:
         for row, blocks in enumerate(held_blocks, rows):
             elements[row, :columns] = transfer(blocks, needs, model)[0]
@@ -358,7 +388,11 @@ def _united(reads: Sequence[Blocks]) -> list[Blocks]:
 
 
 def transfer(
-    held: Boxes | Blocks, needs: Sequence[Boxes], model: CostModel, second: Boxes | None = None
+    held: Boxes | Blocks,
+    needs: Sequence[Boxes],
+    model: CostModel,
+    second: Boxes | None = None,
+    known: dict[object, Table] | None = None,
 ) -> Table:
     """Elements that workers must receive, (candidates of the holder, of the reader).
 
@@ -372,11 +406,15 @@ def transfer(
         Constants of the cost model.
     second
         The boxes of a second sharding that it holds as well; a reader reads one of the two.
+    known
+        As for :func:`table`.
     """
+    known = {} if known is None else known
     if second is not None and isinstance(held, Boxes):
-        return np.minimum(transfer(held, needs, model), transfer(second, needs, model))
+        first = transfer(held, needs, model, known=known)
+        return np.minimum(first, transfer(second, needs, model, known=known))
     if len(needs) > model.exact_union:
-        return transfer(held, [_hull(needs)], model)
+        return transfer(held, [_hull(needs)], model, known=known)
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
     total = np.zeros((rows, len(needs[0].lo)))
     for count in range(1, len(needs) + 1):
@@ -384,7 +422,7 @@ def transfer(
             common = group[0]
             for other in group[1:]:
                 common = _common(common, other)
-            missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common)
+            missing = common.volume().sum(axis=1)[None, :] - _overlap(held, common, known)
             total += missing if count % 2 else -missing
     return np.maximum(total, 0.0)
 
@@ -407,7 +445,7 @@ def _spanned(boxes: Boxes) -> Boxes:
         step.span(boxes.lo[..., axis], boxes.hi[..., axis]) for axis, step in enumerate(boxes.steps)
     ]
     lo, hi = (np.stack(bound, axis=-1) for bound in zip(*spans, strict=True))
-    return Boxes(lo, hi, boxes.active)
+    return Boxes(lo, hi, boxes.active, kinds=boxes.kinds)
 
 
 def _common(left: Boxes, right: Boxes) -> Boxes:
@@ -420,11 +458,18 @@ def _common(left: Boxes, right: Boxes) -> Boxes:
         (left_lo, left_hi), (right_lo, right_hi) = (
             _numbered(_spanned(boxes), steps) for boxes in (left, right)
         )
-        left = Boxes(left_lo, left_hi, active, steps)
-        right = Boxes(right_lo, right_hi, active, steps)
+        left = Boxes(left_lo, left_hi, active, steps, left.kinds)
+        right = Boxes(right_lo, right_hi, active, steps, right.kinds)
     lo = np.maximum(left.lo, right.lo)
     hi = np.maximum(np.minimum(left.hi, right.hi), lo)
-    return Boxes(lo, hi, active, left.steps)
+    return Boxes(lo, hi, active, left.steps, _both(left.kinds, right.kinds))
+
+
+def _both(left: Ints | None, right: Ints | None) -> Ints | None:
+    """The kinds of candidates that are of one kind in both; None if they are unknown."""
+    if left is None or right is None:
+        return None
+    return np.stack([paired(*columns) for columns in zip(left.T, right.T, strict=True)], axis=1)
 
 
 def _hull(needs: Sequence[Boxes]) -> Boxes:
@@ -442,39 +487,178 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
     return Boxes(lo, hi, active)
 
 
-def _overlap(held: Boxes | Blocks, need: Boxes) -> Table:
+def _overlap(held: Boxes | Blocks, need: Boxes, known: dict[object, Table]) -> Table:
     """Elements that workers need and hold, (candidates of the holder, of the reader)."""
     if isinstance(held, Blocks):
         return held.numbered(need.steps).in_boxes(need.lo, need.hi, need.active)[None, :]
-    if len(held.lo) * len(need.lo) * held.lo[0].size <= BLOCK:
-        return _overlap_of_boxes(held, need)
-    # many candidates differ in other boxes only
-    (some, row_of), (others, column_of) = _distinct(held), _distinct(need)
-    return _overlap_of_boxes(take(held, some), take(need, others))[np.ix_(row_of, column_of)]
+    return _overlap_of_boxes(held, need, known)
 
 
-def _distinct(boxes: Boxes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The candidates with different boxes, and which of these boxes every candidate has."""
-    first: dict[bytes, int] = {}
-    parts = (boxes.lo, boxes.hi, boxes.active)
-    alike = [b"".join(part[row].tobytes() for part in parts) for row in range(len(boxes.lo))]
-    first_of = [first.setdefault(key, row) for row, key in enumerate(alike)]
-    return np.unique(np.array(first_of, dtype=np.int64), return_inverse=True)
+def _overlap_of_boxes(held: Boxes, need: Boxes, known: dict[object, Table]) -> Table:
+    """:func:`_overlap` of two boxes.
 
-
-def _overlap_of_boxes(held: Boxes, need: Boxes) -> Table:
-    """:func:`_overlap` of two boxes."""
-    rows, workers, axes = held.lo.shape
-    columns = len(need.lo)
-    elements = np.empty((rows, columns))
+    A worker's overlap is a product over the axes.  Candidates share the ranges of an axis, so the
+    axes are split into two groups, and products of the one are multiplied, as matrices, by products
+    of the other.  Tables of arrays that are cut alike, as those of many groups or iterations are,
+    are `known` from the first one on.
+    """
     held_lo, held_hi = _numbered(held, need.steps)
-    most = max(1, BLOCK // max(1, columns * workers))
-    for start in range(0, rows, most):
-        part = slice(start, min(start + most, rows))
-        both = (held.active[part, None] & need.active[None]).astype(np.float64)
-        for axis in range(axes):
-            lo = np.maximum(held_lo[part, None, :, axis], need.lo[None, :, :, axis])
-            hi = np.minimum(held_hi[part, None, :, axis], need.hi[None, :, :, axis])
-            both *= np.maximum(hi - lo, 0)
-        elements[part] = both.sum(axis=2)
+    held_kinds, need_kinds = _kinds(held), _kinds(need)
+    factors = [
+        _shared(held_lo[..., axis], held_hi[..., axis], held_kinds[:, axis],
+                need.lo[..., axis], need.hi[..., axis], need_kinds[:, axis])
+        for axis in range(held.lo.shape[-1])
+    ]  # fmt: skip
+    nothing = np.zeros((1, 1), dtype=np.int64)
+    if not (held.active.all() and need.active.all()):
+        begin, end = (np.broadcast_to(nothing, boxes.active.shape) for boxes in (held, need))
+        factors.append(
+            _shared(begin, held.active.astype(np.int64), held_kinds[:, -1],
+                    end, need.active.astype(np.int64), need_kinds[:, -1])
+        )  # fmt: skip
+    rows, columns, workers = len(held.lo), len(need.lo), held.lo.shape[1]
+    alike = (rows, columns, workers, *(part for factor in factors for part in factor.content()))
+    if alike not in known:
+        known[alike] = _summed(factors, rows, columns, workers)
+    return known[alike]
+
+
+@dataclass(frozen=True, slots=True)
+class _Factor:
+    """What candidates share along one axis.
+
+    Parameters
+    ----------
+    shared
+        Elements that each worker has of both, (kinds of the holder, of the reader, workers).
+    held, need
+        The kind of every candidate of the holder, and of the reader.
+    """
+
+    shared: Table
+    held: Ints
+    need: Ints
+
+    def content(self) -> tuple[object, ...]:
+        """Equal for factors of equal content."""
+        arrays = self.shared, self.held, self.need
+        return self.shared.shape, *(array.tobytes() for array in arrays)
+
+
+def _shared(
+    held_lo: Ints, held_hi: Ints, held: Ints, need_lo: Ints, need_hi: Ints, need: Ints
+) -> _Factor:
+    """The factor of one axis, from bounds, (candidates, workers), and kinds of candidates."""
+    held, some = _first(held)
+    need, others = _first(need)
+    lo = np.maximum(held_lo[some, None], need_lo[None, others])
+    hi = np.minimum(held_hi[some, None], need_hi[None, others])
+    return _Factor(np.maximum(hi - lo, 0).astype(np.float64), held, need)
+
+
+def _first(kinds: Ints) -> tuple[Ints, Ints]:
+    """Kinds as numbers from 0 on, and the first candidate of each."""
+    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
+    return numbers, first
+
+
+class _Group:
+    """Some axes, with the kinds of candidates that are alike along all of them."""
+
+    def __init__(self, factors: Sequence[_Factor], rows: int, columns: int) -> None:
+        self.factors = factors
+        self.held = np.zeros(rows, dtype=np.int64)
+        self.need = np.zeros(columns, dtype=np.int64)
+        for factor in factors:
+            self.held = paired(self.held, factor.held)
+            self.need = paired(self.need, factor.need)
+        self.held, self._some = _first(self.held)
+        self.need, self._others = _first(self.need)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of kinds."""
+        return len(self._some) * len(self._others)
+
+    def product(self, workers: slice) -> Table:
+        """Elements that some workers share along the axes, (pairs of kinds, workers)."""
+        count = len(range(workers.start, workers.stop))
+        result = np.ones((len(self._some), len(self._others), count))
+        for factor in self.factors:
+            rows, columns = factor.held[self._some], factor.need[self._others]
+            result *= factor.shared[rows[:, None], columns[None], workers]
+        return result.reshape(self.pairs, count)
+
+    def numbers(self) -> Ints:
+        """The pair of kinds of every pair of candidates, (of the holder, of the reader)."""
+        return self.held[:, None] * len(self._others) + self.need[None]
+
+
+def _summed(factors: Sequence[_Factor], rows: int, columns: int, workers: int) -> Table:
+    """The product of factors, summed over workers, (candidates of the holder, of the reader)."""
+    left, right = (_Group(some, rows, columns) for some in _split(factors, rows, columns))
+    total = np.zeros((left.pairs, right.pairs))
+    step = max(1, BLOCK // (left.pairs + right.pairs))
+    for start in range(0, workers, step):
+        part = slice(start, min(start + step, workers))
+        if right.factors:
+            _add_product(total, left.product(part), right.product(part))
+        else:
+            total[:, 0] += left.product(part).sum(axis=1)
+    elements: Table = np.take(total, left.numbers() * right.pairs + right.numbers())
     return elements
+
+
+def _add_product(total: Table, left: Table, right: Table) -> None:
+    """Add the product of matrices (pairs, workers), in blocks that take one thread.
+
+    Threads of a BLAS library spend more time on waiting for each other than such products take.
+    """
+    side = max(1, math.isqrt(ONE_THREAD // max(1, left.shape[1])))
+    for row in range(0, len(left), side):
+        for column in range(0, len(right), side):
+            rows, columns = slice(row, row + side), slice(column, column + side)
+            total[rows, columns] += left[rows] @ right[columns].T
+
+
+def _split(
+    factors: Sequence[_Factor], rows: int, columns: int
+) -> tuple[list[_Factor], list[_Factor]]:
+    """Factors in two groups, such that the product takes least time."""
+
+    def pairs(some: Sequence[_Factor]) -> int:
+        made = math.prod(len(factor.shared) for factor in some)
+        read = math.prod(factor.shared.shape[1] for factor in some)
+        return min(made, rows) * min(read, columns)
+
+    def operations(groups: tuple[list[_Factor], list[_Factor]]) -> float:
+        left, right = map(pairs, groups)
+        multiplied = left * right * MULTIPLIED if groups[1] else 0.0
+        return multiplied + sum(pairs(some) * len(some) for some in groups)
+
+    splits = []
+    rest = factors[1:]
+    for chosen in itertools.product((False, True), repeat=len(rest)):
+        right = [factor for factor, is_right in zip(rest, chosen, strict=True) if is_right]
+        left = [
+            *factors[:1],
+            *(each for each, is_right in zip(rest, chosen, strict=True) if not is_right),
+        ]
+        splits.append((left, right))
+    return min(splits, key=operations)
+
+
+def _kinds(boxes: Boxes) -> Ints:
+    """The kinds of candidates along each axis, found by comparing bounds where not known."""
+    if boxes.kinds is not None:
+        return boxes.kinds
+    parts = [*np.moveaxis(boxes.lo, -1, 0)], [*np.moveaxis(boxes.hi, -1, 0)]
+    columns = [_alike(lo, hi) for lo, hi in zip(*parts, strict=True)]
+    return np.stack([*columns, _alike(boxes.active)], axis=1)
+
+
+def _alike(*parts: npt.NDArray[Any]) -> Ints:
+    """Numbers that are equal for candidates whose rows are equal."""
+    first: dict[bytes, int] = {}
+    rows = (b"".join(part[row].tobytes() for part in parts) for row in range(len(parts[0])))
+    return np.array([first.setdefault(row, len(first)) for row in rows], dtype=np.int64)

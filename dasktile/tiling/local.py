@@ -14,13 +14,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
 from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Share, Tiling, Where, bounds
 from dasktile.tiling.candidates import Option, Space, array_labels
 from dasktile.tiling.conversion import conversion_of, conversion_tables
-from dasktile.tiling.grid import sizes, split
+from dasktile.tiling.grid import Grid, sizes, split
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
 from dasktile.tiling.tiles import Choice, LocalCosts, Parts
@@ -213,8 +214,9 @@ class Splitter:
             cuts if cuts is not None and set(at) <= set(bounds(cuts)) else None
             for cuts, at in zip(own, cut_at, strict=True)
         )
+        # costs do not depend on where a slice starts
         reads = tuple(
-            (edge.axes, producer.shape, producer.itemsize)
+            (tuple(replace(axis, start=0) for axis in edge.axes), producer.shape, producer.itemsize)
             for edge in node.edges
             for producer in (self.space.program.nodes[edge.producer],)
         )
@@ -566,11 +568,20 @@ class Splitter:
         if not by:
             return Share()
         parts = math.prod(self.space.mesh.shape[axis] for axis in by)
-        edges = split(choice.label_sizes[label], parts, choice.grids[label])
-        runs = [0] * parts
-        for start in bounds(sizes)[:-1]:
-            runs[min(max(bisect_right(edges, start // width) - 1, 0), parts - 1)] += 1
-        return Share(by, tuple(runs))
+        grid = choice.grids[label]
+        return Share(by, _runs(choice.label_sizes[label], parts, grid, tuple(sizes), width))
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _runs(
+    size: int, parts: int, grid: Grid, lengths: tuple[int, ...], width: int
+) -> tuple[int, ...]:
+    """The number of blocks, of some lengths, that start in each part of a label."""
+    edges = split(size, parts, grid)
+    runs = [0] * parts
+    for start in bounds(lengths)[:-1]:
+        runs[min(max(bisect_right(edges, start // width) - 1, 0), parts - 1)] += 1
+    return tuple(runs)
 
 
 def _count(chunks: Chunks) -> int:

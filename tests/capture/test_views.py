@@ -634,3 +634,10 @@ def test_stencils_in_a_program(registered: None, rng: random.Random) -> None:
     y = da.map_overlap(smooth, x, depth={0: 2, 1: 1}, boundary="periodic", dtype="i8")
     expected = smooth(np.pad(values, ((2, 2), (1, 1)), mode="wrap"))[2:-2, 1:-1]
     np.testing.assert_array_equal(retiled(y, rng), expected)
+
+
+def test_blocks_that_are_transposed_in_place_are_no_transpose_of_the_array():
+    x = da.from_array(np.arange(36).reshape(6, 6), chunks=3)
+    in_place = da.blockwise(np.transpose, "ij", x, "ij", dtype=x.dtype)
+    assert recognise(x.T) is not None
+    assert recognise(in_place) is None

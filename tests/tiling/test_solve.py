@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dasktile.tiling.settings import SolverLimits
-from dasktile.tiling.solve.dominance import pruned
+from dasktile.tiling.solve.dominance import merged, pruned
 from dasktile.tiling.solve.eliminate import solve
 from dasktile.tiling.solve.milp import integer
 from dasktile.tiling.solve.problem import Problem
@@ -65,6 +65,22 @@ def test_some_minimum_is_left_when_dominated_states_are_not(seed: int) -> None:
 def test_of_states_that_cost_the_same_one_is_left() -> None:
     problem = Problem([np.zeros(4), np.array([1.0, 0.0, 1.0])], {(0, 1): np.zeros((4, 3))})
     assert [left.tolist() for left in pruned(problem).left] == [[0], [1]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_equal_states_are_merged_into_the_first_one(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    several = dense(seed, count=5)
+    copies = [rng.integers(0, len(costs), 2 * len(costs)) for costs in several.unary]
+    unary = [costs[chosen] for costs, chosen in zip(several.unary, copies, strict=True)]
+    pairwise = {
+        (i, j): table[np.ix_(copies[i], copies[j])] for (i, j), table in several.pairwise.items()
+    }
+    fewer = merged(Problem(unary, pairwise))
+    for left, chosen in zip(fewer.left, copies, strict=True):
+        assert left.tolist() == sorted(np.unique(chosen, return_index=True)[1])
+    assert least(fewer.problem) == least(Problem(unary, pairwise))
+    assert solve(Problem(unary, pairwise), 10**8).cost == least(fewer.problem)
 
 
 def test_forbidden_states_are_left_out() -> None:

@@ -437,3 +437,8 @@ def move_of(function: Any) -> Callable[..., Any] | None:
         return MOVES.get(function)
     except TypeError:  # unhashable
         return None
+
+
+def is_transposition(function: Any) -> bool:
+    """Whether a function transposes a block, whatever its shape."""
+    return move_of(function) in (_transpose, _swapaxes)

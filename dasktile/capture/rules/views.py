@@ -33,6 +33,7 @@ from dasktile.capture.rules.provenance import (
     Trace,
     TracedBlock,
     UnknownFunction,
+    is_transposition,
     joined,
     move_of,
     same_positions,
@@ -125,7 +126,9 @@ def moves(view: GraphView, name: str) -> Operation | Rechunked | NotRecognised |
     if info is None or not _may_only_move(layer) or not all(map(all, info.chunks)):
         return None
     try:
-        slabs, axis = _slabs(view, Trace(view, name), info)
+        trace = Trace(view, name)
+        whole = _turned(view, trace, layer, info)
+        slabs, axis = _slabs(view, trace, info) if whole is None else ([whole], 0)
         return _view_operation(view, info, slabs, axis)
     except UnknownFunction:
         return None
@@ -223,6 +226,33 @@ def _slabs(view: GraphView, trace: Trace, info: ArrayInfo) -> tuple[list[_Slab],
         _slab(group, len(info.shape), edges[start], edges[stop])
         for group, start, stop in zip(groups, starts, stops, strict=True)
     ], axis
+
+
+def _turned(view: GraphView, trace: Trace, layer: Layer, info: ArrayInfo) -> _Slab | None:
+    """A layer that transposes each block, from its first block; None for other layers."""
+    if not isinstance(layer, Blockwise) or not info.shape:
+        return None
+    if not is_transposition(getattr(layer.task, "func", None)):
+        return None
+    arrays = [(source, labels) for source, labels in layer.indices if labels is not None]
+    block = trace.block((info.name, *(0,) * len(info.shape)))
+    if len(arrays) != 1 or not isinstance(block, TracedBlock) or block.fixed:
+        return None
+    source, labels = arrays[0]
+    origin = view.array(source) if isinstance(source, str) else None
+    axes = tuple(axis.source for axis in block.axes)
+    if origin is None or origin.dtype != info.dtype or block.name != source:
+        return None
+    order = tuple(axis for axis in axes if axis is not None)
+    if sorted(order) != list(range(len(labels))) or len(order) != len(axes):
+        return None
+    read = tuple(labels[axis] for axis in order)
+    if read != tuple(layer.output_indices) or len(set(read)) < len(read):
+        return None
+    if info.chunks != tuple(origin.chunks[axis] for axis in order):
+        return None
+    runs: tuple[list[Positions], ...] = tuple([range(size)] for size in info.shape)
+    return _Slab(block.name, axes, (), runs, 0, info.shape[0])
 
 
 def _slab(group: list[tuple[tuple[int, ...], TracedBlock]], ndim: int, lo: int, hi: int) -> _Slab:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,10 @@ from dasktile.tiling.solve.problem import Problem, Table
 
 #: Entries of a temporary float64 array while states are compared; it bounds memory and does not
 #: change any result.
-_BLOCK = 4_000_000
+_BLOCK = 65_536
+
+#: Share of a cost by which sums in another order may differ.
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,49 @@ class Pruned:
         return tuple(int(left[state]) for left, state in zip(self.left, states, strict=True))
 
 
+def merged(problem: Problem) -> Pruned:
+    """Leave out states whose costs equal those of an earlier state of the same variable.
+
+    At least one minimum of the original remains: the first, if minima are ordered by their states.
+    """
+    rows: dict[int, npt.NDArray[np.int64]] = {}
+    columns: dict[int, npt.NDArray[np.int64]] = {}
+    kinds = [[_kinds(costs[:, None])] for costs in problem.unary]
+    for (i, j), table in problem.pairwise.items():
+        if id(table) not in rows:
+            rows[id(table)], columns[id(table)] = _kinds(table), _kinds(table.T)
+        kinds[i].append(rows[id(table)])
+        kinds[j].append(columns[id(table)])
+    return _restricted(problem, [_first(np.stack(each, axis=1)) for each in kinds])
+
+
+def _restricted(problem: Problem, left: Sequence[npt.NDArray[np.int64]]) -> Pruned:
+    """A problem with some of its states."""
+    unary = [costs[stays] for costs, stays in zip(problem.unary, left, strict=True)]
+    pairwise = {
+        (i, j): table
+        if table.shape == (len(left[i]), len(left[j]))
+        else table[np.ix_(left[i], left[j])]
+        for (i, j), table in problem.pairwise.items()
+    }
+    return Pruned(Problem(unary, pairwise), tuple(left))
+
+
+def _kinds(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """For every row, a number that equal rows share."""
+    if not table.size:
+        return np.zeros(len(table), dtype=np.int64)
+    rows = np.ascontiguousarray(table).view(f"V{table.itemsize * table.shape[1]}").ravel().tolist()
+    numbers: dict[bytes, int] = {}
+    return np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
+
+
+def _first(table: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """The first of every set of equal rows."""
+    kinds = _kinds(table)
+    return np.sort(np.unique(kinds, return_index=True)[1])
+
+
 def pruned(problem: Problem) -> Pruned:
     """Leave out dominated states until there are none.
 
@@ -55,11 +102,7 @@ def pruned(problem: Problem) -> Pruned:
         if len(stays) < len(left[variable]):
             left[variable] = stays
             waiting.update(dict.fromkeys(sorted(other for other, _ in around[variable])))
-    unary = [costs[stays] for costs, stays in zip(problem.unary, left, strict=True)]
-    pairwise = {
-        (i, j): table[np.ix_(left[i], left[j])] for (i, j), table in problem.pairwise.items()
-    }
-    return Pruned(Problem(unary, pairwise), tuple(left))
+    return _restricted(problem, left)
 
 
 def _undominated(
@@ -69,21 +112,25 @@ def _undominated(
     states: npt.NDArray[np.int64],
 ) -> npt.NDArray[np.int64]:
     """The states of one variable that no other state dominates."""
-    count = len(states)
-    if count < 2:
+    if len(states) < 2:
         return states
-    own = unary[states]
-    # [a, b]: the most that a costs more than b, over all states of the neighbours
+    costs = [table[np.ix_(states, left[other])] for other, table in around]
+    different = _first(np.concatenate([unary[states, None], *costs], axis=1))
+    tables = [table[different] for table in costs]
+    states = states[different]
+    own, count = unary[states], len(states)
+    first, second = _possible(own, tables)
+    # the most that the first costs more than the second, over all states of the neighbours
     with np.errstate(invalid="ignore"):
-        worse = own[:, None] - own[None, :]
-        for other, table in around:
-            seen = table[np.ix_(states, left[other])]
-            step = max(1, _BLOCK // max(1, seen.size))
-            for start in range(0, count, step):
+        most = own[first] - own[second]
+        for table in tables:
+            step = max(1, _BLOCK // max(1, table.shape[1]))
+            for start in range(0, len(first), step):
                 part = slice(start, start + step)
-                worse[part] += (seen[part, None] - seen[None]).max(axis=2)
+                most[part] += (table[first[part]] - table[second[part]]).max(axis=1)
+    worse = np.full((count, count), np.inf)
     # both forbidden: neither dominates the other
-    worse = np.nan_to_num(worse, nan=np.inf, posinf=np.inf, neginf=-np.inf)
+    worse[first, second] = np.nan_to_num(most, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     better = worse <= 0
     np.fill_diagonal(better, False)
     # of states with equal costs, the first remains
@@ -91,3 +138,21 @@ def _undominated(
     better &= ~alike | (np.arange(count)[:, None] < np.arange(count)[None, :])
     stays = ~better.any(axis=0)
     return states[stays]
+
+
+def _possible(
+    own: Table, tables: Sequence[Table]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Pairs of states of which the first may dominate the second; all others do not.
+
+    For each second state, the neighbours are set to the states in which it costs least over the
+    best.  A state that costs more even there does not dominate it.
+    """
+    with np.errstate(invalid="ignore"):
+        cost = np.tile(own, (len(own), 1))  # [second, first]
+        for table in tables:
+            favoured = np.argmin(table - table.min(axis=0), axis=1)
+            cost += table[:, favoured].T
+        least = np.diagonal(cost)[:, None]
+        second, first = np.nonzero(~(cost > least + _ROUNDING * np.abs(least)))
+    return first, second

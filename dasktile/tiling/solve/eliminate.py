@@ -12,20 +12,25 @@ program is solved.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dasktile.tiling.settings import SolverLimits
-from dasktile.tiling.solve.dominance import pruned
+from dasktile.tiling.solve.dominance import merged, pruned
 from dasktile.tiling.solve.milp import integer
 from dasktile.tiling.solve.problem import Problem, Solution, Table
 
 __all__ = ["Problem", "Solution", "solve"]
 
 _DEFAULT = SolverLimits()
+
+
+#: Entries of a temporary float64 array while a variable is eliminated: they fit a core's cache.
+_BLOCK = 32_768
 
 
 @dataclass(slots=True)
@@ -52,7 +57,16 @@ def solve(
     limits
         Limits of the search.
     """
-    best = _eliminated(problem, width_budget, limits)
+    order = _elimination_order(problem, limits)
+    different = merged(problem)
+    best = _solved(different.problem, width_budget, prove, limits, order)
+    return replace(best, states=different.restored(best.states))
+
+
+def _solved(
+    problem: Problem, width_budget: int, prove: bool, limits: SolverLimits, order: Sequence[int]
+) -> Solution:
+    best = _eliminated(problem, width_budget, limits, order)
     if best.exact or not prove:
         return best
     fewer = pruned(problem)
@@ -82,10 +96,16 @@ def _meets(cost: float, bound: float) -> bool:
     return cost <= bound or math.isclose(cost, bound, rel_tol=1e-12, abs_tol=1e-9)
 
 
-def _eliminated(problem: Problem, width_budget: int, limits: SolverLimits) -> Solution:
-    """Minimise by elimination, with buckets split where tables would be too large."""
+def _eliminated(
+    problem: Problem, width_budget: int, limits: SolverLimits, order: Sequence[int] | None = None
+) -> Solution:
+    """Minimise by elimination, with buckets split where tables would be too large.
+
+    `order` is that of elimination, if it is known.
+    """
     counts = [len(costs) for costs in problem.unary]
-    order = _elimination_order(len(counts), problem.pairwise, counts, limits)
+    if order is None:
+        order = _elimination_order(problem, limits)
     buckets: list[list[_Factor]] = [[] for _ in counts]
     position = {variable: step for step, variable in enumerate(order)}
     constant = 0.0
@@ -107,10 +127,7 @@ def _eliminated(problem: Problem, width_budget: int, limits: SolverLimits) -> So
         groups = _partition(buckets[variable], counts, width_budget)
         split = split or len(groups) > 1
         for group in groups:
-            joined = _join(group, counts)
-            axis = joined.scope.index(variable)
-            rest = tuple(other for other in joined.scope if other != variable)
-            file(_Factor(rest, joined.table.min(axis=axis)))
+            file(_minimised(group, variable, counts))
 
     states = _read_back(order, buckets, counts)
     if split:
@@ -121,19 +138,16 @@ def _eliminated(problem: Problem, width_budget: int, limits: SolverLimits) -> So
     return Solution(tuple(states), cost, min(bound, cost), exact)
 
 
-def _elimination_order(
-    count: int,
-    pairs: Mapping[tuple[int, int], Table],
-    counts: Sequence[int],
-    limits: SolverLimits,
-) -> list[int]:
+def _elimination_order(problem: Problem, limits: SolverLimits) -> list[int]:
     """Min-fill with ties by table size, then by index.
 
     Only variables whose neighbourhood changed are scored again, so that long chains are
     ordered in time linear in their length.
     """
+    counts = [len(costs) for costs in problem.unary]
+    count = len(counts)
     neighbours: list[set[int]] = [set() for _ in range(count)]
-    for i, j in pairs:
+    for i, j in problem.pairwise:
         neighbours[i].add(j)
         neighbours[j].add(i)
 
@@ -160,16 +174,15 @@ def _elimination_order(
         order.append(variable)
         around = neighbours[variable]
         touched = set(around)
-        filled = False
+        for first, second in itertools.combinations(sorted(around), 2):
+            if second not in neighbours[first]:
+                neighbours[first].add(second)
+                neighbours[second].add(first)
+                # their common neighbours have one pair less to connect
+                touched |= neighbours[first] & neighbours[second]
         for neighbour in around:
-            filled = filled or not around <= neighbours[neighbour] | {neighbour}
-            neighbours[neighbour] |= around
-            neighbours[neighbour] -= {neighbour, variable}
-        for neighbour in around if filled else ():
-            # fill of a second neighbour changes only where two of its own became adjacent
-            touched |= {
-                other for other in neighbours[neighbour] if len(neighbours[other] & around) > 1
-            }
+            neighbours[neighbour].discard(variable)
+        touched.discard(variable)
         for other in sorted(touched):
             if not done[other]:
                 current[other] = score(other)
@@ -194,14 +207,37 @@ def _partition(
     return [members for _, members in groups]
 
 
-def _join(factors: Sequence[_Factor], counts: Sequence[int]) -> _Factor:
-    """Sum of tables over the union of their variables."""
-    scope = tuple(sorted({variable for factor in factors for variable in factor.scope}))
-    table = np.zeros([counts[variable] for variable in scope])
-    for factor in factors:
-        shape = [counts[v] if v in factor.scope else 1 for v in scope]
-        table += factor.table.reshape(shape)
-    return _Factor(scope, table)
+def _minimised(factors: Sequence[_Factor], variable: int, counts: Sequence[int]) -> _Factor:
+    """The least sum of tables over the states of a variable, for every state of the others.
+
+    The sum is never in memory as a whole if it is large: that would take longer than to add it.
+    """
+    scope = tuple(sorted({other for factor in factors for other in factor.scope}))
+    rest = tuple(other for other in scope if other != variable)
+    shape = tuple(counts[other] for other in rest)
+    tables = [_turned(factor, variable, rest) for factor in factors]
+    states = counts[variable]
+    step = max(1, _BLOCK // max(1, math.prod(shape)))
+    least: Table | None = None
+    for start in range(0, states, step):
+        total = np.zeros((min(step, states - start), *shape))
+        for table in tables:
+            total += table[start : start + step]
+        part = total.min(axis=0)
+        least = part if least is None else np.minimum(least, part, out=least)
+    assert least is not None
+    return _Factor(rest, least)
+
+
+def _turned(factor: _Factor, variable: int, rest: Sequence[int]) -> Table:
+    """The table of a factor, a variable first; of the `rest`, others than its own have length 1."""
+    place = factor.scope.index(variable)
+    others = [axis for axis in range(len(factor.scope)) if axis != place]
+    lengths = [
+        factor.table.shape[factor.scope.index(other)] if other in factor.scope else 1
+        for other in rest
+    ]
+    return factor.table.transpose(place, *others).reshape(-1, *lengths)
 
 
 def _read_back(
@@ -231,11 +267,10 @@ def _descend(problem: Problem, states: list[int], limits: SolverLimits) -> list[
     starts = sorted(
         {turn * count // limits.descent_forests for turn in range(limits.descent_forests)}
     )
-    forests = [_forest(problem, start) for start in starts]
+    forests = [_Forest(problem, start, limits) for start in starts]
     stale = turn = 0
     while stale < len(forests):
-        inside = forests[turn % len(forests)]
-        candidate = _conditioned(problem, states, inside, limits)
+        candidate = forests[turn % len(forests)].best(states)
         turn += 1
         stale += 1
         better = problem.cost(candidate)
@@ -244,7 +279,52 @@ def _descend(problem: Problem, states: list[int], limits: SolverLimits) -> list[
     return states
 
 
-def _forest(problem: Problem, start: int) -> list[int]:
+class _Forest:
+    """Some variables of a problem without a cycle among them.
+
+    Parameters
+    ----------
+    problem
+        The problem.
+    start
+        The variables are taken in order from this one on.
+    limits
+        Limits of the search.
+    """
+
+    def __init__(self, problem: Problem, start: int, limits: SolverLimits) -> None:
+        self.problem, self.limits = problem, limits
+        self.inside = _without_cycle(problem, start)
+        position = {variable: index for index, variable in enumerate(self.inside)}
+        #: Tables of pairs inside, and for every pair with one variable inside: the position of
+        #: that, the other variable, and the table by the states of the other.
+        self.pairwise: dict[tuple[int, int], Table] = {}
+        self.leaving: list[tuple[int, int, Table]] = []
+        for (i, j), table in problem.pairwise.items():
+            if i in position and j in position:
+                self.pairwise[position[i], position[j]] = table
+            elif i in position:
+                self.leaving.append((position[i], j, table.T))
+            elif j in position:
+                self.leaving.append((position[j], i, table))
+        self.largest = max((table.size for table in self.pairwise.values()), default=1)
+        unary = [problem.unary[variable] for variable in self.inside]
+        self.order = _elimination_order(Problem(unary, self.pairwise), limits)
+
+    def best(self, states: Sequence[int]) -> list[int]:
+        """The states of all variables with the best ones for those inside, given the others."""
+        unary = [np.array(self.problem.unary[at], dtype=np.float64) for at in self.inside]
+        for position, other, table in self.leaving:
+            unary[position] += table[states[other]]
+        inner = Problem(unary, self.pairwise)
+        found = _eliminated(inner, self.largest, self.limits, self.order).states
+        completed = list(states)
+        for variable, state in zip(self.inside, found, strict=True):
+            completed[variable] = state
+        return completed
+
+
+def _without_cycle(problem: Problem, start: int) -> list[int]:
     """A maximal set of variables without a cycle, taken in order from `start` on."""
     count = len(problem.unary)
     around: list[list[int]] = [[] for _ in range(count)]
@@ -268,25 +348,3 @@ def _forest(problem: Problem, start: int) -> list[int]:
             for other in roots:
                 tree[other] = variable
     return [variable for variable in range(count) if inside[variable]]
-
-
-def _conditioned(
-    problem: Problem, states: Sequence[int], inside: Sequence[int], limits: SolverLimits
-) -> list[int]:
-    """The best states of some variables, given those of the others."""
-    position = {variable: index for index, variable in enumerate(inside)}
-    unary = [np.array(problem.unary[variable], dtype=np.float64) for variable in inside]
-    pairwise = {}
-    for (i, j), table in problem.pairwise.items():
-        if i in position and j in position:
-            pairwise[position[i], position[j]] = table
-        elif i in position:
-            unary[position[i]] += table[:, states[j]]
-        elif j in position:
-            unary[position[j]] += table[states[i]]
-    largest = max((table.size for table in pairwise.values()), default=1)
-    best = _eliminated(Problem(unary, pairwise), largest, limits).states
-    completed = list(states)
-    for variable, state in zip(inside, best, strict=True):
-        completed[variable] = state
-    return completed

@@ -16,7 +16,7 @@ from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
-from dasktile.planning import handed_over, without_bound
+from dasktile.planning import handed_over, with_premise
 from dasktile.report.describing import describe_plan
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
@@ -39,7 +39,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
     """
     with disable_gc():
         chosen = choice.predicted_plan(request)
-    plan = without_bound(request, chosen.planned)
+    plan = with_premise(request, chosen.planned)
     explanation = describe_plan(
         plan,
         request.final_chunks(plan),

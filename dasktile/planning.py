@@ -391,10 +391,14 @@ def _needed(
     return partial if any(effect and node.name in partial for node, effect in nodes) else {}
 
 
-def without_bound(request: Request, planned: PlannedRequest) -> TilingPlan:
-    """The plan; without a lower bound if arrays are computed of which not all blocks are needed.
+#: Premise of the bytes and the bound of a plan that computes only parts of arrays.
+WHOLE = ", if all blocks of all arrays were computed"
 
-    Tiles are chosen for whole arrays, and the bound counts what is not computed.
+
+def with_premise(request: Request, planned: PlannedRequest) -> TilingPlan:
+    """The plan; its bound says so if arrays are computed of which not all blocks are needed.
+
+    Tiles are chosen for whole arrays, and what is not computed is counted.
 
     Parameters
     ----------
@@ -402,7 +406,7 @@ def without_bound(request: Request, planned: PlannedRequest) -> TilingPlan:
         The arrays, and their plan.
     """
     plan, program = planned.plan, planned.captured.program
-    if not plan.lower_bound and not plan.proven_optimal:
+    if not plan.lower_bound:
         return plan
     wanted = planned.wanted or wanted_blocks(request)
     all_of = [bool(wanted[array.name].all()) for array in request.arrays]
@@ -412,7 +416,7 @@ def without_bound(request: Request, planned: PlannedRequest) -> TilingPlan:
     needed = needed_blocks(request.graph, request.keys, computed)
     if all(blocks.all() for blocks in needed.values()):
         return plan
-    return replace(plan, lower_bound=0, proven_optimal=False)
+    return replace(plan, grids=plan.grids + WHOLE)
 
 
 def tile(

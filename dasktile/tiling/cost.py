@@ -140,12 +140,13 @@ class Costs:
                 self.between[source, index] = tables[key]
                 root = self.space.program.nodes[producer.node]
                 if root.root and not producer.keep and producer.node not in outputs:
-                    elements = made_where_read(root.chunks, needs, blocks, self._model)
-                    fewer = elements * itemsize < tables[key]
                     self._at_home[source, index] = tables[key]
-                    self.between[source, index] = np.where(
-                        fewer, elements * itemsize + MOVING, tables[key]
-                    )
+                    moving = (key, root.chunks)
+                    if moving not in tables:
+                        elements = made_where_read(root.chunks, needs, blocks, self._model)
+                        moved = elements * itemsize
+                        tables[moving] = np.where(moved < tables[key], moved + MOVING, tables[key])
+                    self.between[source, index] = tables[moving]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
                 known = self.between.get((source, index), 0.0)

@@ -27,7 +27,7 @@ from dasktile.errors import (
 )
 from dasktile.explaining import explained
 from dasktile.planning import captured_program, tile
-from dasktile.refusal import advised
+from dasktile.refusal import advise
 from dasktile.report.comparison import Comparison, comparison
 from dasktile.report.describing import describe_unplanned
 from dasktile.report.explanation import Explanation
@@ -116,7 +116,7 @@ def _rebuilt(request: Request, rebuilds: Sequence[Rebuild]) -> tuple[Any, ...] |
     try:
         new = pipeline.rewrite(request)
     except tiling.TooManyTasksError as error:
-        raise advised(request, error) from None
+        raise advise(request, error) from None
     return None if new is None else tuple(rebuild(new) for rebuild in rebuilds)
 
 

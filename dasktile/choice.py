@@ -39,7 +39,7 @@ from dasktile.prediction import (
     rough_cost,
     work_seconds,
 )
-from dasktile.refusal import advised, refuse_many_tasks
+from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.request import Request
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.plan import TilingPlan
@@ -160,7 +160,7 @@ def _predicted_plan(request: Request) -> Candidate:
         try:
             chosen = chosen_plan(request)
         except TooManyTasksError as error:
-            verdict = str(advised(request, error))
+            verdict = str(advise(request, error))
             chosen = replace(_unchanged(request, verdict, keep=verdict), refused=True)
 
     def predict(plan: Candidate) -> Candidate:

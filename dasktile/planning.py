@@ -26,6 +26,10 @@ from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.settings import Settings
 
+#: By the index of an output, bytes that workers receive for its final chunks, of the input and of a
+#: plan.
+HandedOver = tuple[dict[int, int], dict[int, int]]
+
 #: Why the input is unchanged where keys are part of a task's arguments.
 SHUFFLED = "blocks of this type are rechunked by a shuffle of distributed, whose keys cannot change"
 
@@ -138,12 +142,13 @@ def candidate(
         converted = _is_converted(request, planned.plan)
         if not converted and not planned.watched():
             return chosen
-        if converted and _moves_more(request, planned):
+        handed = handed_over(request, planned) if converted else None
+        if handed is not None and _moves_more(request, planned.plan, handed):
             if "keep" in options or not request.machine.placed:
                 return unchanged(chosen, HANDED)
             return candidate(request, captured, settings, is_worth_writing, keep=HANDED)
         lowered = lower_plan(request, planned)
-        if converted and _has_costly_tasks(request, planned, lowered):
+        if handed is not None and _has_costly_tasks(request, planned.plan, lowered, handed):
             return unchanged(chosen, MANY_PIECES)
         if not _computes_unneeded(planned, lowered):
             return replace(chosen, lowered=lowered)
@@ -248,7 +253,7 @@ def _is_converted(request: Request, plan: TilingPlan) -> bool:
     )
 
 
-def handed_over(request: Request, planned: PlannedRequest) -> tuple[dict[int, int], dict[int, int]]:
+def handed_over(request: Request, planned: PlannedRequest) -> HandedOver:
     """Bytes that workers receive for the final chunks of outputs, where these are not its tiles.
 
     Parameters
@@ -280,25 +285,24 @@ def handed_over(request: Request, planned: PlannedRequest) -> tuple[dict[int, in
     return before, before if plan.tiled is None else after
 
 
-def _moves_more(request: Request, planned: PlannedRequest) -> bool:
+def _moves_more(request: Request, plan: TilingPlan, handed: HandedOver) -> bool:
     """Whether a plan moves more bytes than an even input, with those for the final chunks."""
-    before, after = handed_over(request, planned)
-    old, new = planned.plan.before, planned.plan.after
+    (before, after), old, new = handed, plan.before, plan.after
     more = new.bytes + sum(after.values()) > old.bytes + sum(before.values())
     return more and old.balance <= request.machine.settings().acceptance.uneven
 
 
-def _has_costly_tasks(request: Request, planned: PlannedRequest, lowered: Lowered) -> bool:
+def _has_costly_tasks(
+    request: Request, plan: TilingPlan, lowered: Lowered, handed: HandedOver
+) -> bool:
     """Whether a graph has far more tasks than the input's, which the bytes saved are not worth."""
-    plan = planned.plan
     before = count_tasks(request.graph, request.names)
     after = sum(map(len, lowered.graph.layers.values()))
     saved = sum(
         (price.bytes + sum(price.read) + price.spilled) * sign
         for price, sign in ((plan.before, 1), (plan.after, -1))
     )
-    handed = [sum(received.values()) for received in handed_over(request, planned)]
-    saved += handed[0] - handed[1]
+    saved += sum(handed[0].values()) - sum(handed[1].values())
     more = after - LOWER_DEFAULTS.most_growth * before
     return more > 0 and saved < more * request.machine.settings().task_bytes
 

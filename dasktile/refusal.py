@@ -61,7 +61,7 @@ def refuse_many_tasks(request: Request, captured: Captured) -> None:
         raise TooManyTasksError(limit, least, True, before, allowed)
 
 
-def advised(request: Request, error: TooManyTasksError) -> TooManyTasksError:
+def advise(request: Request, error: TooManyTasksError) -> TooManyTasksError:
     """The same error, with a memory limit that does not make too many tasks, if one is found.
 
     Parameters
@@ -72,7 +72,7 @@ def advised(request: Request, error: TooManyTasksError) -> TooManyTasksError:
         Why their plan is not carried out.
     """
     try:
-        return error.advised(_larger_limit(request, error))
+        return error.with_larger(_larger_limit(request, error))
     except Exception:
         if config.setting("raise-errors"):
             raise

@@ -274,6 +274,7 @@ def test_asynchronous_clients_are_rejected(cluster: LocalCluster) -> None:
 
 def test_what_is_no_client_is_rejected() -> None:
     with pytest.raises(TypeError, match=r"client must be a distributed\.Client"):
+        # an address is what the argument must not be
         doctor.examine("tcp://127.0.0.1:9")  # type: ignore[arg-type]
 
 

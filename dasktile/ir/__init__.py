@@ -21,7 +21,7 @@ from dasktile.ir.program import (
     validate,
     windows,
 )
-from dasktile.ir.tiled import Follow, Share, TiledProgram, Tiling, Where
+from dasktile.ir.tiled import Follow, Share, TiledProgram, Tiling, Where, near_even
 
 __all__ = [
     "MAX_WORKERS",
@@ -43,6 +43,7 @@ __all__ = [
     "bounds",
     "hand_over",
     "hand_over_evenly",
+    "near_even",
     "output_chunks",
     "validate",
     "windows",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from dasktile.ir.program import Chunks, bounds
-from dasktile.ir.tiled import Share, TiledProgram
+from dasktile.ir.tiled import Share, TiledProgram, near_even
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def hand_over_evenly(workers: int, before: Chunks, after: Chunks) -> Handover:
     longest = max(range(len(before)), key=lambda axis: len(before[axis]), default=None)
     held = [Share() for _ in before]
     if longest is not None:
-        held[longest] = Share((0,), _even_runs(workers, len(before[longest])))
+        held[longest] = Share((0,), near_even(len(before[longest]), workers))
     return _between((workers,), held, before, after)
 
 
@@ -142,12 +142,7 @@ def _runs(parts: int, same: bool, ends: Sequence[int], sizes: Sequence[int]) -> 
         )
         if sum(runs) == len(sizes) and (all(runs) or len(sizes) < parts):
             return runs
-    return _even_runs(parts, len(sizes))
-
-
-def _even_runs(parts: int, count: int) -> tuple[int, ...]:
-    edges = [part * count // parts for part in range(parts + 1)]
-    return tuple(stop - start for start, stop in pairwise(edges))
+    return near_even(len(sizes), parts)
 
 
 def _places(mesh: tuple[int, ...], used: set[int]) -> list[dict[int, int]]:

@@ -33,6 +33,13 @@ class Share:
         return Share(self.by, tuple(owners.count(part) for part in range(len(self.runs))))
 
 
+def near_even(blocks: int, parts: int, rounded: bool = False) -> tuple[int, ...]:
+    """Numbers of blocks of near-even parts, whose boundaries are rounded down or `rounded`."""
+    half = parts // 2 if rounded else 0
+    edges = [(part * blocks + half) // parts for part in range(parts + 1)]
+    return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Follow:
     """A placement that follows a persisted array: each block is where one of its blocks is.

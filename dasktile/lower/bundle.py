@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dask.core import flatten
@@ -327,11 +327,9 @@ class _Written:
 
     def _named_home(self, number: int) -> int | None:
         """The mesh position that the name of a block of an output gives; None if it gives none."""
-        name, *block = self.tasks.keys[number]
-        placement = self.tasks.limits.placements.get(name) if name in self.names else None
-        if placement is not None:
-            return placement.position_of(tuple(block))
-        return self.tasks.placed_home(number)
+        name = self.tasks.heads[number]
+        new = self.tasks.limits.placements.get(name) if name in self.names else None
+        return self.tasks.placed_home(number, new)
 
     def _output_key(self, number: int) -> Key:
         name, *block = self.tasks.keys[number]
@@ -387,16 +385,12 @@ class _Written:
     def memory(self) -> GraphMemory:
         """What is known of each task of the new graph."""
         tasks = self.tasks
+        named = self.changed - tasks.kept
         memory = {
-            self.key_of[number]: task_memory(tasks, number)
+            self.key_of[number]: task_memory(tasks, number, is_named=number in named)
             for number in range(len(tasks.keys))
             if number not in self.run_of
         }
-        if tasks.limits.mesh:
-            for number in self.changed - tasks.kept:
-                # its name gives its home
-                known = memory[self.key_of[number]]
-                memory[self.key_of[number]] = replace(known, place=tasks.places[number])
         for at, run in enumerate(self.runs):
             place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
             size = sum(tasks.sizes[number] for number in run.returned)

@@ -61,16 +61,18 @@ class GraphMemory:
     guessed: float
 
 
-def task_memory(tasks: GraphTasks, number: int) -> TaskMemory:
+def task_memory(tasks: GraphTasks, number: int, is_named: bool = False) -> TaskMemory:
     """What is known of a task that is in no bundle.
 
     Parameters
     ----------
     tasks, number
         The tasks of the graph, and the number of the task.
+    is_named
+        Whether the task gets a name that gives its home.
     """
     # the scheduler plugin finds a home for a task whose name gives none
-    known = tasks.limits.mesh and not tasks.is_loose(number)
+    known = tasks.limits.mesh and (is_named or not tasks.is_loose(number))
     place = tasks.places[number] if known else None
     return TaskMemory(tasks.sizes[number], tasks.working[number], place)
 

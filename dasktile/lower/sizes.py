@@ -44,7 +44,6 @@ _DECOMPOSING = (np.linalg.qr, wrapped_qr)
 #: Functions whose results have sizes that follow from those of their inputs.
 _SIZED = (*_SLICING, *_DECOMPOSING, np.vstack, np.dot, take)
 
-
 #: Types of blocks that are no arrays, as Dask notes them.
 _NO_ARRAYS = ("tuple", "list", "dict")
 

@@ -364,9 +364,12 @@ class GraphTasks:
             self._placements[name] = decode(name)
         return self._placements[name]
 
-    def placed_home(self, number: int) -> int | None:
-        """The mesh position that the name of a task gives, None if it gives none."""
-        placement, key = self._placement(self.heads[number]), self.keys[number]
+    def placed_home(self, number: int, placement: Placement | None = None) -> int | None:
+        """The mesh position that the name of a task gives, None if it gives none.
+
+        `placement` is that of another name that the task will have.
+        """
+        placement, key = placement or self._placement(self.heads[number]), self.keys[number]
         if placement is None or type(key) is not tuple:
             return None
         if placement.follow is not None:

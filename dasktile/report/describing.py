@@ -149,7 +149,21 @@ def describe_unplanned(
     """The explanation of an expression without arrays that could be tiled."""
     verdict = verdict or ("" if unknown else "no dask arrays to tile")
     rows = tuple(map(_unknown_row, unknown))
-    return Explanation(workers, method, 0, 0, 0, 0, 0, 0, 0, True, False, verdict, rows)
+    return Explanation(
+        workers=workers,
+        method=method,
+        bytes_before=0,
+        bytes_after=0,
+        read_before=0,
+        read_after=0,
+        tasks_before=0,
+        tasks_after=0,
+        lower_bound=0,
+        proven_optimal=True,
+        changed=False,
+        verdict=verdict,
+        nodes=rows,
+    )
 
 
 def _unknown_row(array: UnknownArray) -> NodeReport:

@@ -30,7 +30,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, TypeVar
 
-from dasktile.ir import Share
+from dasktile.ir import Share, near_even
 
 #: Precedes the placement in names of layers.
 MARK = "-dasktile-"
@@ -227,13 +227,6 @@ def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:
     if sum(times for _, times in runs) != parts:
         raise ValueError(part)
     return Share(by, tuple(run for run, times in runs for _ in range(times)))
-
-
-def near_even(blocks: int, parts: int, rounded: bool = False) -> tuple[int, ...]:
-    """Numbers of blocks of near-even parts, whose boundaries are rounded down or `rounded`."""
-    half = parts // 2 if rounded else 0
-    edges = [(part * blocks + half) // parts for part in range(parts + 1)]
-    return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
 
 
 _Place = TypeVar("_Place")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -30,7 +30,7 @@ from dasktile.tiling.follow import (
 from dasktile.tiling.grid import Axes, Grid, split
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.settings import CandidateLimits, CostModel, Settings
-from dasktile.tiling.strided import ALL, Strided, strided
+from dasktile.tiling.strided import ALL, Strided, steps_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -79,6 +79,10 @@ class Option:
         return tuple(sorted(axes, key=self.order.index) if self.order else axes)
 
 
+#: The distinct sets of mesh axes of some candidates, and the number of that of each.
+Shared = tuple[list[tuple[int, ...]], Ints]
+
+
 class Options:
     """Candidates of one node, with the sets of mesh axes that they have in common.
 
@@ -87,7 +91,7 @@ class Options:
 
     def __init__(self, options: Iterable[Option]) -> None:
         self.options = tuple(options)
-        self._by: dict[object, tuple[list[tuple[int, ...]], Ints]] = {}
+        self._by: dict[object, Shared] = {}
         self._some: dict[bytes, Options] = {}
 
     def some(self, chosen: Ints) -> Options:
@@ -97,67 +101,56 @@ class Options:
             self._some[key] = Options(self.options[choice] for choice in chosen)
         return self._some[key]
 
-    def cutting(self, label: int) -> tuple[list[tuple[int, ...]], Ints]:
+    def cutting(self, label: int) -> Shared:
         """The sets of mesh axes that cut a label, and the number of that of each candidate."""
-        if label not in self._by:
-            self._by[label] = _numbered(option.cutting(label) for option in self.options)
-        return self._by[label]
+        return self._shared(("cut", label), lambda option: option.cutting(label))
 
-    def dividing(self, label: int, column: int) -> tuple[list[tuple[int, ...]], Ints]:
+    def dividing(self, label: int, column: int) -> Shared:
         """The same for the axes that divide a label or a scattered sum along an axis."""
-        key = label, column
-        if key not in self._by:
-            self._by[key] = _numbered(
-                option.cutting(label) + option.scattering(column) for option in self.options
-            )
-        return self._by[key]
+        return self._shared(
+            ("divided", label, column),
+            lambda option: option.cutting(label) + option.scattering(column),
+        )
 
-    def idle(self) -> tuple[list[tuple[int, ...]], Ints]:
+    def idle(self) -> Shared:
         """The same for the axes along which only the first worker has a part of the work."""
-        if None not in self._by:
-            self._by[None] = _numbered(
-                tuple(
-                    axis
-                    for axis, (label, copied) in enumerate(
-                        zip(option.mesh, option.replicated, strict=True)
-                    )
-                    if label is None and not copied
-                )
-                for option in self.options
-            )
-        return self._by[None]
+        return self._shared("idle", _idle)
 
-    def scattered(self) -> tuple[list[tuple[int, ...]], Ints]:
+    def scattered(self) -> Shared:
         """The same for the axes along which sums are scattered."""
-        if "scattered" not in self._by:
-            self._by["scattered"] = _numbered(
-                tuple(axis for axis, target in enumerate(option.scatter) if target is not None)
-                for option in self.options
-            )
-        return self._by["scattered"]
+        return self._shared(
+            "scattered",
+            lambda option: tuple(
+                axis for axis, target in enumerate(option.scatter) if target is not None
+            ),
+        )
 
-    def summed(self, reduced: Collection[int]) -> tuple[list[tuple[int, ...]], Ints]:
+    def summed(self, reduced: Collection[int]) -> Shared:
         """The same for the axes that cut `reduced` labels whose sums end on one worker."""
-        key = "summed", tuple(reduced)
+        return self._shared(
+            ("summed", *reduced),
+            lambda option: tuple(
+                axis
+                for axis, (label, to) in enumerate(zip(option.mesh, option.scatter, strict=True))
+                if to is None and label in reduced
+            ),
+        )
+
+    def _shared(self, key: object, axes_of: Callable[[Option], tuple[int, ...]]) -> Shared:
         if key not in self._by:
-            self._by[key] = _numbered(
-                tuple(
-                    axis
-                    for axis, (label, target) in enumerate(
-                        zip(option.mesh, option.scatter, strict=True)
-                    )
-                    if target is None and label in reduced
-                )
-                for option in self.options
-            )
+            numbers: dict[tuple[int, ...], int] = {}
+            of = [numbers.setdefault(axes_of(each), len(numbers)) for each in self.options]
+            self._by[key] = list(numbers), np.array(of, dtype=np.int64)
         return self._by[key]
 
 
-def _numbered(items: Iterable[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], Ints]:
-    """The distinct ones of some items, and the number of each item among them."""
-    numbers: dict[tuple[int, ...], int] = {}
-    of = [numbers.setdefault(item, len(numbers)) for item in items]
-    return list(numbers), np.array(of, dtype=np.int64)
+def _idle(option: Option) -> tuple[int, ...]:
+    """The mesh axes that divide no work and make no copies."""
+    return tuple(
+        axis
+        for axis, (label, copied) in enumerate(zip(option.mesh, option.replicated, strict=True))
+        if label is None and not copied
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -778,10 +771,7 @@ class _BoxBuilder:
         """
         lo, hi, kinds = self._empty(len(options.options), len(axes))
         active, kinds[:, -1] = self._running(options)
-        steps = tuple(
-            ALL if axis.label is None else strided(axis, self.labels[axis.label].size)
-            for axis in axes
-        )
+        steps = steps_of(axes, [label.size for label in self.labels])
         if within is not None:
             label, first, last = within
             cuts, of = options.cutting(label)
@@ -797,15 +787,14 @@ class _BoxBuilder:
             if within is not None and axis.label == within[0]:
                 begin = np.clip(begin, within[1], within[2])
                 end = np.clip(end, within[1], within[2])
-            if steps[column] is not ALL:
+            if steps and steps[column] is not ALL:
                 length = self.labels[axis.label].size
                 bounds_of = _numbers(axis, steps[column], begin, end, length, size)
             else:
                 bounds_of = _interval(axis, begin, end, size)
             lo[:, :, column], hi[:, :, column] = bounds_of[0][of], bounds_of[1][of]
             kinds[:, column] = of
-        counted = steps if any(step is not ALL for step in steps) else ()
-        return Boxes(lo, hi, active, counted, kinds)
+        return Boxes(lo, hi, active, steps, kinds)
 
     def held(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box of the finished result that each worker holds."""

@@ -432,10 +432,11 @@ def _numbered(boxes: Boxes, steps: Sequence[Strided]) -> tuple[Ints, Ints]:
     """Bounds of boxes in which all elements count, as numbers of these elements: (lo, hi)."""
     if not steps:
         return boxes.lo, boxes.hi
-    return tuple(
+    lo, hi = (
         np.stack([step.before(bound[..., axis]) for axis, step in enumerate(steps)], axis=-1)
         for bound in (boxes.lo, boxes.hi)
-    )  # type: ignore[return-value]
+    )
+    return lo, hi
 
 
 def _spanned(boxes: Boxes) -> Boxes:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Follow, Kind, Node, Program, Role, bounds
-from dasktile.tiling.strided import ALL, Strided, strided
+from dasktile.tiling.strided import Strided, steps_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -282,25 +282,22 @@ def followed(
     ) -> Blocks:
         """Blocks of an array with these axes; `have` is indexed by the labels `seen`."""
         block_edges: list[Ints] = []
-        steps: list[Strided] = []
-        for axis, size in zip(maps, shape, strict=True):
-            step = ALL
+        # followed axes are read element by element
+        steps = steps_of(maps, [label.size for label in node.labels])
+        for column, (axis, size) in enumerate(zip(maps, shape, strict=True)):
             if axis.label in edges:
                 block_edges.append(edges[axis.label])
             elif axis.label is None:
                 block_edges.append(np.array([0, size]))
             else:
-                length = node.labels[axis.label].size
-                step = strided(axis, length)
-                block_edges.append(step.before(np.array(axis.interval(0, length, size))))
-            steps.append(step)
+                span = np.array(axis.interval(0, node.labels[axis.label].size, size))
+                block_edges.append(steps[column].before(span) if steps else span)
         places = [axis.label for axis in maps if axis.label in edges]
         arranged = np.moveaxis(
             have, [1 + seen.index(label) for label in places], range(1, 1 + len(places))
         )
         counts = (len(bound) - 1 for bound in block_edges)
-        counting = tuple(steps) if any(step is not ALL for step in steps) else ()
-        return Blocks(tuple(block_edges), arranged.reshape(workers, *counts), counting)
+        return Blocks(tuple(block_edges), arranged.reshape(workers, *counts), steps)
 
     maps = tuple(AxisMap(label) for label in range(len(node.labels)))
     work = blocks(maps, tuple(label.size for label in node.labels), owned, order)

@@ -65,7 +65,7 @@ class TooManyTasksError(MemoryLimitError):
             " each of the input's by the setting dasktile.tiling.many-tasks"
         )
 
-    def advised(self, larger: str) -> TooManyTasksError:
+    def with_larger(self, larger: str) -> TooManyTasksError:
         """The same error with a larger limit."""
         return TooManyTasksError(
             self.limit, self.tasks, self.is_bound, self.before, self.allowed, larger

@@ -7,6 +7,7 @@ counted by their numbers among those that are read, not by the range that they s
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,18 +59,24 @@ class Strided:
 ALL = Strided()
 
 
-def strided(axis: AxisMap, size: int) -> Strided:
-    """The elements that a map reads, if it reads one for each iteration, else every element.
+def steps_of(axes: Sequence[AxisMap], sizes: Sequence[int]) -> tuple[Strided, ...]:
+    """The elements of every axis that maps read; empty if they read all elements of all axes.
 
     Windows of several elements are read with the elements between them.
 
     Parameters
     ----------
-    axis
-        The map.
-    size
-        Number of iterations of its label.
+    axes
+        The maps.
+    sizes
+        Number of iterations of each label.
     """
+    steps = tuple(ALL if axis.label is None else _step_of(axis, sizes[axis.label]) for axis in axes)
+    return steps if any(step is not ALL for step in steps) else ()
+
+
+def _step_of(axis: AxisMap, size: int) -> Strided:
+    """The elements that a map reads, if it reads one for each iteration, else every element."""
     if axis.label is None or axis.width > 1 or abs(axis.step) == 1 or not axis.step:
         return ALL
     if axis.step > 0:

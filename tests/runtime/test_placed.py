@@ -18,13 +18,12 @@ import dasktile
 from benchmarks.sized import Sized, sized
 from dasktile import api
 from dasktile.cluster.target import Machine
-from dasktile.ir import Share
+from dasktile.ir import Share, near_even
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import (
     Placement,
     decode,
     encode,
-    near_even,
     worker_order,
 )
 from dasktile.tiling.grid import split

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dasktile.ir import AxisMap
-from dasktile.tiling.strided import ALL, Strided, strided
+from dasktile.tiling.strided import ALL, Strided, steps_of
 
 
 def _elements(step: Strided, size: int) -> list[int]:
@@ -48,7 +48,9 @@ def test_common_elements(seed: int) -> None:
     ],
 )
 def test_elements_of_a_map(axis: AxisMap, expected: Strided) -> None:
-    assert strided(axis, 10) == expected
+    # a second axis, so that the first is not left out if all of its elements are read
+    assert steps_of([axis, AxisMap(0, 0, 2)], [10]) == (expected, Strided(0, 2))
+    assert steps_of([axis], [10]) == (() if expected is ALL else (expected,))
 
 
 def test_elements_span_a_range() -> None:

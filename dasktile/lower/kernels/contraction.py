@@ -18,13 +18,12 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
-from dasktile.ir import Follow, Share, bounds, output_chunks
+from dasktile.ir import Follow, Share, bounds, near_even, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
 from dasktile.lower.names import slices_layer_name
 from dasktile.lower.reshard import within
-from dasktile.schedule.placement import near_even
 
 Key = tuple[Any, ...]
 Block = tuple[int, ...]

@@ -106,8 +106,8 @@ def _fused_keys(task: Any) -> list[Any]:
 def _place_roots(graph: Mapping[Any, Any], homes: dict[Any, str | None]) -> None:
     """Assign tasks without a home as the plugin and the scheduler do.
 
-    A task that reads nothing runs where most of its readers are, those of its slices included, and
-    a slice where its block is.
+    A task that reads only data of the graph runs where most of its readers are, those of its slices
+    included, and a slice where its block is.
     """
     readers: dict[Any, list[Any]] = {}
     for key, task in graph.items():
@@ -115,7 +115,9 @@ def _place_roots(graph: Mapping[Any, Any], homes: dict[Any, str | None]) -> None
             readers.setdefault(read, []).append(key)
     order = dask.core.toposort(graph)
     for key in order:
-        if key not in homes or homes[key] is not None or graph[key].dependencies:
+        if key not in homes or homes[key] is not None:
+            continue
+        if not all(isinstance(graph[read], DataNode) for read in graph[key].dependencies):
             continue
         there = list(readers.get(key, ()))
         for reader in readers.get(key, ()):

@@ -183,8 +183,8 @@ class Node:
     reason
         Why the node stays unchanged; empty if it does not.
     root
-        True for an unchanged array whose blocks are made by one task each, which reads nothing: it
-        runs on the worker that reads most of its block.
+        True for an array whose blocks, in the chunks of the input graph, are made by one task
+        each, which reads no other array: it may run on the worker that reads most of its block.
     repeatable
         True if recomputing the array is sure to give the same elements.
     copy

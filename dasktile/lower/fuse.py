@@ -186,7 +186,7 @@ class _Fusion:
         for number in reversed(self.order):
             if self.homes[number] is None and isinstance(self.tasks[number], Anchored):
                 # slices run where their tile is
-                tiles = [read for read in self.reads[number] if not self.free[read]]
+                tiles = self._moved(number)
                 if len(tiles) == 1:
                     self.homes[number] = self.homes[tiles[0]]
             self.counts[self.layer[number], self.homes[number]] += 1
@@ -197,13 +197,21 @@ class _Fusion:
         ]
 
     def _needs_no_other(self, number: int) -> bool:
-        """Whether a task reads nothing, or only what it alone reads and what needs no inputs."""
+        """Whether a task reads nothing, or only what it alone reads and what needs no inputs.
+
+        What is on every worker does not count.
+        """
+        reads = self._moved(number)
         if isinstance(self.tasks[number], Anchored):
-            return not self.reads[number]
+            return not reads
         return all(
-            read < len(self.tasks) and not self.reads[read] and len(self.readers[read]) == 1
-            for read in self.reads[number]
+            read < len(self.tasks) and not self._moved(read) and len(self.readers[read]) == 1
+            for read in reads
         )
+
+    def _moved(self, number: int) -> list[int]:
+        """What a task reads that is not on every worker."""
+        return [read for read in self.reads[number] if not self.free[read]]
 
     def _number(self, key: Any) -> int:
         """The number of a key, which is added if no task has it."""
@@ -323,7 +331,7 @@ class _Fusion:
             inputs: set[int] = set()
             most = 0
             for number in numbers:
-                reads = [read for read in self.reads[number] if not self.free[read]]
+                reads = self._moved(number)
                 inputs.update(read for read in reads if read not in inside)
                 most = max(most, self._bytes(reads))
             if self._bytes(inputs) > max(most, self.limits.inputs):

@@ -243,8 +243,8 @@ class GraphTasks:
         """
         roots = (
             number
-            for number, reads in enumerate(self.reads)
-            if not reads and self.is_loose(number) and not self.is_output(number)
+            for number in range(len(self.reads))
+            if not self._moved(number) and self.is_loose(number) and not self.is_output(number)
         )
         return any(
             self.places[reader] != self.places[root]
@@ -256,6 +256,10 @@ class GraphTasks:
         """The tasks that read a result, or slices of it."""
         for reader in self.readers[number]:
             yield from self.readers[reader] if self._is_cut(reader) else (reader,)
+
+    def _moved(self, number: int) -> list[int]:
+        """What a task reads that is not on every worker."""
+        return [read for read in self.reads[number] if not self.is_free(read)]
 
     def _is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""
@@ -457,12 +461,12 @@ class GraphTasks:
         for number in reversed(unknown):
             readers = self.readers[number]
             if near[number] is None and readers and all(known[reader] for reader in readers):
-                if not self.reads[number]:
+                if not self._moved(number):
                     near[number] = self._place_of_readers(number, near)
                 elif len(there := {near[reader] for reader in readers}) == 1:
                     near[number] = there.pop()
         for number in unknown:
-            reads = [read for read in self.reads[number] if not self.is_free(read)]
+            reads = self._moved(number)
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
             if places[number] is None and len(reads) == 1 and self._is_cut(number):

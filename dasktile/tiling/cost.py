@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import Chunks, Edge, Node, Role, bounds
+from dasktile.ir import Chunks, Edge, Kind, Node, Role, bounds
 from dasktile.tiling.candidates import Boxes, Space, Variable, effort, paired, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
@@ -141,11 +141,12 @@ class Costs:
                 root = self.space.program.nodes[producer.node]
                 if root.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
-                    moving = (key, root.chunks)
+                    moving = (key, root.chunks, self._least_saved(root))
                     if moving not in tables:
                         elements = made_where_read(root.chunks, needs, blocks, self._model)
                         moved = elements * itemsize
-                        tables[moving] = np.where(moved < tables[key], moved + MOVING, tables[key])
+                        less = moved + self._least_saved(root) < tables[key]
+                        tables[moving] = np.where(less, moved + MOVING, tables[key])
                     self.between[source, index] = tables[moving]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))
@@ -219,6 +220,15 @@ class Costs:
                             variable.work.active[state])  # fmt: skip
                 total += box.volume()[0] * effort(node, self._model)
         return total
+
+    def _least_saved(self, root: Node) -> float:
+        """Bytes that are saved at least where a stored array keeps its chunks to be read by them.
+
+        Other tiles of it are read as they are, while blocks of few bytes have to be joined.
+        """
+        if root.kind is Kind.OPAQUE or not self.space.axes.free:
+            return 0.0
+        return self._model.kept_to_be_read * root.nbytes
 
     def _handing(self, source: int, edge: Edge) -> Table:
         """Least bytes that bring an array into the chunks of an edge."""

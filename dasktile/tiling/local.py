@@ -103,7 +103,7 @@ class Splitter:
     placed
         True where tasks run on the workers of the plan.
     moving
-        Roots whose blocks are made where they are read.
+        Roots whose blocks are made where they are read, in the chunks of the input graph.
     """
 
     space: Space
@@ -170,6 +170,7 @@ class Splitter:
         node = self.space.program.nodes[index]
         classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
         shape = self.space.mesh.shape
+        is_moving = not keep and index in self.moving
         if keep:
             axis_classes = tuple(
                 -1 if axis.label is None else classes[axis.label] for axis in node.out
@@ -183,7 +184,7 @@ class Splitter:
             axis_classes, spots = classes, grids
             lengths = tuple(label.size for label in node.labels)
             fixed = tuple(
-                label.cuts if self._is_fixed(node, number)
+                label.cuts if is_moving or self._is_fixed(node, number)
                 else (label.size,) if label.role is Role.WHOLE else None
                 for number, label in enumerate(node.labels)
             )  # fmt: skip
@@ -200,6 +201,8 @@ class Splitter:
             math.prod(size for size, cut in zip(shape, option.mesh, strict=True) if cut == label)
             for label in range(len(lengths))
         )
+        if is_moving:
+            mesh_parts = (1,) * len(lengths)
         own: tuple[tuple[int, ...] | None, ...] = (None,) * len(lengths)
         if keep:
             own = tuple(

@@ -37,6 +37,9 @@ class CostModel:
         Cost of copying one byte within a worker to join tiles, in bytes moved (chosen).
     scarce_join_byte
         The same in plans for less memory, as a joined tile is in memory beside its pieces (chosen).
+    kept_to_be_read
+        Share of the bytes of a stored array that must be saved where its blocks keep their chunks
+        and are read by the workers that need most of them (chosen).
     bundled_task
         Cost of a task that a bundle runs, as a share of the cost of a task (measured: a tenth to
         an eighth of the processor time for bundles of 16).
@@ -59,6 +62,7 @@ class CostModel:
     missing_tile: float = 4.0
     join_byte: float = 0.75
     scarce_join_byte: float = 3.0
+    kept_to_be_read: float = 0.1
     bundled_task: float = 0.125
     over_limit: float = 1e6
     fan_in: int = 8

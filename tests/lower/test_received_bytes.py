@@ -33,9 +33,6 @@ _UNKNOWN = {
 _WRONG = {
     ("coiled.regridding", 4): "an array in parts is joined on one worker for readers on others",
     ("coiled.regridding", 6): "an array in parts is joined on one worker for readers on others",
-    ("threads.distributed_8969", 4): "reads of files are done where their only reader is",
-    ("threads.distributed_8969", 6): "reads of files are done where their only reader is",
-    ("threads.dask_12020", 6): "reads of files are done where their only reader is",
 }
 
 #: Bytes by which a prediction may differ; of steps of unknown size, such as those of `svd`.
@@ -83,6 +80,23 @@ def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int)
 )
 def test_inputs_from_files(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
     _compare(monkeypatch, name, "zarr", workers, _NEAR_UNKNOWN)
+
+
+# without bundles, a block that several workers read equally often is made on the first of them
+@pytest.mark.parametrize(("workers", "bundle"), [(3, 32), (4, 0), (4, 32), (6, 32)])
+def test_files_are_read_where_most_of_a_block_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, bundle: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    read = source_of("zarr", tmp_path)
+    files = [read(f"file{number}", (3200, 400), (1000, 40)) for number in range(4)]
+    joined = da.concatenate(files).rechunk((1000, 40)) + 1
+    with dask.config.set({"dasktile.bundle": bundle}):
+        plan, planned = dasktile.explain(joined), dasktile.optimize(joined)
+    moved, _ = traffic([planned], workers)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.01, abs=64)
+    # the short last block of each file, which every mesh cut of the rows crosses
+    assert plan.bytes_after < 0.15 * joined.nbytes
 
 
 def test_a_slice_is_sent_and_not_the_tile_that_it_is_cut_from(

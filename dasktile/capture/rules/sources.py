@@ -6,7 +6,7 @@ import itertools
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -140,7 +140,9 @@ def from_array(view: GraphView, name: str) -> Operation | None:
     kernel = Read(source, array, function, dict(kwargs))
     repeatable = type(array).__module__.partition(".")[0] in REPEATABLE
     stored = _stored(array, info)
-    return _source(info, kernel, op="from_array", stored=stored, repeatable=repeatable)
+    source_of = _source(info, kernel, op="from_array", stored=stored, repeatable=repeatable)
+    # blocks that cut stored chunks would be read again and again
+    return replace(source_of, root=stored is None or _are_unions(info.chunks, stored))
 
 
 def in_memory(view: GraphView, name: str) -> Operation | None:
@@ -306,6 +308,14 @@ def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
         inner = getattr(array, "array", None)
         array = getattr(array, "_array", None) if inner is None else inner
     return None
+
+
+def _are_unions(chunks: Chunks, stored: Chunks) -> bool:
+    """Whether every chunk consists of whole stored chunks."""
+    return all(
+        set(bounds(sizes)) <= set(bounds(whole))
+        for sizes, whole in zip(chunks, stored, strict=True)
+    )
 
 
 def _has_value(block: Any) -> bool:

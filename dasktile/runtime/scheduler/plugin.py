@@ -33,6 +33,7 @@ from dasktile.runtime.scheduler.roots import (
     is_data,
     is_placed,
     is_root,
+    reads_only_data,
     restrict_to_home,
     unrestrict,
 )
@@ -472,8 +473,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Place tasks whose layer names have no placement next to tasks that have one.
 
-        A slice is placed on the worker of its tile, a root task on that of its readers, and a
-        task that is the only reader of its inputs on that of these inputs.
+        A slice is placed on the worker of its tile, a task that reads only data of the graph on
+        that of its readers, and a task that is the only reader of its inputs on that of these
+        inputs.
 
         Parameters
         ----------
@@ -487,22 +489,29 @@ class TileSchedulerPlugin(SchedulerPlugin):
         restrict = self._restrict_function()
         near = {ts.key for ts in between}
         between.sort(key=lambda ts: ts.priority or ())
-        new = list(filter(_is_new, others))
         after = []
-        for ts in new:
-            if ts.dependencies:
-                after.append(ts)
-            elif all(reader.key in homes or reader.key in near for reader in ts.dependents):
-                readers = list(ts.dependents)
-                if near:  # those readers have no home worker yet
-                    readers += [
-                        next_reader
-                        for reader in readers
-                        if reader.key in near
-                        for next_reader in reader.dependents
-                    ]
+        for ts in [*between, *filter(_is_new, others)]:
+            if not reads_only_data(ts):
+                if ts.key not in near:
+                    after.append(ts)
+                continue
+            # slices have no home worker yet; other tasks read them
+            slices = {
+                reader.key
+                for reader in ts.dependents
+                if reader.key in near or len(reader.dependencies) == 1
+            } - homes.keys()
+            readers = list(ts.dependents)
+            for reader in ts.dependents:
+                readers += reader.dependents if reader.key in slices else ()
+            if all(
+                reader.key in homes or reader.key in near or reader.key in slices
+                for reader in readers
+            ):
                 self._place_near(ts, readers, homes, restrict)
         for ts in between:
+            if ts.key in homes:
+                continue
             self._place_near(ts, ts.dependencies, homes, restrict, near)
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
             if all(read.key in homes and len(read.dependents) == 1 for read in ts.dependencies):

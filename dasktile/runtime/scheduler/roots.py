@@ -62,6 +62,11 @@ def is_root(ts: TaskState) -> bool:
     return True
 
 
+def reads_only_data(ts: TaskState) -> bool:
+    """Whether a task reads nothing but data that the graph contains, which may be in memory."""
+    return all(is_data(read) and not read.dependencies for read in ts.dependencies)
+
+
 def is_data(ts: TaskState) -> bool:
     """Whether a task is only data that the graph contains."""
     return type(ts.run_spec).__name__ == "DataNode"

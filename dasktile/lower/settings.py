@@ -28,6 +28,9 @@ class LowerSettings:
         Bytes of a tile below which Dask may fuse the task that makes it with a reader on
         another worker: a separate task would cost more than the transfer of its inputs
         (chosen).
+    copied_bytes
+        Bytes of an array from which each worker that needs several blocks in one piece joins them
+        itself, for an operation tile by tile (chosen; operands of products always are).
     fan_in
         Partial results that one task combines.  The cost model assumes the same number
         (``CostModel.fan_in``).
@@ -63,6 +66,7 @@ class LowerSettings:
     input_share: float = 0.25
     max_rounds: int = 20
     anchor_bytes: int = 2**17
+    copied_bytes: int = 2**20
     fan_in: int = 8
     bundle_results: float = 0.25
     bundles_per_thread: int = 3

@@ -620,7 +620,7 @@ class _Writer:
         if getattr(kernel, "fetches", False):
             inputs = ("",) * len(node.edges)
         else:
-            layers = [self.input(edge, node, tiling) for edge in node.edges]
+            layers = [self.input(edge, node, tiling, kernel) for edge in node.edges]
             inputs = tuple(layer for layer, _ in layers)
             copied = frozenset(number for number, (_, copies) in enumerate(layers) if copies)
 
@@ -648,7 +648,7 @@ class _Writer:
         self.describe(name, index, tiling.chunks)
         self.hold(index, name)
 
-    def input(self, edge: Edge, node: Node, tiling: Tiling) -> tuple[str, bool]:
+    def input(self, edge: Edge, node: Node, tiling: Tiling, kernel: Any) -> tuple[str, bool]:
         """The layer that holds what every block of a node needs along an edge.
 
         Also whether the layer has a copy for each worker.
@@ -665,7 +665,7 @@ class _Writer:
                 for axis, size in zip(edge.axes, shape, strict=True)
             )
         )
-        if node.kind is Kind.CONTRACT and self.tiled.mesh and tiling.work_at is not None:
+        if self.reads_copies(edge, node, kernel) and self.tiled.mesh and tiling.work_at is not None:
             layer = self.own_copies(edge, tiling, wanted)
             if layer is not None:
                 return layer, True
@@ -690,6 +690,13 @@ class _Writer:
         if isinstance(layer, Blockwise):
             self.layers[name] = in_place_of(layer, dict(layer))
             self.dependencies[name] = reads
+
+    def reads_copies(self, edge: Edge, node: Node, kernel: Any) -> bool:
+        """Whether each worker joins the blocks that it needs, instead of one worker for all."""
+        if isinstance(kernel, Map):
+            # a task on each worker costs more than to send a small array once more
+            return self.node(edge.producer).nbytes >= self.settings.copied_bytes
+        return node.kind is Kind.CONTRACT
 
     def own_copies(self, edge: Edge, tiling: Tiling, wanted: Windows) -> str | None:
         """A layer with a copy of the joined blocks for each worker that needs them, if any."""

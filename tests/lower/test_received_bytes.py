@@ -29,12 +29,6 @@ _UNKNOWN = {
     "coiled.satellite_filtering", "pangeo.climatological_anomalies",
 }  # fmt: skip
 
-#: Workloads and workers whose predictions are known to be wrong, with reasons.
-_WRONG = {
-    ("coiled.regridding", 4): "an array in parts is joined on one worker for readers on others",
-    ("coiled.regridding", 6): "an array in parts is joined on one worker for readers on others",
-}
-
 #: Bytes by which a prediction may differ; of steps of unknown size, such as those of `svd`.
 _NEAR, _NEAR_UNKNOWN = 2**13, 2**20
 
@@ -67,13 +61,7 @@ def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int)
 @pytest.mark.parametrize(
     ("name", "workers"),
     [
-        pytest.param(
-            name,
-            workers,
-            marks=[pytest.mark.xfail(reason=_WRONG[name, workers], strict=True)]
-            if (name, workers) in _WRONG
-            else [],
-        )
+        (name, workers)
         for name in sorted(set(WORKLOADS) - _UNKNOWN)
         for workers in (4, 6)
     ],
@@ -115,6 +103,21 @@ def test_a_slice_is_sent_and_not_the_tile_that_it_is_cut_from(
     plan, planned = dasktile.explain(vector), dasktile.optimize(vector)
     moved, _ = traffic([planned], 4)
     assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+
+
+def test_each_worker_joins_the_operand_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch, 4)
+    rng = np.random.default_rng(0)
+    weights = da.from_array(rng.random((512, 1024)), chunks=(128, 1024))
+    maps = da.from_array(rng.random((200, 1024)), chunks=(50, 1024))
+    scores = da.apply_gufunc(
+        lambda field, table: field @ np.swapaxes(table, -1, -2), "(t,i),(o,i)->(t,o)",
+        maps.reshape(4, 50, 1024), weights, output_dtypes=float, allow_rechunk=True,
+    )  # fmt: skip
+    plan, planned = dasktile.explain(scores), dasktile.optimize(scores)
+    moved, _ = traffic([planned], 4)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+    assert np.allclose(planned.compute(scheduler="sync"), scores.compute(scheduler="sync"))
 
 
 @pytest.mark.parametrize("step", [2, 3, 10, -3])

@@ -62,7 +62,36 @@ def _map(kernel: Map, context: LoweringContext) -> EmittedLayers:
     for edge, position, name in zip(node.edges, kernel.positions, context.inputs, strict=True):
         blocks = (1 if axis.label is None else len(tiling.cuts[axis.label]) for axis in edge.axes)
         arrays[position] = (name, tuple(blocks))
-    return _instantiated(layer, context, sizes, arrays)
+    emitted = _instantiated(layer, context, sizes, arrays)
+    if context.copied:
+        written = emitted.layers[context.name]
+        emitted.layers[context.name] = MaterializedLayer(_reading_copies(written, kernel, context))
+    return emitted
+
+
+def _reading_copies(
+    layer: Mapping[Any, GraphNode], kernel: Map, context: LoweringContext
+) -> dict[Any, GraphNode]:
+    """The tasks of a layer, each reading the copies of its home worker."""
+    node = context.node
+    column_of = {axis.label: column for column, axis in enumerate(node.out)}
+    copied = {context.inputs[edge] for edge in context.copied}
+    tasks = {}
+    for key, task in layer.items():
+        _, *block = key
+        # labels that are in no axis of the output have one block
+        full = [
+            block[column_of[label]] if label in column_of else 0
+            for label in range(len(node.labels))
+        ]
+        place = context.home_position(full)
+        own = {
+            read: (read[0], place, *read[1:])
+            for read in task.dependencies
+            if type(read) is tuple and read[0] in copied
+        }
+        tasks[key] = task.substitute(own)
+    return tasks
 
 
 def _instantiated(

@@ -60,11 +60,7 @@ def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers"),
-    [
-        (name, workers)
-        for name in sorted(set(WORKLOADS) - _UNKNOWN)
-        for workers in (4, 6)
-    ],
+    [(name, workers) for name in sorted(set(WORKLOADS) - _UNKNOWN) for workers in (4, 6)],
 )
 def test_inputs_from_files(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
     _compare(monkeypatch, name, "zarr", workers, _NEAR_UNKNOWN)

@@ -40,6 +40,7 @@ from dasktile.capture.rules import (
     contraction,
     einsums,
     folds,
+    groups,
     sources,
     transforms,
     views,
@@ -58,6 +59,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *transforms.RECOGNISERS,
     *sources.RECOGNISERS,
     *blockwise.RECOGNISERS,
+    *groups.RECOGNISERS,
     *views.RECOGNISERS,
     *folds.RECOGNISERS,
     blockwise.block_dependent,
@@ -154,6 +156,7 @@ def capture_graph(
                 reason=answer.reason,
                 root=answer.root,
                 repeatable=answer.repeatable,
+                groups=answer.groups,
             )
         )
         kernels.append(answer.kernel)

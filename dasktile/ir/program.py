@@ -145,6 +145,34 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a reduction by groups, whose partial results have those of their tile only.
+
+    Parameters
+    ----------
+    count
+        Number of groups in the result.
+    runs
+        The group of each iteration of the reduced label, any integer, and how many iterations of
+        that group follow one another.
+    """
+
+    count: int
+    runs: tuple[tuple[int, int], ...]
+
+    def within(self, lo: int, hi: int) -> int:
+        """Number of groups in iterations ``[lo, hi)``."""
+        seen, start = set(), 0
+        for group, length in self.runs:
+            if start >= hi:
+                break
+            if start + length > lo:
+                seen.add(group)
+            start += length
+        return len(seen) if hi > lo else 0
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     """One operation of the expression, and its result.
 
@@ -187,6 +215,9 @@ class Node:
         runs on the worker that reads most of its block.
     repeatable
         True if recomputing the array is sure to give the same elements.
+    groups
+        For a reduction by groups along the last label, the only reduced one, if partial results
+        have only the groups of their tile: these groups.
     copy
         Number of this replica, for an array of which the plan has replicas; 0 for the first.
     """
@@ -209,6 +240,7 @@ class Node:
     reason: str = ""
     root: bool = False
     repeatable: bool = False
+    groups: Groups | None = None
     copy: int = 0
 
     @property

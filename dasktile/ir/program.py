@@ -162,9 +162,11 @@ class Groups:
 
     def within(self, lo: int, hi: int) -> int:
         """Number of groups in iterations ``[lo, hi)``."""
-        seen, start = set(), 0
+        seen: set[int] = set()
+        start = 0
         for group, length in self.runs:
-            if start >= hi:
+            # elements without a group are one more
+            if start >= hi or len(seen) > self.count:
                 break
             if start + length > lo:
                 seen.add(group)

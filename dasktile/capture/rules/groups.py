@@ -42,6 +42,7 @@ from dasktile.capture.base import (
 from dasktile.capture.references import Key
 from dasktile.capture.rules.folds import Fold
 from dasktile.capture.rules.trees import Blocks, Call, nested_keys, read_tree, unwrap
+from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Groups, Kind, Label, Role
 
 #: Aggregations of flox that do not depend on the order of blocks, with operations per element.
@@ -480,6 +481,8 @@ def _groups(view: GraphView, reduced: _Reduced) -> Groups | None:
     numbers = np.concatenate([blocks[at,] for at in range(len(blocks))])
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
     lengths = np.diff(starts, append=len(numbers))
+    if len(starts) > SETTINGS.group_runs:
+        return None
     return Groups(
         len(reduced.groups),
         tuple(zip(numbers[starts].tolist(), lengths.tolist(), strict=True)),

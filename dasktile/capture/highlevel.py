@@ -146,7 +146,14 @@ def capture_graph(
                 itemsize=info.dtype.itemsize,
                 chunks=info.chunks,
                 edges=tuple(
-                    Edge(producer(read.layer), read.axes, read.chunks, read.within, read.spread)
+                    Edge(
+                        producer(read.layer),
+                        read.axes,
+                        read.chunks,
+                        read.within,
+                        read.spread,
+                        read.picks,
+                    )
                     for read in answer.inputs
                 ),
                 partial=answer.partial,

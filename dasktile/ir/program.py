@@ -117,6 +117,37 @@ class AxisMap:
 
 
 @dataclass(frozen=True, slots=True)
+class Picks:
+    """The elements of an axis that a take reads, where no affine window is as narrow.
+
+    Parameters
+    ----------
+    axis
+        The axis of the array that is read.
+    label
+        The label whose iterations each read one element.
+    runs
+        The element of each iteration, and how many iterations read it one after the other.
+    """
+
+    axis: int
+    label: int
+    runs: tuple[tuple[int, int], ...]
+
+    def span(self, lo: int, hi: int) -> tuple[int, int]:
+        """The range of elements that iterations ``[lo, hi)`` read: (start, stop)."""
+        first, last, start = -1, -1, 0
+        for element, length in self.runs:
+            if start >= hi:
+                break
+            if start + length > lo:
+                first = element if first < 0 else min(first, element)
+                last = max(last, element)
+            start += length
+        return max(first, 0), last + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """One array that a node reads.
 
@@ -135,6 +166,8 @@ class Edge:
     spread
         True where several tasks of an unchanged operation read the array, each in some of its
         `chunks`: not all of it is needed on one worker.
+    picks
+        If given, the elements of one axis, which has no label in `axes`, that iterations read.
     """
 
     producer: int
@@ -142,6 +175,7 @@ class Edge:
     chunks: Chunks | None = None
     within: tuple[int, int, int] | None = None
     spread: bool = False
+    picks: Picks | None = None
 
 
 @dataclass(frozen=True, slots=True)

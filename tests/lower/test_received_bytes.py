@@ -151,3 +151,20 @@ def test_groups(
     partial = {"nanmean": 16, "max": 8, "count": 8}[func]
     held = -(-240 // days) if method == "map-reduce" else -(-240 // workers // days) + 1
     assert sum(moved.values()) <= workers * 40 * 50 * held * partial
+
+
+@pytest.mark.parametrize("workers", [4, 6])
+@pytest.mark.parametrize("stretch", [3, 11, 24])
+def test_a_take_of_positions_in_order(
+    monkeypatch: pytest.MonkeyPatch, workers: int, stretch: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    rng = da.random.default_rng(0)
+    hours = rng.random((360, 4000), chunks=(30, 4000))
+    days = rng.random((-(-360 // stretch), 4000), chunks=(1, 4000))
+    anomalies = hours - days[np.arange(360) // stretch]
+    plan, planned = dasktile.explain(anomalies), dasktile.optimize(anomalies)
+    moved, _ = traffic([planned], workers)
+    # a day at a boundary is needed by the workers on both sides
+    assert sum(moved.values()) <= (workers + len(days.chunks[0]) // 2) * 4000 * 8
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)

@@ -481,7 +481,7 @@ def _groups(view: GraphView, reduced: _Reduced) -> Groups | None:
     numbers = np.concatenate([blocks[at,] for at in range(len(blocks))])
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
     lengths = np.diff(starts, append=len(numbers))
-    if len(starts) > SETTINGS.group_runs:
+    if len(starts) > SETTINGS.runs:
         return None
     return Groups(
         len(reduced.groups),

@@ -22,9 +22,14 @@ NUMERIC = {"numpy", "scipy"}
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat": (set(), set()),
     "_compat.dask": ({"errors"}, {"dask", "numpy"}),
+    "_compat.flox": (set(), set()),
+    "_compat.xarray": (set(), set()),
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
-    "capture": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy", "tlz"}),
+    "capture": (
+        {"_compat.dask", "_compat.flox", "_compat.xarray", "ir", "capture"},
+        {"dask", "numpy", "tlz"},
+    ),
     "schedule": ({"ir", "schedule"}, NUMERIC),
     "schedule.compiled": (set(), {"numba", "numpy"}),
     "lower": (

@@ -19,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
 from dasktile.capture.references import Key, Keys, head_of, read_by, references
-from dasktile.ir import AxisMap, Chunks, Kind, Label, Program
+from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,7 @@ class Input:
     chunks: Chunks | None = None
     within: tuple[int, int, int] | None = None
     spread: bool = False
+    picks: Picks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Operation:
     reason: str = ""
     root: bool = False
     repeatable: bool = False
+    groups: Groups | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from dasktile.capture.rules import (
     contraction,
     einsums,
     folds,
+    groups,
     sources,
     transforms,
     views,
@@ -58,6 +59,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *transforms.RECOGNISERS,
     *sources.RECOGNISERS,
     *blockwise.RECOGNISERS,
+    *groups.RECOGNISERS,
     *views.RECOGNISERS,
     *folds.RECOGNISERS,
     blockwise.block_dependent,
@@ -144,7 +146,14 @@ def capture_graph(
                 itemsize=info.dtype.itemsize,
                 chunks=info.chunks,
                 edges=tuple(
-                    Edge(producer(read.layer), read.axes, read.chunks, read.within, read.spread)
+                    Edge(
+                        producer(read.layer),
+                        read.axes,
+                        read.chunks,
+                        read.within,
+                        read.spread,
+                        read.picks,
+                    )
                     for read in answer.inputs
                 ),
                 partial=answer.partial,
@@ -154,6 +163,7 @@ def capture_graph(
                 reason=answer.reason,
                 root=answer.root,
                 repeatable=answer.repeatable,
+                groups=answer.groups,
             )
         )
         kernels.append(answer.kernel)

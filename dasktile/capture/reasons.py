@@ -34,11 +34,11 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         The reason of a recogniser that declined the layer, empty if none did.
     """
     layer = view.layers[name]
+    if declined:
+        return declined
     for other in view.dependencies(name):
         if view.array(other) is None and _is_array(view.layers[other]):
             return "reads an array of unknown chunk sizes"
-    if declined:
-        return declined
     function, keywords = called_function(layer)
     if isinstance(layer, Blockwise):
         if function is enforce_dtype:

@@ -34,6 +34,9 @@ class CaptureSettings:
     reshape_iterations
         Least number of iterations of such a loop, so that there are enough tiles to
         distribute.
+    runs
+        Number of runs of equal groups, or of equal positions of a take, up to which those of a
+        tile are counted; with more, a tile is taken to have all.  It bounds the time of planning.
     join_work
         Operations of a matrix product that take the time of one iteration of any other join
         in an ``einsum``, whose result is written to memory and read by the reduction.
@@ -46,6 +49,7 @@ class CaptureSettings:
     window_gain: int = 4
     reshape_coarsening: int = 4
     reshape_iterations: int = 8
+    runs: int = 20_000
     join_work: float = 20.0
 
 

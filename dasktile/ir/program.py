@@ -117,6 +117,37 @@ class AxisMap:
 
 
 @dataclass(frozen=True, slots=True)
+class Picks:
+    """The elements of an axis that a take reads, where no affine window is as narrow.
+
+    Parameters
+    ----------
+    axis
+        The axis of the array that is read.
+    label
+        The label whose iterations each read one element.
+    runs
+        The element of each iteration, and how many iterations read it one after the other.
+    """
+
+    axis: int
+    label: int
+    runs: tuple[tuple[int, int], ...]
+
+    def span(self, lo: int, hi: int) -> tuple[int, int]:
+        """The range of elements that iterations ``[lo, hi)`` read: (start, stop)."""
+        first, last, start = -1, -1, 0
+        for element, length in self.runs:
+            if start >= hi:
+                break
+            if start + length > lo:
+                first = element if first < 0 else min(first, element)
+                last = max(last, element)
+            start += length
+        return max(first, 0), last + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Edge:
     """One array that a node reads.
 
@@ -135,6 +166,8 @@ class Edge:
     spread
         True where several tasks of an unchanged operation read the array, each in some of its
         `chunks`: not all of it is needed on one worker.
+    picks
+        If given, the elements of one axis, which has no label in `axes`, that iterations read.
     """
 
     producer: int
@@ -142,6 +175,37 @@ class Edge:
     chunks: Chunks | None = None
     within: tuple[int, int, int] | None = None
     spread: bool = False
+    picks: Picks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The groups of a reduction by groups, whose partial results have those of their tile only.
+
+    Parameters
+    ----------
+    count
+        Number of groups in the result.
+    runs
+        The group of each iteration of the reduced label, any integer, and how many iterations of
+        that group follow one another.
+    """
+
+    count: int
+    runs: tuple[tuple[int, int], ...]
+
+    def within(self, lo: int, hi: int) -> int:
+        """Number of groups in iterations ``[lo, hi)``."""
+        seen: set[int] = set()
+        start = 0
+        for group, length in self.runs:
+            # elements without a group are one more
+            if start >= hi or len(seen) > self.count:
+                break
+            if start + length > lo:
+                seen.add(group)
+            start += length
+        return len(seen) if hi > lo else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +251,9 @@ class Node:
         each, which reads no other array: it may run on the worker that reads most of its block.
     repeatable
         True if recomputing the array is sure to give the same elements.
+    groups
+        For a reduction by groups along the last label, the only reduced one, if partial results
+        have only the groups of their tile: these groups.
     copy
         Number of this replica, for an array of which the plan has replicas; 0 for the first.
     """
@@ -209,6 +276,7 @@ class Node:
     reason: str = ""
     root: bool = False
     repeatable: bool = False
+    groups: Groups | None = None
     copy: int = 0
 
     @property

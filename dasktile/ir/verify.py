@@ -275,6 +275,34 @@ def _outputs(program: Program) -> Fault:
     return None
 
 
+def _runs(program: Program, index: int) -> Fault:
+    """Groups and taken elements are given for every iteration of their label, and exist."""
+    node = program.nodes[index]
+    reduced = [label for label in node.labels if label.role is Role.REDUCE]
+    if node.groups is not None:
+        if node.kind is not Kind.FOLD or reduced != [node.labels[-1]]:
+            return "it has groups; expected a reduction along the last label only"
+        count = sum(length for _, length in node.groups.runs)
+        if count != reduced[0].size:
+            return f"it has groups of {count} iterations; expected {reduced[0].size}"
+    for number, edge in enumerate(node.edges):
+        picks = edge.picks
+        if picks is None:
+            continue
+        shape = program.nodes[edge.producer].shape
+        if not (0 <= picks.axis < len(shape) and 0 <= picks.label < len(node.labels)):
+            return (
+                f"edge {number} takes along axis {picks.axis} by label {picks.label}; expected one"
+                f" of {len(shape)} axes and one of {len(node.labels)} labels"
+            )
+        count, size = sum(length for _, length in picks.runs), node.labels[picks.label].size
+        if count != size:
+            return f"edge {number} takes {count} elements; expected {size}"
+        if any(not 0 <= element < shape[picks.axis] for element, _ in picks.runs):
+            return f"edge {number} takes elements outside of {shape[picks.axis]}; expected none"
+    return None
+
+
 #: The rules of every node of a program, in their order.
 PROGRAM_RULES: dict[str, Callable[[Program, int], Fault]] = {
     "inputs": _inputs,
@@ -283,6 +311,7 @@ PROGRAM_RULES: dict[str, Callable[[Program, int], Fault]] = {
     "roles": _roles,
     "windows": _windows,
     "persisted": _persisted,
+    "runs": _runs,
 }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from dasktile.ir import (
     TiledProgram,
     Tiling,
     Where,
+    bounds,
     hand_over,
     windows,
 )
@@ -880,7 +881,8 @@ class _Writer:
                     for axis in node.out
                     if axis.label is not None
                 )
-                size[code] = math.ceil(size[code] * pieces * node.partial / node.itemsize)
+                partial = node.partial * _groups_in_tile(node, self.tiling(index))
+                size[code] = math.ceil(size[code] * pieces * partial / node.itemsize)
         for index, node in enumerate(self.captured.program.nodes):
             blocks, own = self.positions(index), self.made.get(index, node.name)
             if blocks:
@@ -966,6 +968,15 @@ class _Writer:
                     math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
                 )
         return FuseLimits(light, free, size, work, inputs, threads, settings=self.settings)
+
+
+def _groups_in_tile(node: Node, tiling: Tiling) -> float:
+    """Share of all groups that the partial results of tiles have on average; 1 for others."""
+    if node.groups is None:
+        return 1.0
+    edges = bounds(tiling.cuts[-1])
+    found = [node.groups.within(lo, hi) for lo, hi in pairwise(edges)]
+    return sum(found) / max(1, len(found) * node.groups.count)
 
 
 def _is_of_roots(layer: Layer) -> bool:

@@ -185,9 +185,9 @@ class Explanation:
     unpredicted
         Why there is no simulation; empty if there is one.
     uncounted
-        Numbers of the rows of which it is unknown which blocks their tasks read, such as flox's
-        group-by.  `bytes_before`, `bytes_after` and the bound have the least that these can
-        receive; `received_after` has what they do receive, as far as sizes are known.
+        Numbers of the rows of which it is unknown which blocks their tasks read, such as those of
+        functions of the user.  `bytes_before`, `bytes_after` and the bound have the least that
+        these can receive; `received_after` has what they do receive, as far as sizes are known.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
 

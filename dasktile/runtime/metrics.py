@@ -122,7 +122,7 @@ class Metrics:
     model, which ``explain`` shows as *moved after*; *received* are measured.  Where ``explain``
     says *as it runs: ... workers receive about* another number, which is that of a simulation of
     the whole graph, more is received than *predicted*: the model does not count the bytes of steps
-    whose placement or sizes it does not know, such as functions of the user and flox's group-by.
+    whose placement or sizes it does not know, such as functions of the user.
 
     A number after an operation, as in ``matmul 2``, counts the layers of that operation.  It is not
     a row number of ``explain``: to find the row, compare its *moved after* with *predicted*.  Bytes

@@ -17,7 +17,19 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
+from dasktile.ir import (
+    AxisMap,
+    Chunks,
+    Edge,
+    Follow,
+    Kind,
+    Label,
+    Node,
+    Picks,
+    Program,
+    Role,
+    bounds,
+)
 from dasktile.tiling.follow import (
     Followed,
     candidates,
@@ -405,7 +417,7 @@ class Space:
     ) -> Boxes | None:
         """The box that each worker needs along an edge."""
         if not unknown_relation(node, edge):
-            return boxes.need(options, edge.axes, shape, edge.within)
+            return boxes.need(options, edge.axes, shape, edge.within, edge.picks)
         if not aligned(node, edge):
             return None
         # block by block, in other sizes: a stencil, a trim
@@ -764,10 +776,12 @@ class _BoxBuilder:
         axes: Sequence[AxisMap],
         shape: Sequence[int],
         within: tuple[int, int, int] | None = None,
+        picks: Picks | None = None,
     ) -> Boxes:
         """The box of an array that each worker's loop nest reads.
 
-        Where `within` is ``(label, lo, hi)``, only these iterations of the label read it.
+        Where `within` is ``(label, lo, hi)``, only these iterations of the label read it.  Along
+        the axis of `picks`, the range of these elements is read.
         """
         lo, hi, kinds = self._empty(len(options.options), len(axes))
         active, kinds[:, -1] = self._running(options)
@@ -779,6 +793,12 @@ class _BoxBuilder:
             active = active & ((begin < last) & (end > first))[of]
             kinds[:, -1] = paired(kinds[:, -1], of)
         for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+            if axis.label is None and picks is not None and picks.axis == column:
+                cuts, of = options.cutting(picks.label)
+                spans = _spans(picks, *self.ranges(picks.label, cuts))
+                lo[:, :, column], hi[:, :, column] = spans[0][of], spans[1][of]
+                kinds[:, column] = of
+                continue
             if axis.label is None:
                 lo[:, :, column], hi[:, :, column] = 0, size
                 continue
@@ -835,6 +855,15 @@ class _BoxBuilder:
         shape = (options, self.mesh.workers, axes)
         kinds = np.zeros((options, axes + 1), dtype=np.int64)
         return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64), kinds
+
+
+def _spans(picks: Picks, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+    """The ranges of elements that ranges of iterations read: (start, stop)."""
+    pairs = np.stack([lo, hi], axis=-1).reshape(-1, 2)
+    ranges, of = np.unique(pairs, axis=0, return_inverse=True)
+    spans = np.array([picks.span(*each) for each in ranges.tolist()], dtype=np.int64)
+    found = spans.reshape(-1, 2)[of.reshape(-1)].reshape(*lo.shape, 2)
+    return found[..., 0], found[..., 1]
 
 
 def _numbers(

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import Chunks, Edge, Kind, Node, Role, bounds
+from dasktile.ir import Chunks, Edge, Groups, Kind, Node, Role, bounds
 from dasktile.tiling.candidates import Boxes, Space, Variable, effort, paired, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
@@ -86,14 +86,14 @@ class Costs:
                 reads = {self.space.made[variable.node]: list(range(len(variable.needs)))}
             else:
                 shape = (id(variable.work), tuple(map(id, variable.followed)),
-                         node.size, node.partial, node.labels, node.out)  # fmt: skip
+                         node.size, node.partial, node.labels, node.out, node.groups)  # fmt: skip
                 if shape not in alike:
                     pieces = self._pieces(variable)
                     followed = variable.followed
                     partials = [blocks.partials * node.partial for blocks in followed]
                     tiles = [float(blocks.work.owned.sum()) for blocks in followed]
                     alike[shape] = (
-                        np.append(_partial_bytes(node, pieces), partials),
+                        np.append(_partial_bytes(node, variable, pieces), partials),
                         np.append(self._tiles(variable, pieces), tiles),
                     )
                 self.own.append(alike[shape][0])
@@ -273,8 +273,10 @@ def _product(pieces: Sequence[Ints], candidates: int) -> Ints:
     return total
 
 
-def _partial_bytes(node: Node, pieces: Sequence[Ints]) -> Table:
+def _partial_bytes(node: Node, variable: Variable, pieces: Sequence[Ints]) -> Table:
     """Bytes of partial results and carries that each candidate sends between workers."""
+    if node.groups is not None and node.groups.count:
+        return _group_elements(node.groups, variable) * node.partial
     candidates = len(pieces[0]) if pieces else 1
     total = np.zeros(candidates)
     partials = np.ones(candidates, dtype=np.int64)
@@ -284,6 +286,20 @@ def _partial_bytes(node: Node, pieces: Sequence[Ints]) -> Table:
         elif label.role is Role.SCAN and label.size:
             total += (counts - 1) * node.size / label.size * node.partial
     return total + (partials - 1) * node.size * node.partial
+
+
+def _group_elements(groups: Groups, variable: Variable) -> Table:
+    """Elements of partial results that each candidate sends, with the groups of their tile only."""
+    work, held = variable.work, variable.held
+    lengths = (work.hi - work.lo)[:, :, :-1]
+    lanes = np.where(work.active, np.prod(lengths, axis=2, dtype=np.float64), 0.0)
+    lo, hi = work.lo[:, :, -1], work.hi[:, :, -1]
+    ranges, of = np.unique(np.stack([lo, hi], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
+    counts = np.array([groups.within(*each) for each in ranges.tolist()], dtype=np.float64)
+    found = counts[of.reshape(-1)].reshape(lo.shape)
+    # what a worker holds of the result is not sent to it by itself
+    elements: Table = (found * (lanes - held.volume() / groups.count)).sum(axis=1)
+    return np.maximum(elements, 0.0)
 
 
 def table(

@@ -23,9 +23,11 @@ from dasktile.ir import (
     AxisMap,
     Edge,
     Follow,
+    Groups,
     Kind,
     Label,
     Node,
+    Picks,
     Program,
     Role,
     Share,
@@ -163,6 +165,9 @@ PROGRAM_CASES = [
     case("windows", PINNED, "expected (3, 5)", with_edge, 0, chunks=((3, 5), (8,))),
     case("persisted", HELD, "expected 2", with_node, homes=((3,),)),
     case("persisted", PINNED, "reads 1 arrays", with_node, homes=((3,), (1,))),
+    case("runs", PRODUCT, "reduction along the last label", with_node, groups=Groups(1, ((0, 8),))),
+    case("runs", SPECTRUM, "takes 3 elements", with_edge, 0, picks=Picks(0, 0, ((1, 3),))),
+    case("runs", SPECTRUM, "takes along axis 5", with_edge, 0, picks=Picks(5, 0, ((1, 3),))),
     case("names", None, "expected others", with_node, name=legal().program.nodes[X].name),
 ]  # fmt: skip
 

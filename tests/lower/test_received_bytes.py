@@ -23,11 +23,6 @@ _CORPUS = [
     "pangeo.vorticity", "threads.dask_6745", "threads.xarray_9550",
 ]  # fmt: skip
 
-#: Workloads of flox's group-by, whose steps have results of unknown size.
-_UNKNOWN = {
-    "coiled.groupby_month_cohorts", "coiled.groupby_month_map_reduce", "coiled.zonal_average",
-    "coiled.satellite_filtering", "pangeo.climatological_anomalies",
-}  # fmt: skip
 
 #: Bytes by which a prediction may differ; of steps of unknown size, such as those of `svd`.
 _NEAR, _NEAR_UNKNOWN = 2**13, 2**20
@@ -60,7 +55,7 @@ def test_random_inputs(monkeypatch: pytest.MonkeyPatch, name: str, workers: int)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "workers"),
-    [(name, workers) for name in sorted(set(WORKLOADS) - _UNKNOWN) for workers in (4, 6)],
+    [(name, workers) for name in sorted(WORKLOADS) for workers in (4, 6)],
 )
 def test_inputs_from_files(monkeypatch: pytest.MonkeyPatch, name: str, workers: int) -> None:
     _compare(monkeypatch, name, "zarr", workers, _NEAR_UNKNOWN)
@@ -148,3 +143,42 @@ def test_an_element_that_is_taken_several_times_is_sent_once(
     plan, planned = dasktile.explain(anomalies), dasktile.optimize(anomalies)
     moved, _ = traffic([planned], 6)
     assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=2**14)
+
+
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+@pytest.mark.parametrize("workers", [4, 6])
+@pytest.mark.parametrize("func", ["nanmean", "max", "count"])
+@pytest.mark.parametrize("days", [10, 17, 365])
+def test_groups(
+    monkeypatch: pytest.MonkeyPatch, method: str, workers: int, func: str, days: int
+) -> None:
+    flox = pytest.importorskip("flox")
+    plan_for_workers(monkeypatch, workers)
+    maps = da.random.default_rng(0).random((40, 50, 240), chunks=(40, 50, 5))
+    labels = np.arange(240) // days
+    result, _ = flox.groupby_reduce(maps, labels, func=func, method=method)
+    plan, planned = dasktile.explain(result), dasktile.optimize(result)
+    moved, lost = traffic([planned], workers)
+    assert not lost
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+    # partial results of a worker are combined on it first
+    partial = {"nanmean": 16, "max": 8, "count": 8}[func]
+    held = -(-240 // days) if method == "map-reduce" else -(-240 // workers // days) + 1
+    assert sum(moved.values()) <= workers * 40 * 50 * held * partial
+
+
+@pytest.mark.parametrize("workers", [4, 6])
+@pytest.mark.parametrize("stretch", [3, 11, 24])
+def test_a_take_of_positions_in_order(
+    monkeypatch: pytest.MonkeyPatch, workers: int, stretch: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    rng = da.random.default_rng(0)
+    hours = rng.random((360, 4000), chunks=(30, 4000))
+    days = rng.random((-(-360 // stretch), 4000), chunks=(1, 4000))
+    anomalies = hours - days[np.arange(360) // stretch]
+    plan, planned = dasktile.explain(anomalies), dasktile.optimize(anomalies)
+    moved, _ = traffic([planned], workers)
+    # a day at a boundary is needed by the workers on both sides
+    assert sum(moved.values()) <= (workers + len(days.chunks[0]) // 2) * 4000 * 8
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)

@@ -32,6 +32,7 @@ from dasktile._compat.dask import (
     select_block,
     variadic_choose,
 )
+from dasktile._compat.flox import is_elementwise as is_group_number
 from dasktile.capture.user_kernels import lookup
 
 _OPERATORS = (
@@ -136,6 +137,8 @@ def is_pointwise(
             and function.otypes is not None
             and all(map(is_scalar, kwargs.values()))
         )
+    if is_group_number(function, kwargs):
+        return True
     try:
         arrays = _TABLE.get(function)
     except TypeError:  # an unhashable callable

@@ -1,4 +1,4 @@
-"""Recogniser of running sums and products."""
+"""Recogniser of running sums and products, and of the fills of xarray."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dasktile._compat.dask import (
     prefixscan_combine,
     prefixscan_first,
 )
+from dasktile._compat.xarray import fill_names
 from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation
 from dasktile.capture.references import Key, reference
 from dasktile.capture.rules.trees import Step, read_step, unwrap
@@ -70,8 +71,21 @@ SCANS: Mapping[Function, ScanFunctions] = {
 }
 
 
+def _functions_of(function: Any) -> ScanFunctions | None:
+    """The functions of a scan that begins with `function`; None if it is not supported."""
+    try:
+        if function in SCANS:
+            return SCANS[function]
+    except TypeError:  # an unhashable callable
+        return None
+    fill = fill_names()
+    if fill is None or function is not fill.fill:
+        return None
+    return ScanFunctions((fill.merge,), fill.last)
+
+
 def recognise_scan(view: GraphView, name: str) -> Operation | NotRecognised | None:
-    """Running sums and products, in dask's sequential and parallel forms."""
+    """Running sums and products and fills, in dask's sequential and parallel forms."""
     layer = view.layers.get(name)
     array = view.array(name)
     if layer is None or array is None or isinstance(layer, Blockwise) or layer.annotations:
@@ -89,8 +103,9 @@ def recognise_scan(view: GraphView, name: str) -> Operation | NotRecognised | No
         return None
     if array.dtype.kind not in "biufc":
         return None
-    op = unwrap(scan.function).function.__name__
-    if array.dtype == np.float16:
+    function = unwrap(scan.function).function
+    op = function.__name__ if function in SCANS else "fill"
+    if array.dtype == np.float16 and function in SCANS:
         return NotRecognised(f"{op} of float16 is rounded differently in other chunks")
     if array.dtype.kind in "fc":
         scan = _exact(scan)
@@ -200,7 +215,7 @@ def _parallel(view: GraphView, array: ArrayInfo) -> tuple[Scan, str] | None:
     key = reference(first)
     if not isinstance(key, tuple) or not isinstance(axis, int) or not 0 <= axis < ndim:
         return None
-    functions, source = SCANS.get(function), key[0]
+    functions, source = _functions_of(function), key[0]
     others = [other for other in view.dependencies(name) if other != source]
     if functions is None or source not in view.layers:
         return None

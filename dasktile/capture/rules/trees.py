@@ -248,7 +248,7 @@ def _covered(view: GraphView, name: str, below: str, level: Level, blocks: Block
             return None
         if task.func is not level.function or len(task.args) != 1:
             return None
-        read = _refs(task.args[0], len(level.axes))
+        read = nested_keys(task.args[0], len(level.axes))
         out = key[1:] if isinstance(key, tuple) and key[0] == name else None
         if not read or out is None or any(len(ref) != len(blocks) + 1 for ref in read):
             return None
@@ -287,7 +287,7 @@ def _own_block(out: Blocks, lo: Blocks, level: Level) -> Blocks | None:
     return tuple(0 if axis in level.axes else next(rest) for axis in range(len(lo)))
 
 
-def _refs(argument: Any, depth: int) -> list[Any]:
+def nested_keys(argument: Any, depth: int) -> list[Any]:
     """Keys in lists nested `depth` levels deep; empty for any other argument."""
     if depth == 0:
         key = reference(argument)
@@ -296,7 +296,7 @@ def _refs(argument: Any, depth: int) -> list[Any]:
         return []
     keys = []
     for item in argument.args:
-        inner = _refs(item, depth - 1)
+        inner = nested_keys(item, depth - 1)
         if not inner:
             return []
         keys += inner

@@ -41,7 +41,7 @@ from dasktile.capture.rules.provenance import (
 from dasktile.capture.rules.reshapes import repeat, reshape
 from dasktile.capture.rules.stencils import sliding, stencil
 from dasktile.capture.settings import SETTINGS
-from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+from dasktile.ir import AxisMap, Kind, Label, Picks, Role, bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +435,23 @@ def _take(view: GraphView, info: ArrayInfo, slab: _Slab, number: int) -> Operati
     special = {axis: _cover(builder, number, index, source.shape[axis])}
     runs = tuple([run[0]] if run else run for run in slab.runs)
     plain = _Slab(slab.name, slab.sources, slab.fixed, runs, 0, 0)
-    inputs = [builder.input(plain, -1, special)]
+    inputs = [
+        replace(builder.input(plain, -1, special), picks=_picks(builder, axis, number, index))
+    ]
     return builder.operation(Take(slab.sources, axis, index, source.chunks[axis]), inputs)
+
+
+def _picks(
+    builder: _Builder, axis: int, number: int, index: np.ndarray[Any, np.dtype[np.int64]]
+) -> Picks | None:
+    """The elements that a take reads, for their ranges; None if there are too many stretches."""
+    label = builder.out[number].label
+    starts = np.flatnonzero(np.diff(index, prepend=-1))
+    if label is None or len(starts) > SETTINGS.runs:
+        return None
+    lengths = np.diff(starts, append=len(index))
+    runs = zip(index[starts].tolist(), lengths.tolist(), strict=True)
+    return Picks(axis, label, tuple(runs))
 
 
 def _cover(

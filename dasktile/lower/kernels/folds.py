@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dask.blockwise import blockwise
@@ -19,6 +19,7 @@ from dask.typing import Key
 from dasktile._compat.dask import Alias, List, Task, TaskRef
 from dasktile.capture.references import head_of
 from dasktile.capture.rules.folds import ArgFold, Fold
+from dasktile.capture.rules.groups import GroupFold
 from dasktile.capture.rules.scans import Scan
 from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
@@ -37,10 +38,13 @@ def emit_fold(kernel: Fold, context: LoweringContext) -> EmittedLayers:
     name = context.step("chunk", context.work_at)
     symbols = tuple(range(len(context.node.labels)))
     counts = tuple(map(len, context.tiling.cuts))
-    pairs = [part for source in context.inputs for part in (source, symbols)]
-    layer = blockwise(
-        kernel.chunk, name, symbols, *pairs, numblocks=dict.fromkeys(context.inputs, counts)
-    )
+    reads = kernel.symbols if isinstance(kernel, GroupFold) else (symbols,) * len(context.inputs)
+    pairs = [part for pair in zip(context.inputs, reads, strict=True) for part in pair]
+    numblocks = {
+        source: tuple(1 if axis.label is None else counts[axis.label] for axis in edge.axes)
+        for source, edge in zip(context.inputs, context.node.edges, strict=True)
+    }
+    layer = blockwise(kernel.chunk, name, symbols, *pairs, numblocks=numblocks)
     emitted.add(name, layer, set(context.inputs))
     _write_tree(kernel, context, emitted, name)
     return emitted
@@ -92,7 +96,8 @@ def _write_tree(
             level += 1
     pieces = _pieces(context)
     if pieces is not None:
-        partials = _cut(context, emitted, partials, counts, pieces)
+        cut = kernel.piece if isinstance(kernel, GroupFold) else piece
+        partials = _cut(context, emitted, partials, counts, pieces, cut)
         counts = [len(pieces[label]) if label in pieces else count
                   for label, count in enumerate(counts)]  # fmt: skip
     result_at = context.result_at
@@ -267,6 +272,7 @@ def _cut(
     partials: str,
     counts: Sequence[int],
     pieces: Mapping[int, Sequence[tuple[int, int, int]]],
+    cut: Callable[[Any, tuple[slice, ...]], Any],
 ) -> str:
     """Cut every partial into the pieces of the result."""
     name = slices_layer_name(context.name)
@@ -279,7 +285,7 @@ def _cut(
             source[label], lo, hi = own[block[label]]
             index[label] = slice(lo, hi)
         key = (name, *block)
-        tasks[key] = Anchored(key, piece, TaskRef((partials, *source)), tuple(index))
+        tasks[key] = Anchored(key, cut, TaskRef((partials, *source)), tuple(index))
     emitted.add(name, MaterializedLayer(tasks), {partials})
     return name
 

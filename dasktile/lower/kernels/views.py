@@ -278,7 +278,7 @@ def _take(kernel: Take, context: LoweringContext) -> EmittedLayers:
             else _windows(axis, cuts)
             for number, axis in enumerate(edge.axes)
         ),
-        None,
+        _spans_at(context, kernel, positions, cells),
     )
     plans = [_plan(index, cells) for index in positions]
     index_name, part_name = step_layer_name(context.name, "index"), slices_layer_name(context.name)
@@ -311,6 +311,30 @@ def _take(kernel: Take, context: LoweringContext) -> EmittedLayers:
     emitted = EmittedLayers()
     emitted.add(context.name, tasks, {fetched})
     return emitted
+
+
+def _spans_at(
+    context: LoweringContext,
+    kernel: Take,
+    positions: Sequence[Any],
+    cells: Sequence[tuple[int, int]],
+) -> Where | None:
+    """Where spans of positions are needed; None for other cells, which many blocks read."""
+    label = context.node.out[kernel.order.index(kernel.axis)].label
+    spans = [(int(index.min()), int(index.max()) + 1) for index in positions]
+    first: dict[tuple[int, int], int] = {}
+    for block, span in enumerate(spans):
+        first.setdefault(span, block)
+    if label is None or list(first) != list(cells):
+        return None
+    if isinstance(context.work_at, Follow) and len(cells) != len(spans):
+        return None
+    axes = tuple(
+        AxisMap(label) if number == kernel.axis else axis
+        for number, axis in enumerate(context.node.edges[0].axes)
+    )
+    # a span of several blocks is where the first of them is
+    return _joined_at(context.work_at, axes, label, list(first.values()))
 
 
 def _cells(positions: Sequence[Any], cuts: Sequence[int]) -> list[tuple[int, int]]:

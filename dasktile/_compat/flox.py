@@ -1,0 +1,110 @@
+"""The private names of flox that dasktile uses: the functions in the tasks of its group-by.
+
+A graph that has such tasks comes from a process that has imported flox, and unpickling it imports
+flox.  So flox is looked up among the modules that are loaded, and never imported.  Where the
+installed flox is of a release that was not checked, or lacks a name, :func:`flox_names` is None:
+no step of a group-by is recognised, and its tasks are unchanged.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+Function = Callable[..., Any]
+
+#: Releases of flox, without their last number, whose tasks and partial results were checked.
+CHECKED: Final = ("0.11",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloxNames:
+    """Private names of flox.
+
+    Parameters
+    ----------
+    extract
+        Takes the array out of what `aggregate` returns.
+    aggregate, combine
+        Finish a reduction, and combine partial results of blocks, both given nested lists.
+    chunk, expand
+        Reduce a block to a partial result by group, and give it an axis to be combined along.
+    reindex
+        Selects groups of a partial result.
+    strategy
+        The class of the argument `reindex` of `aggregate` and `combine`.
+    arrays
+        Types of arrays, of a strategy, with which blocks are NumPy arrays.
+    reductions
+        The aggregations of flox itself, by name.
+    codes, ravel
+        Replace labels by their number among the expected ones, and numbers along several labels by
+        one; both element by element.
+    """
+
+    extract: Function
+    aggregate: Function
+    combine: Function
+    chunk: Function
+    expand: Function
+    reindex: Function
+    strategy: type
+    arrays: tuple[Any, ...]
+    reductions: Mapping[str, Any]
+    codes: Function
+    ravel: Function
+
+
+def flox_names() -> FloxNames | None:
+    """The names of the flox that is loaded; None without one, or if it was not checked."""
+    return _names() if "flox.dask" in sys.modules else None
+
+
+@cache
+def _names() -> FloxNames | None:
+    modules = (f"flox.{name}" for name in ("dask", "core", "reindex", "aggregations", "factorize"))
+    dask, core, reindex, aggregations, factorize = map(sys.modules.get, modules)
+    try:
+        if ".".join(version("flox").split(".")[:2]) not in CHECKED:
+            return None
+        kinds = reindex.ReindexArrayType  # type: ignore[union-attr]
+        return FloxNames(
+            extract=dask._extract_result,  # type: ignore[union-attr]
+            aggregate=dask._aggregate,  # type: ignore[union-attr]
+            combine=dask._simple_combine,  # type: ignore[union-attr]
+            chunk=core.chunk_reduce,  # type: ignore[union-attr]
+            expand=dask._expand_dims,  # type: ignore[union-attr]
+            reindex=dask.reindex_intermediates,  # type: ignore[union-attr]
+            strategy=reindex.ReindexStrategy,  # type: ignore[union-attr]
+            arrays=(kinds.AUTO, kinds.NUMPY),
+            reductions=aggregations.REDUCTIONS,  # type: ignore[union-attr]
+            codes=factorize._lazy_factorize_wrapper,  # type: ignore[union-attr]
+            ravel=factorize._ravel_factorized,  # type: ignore[union-attr]
+        )
+    except (AttributeError, PackageNotFoundError):
+        return None
+
+
+def is_elementwise(function: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of flox replaces every label by a number that depends on no other label."""
+    names = flox_names()
+    if names is None:
+        return False
+    if function is names.ravel:
+        return set(kwargs) == {"grp_shape"}
+    if function is not names.codes:
+        return False
+    groups = kwargs.get("expected_groups")
+    # without expected groups, numbers depend on the labels of the block
+    return (
+        set(kwargs) == {"expected_groups", "axes", "fastpath", "reindex", "sort"}
+        and kwargs["reindex"] is True
+        and kwargs["fastpath"] is True
+        and kwargs["axes"] == ()
+        and isinstance(groups, tuple)
+        and all(group is not None for group in groups)
+    )

@@ -1,0 +1,48 @@
+"""The private names of xarray that dasktile uses: the functions of its forward and backward fill.
+
+Like those of flox, they are looked up among the modules that are loaded: a graph that has them
+comes from a process that has imported xarray.  Where one is missing, fills are unchanged.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Function = Callable[..., Any]
+
+_SCAN, _LAST = "xarray.compat.dask_array_ops", "xarray.core.nputils"
+
+
+@dataclass(frozen=True, slots=True)
+class FillNames:
+    """The functions of a fill.
+
+    Parameters
+    ----------
+    fill
+        Fills a block; called with an axis and a dtype.
+    merge
+        ``merge(carry, filled block)`` fills what is missing at the beginning of a block.
+    last
+        The last element of a block along an axis that is not missing.
+    """
+
+    fill: Function
+    merge: Function
+    last: Function
+
+
+def fill_names() -> FillNames | None:
+    """The functions of the xarray that is loaded; None without one, or if it lacks any."""
+    scan, nputils = sys.modules.get(_SCAN), sys.modules.get(_LAST)
+    try:
+        return FillNames(
+            fill=scan._dtype_push,  # type: ignore[union-attr]
+            merge=scan._fill_with_last_one,  # type: ignore[union-attr]
+            last=nputils.nanlast,  # type: ignore[union-attr]
+        )
+    except AttributeError:
+        return None

@@ -1,0 +1,492 @@
+"""Recogniser of flox's group-by, as xarray's ``groupby`` and ``resample`` build it.
+
+flox computes a partial result of every block, a dict with the groups and one or more arrays with a
+row for each of them, and combines these in a tree; a last layer takes the array out.  With the
+method ``map-reduce`` the partial result of every block has all groups.  With ``cohorts`` it has
+those of the block, and there is a tree for every cohort, a set of groups that occur in the same
+blocks.  Both are read as one reduction over all groups: flox's own functions combine partial
+results with different groups, for which they add rows of neutral elements.
+
+Only aggregations are recognised for which any grouping and any order of the blocks gives the same
+value, apart from rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dask.blockwise import Blockwise
+from tlz import compose  # type: ignore[import-untyped]
+
+from dasktile._compat.dask import (
+    DataNode,
+    GraphNode,
+    Task,
+    TaskRef,
+    blockwise_token,
+)
+from dasktile._compat.flox import FloxNames, flox_names
+from dasktile.capture.base import (
+    ArrayInfo,
+    GraphView,
+    Input,
+    NotRecognised,
+    Operation,
+    added_axes,
+)
+from dasktile.capture.references import Key
+from dasktile.capture.rules.folds import Fold
+from dasktile.capture.rules.trees import Blocks, Call, nested_keys, read_tree, unwrap
+from dasktile.capture.settings import SETTINGS
+from dasktile.ir import AxisMap, Groups, Kind, Label, Role
+
+#: Aggregations of flox that do not depend on the order of blocks, with operations per element.
+_WORK: Mapping[str, float] = {
+    **dict.fromkeys(("sum", "nansum", "prod", "nanprod", "min", "nanmin", "max", "nanmax"), 2.0),
+    **dict.fromkeys(("all", "any", "count"), 2.0),
+    **dict.fromkeys(("mean", "nanmean"), 4.0),
+    **dict.fromkeys(("var", "nanvar", "std", "nanstd"), 8.0),
+}
+
+#: Those that add or multiply in the dtype of the partial results.
+_SUMS = ("sum", "prod", "mean", "var", "std")
+
+#: The arrays of a partial result of a variance: deviations, sum and count.
+_MOMENTS = 3
+
+_CHUNK_KEYWORDS = {
+    *("func", "reindex", "fill_value", "dtype", "user_dtype"),
+    *("axis", "expected_groups", "engine", "sort"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFold(Fold):
+    """A reduction by groups along the last labels.
+
+    Parameters
+    ----------
+    symbols
+        For every input, the labels of its axes; along some it may have a single block.
+    piece
+        ``piece(partial result, slices)`` is its part for slices of the labels.
+    """
+
+    symbols: tuple[tuple[int, ...], ...]
+    piece: Callable[[Any, tuple[slice, ...]], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The layer that reduces every block by groups.
+
+    Parameters
+    ----------
+    function
+        Called with a block of the array and one of the group numbers.
+    call
+        The call of flox's function within it.
+    array, by
+        The array, and the number of the group of every element along its last axes.
+    """
+
+    function: Callable[..., Any]
+    call: Call
+    array: ArrayInfo
+    by: ArrayInfo
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        axes: tuple[int, ...] = self.call.keywords["axis"]
+        return axes
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduced:
+    """A reduction of all blocks.
+
+    Parameters
+    ----------
+    step
+        Its first layer.
+    aggregate
+        The call of flox's function that finishes.
+    groups
+        All groups of the result in order, in an index of pandas.
+    every
+        Whether the partial result of every block has all groups.
+    """
+
+    step: _Step
+    aggregate: Call
+    groups: Any
+    every: bool
+
+
+def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """Sums, means, extrema, variances and counts of groups."""
+    flox, layer, out = flox_names(), view.layers[name], view.array(name)
+    if flox is None or out is None or not isinstance(layer, Blockwise):
+        return None
+    if layer.task.func is not flox.extract or set(layer.task.kwargs) != {"key"}:
+        return None
+    key = layer.task.kwargs["key"]
+    if len(layer.indices) != 1 or added_axes(layer) or layer.concatenate or layer.annotations:
+        return None
+    source, symbols = layer.indices[0]
+    if symbols is None or not isinstance(source, str) or source not in view.layers:
+        return None
+    reduced = _map_reduce(view, flox, source) or _cohorts(view, flox, source)
+    if reduced is None:
+        return None
+    step, agg = reduced.step, reduced.aggregate.keywords["agg"]
+    if key != agg.name:
+        return None
+    reason = _unsupported(flox, agg, step)
+    if reason:
+        return NotRecognised(f"flox's group-by {key}: {reason}")
+    kept = len(step.array.shape) - len(step.axes)
+    shape = (*step.array.shape[:kept], len(reduced.groups))
+    if layer.output_indices != (*symbols[:kept], symbols[-1]) or out.shape != shape:
+        return None
+    maps = _label_maps(step)
+    if maps is None:
+        return None
+    labels = tuple(
+        Label(size, Role.FREE if axis < kept else Role.REDUCE, cuts)
+        for axis, (size, cuts) in enumerate(zip(step.array.shape, step.array.chunks, strict=True))
+    )
+    every = tuple(AxisMap(axis) for axis in range(len(labels)))
+    return Operation(
+        op=f"groupby_{key}",
+        kind=Kind.FOLD,
+        labels=labels,
+        out=(*every[:kept], AxisMap(None)),
+        kernel=_kernel(flox, reduced),
+        inputs=(Input(step.array.name, every), Input(step.by.name, maps)),
+        partial=_partial_bytes(agg),
+        work=_WORK[key],
+        groups=_groups(view, reduced),
+    )
+
+
+def _unsupported(flox: FloxNames, agg: Any, step: _Step) -> str:
+    """Why an aggregation depends on the chunks; empty if it does not."""
+    known = flox.reductions.get(agg.name)
+    if agg.name not in _WORK or known is None:
+        return "the result depends on the order of blocks"
+    counts = len(agg.chunk) - len(known.chunk)
+    if agg.finalize is not known.finalize or agg.num_new_vector_dims or counts not in (0, 1):
+        return "it is an aggregation of the user's own"
+    # a count that masks groups with few elements may follow
+    for own, theirs in ((agg.chunk, known.chunk), (agg.combine, known.combine)):
+        extra = own[len(theirs) :]
+        same = all(map(_is_same, own[: len(theirs)], theirs))
+        if not same or len(extra) != counts or not set(extra) <= {"nanlen", "sum"}:
+            return "it is an aggregation of the user's own"
+    if agg.chunk != step.call.keywords["func"]:
+        return "its partial results are not those of its aggregation"
+    for dtype in map(np.dtype, agg.dtype["intermediate"]):
+        if dtype.kind not in "biufc":
+            return f"partial results of {dtype} are not supported"
+        rounded = dtype.kind == "f" and dtype.itemsize < 4
+        if rounded and agg.name.removeprefix("nan") in _SUMS:
+            return f"{dtype} is rounded differently in other chunks"
+    return ""
+
+
+def _is_same(function: Any, known: Any) -> bool:
+    """Whether a function or the name of one is the known one, of which it may be a copy."""
+    if not isinstance(known, partial):
+        return bool(function == known)
+    own, theirs = unwrap(function), unwrap(known)
+    return (own.function, own.args, own.keywords) == (
+        theirs.function,
+        theirs.args,
+        theirs.keywords,
+    )
+
+
+def _partial_bytes(agg: Any) -> float:
+    """Bytes of a partial result per element of the result."""
+    sizes = [np.dtype(dtype).itemsize for dtype in agg.dtype["intermediate"]]
+    if agg.name.removeprefix("nan") in ("var", "std"):
+        sizes[0] *= _MOMENTS
+    return float(sum(sizes))
+
+
+def _label_maps(step: _Step) -> tuple[AxisMap, ...] | None:
+    """For every axis of the group numbers, the label of the array that it lies along."""
+    maps = []
+    first = len(step.array.shape) - len(step.by.shape)
+    for axis, (size, chunks) in enumerate(zip(step.by.shape, step.by.chunks, strict=True), first):
+        if size == step.array.shape[axis] and chunks == step.array.chunks[axis]:
+            maps.append(AxisMap(axis))
+        elif size == 1:
+            maps.append(AxisMap(None))
+        else:
+            return None
+    return tuple(maps)
+
+
+def _kernel(flox: FloxNames, reduced: _Reduced) -> GroupFold:
+    step, call = reduced.step, reduced.aggregate
+    agg, axes = call.keywords["agg"], step.axes
+    strategy = flox.strategy(reduced.every, call.keywords["reindex"].array_type)
+    combine = partial(flox.combine, reindex=strategy)
+    aggregate = partial(
+        flox.aggregate,
+        combine=combine,
+        agg=agg,
+        expected_groups=reduced.groups,
+        axis=axes,
+        keepdims=True,
+        fill_value=call.keywords["fill_value"],
+        reindex=strategy,
+    )
+    ndim = len(step.array.shape)
+    return GroupFold(
+        chunk=step.function,
+        combine=partial(combine, agg=agg, axis=axes, keepdims=True),
+        aggregate=compose(partial(flox.extract, key=agg.name), aggregate),
+        axes=axes,
+        piece=partial(partial_of_lanes, kept=ndim - len(axes)),
+        symbols=(tuple(range(ndim)), tuple(range(ndim - len(step.by.shape), ndim))),
+    )
+
+
+def partial_of_lanes(
+    result: Mapping[str, Any], index: tuple[slice, ...], kept: int
+) -> Mapping[str, Any]:
+    """A partial result by groups for a part of the axes that are kept, which come first."""
+    lanes = index[:kept]
+    return {**result, "intermediates": [values[lanes] for values in result["intermediates"]]}
+
+
+# Reading the layers
+
+
+def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
+    layer = view.layers.get(name)
+    if not isinstance(layer, Blockwise) or layer.annotations or layer.output_blocks:
+        return None
+    if added_axes(layer) or layer.io_deps or layer.concatenate or len(layer.indices) != 2:
+        return None
+    (source, symbols), (by, last) = layer.indices
+    if not isinstance(source, str) or not isinstance(by, str) or not symbols or not last:
+        return None
+    if symbols != layer.output_indices or last != symbols[len(symbols) - len(last) :]:
+        return None
+    tokens = tuple(TaskRef(blockwise_token(place)) for place in range(2))
+    if layer.task.args != tokens or layer.task.kwargs:
+        return None
+    outer = unwrap(layer.task.func)
+    steps: Any = getattr(outer.function, "funcs", ())
+    if outer.args or len(steps) != 1 or steps[0] is not flox.expand:
+        return None
+    inner = unwrap(outer.function.first)  # type: ignore[attr-defined]
+    keywords = {**inner.keywords, **outer.keywords}
+    if inner.function is not flox.chunk or inner.args or not set(keywords) <= _CHUNK_KEYWORDS:
+        return None
+    array, numbers = view.array(source), view.array(by)
+    if array is None or numbers is None or numbers.dtype.kind not in "iu":
+        return None
+    axes = keywords.get("axis")
+    reduced = len(axes) if isinstance(axes, tuple) else 0
+    ndim = len(array.shape)
+    if not 0 < reduced <= len(numbers.shape) or axes != tuple(range(ndim - reduced, ndim)):
+        return None
+    if array.dtype.kind not in "biufc" or any(0 in sizes for sizes in array.chunks):
+        return None
+    for each in (array, numbers):
+        if tuple(layer.numblocks[each.name]) != each.numblocks:
+            return None
+    return _Step(layer.task.func, Call(inner.function, (), keywords), array, numbers)
+
+
+def _is_aggregate(flox: FloxNames, call: Call) -> bool:
+    """Whether a call finishes a reduction by flox's simple way of combining."""
+    if call.function is not flox.aggregate or call.args:
+        return False
+    if not {"combine", "agg", "expected_groups", "fill_value", "reindex"} <= set(call.keywords):
+        return False
+    combine, strategy = unwrap(call.keywords["combine"]), call.keywords["reindex"]
+    return (
+        combine.function is flox.combine
+        and not combine.args
+        and set(combine.keywords) == {"reindex"}
+        and isinstance(strategy, flox.strategy)
+        and strategy.array_type in flox.arrays  # type: ignore[attr-defined]
+        and call.keywords["expected_groups"] is not None
+    )
+
+
+def _map_reduce(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
+    """A reduction of all blocks in one tree."""
+
+    def blocks(view: GraphView, name: str) -> Blocks | None:
+        step = _read_step(view, flox, name)
+        return None if step is None else step.array.numblocks
+
+    first = next(iter(view.layers[name].values()), None)
+    function = first[0] if isinstance(first, tuple) and first else getattr(first, "func", None)
+    if function is None or unwrap(function).function is not flox.aggregate:
+        return None
+    tree = read_tree(view, name, blocks)
+    step = None if tree is None else _read_step(view, flox, tree.step)
+    if tree is None or step is None or tree.last.axes != step.axes or tree.last.concatenates:
+        return None
+    call = tree.last.call
+    if not _is_aggregate(flox, call):
+        return None
+    between = tree.between
+    if between is not None and (
+        between.concatenates
+        or between.call.function is not flox.combine
+        or set(between.call.keywords) != {"agg", "reindex"}
+    ):
+        return None
+    every: Any = call.keywords["reindex"].blockwise
+    groups = call.keywords["expected_groups"]
+    if not isinstance(every, bool) or every is not step.call.keywords.get("reindex"):
+        return None
+    if every and not groups.equals(step.call.keywords.get("expected_groups")):
+        return None
+    return _Reduced(step, call, groups, bool(every))
+
+
+def _cohorts(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
+    """A tree for every set of groups, all in one layer: together they must be one reduction."""
+    sources, out = view.dependencies(name), view.array(name)
+    step = _read_step(view, flox, sources[0]) if len(sources) == 1 else None
+    if step is None or out is None or step.call.keywords.get("reindex") is not False:
+        return None
+    kept, tasks = len(step.array.shape) - len(step.axes), view.tasks(name)
+    ends: dict[int, Call] = {}
+    read: dict[int, set[Blocks]] = {}
+    free = list(itertools.product(*map(range, step.array.numblocks[:kept])))
+    zeros = (0,) * (len(step.axes) - 1)
+    for cohort, block in itertools.product(range(out.numblocks[-1]), free):
+        found = _leaves(flox, tasks, (name, *block, *zeros, cohort), sources[0])
+        if found is None:
+            return None
+        call, blocks = found
+        # every lane of blocks is reduced alike, each block once
+        if any(other[:kept] != block for other in blocks) or len(set(blocks)) != len(blocks):
+            return None
+        reduced = {other[kept:] for other in blocks}
+        if read.setdefault(cohort, reduced) != reduced:
+            return None
+        first = ends.setdefault(cohort, call)
+        if first.keywords["agg"] is not call.keywords["agg"]:
+            return None
+        if not first.keywords["expected_groups"].equals(call.keywords["expected_groups"]):
+            return None
+    calls = [ends[cohort] for cohort in range(len(ends))]
+    if not calls or any(each.keywords["agg"] is not calls[0].keywords["agg"] for each in calls):
+        return None
+    parts = [call.keywords["expected_groups"] for call in calls]
+    groups = parts[0].append(parts[1:])
+    if not groups.is_unique or tuple(map(len, parts)) != out.chunks[-1]:
+        return None
+    if not _read_all(view, step, parts, [read[cohort] for cohort in range(len(parts))]):
+        return None
+    return _Reduced(step, calls[0], groups, every=False)
+
+
+def _leaves(
+    flox: FloxNames, tasks: Mapping[Key, GraphNode], key: Key, step: str
+) -> tuple[Call, list[Blocks]] | None:
+    """The call that finishes a tree, and the blocks that it reduces; None for other tasks."""
+    last = tasks.get(key)
+    if type(last) is not Task or last.kwargs:
+        return None
+    call = unwrap(last.func)
+    if not _is_aggregate(flox, call):
+        return None
+    agg, axes = call.keywords["agg"], call.keywords.get("axis")
+    if not isinstance(axes, tuple):
+        return None
+    blocks: list[Blocks] = []
+    stack = nested_keys(last.args[0], len(axes)) if len(last.args) == 1 else []
+    while stack:
+        below = stack.pop()
+        task = tasks.get(below)
+        if type(task) is not Task or task.kwargs or len(task.args) != 1:
+            return None
+        inner = unwrap(task.func)
+        if inner.args or inner.keywords.get("agg") is not agg:
+            return None
+        if inner.function is flox.combine and inner.keywords.get("axis") == axes:
+            stack += nested_keys(task.args[0], len(axes)) or [()]
+            continue
+        if inner.function is not flox.reindex:
+            return None
+        selected = inner.keywords.get("unique_groups")
+        if selected is None or not selected.equals(call.keywords["expected_groups"]):
+            return None
+        [source] = task.dependencies or [()]
+        if not isinstance(source, tuple) or source[:1] != (step,):
+            return None
+        blocks.append(tuple(map(int, source[1:])))
+    return (call, blocks) if blocks else None
+
+
+def _read_all(
+    view: GraphView, step: _Step, parts: Sequence[Any], read: Sequence[set[Blocks]]
+) -> bool:
+    """Whether every cohort reads all blocks that have any of its groups."""
+    numbers = _known_blocks(view, step.by)
+    if (
+        numbers is None
+        or len(step.axes) != len(step.by.shape)
+        or step.by.shape != tuple(step.array.shape[axis] for axis in step.axes)
+    ):
+        return False
+    cohort_of: dict[int, int] = {
+        int(group): cohort for cohort, part in enumerate(parts) for group in part
+    }
+    return all(
+        block in read[cohort_of[group]]
+        for block, values in numbers.items()
+        for group in map(int, np.unique(values))
+        if group in cohort_of
+    )
+
+
+def _known_blocks(view: GraphView, array: ArrayInfo) -> dict[Blocks, Any] | None:
+    """The blocks of an array that is in the graph; None for other arrays."""
+    blocks = {}
+    for key, task in view.tasks(array.name).items():
+        value = task.value if isinstance(task, DataNode) else None
+        if not isinstance(value, np.ndarray):
+            return None
+        blocks[tuple(key[1:])] = value
+    return blocks if len(blocks) == np.prod(array.numblocks, dtype=int) else None
+
+
+def _groups(view: GraphView, reduced: _Reduced) -> Groups | None:
+    """The groups along the reduced label, if partial results have only those of their tile."""
+    step = reduced.step
+    if reduced.every or len(step.by.shape) != 1 or isinstance(view.layers[step.by.name], Blockwise):
+        return None
+    blocks = _known_blocks(view, step.by)
+    if blocks is None:
+        return None
+    numbers = np.concatenate([blocks[at,] for at in range(len(blocks))])
+    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
+    lengths = np.diff(starts, append=len(numbers))
+    if len(starts) > SETTINGS.runs:
+        return None
+    return Groups(
+        len(reduced.groups),
+        tuple(zip(numbers[starts].tolist(), lengths.tolist(), strict=True)),
+    )
+
+
+RECOGNISERS = (recognise_groups,)

@@ -1,0 +1,271 @@
+"""flox's group-by: values in any tiles, and what is recognised."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from dasktile._compat.flox import flox_names
+from dasktile.capture.highlevel import capture
+from dasktile.ir import Groups, Kind, Node
+from tests.agreement import EAGER, in_random_tiles, same
+
+flox = pytest.importorskip("flox")
+pytest.importorskip("flox.dask")
+pytestmark = pytest.mark.skipif(flox_names() is None, reason="a flox that was not checked")
+
+COMMUTATIVE = (
+    *("sum", "nansum", "prod", "nanprod", "mean", "nanmean", "var", "nanvar", "std", "nanstd"),
+    *("min", "nanmin", "max", "nanmax", "count", "all", "any"),
+)
+
+
+def _data(shape: tuple[int, ...], chunks: Any, dtype: str = "f8") -> da.Array:
+    rng = np.random.default_rng(0)
+    values = rng.integers(1, 5, shape).astype(dtype)
+    if dtype.startswith("f"):
+        values[rng.random(shape) < 0.1] = np.nan
+    return da.from_array(values, chunks=chunks)
+
+
+def _labels(length: int, kind: str) -> Any:
+    if kind == "sorted":
+        return np.arange(length) // 7
+    if kind == "cycle":
+        return np.arange(length) % 5
+    labels = np.random.default_rng(1).integers(0, 6, length).astype(float)
+    labels[::9] = np.nan
+    return labels
+
+
+def _reduce(array: da.Array, *labels: Any, **options: Any) -> da.Array:
+    result, *_ = flox.groupby_reduce(array, *labels, **options)
+    return result
+
+
+def _group_nodes(*results: da.Array) -> list[Node]:
+    captured = capture(results)
+    assert captured.errors == ()
+    return [node for node in captured.program.nodes if node.op.startswith("groupby_")]
+
+
+def _assert_recognised(result: da.Array) -> Node:
+    """The only step by groups is a reduction with the same values in any tiles."""
+    [node] = _group_nodes(result)
+    assert node.kind is Kind.FOLD, node.reason
+    expected = result.compute(scheduler="sync")
+    for seed in range(5):
+        [actual] = in_random_tiles([result], seed)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    return node
+
+
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+@pytest.mark.parametrize("func", COMMUTATIVE)
+def test_any_order_of_blocks_gives_the_same_value(func: str, method: str) -> None:
+    array = _data((3, 4, 40), (2, 4, 6))
+    labels = _labels(40, "cycle")
+    node = _assert_recognised(_reduce(array, labels, func=func, method=method))
+    assert node.op == f"groupby_{func}"
+
+
+@pytest.mark.parametrize("kind", ["sorted", "cycle", "missing"])
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+@pytest.mark.parametrize("dtype", ["i4", "f4"])
+def test_labels_of_any_kind(kind: str, method: str, dtype: str) -> None:
+    array = _data((5, 40), (5, 8), dtype)
+    for func in ("sum", "nanmean", "max"):
+        _assert_recognised(_reduce(array, _labels(40, kind), func=func, method=method))
+
+
+@pytest.mark.parametrize("min_count", [1, 3])
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+def test_groups_with_few_elements_are_masked(method: str, min_count: int) -> None:
+    result = _reduce(
+        _data((4, 20), (4, 3)),
+        _labels(20, "missing"),
+        func="nansum",
+        method=method,
+        min_count=min_count,
+        fill_value=np.nan,
+    )
+    _assert_recognised(result)
+
+
+def test_expected_groups_that_do_not_occur() -> None:
+    result = _reduce(
+        _data((4, 20), (4, 3)),
+        _labels(20, "cycle"),
+        func="nanmean",
+        method="map-reduce",
+        expected_groups=np.arange(-2, 9),
+        fill_value=-1.0,
+    )
+    assert _assert_recognised(result).shape == (4, 11)
+
+
+def test_partial_results_with_the_groups_of_their_block() -> None:
+    result = _reduce(
+        _data((4, 20), (4, 3)), _labels(20, "sorted"), func="sum", method="map-reduce",
+        reindex=False,
+    )  # fmt: skip
+    assert _assert_recognised(result).groups == Groups(3, ((0, 7), (1, 7), (2, 6)))
+
+
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+def test_labels_along_two_axes(method: str) -> None:
+    labels = np.random.default_rng(0).integers(0, 7, (9, 8))
+    result = _reduce(_data((4, 9, 8), (2, 3, 4)), labels, func="var", method=method)
+    _assert_recognised(result)
+
+
+def test_labels_along_two_axes_of_which_one_is_reduced() -> None:
+    labels = np.random.default_rng(0).integers(0, 7, (9, 8))
+    result = _reduce(
+        _data((4, 9, 8), (2, 3, 4)), labels, func="nansum", axis=-1,
+        expected_groups=np.arange(7), method="map-reduce",
+    )  # fmt: skip
+    _assert_recognised(result)
+
+
+def test_labels_that_are_computed() -> None:
+    labels = da.random.default_rng(0).integers(0, 9, (9, 8), chunks=(3, 4)) % 4
+    result = _reduce(
+        _data((4, 9, 8), (2, 3, 4)), labels, func="nanmean", expected_groups=np.arange(1, 4)
+    )
+    _assert_recognised(result)
+    program = capture([result]).program
+    assert {node.kind for node in program.nodes if "factorize" in node.op} == {Kind.MAP}
+
+
+def test_labels_that_are_broadcast() -> None:
+    labels = np.arange(8)[None, :] % 3
+    result = _reduce(
+        _data((4, 9, 8), (2, 3, 4)), labels, func="max", axis=(1, 2), method="map-reduce"
+    )
+    _assert_recognised(result)
+
+
+def test_bins_and_two_variables() -> None:
+    array, rng = _data((4, 30), (4, 7)), np.random.default_rng(0)
+    binned = _reduce(
+        array, rng.random(30), func="count", isbin=True, method="map-reduce",
+        expected_groups=np.linspace(0, 1, 5),
+    )  # fmt: skip
+    _assert_recognised(binned)
+    both = _reduce(array, _labels(30, "cycle"), _labels(30, "sorted"), func="sum",
+                   method="map-reduce")  # fmt: skip
+    _assert_recognised(both)
+
+
+@pytest.mark.parametrize("func", ["first", "nanlast", "argmax", "nanargmin"])
+def test_results_that_depend_on_the_order_of_blocks_are_unchanged(func: str) -> None:
+    array = _data((4, 20), (4, 3), "f8" if func != "first" else "i4")
+    if func == "first":
+        func = "nanfirst"
+    result = _reduce(array, _labels(20, "cycle"), func=func, method="map-reduce")
+    nodes = _group_nodes(result)
+    assert all(node.kind is Kind.OPAQUE for node in nodes)
+    assert any("flox's group-by" in node.reason for node in nodes)
+
+
+def test_half_precision_is_unchanged() -> None:
+    array = _data((4, 20), (4, 3), "f2")
+    result = _reduce(array, _labels(20, "cycle"), func="sum", method="map-reduce")
+    *_, last = _group_nodes(result)
+    assert last.reason == "flox's group-by sum: float16 is rounded differently in other chunks"
+    _assert_recognised(_reduce(array, _labels(20, "cycle"), func="max", method="map-reduce"))
+
+
+def test_an_aggregation_of_the_users_own_is_unchanged() -> None:
+    own = flox.Aggregation(
+        name="sum", numpy="sum", chunk="sum", combine="max", fill_value=0, final_fill_value=0
+    )
+    array = _data((4, 20), (4, 3))
+    result = _reduce(array, _labels(20, "cycle"), func=own, method="map-reduce")
+    *_, last = _group_nodes(result)
+    assert last.kind is Kind.OPAQUE
+    assert "the user's own" in last.reason
+
+
+def test_a_cohort_that_lacks_a_block_of_its_groups_is_unchanged() -> None:
+    result = _reduce(
+        _data((4, 20), (4, 5)), np.arange(20) // 6, func="sum", method="cohorts"
+    )  # fmt: skip
+    graph = result.__dask_graph__()
+    [name] = [name for name in graph.layers if "reduce-cohorts" in name]
+    tasks = dict(graph.layers[name])
+    # groups 0 and 1 are both in block 1
+    leaves = [key for key in tasks if "groupby-cohort" in key[0]]
+    [chunk] = [other for other in graph.layers if "-chunk-" in other]
+    moved = next(key for key in leaves if tasks[key][1] == (chunk, 0, 1))
+    function, _ = tasks[moved]
+    tasks[moved] = (function, (chunk, 0, 3))
+    layers = {**graph.layers, name: type(graph.layers[name])(tasks)}
+    layers[name].collection_annotations = graph.layers[name].collection_annotations
+    changed = type(graph)(layers, graph.dependencies)
+    nodes = _group_nodes(da.Array(changed, result.name, result.chunks, meta=result._meta))
+    assert all(node.kind is Kind.OPAQUE for node in nodes)
+
+
+def test_functions_can_be_sent() -> None:
+    result = _reduce(_data((4, 20), (4, 3)), _labels(20, "cycle"), func="var", method="cohorts")
+    captured = capture([result])
+    [kernel] = [kernel for kernel in captured.kernels if type(kernel).__name__ == "GroupFold"]
+    for function in (kernel.chunk, kernel.combine, kernel.aggregate, kernel.piece):
+        assert callable(pickle.loads(pickle.dumps(function)))
+
+
+def test_a_flox_that_was_not_checked_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dasktile.capture.rules.groups.flox_names", lambda: None)
+    result = _reduce(_data((4, 20), (4, 3)), _labels(20, "cycle"), func="sum", method="cohorts")
+    assert all(node.kind is Kind.OPAQUE for node in _group_nodes(result))
+
+
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+def test_xarray(method: str) -> None:
+    xr = pytest.importorskip("xarray")
+    time = np.datetime64("2001-01-01", "ns") + np.arange(60) * np.timedelta64(1, "D")
+    field = xr.DataArray(
+        _data((60, 3, 4), (7, 3, 2)), dims=("time", "y", "x"), coords={"time": time}
+    )
+    grouped = field.groupby("time.month")
+    for result in (
+        grouped.mean(method=method),
+        field.resample(time="W").max(method=method),
+        grouped - grouped.mean(method=method),
+    ):
+        _assert_recognised(result.data)
+
+
+def test_a_group_by_in_a_computation_with_other_arrays() -> None:
+    array = _data((6, 40), (2, 6))
+    labels = _labels(40, "cycle")
+    means = _reduce(array, labels, func="nanmean", method="cohorts")
+    anomalies = array - da.take(means, labels, axis=-1)
+    same([anomalies, means], dask.compute(anomalies, means, scheduler="sync"))
+
+
+def _is_wanted(block: np.ndarray) -> np.ndarray:
+    if block.size and block.max() >= 20:
+        raise ValueError("Dask does not compute this block")
+    return block
+
+
+def test_blocks_of_other_cohorts_are_not_computed() -> None:
+    values = np.broadcast_to(np.arange(40.0), (3, 40))
+    array = da.from_array(values, chunks=(3, 5)).map_blocks(_is_wanted, dtype=float)
+    result = _reduce(array, np.arange(40) // 10, func="sum", method="cohorts")[:, :1]
+    assert result.numblocks[-1] == 1
+    expected = values[:, :10].sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(result.compute(scheduler="sync"), expected)
+    with dask.config.set(EAGER):
+        [planned] = dasktile.optimize([result])
+    np.testing.assert_array_equal(planned.compute(scheduler="sync"), expected)

@@ -47,6 +47,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         seconds=request.machine.seconds(plan),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen),
+        assumed_room=request.machine.assumed_room,
         joined=choice.joined(request, plan),
         placed=request.machine.placed,
         handed=handed_over(request, chosen.planned),

@@ -47,6 +47,7 @@ def describe_plan(
     seconds: tuple[float, float] | None = None,
     runs: tuple[Run | None, Run | None] = (None, None),
     room: int | None = None,
+    assumed_room: int | None = None,
     joined: int = 0,
     placed: bool = True,
     handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
@@ -68,6 +69,8 @@ def describe_plan(
         Simulated runs of the input and of the plan; None for each without a prediction.
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
+    assumed_room
+        What the plan assumes in place of unknown `room`; None if it assumes nothing.
     joined
         Bytes of the largest result that Dask joins on one worker.
     placed
@@ -133,6 +136,7 @@ def describe_plan(
         results_before=None if stock is None else stock.results,
         results_after=None if planned is None else planned.results,
         room=room,
+        assumed_room=assumed_room,
         joined=joined,
         run_tasks_before=None if stock is None else stock.tasks,
         run_tasks_after=None if planned is None else planned.tasks,

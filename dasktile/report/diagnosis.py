@@ -10,7 +10,7 @@ from typing import Any
 from dasktile.report import html as page
 from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
-from dasktile.report.page import save_page
+from dasktile.report.page import save_report
 from dasktile.report.tables import text_table
 
 #: Rows of a printed table at the most.
@@ -225,12 +225,13 @@ class Diagnosis:
         )  # fmt: skip
 
     def save(self, filename: str | Path = "diagnosis.html") -> Path:
-        """Write the diagnosis as an HTML page, with the plans of all computations.
+        """Write the diagnosis as an HTML page, with the plans of all computations, or as JSON.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, in small or capital letters.
+            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; in small or capital
+            letters.
 
         Returns
         -------
@@ -243,7 +244,7 @@ class Diagnosis:
         OSError
             If the file cannot be written.
         """
-        return save_page(filename, "dasktile: a diagnosis", self._repr_html_())
+        return save_report(filename, "dasktile: a diagnosis", self._repr_html_(), self.to_dict())
 
     def summary(self) -> list[str]:
         """What was measured, in sentences."""

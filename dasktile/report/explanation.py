@@ -24,7 +24,7 @@ from dasktile.report.formatting import (
     shortened_words,
     wrapped,
 )
-from dasktile.report.page import save_page
+from dasktile.report.page import save_report
 from dasktile.report.tables import Narrowed, two_line_table
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
@@ -155,7 +155,7 @@ class Explanation:
         One row for every array of the expression, inputs first.
     spilled_before, spilled_after
         Bytes written to disk and read back because arrays that several passes read do not fit
-        in memory; 0 if no memory limit is known.
+        in memory: `room`, or `assumed_room` where that is unknown; 0 if both are.
     balance_before, balance_after
         The busiest worker's operations over the mean; 1 is even.
     seconds_before, seconds_after
@@ -188,6 +188,9 @@ class Explanation:
         Numbers of the rows of which it is unknown which blocks their tasks read, such as flox's
         group-by.  `bytes_before`, `bytes_after` and the bound have the least that these can
         receive; `received_after` has what they do receive, as far as sizes are known.
+    assumed_room
+        Bytes of results that a worker is assumed to hold where `room` is unknown: a given
+        `memory_limit` times the threads of a worker; None without a limit.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
 
@@ -237,6 +240,7 @@ class Explanation:
     unpredicted: str = ""
     refused: bool = False
     uncounted: tuple[int, ...] = ()
+    assumed_room: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -338,12 +342,13 @@ class Explanation:
         return boxes
 
     def save(self, filename: str | Path = "dasktile.html") -> Path:
-        """Write the explanation as an HTML page, which loads nothing else.
+        """Write the explanation as an HTML page, which loads nothing else, or as JSON.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, in small or capital letters.
+            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; in small or capital
+            letters.
 
         Returns
         -------
@@ -356,7 +361,9 @@ class Explanation:
         OSError
             If the file cannot be written.
         """
-        return save_page(filename, "dasktile: the plan of an expression", self._repr_html_())
+        return save_report(
+            filename, "dasktile: the plan of an expression", self._repr_html_(), self.to_dict()
+        )
 
     def _summary(self) -> str:
         if not self.nodes:
@@ -371,7 +378,7 @@ class Explanation:
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
         if self.spilled_before or self.spilled_after:
-            where = " to disk, because arrays read in several passes do not fit in memory"
+            where = f" to disk, because arrays read in several passes do not fit in {self._where()}"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
         lines += self._run()
         if self.peak_after is not None and self.results_after is not None:
@@ -391,6 +398,13 @@ class Explanation:
             instead = f" instead of {before}" if self.changed and after != before else ""
             lines.append(f"predicted run time: about {after}{instead}")
         return "\n".join(lines)
+
+    def _where(self) -> str:
+        """The memory that held arrays do not fit in."""
+        if self.assumed_room is None:
+            return "memory"
+        size = format_bytes(self.assumed_room)
+        return f"{size} on each worker (assumed: memory_limit times threads)"
 
     def _changed(self) -> list[str]:
         moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")

@@ -117,6 +117,14 @@ def test_table() -> None:
     )
 
 
+def test_spilled_bytes_name_the_memory_that_they_assume() -> None:
+    plan = gram()
+    spills = replace(plan, after=replace(plan.after, spilled=2**30))
+    text = " ".join(str(describe_plan(spills, assumed_room=2**24)).split())
+    assert "do not fit in 16.0 MiB on each worker (assumed: memory_limit times threads)" in text
+    assert "do not fit in memory\n" in str(describe_plan(spills, room=2**24)).replace("\n  ", " ")
+
+
 def test_tables_fit_80_columns_whatever_the_names() -> None:
     plan = gram()
     source, noise, product = plan.program.nodes
@@ -230,8 +238,14 @@ def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
     assert explanation.visualize(tmp_path / "x.SVG").read_text().startswith("<svg")
     assert explanation.visualize(tmp_path / "x.GV").read_text().startswith("digraph")
     assert explanation.save(tmp_path / "x.HTML").read_text().startswith("<!doctype html>")
-    with pytest.raises(ValueError, match=r"must end in \.html; got .*x\.svg"):
+    with pytest.raises(ValueError, match=r"must end in \.html or \.json; got .*x\.svg"):
         explanation.save(tmp_path / "x.svg")
+
+
+def test_numbers_are_saved_as_json(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    path = explanation.save(tmp_path / "x.json")
+    assert json.loads(path.read_text(encoding="utf-8")) == explanation.to_dict()
 
 
 def test_arrays_with_one_axis_are_drawn_as_rows() -> None:

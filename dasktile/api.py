@@ -132,11 +132,12 @@ def explain(
     The first lines are about the whole expression:
 
     - *moves*: bytes that workers receive from each other, with the plan and with the input's own
-      chunks; both by a model that runs every task on its best worker;
+      chunks; both by a model that runs every task on its best worker, which Dask's scheduler does
+      not do: it moves more;
     - *lower bound*: what any tiling that uses all workers evenly moves at least, on the grids of
       workers that are named; *proven optimal* if the plan moves no more;
     - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
-      of Dask's own graph and of the plan, which also counts what *moves* leaves out: bytes of steps
+      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan; it also counts what *moves* leaves out: bytes of steps
       whose placement or sizes the model does not know (functions of the user, flox's group-by);
     - *results in memory*: the bytes of the worker that holds most, in the same simulation.
 

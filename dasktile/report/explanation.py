@@ -33,6 +33,9 @@ _LOOSE = 100
 #: Bytes of results from which the summary says where they are joined.
 _LARGE = 2**20
 
+#: What the bytes of the first line are.
+_ON_BEST = " between workers with every task on its best worker"
+
 #: Begins the line of predicted memory.
 _HOLDS = "results in memory: at most about"
 
@@ -347,8 +350,8 @@ class Explanation:
         Parameters
         ----------
         filename
-            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; in small or capital
-            letters.
+            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
+            capital.
 
         Returns
         -------
@@ -407,7 +410,7 @@ class Explanation:
         return f"{size} on each worker (assumed: memory_limit times threads)"
 
     def _changed(self) -> list[str]:
-        moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
+        moved = _instead("moves", self.bytes_before, self.bytes_after, _ON_BEST)
         tasks = format_count(self.tasks_after, "task")
         if self.tasks_after != self.tasks_before:
             tasks += f" instead of {self.tasks_before:,}"
@@ -420,17 +423,21 @@ class Explanation:
         result = "raises a TooManyTasksError" if self.refused else "returns the input itself"
         lines = [
             f"{workers}: optimize {result}{because}",
-            f"it moves {moved} between workers; {format_count(self.tasks_before, 'task')}",
+            f"it moves {moved}{_ON_BEST}; {format_count(self.tasks_before, 'task')}",
         ]
         if 0 < self.lower_bound <= self.bytes_before:
             lines[1] += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
         return lines
 
     def _run(self) -> list[str]:
-        """What runs and moves in the simulation, if a plan is compared with Dask's own graph."""
+        """What runs and moves in the simulation, of Dask's own graph and of the plan's."""
         tasks, before = self.run_tasks_after, self.run_tasks_before
         if not self.changed:
-            return []
+            if before is None or self.received_before is None or self.workers == 1:
+                return []
+            received = format_bytes(self.received_before)
+            run = f"{format_count(before, 'task')}, workers receive about {received}"
+            return [f"as it runs: {run} where Dask's scheduler places them"]
         if tasks is None or before is None:
             because = f"as it runs: not predicted, as {self.unpredicted}"
             return [because] if self.unpredicted else []
@@ -438,6 +445,8 @@ class Explanation:
         first, last = self.received_before, self.received_after
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
+            if format_bytes(first) != format_bytes(last):
+                line += " where Dask's scheduler places its own graph"
         return [line]
 
     def _memory(self, peak: int, results: int) -> str:

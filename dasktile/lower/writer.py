@@ -86,12 +86,15 @@ class Written:
         What may be bundled.
     computed
         For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
+    made
+        By the index of a node, the name of the layer that makes its array.
     """
 
     outputs: Sequence[tuple[str, Chunks]]
     keys: Mapping[str, list[Any]]
     limits: BundleLimits
     computed: Mapping[int, Needed]
+    made: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,11 @@ class Lowered:
     def chunks(self) -> tuple[Chunks, ...]:
         """For every output of the program, the chunks of its array."""
         return tuple(chunks for _, chunks in self.written.outputs)
+
+    @property
+    def made(self) -> dict[int, str]:
+        """By the index of a node, the name of the layer that makes its array."""
+        return {index: self._name(name) for index, name in self.written.made.items()}
 
     def tasks(self, by_place: bool) -> tuple[PlacedTasks, float]:
         """What `placed_tasks` returns.
@@ -249,7 +257,7 @@ def lower(
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
-    return Lowered(Written(written, keys, limits, computed), bundled)
+    return Lowered(Written(written, keys, limits, computed, writer.made), bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

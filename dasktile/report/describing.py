@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks
@@ -52,6 +53,7 @@ def describe_plan(
     placed: bool = True,
     handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
     unpredicted: str = "",
+    layers: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Explanation:
     """Describe a plan.
 
@@ -80,6 +82,8 @@ def describe_plan(
         of the plan.
     unpredicted
         Why there are no simulated runs.
+    layers
+        By the index of a node, names of the layers that make its array.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -106,6 +110,7 @@ def describe_plan(
             reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
             homes=_homes(plan, index, final),
+            layers=layers.get(index, ()),
         )
         for index, node in enumerate(plan.program.nodes)
     )

@@ -104,6 +104,9 @@ class NodeReport:
     homes
         Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
         tile's index is the number of its worker.  Empty where that is not known.
+    layers
+        Names of the layers of the plan's graph that make the tiles and the final chunks, as
+        ``dasktile.metrics`` has them; empty where that graph was not written.
     """
 
     name: str
@@ -121,6 +124,7 @@ class NodeReport:
     reason: str
     inputs: tuple[int, ...]
     homes: tuple[tuple[int, ...], ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

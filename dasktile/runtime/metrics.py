@@ -27,8 +27,8 @@ _MAX_ROWS = 30
 _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
     " 2 matmul is row 2. predicted: bytes that workers receive by the model of the plans, which"
-    " explain shows as moved after. received: bytes that they received from each other. tiles, held: number of"
-    " results on workers now, and their bytes."
+    " explain shows as moved after. received: bytes that they received from each other. tiles, held:"
+    " number of results on workers now, and their bytes."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
@@ -167,7 +167,7 @@ class Metrics:
     @property
     def by_row(self) -> dict[str, LayerCounts]:
         """Counts by row of the explanation, in its order; then those of all other layers."""
-        names = self.rows | short_names(name for name in self.layers if name not in self.rows)
+        names = dict(self.rows) | short_names(name for name in self.layers if name not in self.rows)
         order = sorted(self.layers, key=lambda name: _row_number(self.rows.get(name)))
         total: dict[str, LayerCounts] = {}
         for name in order:

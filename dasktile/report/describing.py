@@ -196,9 +196,10 @@ def _unknown_row(array: UnknownArray) -> NodeReport:
 
 
 def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chunks:
-    if plan.tiled is None:
-        return plan.program.nodes[index].chunks
-    return final.get(index, plan.tiled.tilings[index].chunks)
+    tiles = plan.program.nodes[index].chunks
+    if plan.tiled is not None:
+        tiles = plan.tiled.tilings[index].chunks
+    return final.get(index, tiles)
 
 
 def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:

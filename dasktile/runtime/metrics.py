@@ -27,8 +27,8 @@ _MAX_ROWS = 30
 _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
     " 2 matmul is row 2. predicted: bytes that workers receive by the model of the plans, which"
-    " explain shows as moved after. received: bytes that they received from each other. tiles, held:"
-    " number of results on workers now, and their bytes."
+    " explain shows as moved after. received: bytes that they received from each other. tiles,"
+    " held: number of results on workers now, and their bytes."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")

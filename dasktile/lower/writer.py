@@ -898,13 +898,26 @@ class _Writer:
             threads=threads,
             positions=positions,
             placements=placements,
-            tiles={
-                name: (self.tiling(index).chunks, self.node(index).itemsize)
-                for index, name in self.made.items()
-            },
+            tiles=self.tiles(),
             working=working,
             settings=self.settings,
         )
+
+    def tiles(self) -> dict[str, tuple[Chunks, int]]:
+        """By the name of a layer that holds an array, its chunks and the bytes of an element."""
+        # tiles that were cut for readers may be far smaller than the largest of them
+        cut = [
+            *self.cut.items(),
+            *(((index, windows), name) for (index, windows, _), name in self.cut_at.items()),
+        ]
+        tiles = {
+            name: (lengths(windows), self.node(index).itemsize) for (index, windows), name in cut
+        }
+        made = {
+            name: (self.tiling(index).chunks, self.node(index).itemsize)
+            for index, name in self.made.items()
+        }
+        return tiles | made
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""

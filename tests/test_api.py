@@ -16,7 +16,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 import dasktile
-from dasktile import api, config, pipeline, planning
+from dasktile import api, computing, config, pipeline, planning
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
@@ -711,3 +711,26 @@ def test_chunks_of_xarray_objects_by_dimension() -> None:
     xarray.testing.assert_allclose(result.compute(), anomalies.compute())
     with pytest.raises(ValueError, match="not found in data"):
         dasktile.optimize(anomalies, workers=4, chunks={"time": 60})
+
+
+def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = da.from_array(np.arange(160_000.0).reshape(400, 400), chunks=(20, 400))
+    expected = x.T @ x
+    planned = dasktile.optimize(expected, workers=4)
+    calls: list[Any] = []
+    optimize = computing.optimize
+
+    def counted(*collections: Any, **options: Any) -> Any:
+        calls.append(collections)
+        return optimize(*collections, **options)
+
+    monkeypatch.setattr(computing, "optimize", counted)
+    [values] = dasktile.compute(planned, workers=4)
+    np.testing.assert_allclose(values, expected.compute())
+    assert not calls
+    # other workers, other arguments, or a computation on top are planned
+    dasktile.compute(planned, workers=8)
+    dasktile.compute(planned, workers=4, memory_limit="10 MB")
+    dasktile.compute(planned + 1, workers=4)
+    dasktile.compute(planned, expected, workers=4)
+    assert len(calls) == 4

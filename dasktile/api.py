@@ -18,6 +18,7 @@ from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine, machine
 from dasktile.collections.building import is_building
+from dasktile.collections.rechunked import rechunked
 from dasktile.collections.unpack import Holders, Rebuild
 from dasktile.errors import (
     InconsistentGraphWarning,
@@ -46,6 +47,7 @@ def optimize(
     workers: Any = None,
     memory_limit: float | str | None = None,
     keep_chunks: bool = False,
+    chunks: Any = None,
 ) -> Any:
     """Cut the arrays of dask collections into better tiles.
 
@@ -69,17 +71,24 @@ def optimize(
     keep_chunks
         Give the results the chunks of the input.  By default they have the cheapest
         chunks; those of xarray objects are chosen so that the object can be stored.
+    chunks
+        Give the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
+        by axis, ``"auto"``, or bytes such as ``"100 MiB"``.  For xarray objects as their method
+        ``chunk`` takes them.  The plan makes them on the workers that have the tiles, and counts
+        the bytes that this moves.
 
     Returns
     -------
     The same collections: one for one, a tuple for several, an empty tuple for none.
     A collection for which no plan is cheaper is returned as the very same object, or
-    without the tasks that it does not need, if these are nearly all of a large graph.
+    without the tasks that it does not need, if these are nearly all of a large graph.  With
+    `chunks` that it does not have, it is what Dask's ``rechunk`` returns.
 
     Raises
     ------
     TypeError, ValueError
-        Naming the argument that is wrong, its value, and what is allowed.
+        Naming the argument that is wrong, its value, and what is allowed; for `chunks` that do not
+        fit an array, those of Dask.
     MemoryLimitError
         A ValueError: no tiles of some operation fit the `memory_limit`, or it makes too many
         tasks: more than the setting ``dasktile.tiling.many-tasks`` for each of the input's, and
@@ -91,6 +100,8 @@ def optimize(
     >>> import dasktile
     >>> x = da.random.default_rng(0).random((4000, 4000), chunks=(4000, 500))
     >>> y = dasktile.optimize(x.T @ x, workers=4)
+    >>> dasktile.optimize(x.T @ x, workers=4, chunks=(2000, -1)).chunks
+    ((2000, 2000), (4000,))
     """
     if any(isinstance(collection, HighLevelGraph) for collection in collections):
         raise TypeError(
@@ -98,6 +109,7 @@ def optimize(
             " use dask.config.set(array_optimize=dasktile.array_optimize)"
         )
     target = _arguments(method, workers, memory_limit, keep_chunks)
+    collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
     holders = Holders()
     rebuilds = [holders.open(collection) for collection in collections]
     if holders.unsupported:
@@ -126,19 +138,21 @@ def explain(
     workers: Any = None,
     memory_limit: float | str | None = None,
     keep_chunks: bool = False,
+    chunks: Any = None,
 ) -> Explanation:
     """Show the plan that :func:`optimize` would carry out with the same arguments.
 
     The first lines are about the whole expression:
 
     - *moves*: bytes that workers receive from each other, with the plan and with the input's own
-      chunks; both by a model that runs every task on its best worker;
+      chunks; both by a model that runs every task on its best worker, which Dask's scheduler does
+      not do: it moves more;
     - *lower bound*: what any tiling that uses all workers evenly moves at least, on the grids of
       workers that are named; *proven optimal* if the plan moves no more;
     - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
-      of Dask's own graph and of the plan, which also counts what *moves* leaves out: bytes of steps
-      whose placement or sizes the model does not know (functions of the user, ``argmax`` of
-      groups);
+      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan; it also counts what
+      *moves* leaves out: bytes of steps whose placement or sizes the model does not know (functions
+      of the user, ``argmax`` of groups);
     - *results in memory*: the bytes of the worker that holds most, in the same simulation.
 
     The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the
@@ -148,7 +162,7 @@ def explain(
 
     Parameters
     ----------
-    *collections, method, workers, memory_limit, keep_chunks
+    *collections, method, workers, memory_limit, keep_chunks, chunks
         As in :func:`optimize`.
 
     Returns
@@ -174,6 +188,7 @@ def explain(
     4 workers, moves ... instead of ... between workers ...
     """
     target = _arguments(method, workers, memory_limit, keep_chunks)
+    collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
     holders = Holders()
     for collection in collections:
         holders.open(collection)
@@ -313,6 +328,19 @@ def _arguments(
         )
     config.check()
     return machine(workers, memory_limit)
+
+
+def _with_chunks(
+    collections: tuple[Any, ...], keep_chunks: bool, chunks: Any
+) -> tuple[tuple[Any, ...], bool]:
+    """The collections in the wanted chunks, and whether results keep those of the collections."""
+    if chunks is None:
+        return collections, keep_chunks
+    if keep_chunks:
+        raise ValueError(
+            f"chunks={chunks!r} and keep_chunks=True exclude each other: give one of them"
+        )
+    return rechunked(collections, chunks), True
 
 
 def _check_method(argument: str, value: object, allowed: str = "") -> None:

@@ -16,7 +16,7 @@ from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
-from dasktile.planning import handed_over, with_premise
+from dasktile.planning import Candidate, handed_over, with_premise
 from dasktile.report.describing import describe_plan
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
@@ -47,12 +47,25 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         seconds=request.machine.seconds(plan),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen),
+        assumed_room=request.machine.assumed_room,
         joined=choice.joined(request, plan),
         placed=request.machine.placed,
         handed=handed_over(request, chosen.planned),
         unpredicted=choice.unpredicted(request, chosen),
+        layers=_layers(chosen),
     )
     return replace(explanation, refused=True) if chosen.refused else explanation
+
+
+def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:
+    """By the index of a node, names of the layers that make its array and its final chunks."""
+    lowered = chosen.lowered
+    if lowered is None:
+        return {}
+    layers = {index: {name: None} for index, name in lowered.made.items()}
+    for index, name in zip(chosen.planned.plan.program.outputs, lowered.names, strict=True):
+        layers.setdefault(index, {})[name] = None
+    return {index: tuple(names) for index, names in layers.items()}
 
 
 def explained_graph(

@@ -438,6 +438,7 @@ def tile(
         captured.program,
         workers=target.workers,
         threads=target.threads,
+        room=target.room,
         memory_limit=limit,
         method=method,
         settings=settings or target.settings(),

@@ -16,7 +16,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 import dasktile
-from dasktile import api, config, pipeline, planning
+from dasktile import api, computing, config, pipeline, planning
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
@@ -669,3 +669,68 @@ def test_workers_are_counted_by_process() -> None:
 def test_without_a_client_there_is_one_process() -> None:
     assert threading.current_thread().name == "MainThread"
     assert dasktile.explain(product()).workers == 1
+
+
+def test_chunks_of_results_are_as_dask_makes_them() -> None:
+    x = da.from_array(np.arange(24_000.0).reshape(240, 100), chunks=(20, 100))
+    y = x - x.mean(axis=0)
+    for chunks in (50, (60, -1), {1: 25}, "auto", "20 kB", (None, 10), ((200, 40), (100,))):
+        results = dasktile.optimize({"y": y, "rows": [y + 1, 5]}, workers=4, chunks=chunks)
+        expected = y.rechunk(chunks).chunks
+        assert results["y"].chunks == results["rows"][0].chunks == expected
+        assert results["rows"][1] == 5
+    assert dasktile.optimize(y, workers=1, chunks=y.chunks).chunks == y.chunks
+
+
+@pytest.mark.parametrize("chunks", ["x", {5: 1}, ((100, 7), (100,)), 2.5])
+def test_chunks_that_do_not_fit_raise_the_errors_of_dask(chunks: Any) -> None:
+    x = da.ones((240, 100), chunks=(20, 100))
+    with pytest.raises(Exception) as expected:
+        x.rechunk(chunks)
+    for function in (dasktile.optimize, dasktile.explain):
+        with pytest.raises(type(expected.value)) as raised:
+            function(x + 1, workers=4, chunks=chunks)
+        assert str(raised.value) == str(expected.value)
+
+
+def test_chunks_are_for_arrays_and_exclude_kept_ones() -> None:
+    x = da.ones((240, 100), chunks=(20, 100))
+    with pytest.raises(ValueError, match="chunks=10 and keep_chunks=True exclude each other"):
+        dasktile.optimize(x, chunks=10, keep_chunks=True)
+    with pytest.raises(TypeError, match=r"got a collection of type dask.*Delayed"):
+        dasktile.optimize(dask.delayed(len)([1]), chunks=10)
+
+
+def test_chunks_of_xarray_objects_by_dimension() -> None:
+    xarray = pytest.importorskip("xarray")
+    values = da.from_array(np.arange(24_000.0).reshape(240, 100), chunks=(20, 100))
+    data = xarray.Dataset({"u": (("t", "x"), values), "v": (("t",), values[:, 0])})
+    anomalies = data - data.mean("t")
+    result = dasktile.optimize(anomalies, workers=4, chunks={"t": 60})
+    assert dict(result.chunks) == {"t": (60,) * 4, "x": (100,)}
+    xarray.testing.assert_allclose(result.compute(), anomalies.compute())
+    with pytest.raises(ValueError, match="not found in data"):
+        dasktile.optimize(anomalies, workers=4, chunks={"time": 60})
+
+
+def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = da.from_array(np.arange(160_000.0).reshape(400, 400), chunks=(20, 400))
+    expected = x.T @ x
+    planned = dasktile.optimize(expected, workers=4)
+    calls: list[Any] = []
+    optimize = computing.optimize
+
+    def counted(*collections: Any, **options: Any) -> Any:
+        calls.append(collections)
+        return optimize(*collections, **options)
+
+    monkeypatch.setattr(computing, "optimize", counted)
+    [values] = dasktile.compute(planned, workers=4)
+    np.testing.assert_allclose(values, expected.compute())
+    assert not calls
+    # other workers, other arguments, or a computation on top are planned
+    dasktile.compute(planned, workers=8)
+    dasktile.compute(planned, workers=4, memory_limit="10 MB")
+    dasktile.compute(planned + 1, workers=4)
+    dasktile.compute(planned, expected, workers=4)
+    assert len(calls) == 4

@@ -150,6 +150,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "collections.boundary": ({"_compat.dask", "ir", "capture"}, {"dask", "numpy"}),
     "collections.unpack": ({"ir", "collections.boundary", "capture.base"}, {"dask"}),
+    "collections.rechunked": ({"collections.unpack"}, {"dask"}),
     "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
     "prediction": ({"cluster.target", "lower", "schedule.peaks", "tiling.seconds"}, {"dask"}),
@@ -204,6 +205,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "cluster.located",
             "cluster.target",
             "collections.building",
+            "collections.rechunked",
             "collections.unpack",
             "config",
             "errors",
@@ -277,7 +279,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         set(),
     ),
     "runtime.meter": ({"_compat.distributed"}, {"dask", "distributed", "psutil"}),
-    "computing": ({"api", "runtime.results"}, {"dask", "distributed", "rich"}),
+    "computing": (
+        {"api", "cluster.target", "runtime.results", "schedule.placement"},
+        {"dask", "distributed", "rich"},
+    ),
     "algebra": (set(), set()),
     "cluster": (set(), set()),
     "collections": (set(), set()),
@@ -424,6 +429,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.metrics": (
         {
             "_compat.distributed",
+            "report.explanation",
             "report.formatting",
             "report.html",
             "report.tables",

@@ -73,6 +73,13 @@ class Machine:
         """True where tasks run on the workers of a plan."""
         return bool(self.order)
 
+    @property
+    def assumed_room(self) -> int | None:
+        """What a plan assumes as `room` where that is unknown: a task's limit for each thread."""
+        if self.room is not None or self.memory_limit is None:
+            return None
+        return self.memory_limit * self.threads
+
     def settings(self) -> Settings:
         """Constants of the cost model: measured values, except for those that the user set."""
         return config.tiling_settings(self.calibration)

@@ -125,9 +125,9 @@ class Holders:
             return self._sequence(
                 list(value.values()), lambda items: dict(zip(value, items, strict=True)), value
             )
-        if _is_expression(value):
+        if is_expression(value):
             self.unsupported = True
-        elif _is_xarray(value):
+        elif is_xarray(value):
             return self._xarray(value)
         elif is_dask_collection(value):
             return self._collection(value)
@@ -254,14 +254,15 @@ def _encoded(variable: Any) -> tuple[int, ...]:
     return tuple(sizes) if all(isinstance(size, int) and size > 0 for size in sizes) else ()
 
 
-def _is_expression(value: Any) -> bool:
-    """An array of dask's query planning, or of the package ``dask_array``."""
+def is_expression(value: Any) -> bool:
+    """Whether this is an array of dask's query planning, or of the package ``dask_array``."""
     # attributes of the class, because delayed objects have every attribute
     kind = type(value)
     return hasattr(kind, "expr") and hasattr(kind, "chunks") and is_dask_collection(value)
 
 
-def _is_xarray(value: Any) -> bool:
+def is_xarray(value: Any) -> bool:
+    """Whether this is a dataset, an array or a variable of xarray."""
     xarray = sys.modules.get("xarray")
     return xarray is not None and isinstance(
         value, (xarray.Dataset, xarray.DataArray, xarray.Variable)

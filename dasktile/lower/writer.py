@@ -87,12 +87,15 @@ class Written:
         What may be bundled.
     computed
         For the watched nodes, which of their tiles the wanted blocks of the outputs depend on.
+    made
+        By the index of a node, the name of the layer that makes its array.
     """
 
     outputs: Sequence[tuple[str, Chunks]]
     keys: Mapping[str, list[Any]]
     limits: BundleLimits
     computed: Mapping[int, Needed]
+    made: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ class Lowered:
     def chunks(self) -> tuple[Chunks, ...]:
         """For every output of the program, the chunks of its array."""
         return tuple(chunks for _, chunks in self.written.outputs)
+
+    @property
+    def made(self) -> dict[int, str]:
+        """By the index of a node, the name of the layer that makes its array."""
+        return {index: self._name(name) for index, name in self.written.made.items()}
 
     def tasks(self, by_place: bool) -> tuple[PlacedTasks, float]:
         """What `placed_tasks` returns.
@@ -250,7 +258,7 @@ def lower(
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
         bundled = bundle(graph, keys, named, order, limits)
-    return Lowered(Written(written, keys, limits, computed), bundled)
+    return Lowered(Written(written, keys, limits, computed, writer.made), bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:
@@ -899,13 +907,26 @@ class _Writer:
             threads=threads,
             positions=positions,
             placements=placements,
-            tiles={
-                name: (self.tiling(index).chunks, self.node(index).itemsize)
-                for index, name in self.made.items()
-            },
+            tiles=self.tiles(),
             working=working,
             settings=self.settings,
         )
+
+    def tiles(self) -> dict[str, tuple[Chunks, int]]:
+        """By the name of a layer that holds an array, its chunks and the bytes of an element."""
+        # tiles that were cut for readers may be far smaller than the largest of them
+        cut = [
+            *self.cut.items(),
+            *(((index, windows), name) for (index, windows, _), name in self.cut_at.items()),
+        ]
+        tiles = {
+            name: (lengths(windows), self.node(index).itemsize) for (index, windows), name in cut
+        }
+        made = {
+            name: (self.tiling(index).chunks, self.node(index).itemsize)
+            for index, name in self.made.items()
+        }
+        return tiles | made
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from dasktile.ir import Chunks
@@ -47,10 +48,12 @@ def describe_plan(
     seconds: tuple[float, float] | None = None,
     runs: tuple[Run | None, Run | None] = (None, None),
     room: int | None = None,
+    assumed_room: int | None = None,
     joined: int = 0,
     placed: bool = True,
     handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
     unpredicted: str = "",
+    layers: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
 ) -> Explanation:
     """Describe a plan.
 
@@ -68,6 +71,8 @@ def describe_plan(
         Simulated runs of the input and of the plan; None for each without a prediction.
     room
         Bytes of results that a worker holds before it spills; None if that is unknown.
+    assumed_room
+        What the plan assumes in place of unknown `room`; None if it assumes nothing.
     joined
         Bytes of the largest result that Dask joins on one worker.
     placed
@@ -77,6 +82,8 @@ def describe_plan(
         of the plan.
     unpredicted
         Why there are no simulated runs.
+    layers
+        By the index of a node, names of the layers that make its array.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -103,6 +110,7 @@ def describe_plan(
             reason=plan.reasons[index] if index < len(plan.reasons) else node.reason,
             inputs=tuple(dict.fromkeys(edge.producer for edge in node.edges)),
             homes=_homes(plan, index, final),
+            layers=layers.get(index, ()),
         )
         for index, node in enumerate(plan.program.nodes)
     )
@@ -133,6 +141,7 @@ def describe_plan(
         results_before=None if stock is None else stock.results,
         results_after=None if planned is None else planned.results,
         room=room,
+        assumed_room=assumed_room,
         joined=joined,
         run_tasks_before=None if stock is None else stock.tasks,
         run_tasks_after=None if planned is None else planned.tasks,
@@ -187,9 +196,10 @@ def _unknown_row(array: UnknownArray) -> NodeReport:
 
 
 def _chunks_after(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> Chunks:
-    if plan.tiled is None:
-        return plan.program.nodes[index].chunks
-    return final.get(index, plan.tiled.tilings[index].chunks)
+    tiles = plan.program.nodes[index].chunks
+    if plan.tiled is not None:
+        tiles = plan.tiled.tilings[index].chunks
+    return final.get(index, tiles)
 
 
 def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tuple[int, ...], ...]:

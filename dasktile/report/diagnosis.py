@@ -10,7 +10,7 @@ from typing import Any
 from dasktile.report import html as page
 from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
-from dasktile.report.page import save_page
+from dasktile.report.page import save_report
 from dasktile.report.tables import text_table
 
 #: Rows of a printed table at the most.
@@ -113,7 +113,8 @@ class Diagnosis:
     and *idle* are shares of the time of all threads: in tasks, without a task while data was on
     its way, and without a task otherwise.  *received* are bytes that workers received from each
     other.  Numbers with an arrow are predicted: for Dask's own graph, and for the plan of
-    ``dasktile.optimize`` on a cluster with ``dasktile.enable``.
+    ``dasktile.optimize`` on a cluster with ``dasktile.enable``, both by the simulation that
+    ``explain`` calls *as it runs*; what Dask's scheduler does differs from run to run.
 
     Parameters
     ----------
@@ -225,12 +226,13 @@ class Diagnosis:
         )  # fmt: skip
 
     def save(self, filename: str | Path = "diagnosis.html") -> Path:
-        """Write the diagnosis as an HTML page, with the plans of all computations.
+        """Write the diagnosis as an HTML page, with the plans of all computations, or as JSON.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, in small or capital letters.
+            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
+            capital.
 
         Returns
         -------
@@ -243,7 +245,7 @@ class Diagnosis:
         OSError
             If the file cannot be written.
         """
-        return save_page(filename, "dasktile: a diagnosis", self._repr_html_())
+        return save_report(filename, "dasktile: a diagnosis", self._repr_html_(), self.to_dict())
 
     def summary(self) -> list[str]:
         """What was measured, in sentences."""
@@ -273,8 +275,8 @@ class Diagnosis:
             results = self.operations[_JOINS].tasks
             # the blocks that these tasks receive count under their own names
             lines.append(
-                f"dask.compute joined {format_count(results, 'result')} on a worker;"
-                " dasktile.compute joins in the client"
+                f"dask.compute joined {format_count(results, 'result')} on a worker, whose bytes"
+                " are measured and not predicted; dasktile.compute joins in the client"
             )
         if self.pending:
             lines.append(
@@ -308,7 +310,7 @@ class Diagnosis:
             len(self.workers),
         )  # fmt: skip
         yield Table(
-            "predicted, Dask -> with dasktile.optimize and dasktile.enable:",
+            "predicted by a simulation, Dask -> with dasktile.optimize and dasktile.enable:",
             ("computation", "tasks", "received", "results on one worker"),
             [_computation_row(each) for each in self.computations[:_MAX_ROWS]],
             len(self.computations),

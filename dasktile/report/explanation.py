@@ -24,7 +24,7 @@ from dasktile.report.formatting import (
     shortened_words,
     wrapped,
 )
-from dasktile.report.page import save_page
+from dasktile.report.page import save_report
 from dasktile.report.tables import Narrowed, two_line_table
 
 #: Optimality gap in per cent above which a lower bound is not worth showing.
@@ -32,6 +32,9 @@ _LOOSE = 100
 
 #: Bytes of results from which the summary says where they are joined.
 _LARGE = 2**20
+
+#: What the bytes of the first line are.
+_ON_BEST = " between workers with every task on its best worker"
 
 #: Begins the line of predicted memory.
 _HOLDS = "results in memory: at most about"
@@ -101,6 +104,9 @@ class NodeReport:
     homes
         Where the tiles are: for every axis, a number for each of its tiles; the sum of those of a
         tile's index is the number of its worker.  Empty where that is not known.
+    layers
+        Names of the layers of the plan's graph that make the tiles and the final chunks, as
+        ``dasktile.metrics`` has them; empty where that graph was not written.
     """
 
     name: str
@@ -118,6 +124,7 @@ class NodeReport:
     reason: str
     inputs: tuple[int, ...]
     homes: tuple[tuple[int, ...], ...] = ()
+    layers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,7 +162,7 @@ class Explanation:
         One row for every array of the expression, inputs first.
     spilled_before, spilled_after
         Bytes written to disk and read back because arrays that several passes read do not fit
-        in memory; 0 if no memory limit is known.
+        in memory: `room`, or `assumed_room` where that is unknown; 0 if both are.
     balance_before, balance_after
         The busiest worker's operations over the mean; 1 is even.
     seconds_before, seconds_after
@@ -188,6 +195,9 @@ class Explanation:
         Numbers of the rows of which it is unknown which blocks their tasks read, such as those of
         functions of the user.  `bytes_before`, `bytes_after` and the bound have the least that
         these can receive; `received_after` has what they do receive, as far as sizes are known.
+    assumed_room
+        Bytes of results that a worker is assumed to hold where `room` is unknown: a given
+        `memory_limit` times the threads of a worker; None without a limit.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
 
@@ -237,6 +247,7 @@ class Explanation:
     unpredicted: str = ""
     refused: bool = False
     uncounted: tuple[int, ...] = ()
+    assumed_room: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -338,12 +349,13 @@ class Explanation:
         return boxes
 
     def save(self, filename: str | Path = "dasktile.html") -> Path:
-        """Write the explanation as an HTML page, which loads nothing else.
+        """Write the explanation as an HTML page, which loads nothing else, or as JSON.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, in small or capital letters.
+            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
+            capital.
 
         Returns
         -------
@@ -356,7 +368,9 @@ class Explanation:
         OSError
             If the file cannot be written.
         """
-        return save_page(filename, "dasktile: the plan of an expression", self._repr_html_())
+        return save_report(
+            filename, "dasktile: the plan of an expression", self._repr_html_(), self.to_dict()
+        )
 
     def _summary(self) -> str:
         if not self.nodes:
@@ -371,7 +385,7 @@ class Explanation:
         if self.read_before or self.read_after:
             lines.append(_instead("reads", self.read_before, self.read_after, " from storage"))
         if self.spilled_before or self.spilled_after:
-            where = " to disk, because arrays read in several passes do not fit in memory"
+            where = f" to disk, because arrays read in several passes do not fit in {self._where()}"
             lines.append(_instead("spills", self.spilled_before, self.spilled_after, where))
         lines += self._run()
         if self.peak_after is not None and self.results_after is not None:
@@ -392,8 +406,15 @@ class Explanation:
             lines.append(f"predicted run time: about {after}{instead}")
         return "\n".join(lines)
 
+    def _where(self) -> str:
+        """The memory that held arrays do not fit in."""
+        if self.assumed_room is None:
+            return "memory"
+        size = format_bytes(self.assumed_room)
+        return f"{size} on each worker (assumed: memory_limit times threads)"
+
     def _changed(self) -> list[str]:
-        moved = _instead("moves", self.bytes_before, self.bytes_after, " between workers")
+        moved = _instead("moves", self.bytes_before, self.bytes_after, _ON_BEST)
         tasks = format_count(self.tasks_after, "task")
         if self.tasks_after != self.tasks_before:
             tasks += f" instead of {self.tasks_before:,}"
@@ -406,17 +427,21 @@ class Explanation:
         result = "raises a TooManyTasksError" if self.refused else "returns the input itself"
         lines = [
             f"{workers}: optimize {result}{because}",
-            f"it moves {moved} between workers; {format_count(self.tasks_before, 'task')}",
+            f"it moves {moved}{_ON_BEST}; {format_count(self.tasks_before, 'task')}",
         ]
         if 0 < self.lower_bound <= self.bytes_before:
             lines[1] += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
         return lines
 
     def _run(self) -> list[str]:
-        """What runs and moves in the simulation, if a plan is compared with Dask's own graph."""
+        """What runs and moves in the simulation, of Dask's own graph and of the plan's."""
         tasks, before = self.run_tasks_after, self.run_tasks_before
         if not self.changed:
-            return []
+            if before is None or self.received_before is None or self.workers == 1:
+                return []
+            received = format_bytes(self.received_before)
+            run = f"{format_count(before, 'task')}, workers receive about {received}"
+            return [f"as it runs: {run} where Dask's scheduler places them"]
         if tasks is None or before is None:
             because = f"as it runs: not predicted, as {self.unpredicted}"
             return [because] if self.unpredicted else []
@@ -424,6 +449,8 @@ class Explanation:
         first, last = self.received_before, self.received_after
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
+            if format_bytes(first) != format_bytes(last):
+                line += " where Dask's scheduler places its own graph"
         return [line]
 
     def _memory(self, peak: int, results: int) -> str:

@@ -1,10 +1,12 @@
-"""A page of its own around the HTML of a report."""
+"""Files of reports: a page of its own around the HTML, or the numbers as JSON."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 #: A page is light or dark as the browser prefers.
 _SCHEME = "\n:root { color-scheme: light dark; }"
@@ -74,4 +76,34 @@ def save_page(filename: str | Path, title: str, body: str, style: str = _STYLE) 
         f"<body><h1>{heading}</h1>\n{body}\n</body></html>\n",
         encoding="utf-8",
     )
+    return path
+
+
+def save_report(filename: str | Path, title: str, body: str, values: Mapping[str, Any]) -> Path:
+    """Write a report as an HTML page, or its numbers as JSON.
+
+    Parameters
+    ----------
+    filename
+        Ends in ``.html`` or ``.json``, in small or capital letters.
+    title, body
+        Those of the page, as in :func:`save_page`.
+    values
+        The numbers: dicts, lists, strings and numbers.
+
+    Returns
+    -------
+    The file written.
+
+    Raises
+    ------
+    ValueError
+        If the name has another suffix.
+    OSError
+        If the file cannot be written.
+    """
+    path = Path(filename)
+    if suffix_of(path, (".html", ".json")) == ".html":
+        return save_page(path, title, body)
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     return path

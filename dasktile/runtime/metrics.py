@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ from distributed import Client, Scheduler, Worker
 from dasktile._compat.distributed import plugins
 from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
+from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes, format_count
 from dasktile.report.tables import text_table
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
@@ -23,10 +25,10 @@ _MAX_ROWS = 30
 
 #: What the columns are.
 _LEGEND = (
-    "layer: an operation; matmul 2 is the second layer of that operation, not a row number of"
-    " explain. predicted: bytes that workers receive by the model of the plans, which explain shows"
-    " as moved after. received: bytes that they received from each other. tiles, held: number of"
-    " results on workers now, and their bytes."
+    "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
+    " 2 matmul is row 2. predicted: bytes that workers receive by the model of the plans, which"
+    " explain shows as moved after. received: bytes that they received from each other. tiles,"
+    " held: number of results on workers now, and their bytes."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
@@ -78,6 +80,15 @@ class LayerCounts:
     tiles: int = 0
     held: int = 0
 
+    def plus(self, other: LayerCounts) -> LayerCounts:
+        """The counts of two layers together."""
+        return LayerCounts(
+            self.received + other.received,
+            self.predicted + other.predicted,
+            self.tiles + other.tiles,
+            self.held + other.held,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
@@ -124,8 +135,8 @@ class Metrics:
     the whole graph, more is received than *predicted*: the model does not count the bytes of steps
     whose placement or sizes it does not know, such as functions of the user.
 
-    A number after an operation, as in ``matmul 2``, counts the layers of that operation.  It is not
-    a row number of ``explain``: to find the row, compare its *moved after* with *predicted*.  Bytes
+    A number after an operation, as in ``matmul 2``, counts the layers of that operation.  With an
+    explanation, layers are shown as its rows: ``4 matmul`` is row 4 with all of its layers.  Bytes
     of an array that keeps its chunks are predicted for one of the operations that read it, and may
     be received for another, so that sums agree better than single layers do.
 
@@ -141,6 +152,9 @@ class Metrics:
         Number of exceptions in dasktile's plugins on the scheduler and the workers.
     missing
         By address of a worker without counts: the reason.
+    rows
+        By name of a layer, the row of the given explanation that it belongs to, as ``4 matmul``;
+        layers of other plans are missing.
     """
 
     workers: Mapping[str, WorkerCounts]
@@ -148,6 +162,17 @@ class Metrics:
     placed: int = 0
     errors: int = 0
     missing: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_row(self) -> dict[str, LayerCounts]:
+        """Counts by row of the explanation, in its order; then those of all other layers."""
+        names = dict(self.rows) | short_names(name for name in self.layers if name not in self.rows)
+        order = sorted(self.layers, key=lambda name: _row_number(self.rows.get(name)))
+        total: dict[str, LayerCounts] = {}
+        for name in order:
+            total[names[name]] = total.get(names[name], LayerCounts()).plus(self.layers[name])
+        return total
 
     @property
     def received(self) -> dict[str, int]:
@@ -192,6 +217,7 @@ class Metrics:
             "workers": {address: asdict(counts) for address, counts in self.workers.items()},
             "layers": {name: asdict(layer) for name, layer in self.layers.items()},
             "missing": dict(self.missing),
+            "rows": dict(self.rows),
         }
 
     def __str__(self) -> str:
@@ -245,17 +271,16 @@ class Metrics:
 
     def _tables(self) -> Iterable[tuple[tuple[str, ...], list[tuple[str, ...]], int]]:
         """For each table: titles, the rows that are printed, and the number of all rows."""
-        layers = sorted(
-            self.layers.items(),
-            key=lambda item: (item[1].predicted, item[1].received, item[1].held),
-            reverse=True,
-        )
-        names = short_names(self.layers)
+        layers = list(self.by_row.items())
+        if not self.rows:
+            layers.sort(
+                key=lambda item: (item[1].predicted, item[1].received, item[1].held), reverse=True
+            )
         yield (
-            ("layer", "predicted", "received", "tiles", "held"),
+            ("row" if self.rows else "layer", "predicted", "received", "tiles", "held"),
             [
                 (
-                    names[name],
+                    name,
                     format_bytes(layer.predicted),
                     format_bytes(layer.received),
                     f"{layer.tiles:,}",
@@ -294,7 +319,12 @@ class Metrics:
         yield ("worker", "tier", "spilled to", "read back", "held"), tiers[:_MAX_ROWS], len(tiers)
 
 
-def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
+def metrics(
+    client: Client | None = None,
+    *,
+    reset: bool = False,
+    explanation: Explanation | None = None,
+) -> Any:
     """Measure what workers received from each other, and what they spilled.
 
     The present counts are requested from every worker.  They include all tasks since dasktile was
@@ -312,6 +342,9 @@ def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
     reset
         Count from zero afterwards.  This applies to all users of the cluster, and to its
         dashboard page and Prometheus metrics.
+    explanation
+        What ``explain`` returned for the same arguments as ``optimize``: the counts of its rows are
+        shown under their numbers and names.
 
     Returns
     -------
@@ -320,7 +353,7 @@ def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
     Raises
     ------
     TypeError
-        If `client` is no ``distributed.Client``.
+        If `client` is no ``distributed.Client``, or `explanation` no explanation.
     ValueError
         If it is closed, or there is none.
     RuntimeError
@@ -341,10 +374,29 @@ def metrics(client: Client | None = None, *, reset: bool = False) -> Any:
     (True, True, 0)
     """
     client = client_of(client)
-    return client.sync(_metrics, client, reset)
+    if explanation is not None and not isinstance(explanation, Explanation):
+        raise TypeError(
+            "explanation must be what dasktile.explain returns, or None; got"
+            f" {explanation!r} of type {type(explanation).__name__}"
+        )
+    rows = {} if explanation is None else _rows(explanation)
+    return client.sync(_metrics, client, reset, rows)
 
 
-async def _metrics(client: Client, reset: bool) -> Metrics:
+def _rows(explanation: Explanation) -> dict[str, str]:
+    """By name of a layer, the number and the operation of the row that it belongs to."""
+    return {
+        layer: f"{number} {node.op}"
+        for number, node in enumerate(explanation.nodes)
+        for layer in (node.name, *node.layers)
+    }
+
+
+def _row_number(row: str | None) -> float:
+    return math.inf if row is None else int(row.partition(" ")[0])
+
+
+async def _metrics(client: Client, reset: bool, rows: Mapping[str, str]) -> Metrics:
     try:
         plan = await client.run_on_scheduler(_on_scheduler, reset)
     except ImportError as error:
@@ -352,7 +404,7 @@ async def _metrics(client: Client, reset: bool) -> Metrics:
     if plan is None:
         raise RuntimeError(_NOT_ENABLED)
     answers = await client.run(_on_worker, reset, on_error="return")
-    return _gathered(plan, answers)
+    return _gathered(plan, answers, rows)
 
 
 _NOT_ENABLED = "dasktile is not enabled on this cluster: call dasktile.enable(client) first"
@@ -386,7 +438,9 @@ def _left(titles: Sequence[str]) -> int:
     return 2 if titles[1] == "tier" else 1
 
 
-def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
+def _gathered(
+    plan: Mapping[str, Any], answers: Mapping[str, Any], rows: Mapping[str, str]
+) -> Metrics:
     predicted: Mapping[str, int] = plan["predicted"]
     received: Counter[str] = Counter()
     tiles: Counter[str] = Counter()
@@ -420,7 +474,8 @@ def _gathered(plan: Mapping[str, Any], answers: Mapping[str, Any]) -> Metrics:
         name: LayerCounts(received[name], predicted.get(name, 0), tiles[name], held[name])
         for name in dict.fromkeys([*predicted, *sorted({*received, *held})])
     }
-    return Metrics(workers, layers, plan["placed"], errors, missing)
+    known = {layer: row for layer, row in rows.items() if layer in layers}
+    return Metrics(workers, layers, plan["placed"], errors, missing, known)
 
 
 def _of_store(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ def tile(
     method: str | Method = "auto",
     settings: Settings | None = None,
     threads: int = 1,
+    room: int | None = None,
     placed: bool = False,
     bundled: bool = False,
     force: bool = False,
@@ -73,6 +74,9 @@ def tile(
         Constants of the cost model and limits of the search; defaults for None.
     threads
         Tasks that each worker runs at once.
+    room
+        Bytes of results that each worker holds before it spills; by default `memory_limit` times
+        `threads`.
     placed
         True where tasks will run on the workers of the plan.
     bundled
@@ -91,9 +95,14 @@ def tile(
     settings = settings or Settings()
     count = min(workers, MAX_WORKERS)
     mesh = Mesh(mesh_shape(count))
-    threads *= -(-workers // mesh.workers)
+    grouped = -(-workers // mesh.workers)
+    threads *= grouped
+    if room is not None:
+        room *= grouped
+    elif memory_limit is not None:
+        room = memory_limit * threads
     name = method if isinstance(method, str) else method.choose.__name__
-    unchanged = _Planner(program, mesh, workers, settings, memory_limit, threads)
+    unchanged = _Planner(program, mesh, workers, settings, memory_limit, threads, room)
     before = unchanged.candidate(get("auto"), TIE)
     if method == "none" or keep:
         return _plan(
@@ -111,10 +120,11 @@ def tile(
             settings,
             max_task=min(settings.max_task, largest),
             max_states=chosen.max_states or settings.max_states,
-            replica_bytes=None if memory_limit is None else memory_limit * threads,
+            replica_bytes=room,
         ),
         memory_limit,
         threads,
+        room,
         retile=True,
         placed=placed,
         allow_replicas=chosen.allow_replicas,
@@ -318,7 +328,7 @@ class _Planner:
 
     Parameters
     ----------
-    program, mesh, workers, settings, memory_limit, threads, placed
+    program, mesh, workers, settings, memory_limit, threads, room, placed
         As in :func:`tile`.
     retile
         False to keep the input's own chunks.
@@ -335,6 +345,7 @@ class _Planner:
     settings: Settings
     memory_limit: int | None
     threads: int
+    room: int | None
     retile: bool = False
     placed: bool = False
     allow_replicas: bool = False
@@ -468,9 +479,9 @@ class _Planner:
     @cached_property
     def _spilled(self) -> int:
         """Bytes spilled and read back because arrays are held from one pass to the next."""
-        if self.memory_limit is None:
+        if self.room is None:
             return 0
-        return spilled_bytes(self.program, self.memory_limit * self.threads * self.mesh.workers)
+        return spilled_bytes(self.program, self.room * self.mesh.workers)
 
     def _read(self, index: int, chunks: Chunks) -> int:
         """Bytes read from storage for a node; a stored chunk that is cut is read several times."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -55,6 +56,29 @@ def test_explain_counts_the_bytes_for_kept_chunks(
     free = dasktile.explain(array)
     assert free.bytes_after <= plan.bytes_after
     assert plan.bytes_after == free.bytes_after or not plan.proven_optimal
+
+
+@pytest.mark.parametrize(
+    "chunks", [100, (120, -1), {0: 480}, (-1, 120), "200 kB", ((100, 380), (480,))]
+)
+@pytest.mark.parametrize("build", [centred_product, centred, gram])
+def test_explain_counts_the_bytes_for_wanted_chunks(
+    monkeypatch: pytest.MonkeyPatch,
+    build: Callable[[np.random.Generator], da.Array],
+    chunks: Any,
+) -> None:
+    plan_for_workers(monkeypatch, 4)
+    array = build(np.random.default_rng(0))
+    plan = dasktile.explain(array, chunks=chunks)
+    result = dasktile.optimize(array, chunks=chunks)
+    assert result.chunks == array.rechunk(chunks).chunks == plan.nodes[-1].chunks_after
+    np.testing.assert_allclose(result.compute(scheduler="sync"), array.compute(scheduler="sync"))
+    assert plan.bytes_after <= plan.bytes_before
+    if not plan.changed:
+        return
+    moved, homeless = traffic([result], 4)
+    assert not homeless
+    assert sum(moved.values()) == pytest.approx(plan.bytes_after, rel=1e-3)
 
 
 def chunks_of(rng: np.random.Generator, size: int) -> tuple[int, ...]:

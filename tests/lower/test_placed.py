@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dask
@@ -20,6 +20,7 @@ from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
 from dasktile.lower.placed import TaskMemory, placed
 from tests.support import plan_for_workers
+from tests.traffic import traffic
 
 
 @pytest.fixture
@@ -99,6 +100,46 @@ def test_peaks_are_those_of_the_real_sizes(name: str, four_workers: None) -> Non
         assert results is not None
         real = max(simulated([graph], 4)[1].results)
         assert abs(results - real) <= 0.2 * real
+
+
+def shrinking(steps: int) -> da.Array:
+    """An explicit solver without boundaries: the chunks get rims of one element at each step."""
+    field = da.random.default_rng(0).random((400, 400), chunks=(100, 100))
+    for _ in range(steps):
+        inner = field[1:-1, 1:-1]
+        sides = field[:-2, 1:-1] + field[2:, 1:-1] + field[1:-1, :-2] + field[1:-1, 2:]
+        field = inner + 0.1 * (sides - 4 * inner)
+    return field
+
+
+def padded(steps: int) -> da.Array:
+    field = da.random.default_rng(0).random((400, 400), chunks=(200, 200))
+    for _ in range(steps):
+        wide = da.pad(field, 1, mode="edge")
+        field = field + 0.1 * (wide[:-2, 1:-1] + wide[2:, 1:-1] - 2 * field)
+    return field
+
+
+def fixed_ends(steps: int) -> da.Array:
+    field = da.random.default_rng(0).random((400, 400), chunks=(50, 400))
+    for _ in range(steps):
+        inner = field[1:-1] + 0.1 * (field[:-2] + field[2:] - 2 * field[1:-1])
+        field = da.concatenate([field[:1], inner, field[-1:]])
+    return field
+
+
+@pytest.mark.parametrize("build", [shrinking, padded, fixed_ends])
+@pytest.mark.parametrize("keep_chunks", [True, False])
+def test_received_bytes_of_stencils_are_those_of_the_real_sizes(
+    build: Callable[[int], da.Array], keep_chunks: bool, four_workers: None
+) -> None:
+    """Blocks at the rims of other blocks are small: none counts as much as the largest."""
+    array = build(2)
+    plan = dasktile.explain(array, keep_chunks=keep_chunks)
+    new = dasktile.optimize(array, keep_chunks=keep_chunks)
+    moved, homeless = traffic([new], 4)
+    assert plan.changed and not homeless
+    assert plan.received_after == pytest.approx(sum(moved.values()), rel=0.15)
 
 
 def test_an_unchanged_graph_has_one_peak() -> None:

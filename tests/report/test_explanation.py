@@ -98,8 +98,8 @@ def gram(tiled: bool = True) -> TilingPlan:
 def test_table() -> None:
     assert str(describe_plan(gram())) == textwrap.dedent(
         """\
-        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers (lower bound 66.8
-          MiB: within 3 %); 15 tasks instead of 1,206
+        4 workers, moves 68.7 MiB instead of 1.2 GiB between workers with every task on
+          its best worker (lower bound 66.8 MiB: within 3 %); 15 tasks instead of 1,206
         reads 137 MiB instead of 412 MiB from storage
 
            operation                 from  shape         chunks             moved before
@@ -115,6 +115,14 @@ def test_table() -> None:
         chunks kept:
           1 map_blocks of a very lo…: user function in map_blocks"""
     )
+
+
+def test_spilled_bytes_name_the_memory_that_they_assume() -> None:
+    plan = gram()
+    spills = replace(plan, after=replace(plan.after, spilled=2**30))
+    text = " ".join(str(describe_plan(spills, assumed_room=2**24)).split())
+    assert "do not fit in 16.0 MiB on each worker (assumed: memory_limit times threads)" in text
+    assert "do not fit in memory\n" in str(describe_plan(spills, room=2**24)).replace("\n  ", " ")
 
 
 def test_tables_fit_80_columns_whatever_the_names() -> None:
@@ -160,7 +168,7 @@ def test_unchanged_plans_are_reported() -> None:
     text = " ".join(" ".join(lines).split())
     assert text.startswith(
         "4 workers: optimize returns the input itself: the input's own chunks cost no more it moves"
-        " 1.2 GiB between workers; 1,206 tasks"
+        " 1.2 GiB between workers with every task on its best worker; 1,206 tasks"
     )
 
 
@@ -230,8 +238,14 @@ def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
     assert explanation.visualize(tmp_path / "x.SVG").read_text().startswith("<svg")
     assert explanation.visualize(tmp_path / "x.GV").read_text().startswith("digraph")
     assert explanation.save(tmp_path / "x.HTML").read_text().startswith("<!doctype html>")
-    with pytest.raises(ValueError, match=r"must end in \.html; got .*x\.svg"):
+    with pytest.raises(ValueError, match=r"must end in \.html or \.json; got .*x\.svg"):
         explanation.save(tmp_path / "x.svg")
+
+
+def test_numbers_are_saved_as_json(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    path = explanation.save(tmp_path / "x.json")
+    assert json.loads(path.read_text(encoding="utf-8")) == explanation.to_dict()
 
 
 def test_arrays_with_one_axis_are_drawn_as_rows() -> None:
@@ -306,15 +320,15 @@ def runs_of(before: int | None, after: int | None) -> tuple[Prediction | None, P
 def test_tasks_and_bytes_of_simulated_runs() -> None:
     told = describe_plan(gram(True), runs=runs_of(5, 6))
     line = "as it runs: 20 tasks instead of 1,000, workers receive about 1.0 MiB instead of 4.0 MiB"
-    assert line in str(told).replace("\n  ", " ")
+    assert f"{line} where Dask's scheduler places its own graph" in str(told).replace("\n  ", " ")
     assert (told.run_tasks_before, told.run_tasks_after) == (1000, 20)
     assert (told.received_before, told.received_after) == (4 * 2**20, 2**20)
     elsewhere = describe_plan(gram(True), runs=runs_of(5, 6), placed=False)
     assert "as it runs: 20 tasks instead of 1,000\n" in str(elsewhere)
     assert elsewhere.received_after is None
-    for unknown in (describe_plan(gram(True), runs=runs_of(None, 6)),
-                    describe_plan(gram(False), runs=runs_of(5, 5))):  # fmt: skip
-        assert "as it runs" not in str(unknown)
+    assert "as it runs" not in str(describe_plan(gram(True), runs=runs_of(None, 6)))
+    same = str(describe_plan(gram(False), runs=runs_of(5, 5))).replace("\n  ", " ")
+    assert "as it runs: 1,000 tasks, workers receive about 4.0 MiB where Dask's" in same
 
 
 def test_results_that_dask_joins_on_a_worker() -> None:

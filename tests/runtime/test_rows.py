@@ -105,10 +105,12 @@ def test_bytes_are_received_under_the_layer_that_predicts_them(
     expression = build()
     with dask.config.set({"dasktile.bundle": bundle}):
         metrics(four_workers, reset=True)
-        explained = dasktile.explain(expression, workers=four_workers).bytes_after
+        explanation = dasktile.explain(expression, workers=four_workers)
+        explained = explanation.bytes_after
         result = dasktile.optimize(expression, workers=four_workers).persist()
         wait(result, timeout=LIMIT)
         measured = metrics(four_workers)
+        by_row = metrics(four_workers, explanation=explanation)
     assert measured.errors == 0
     names = short_names(measured.layers)
     moved = {
@@ -125,6 +127,23 @@ def test_bytes_are_received_under_the_layer_that_predicts_them(
     assert {name for name in moved if any(line.startswith(f"{name} ") for line in lines)} == {
         *moved
     }
+    # every layer with bytes is one of the explanation's rows, with the bytes that it shows
+    assert set(moved) <= {names[layer] for layer in by_row.rows}
+    for row, counts in by_row.by_row.items():
+        number, _, operation = row.partition(" ")
+        node = explanation.nodes[int(number)]
+        assert operation == node.op
+        # bytes of arrays that keep their chunks count for a reader
+        if counts.predicted and build not in (chained, normalised):
+            assert counts.predicted == node.bytes_after
+    assert "\nrow " in str(by_row)
+
+
+def test_rows_are_those_of_an_explanation(four_workers: Client) -> None:
+    with pytest.raises(TypeError, match=r"explanation must be what dasktile\.explain returns"):
+        metrics(four_workers, explanation="matmul")  # type: ignore[arg-type]
+    elsewhere = dasktile.explain(in_memory(40, 40, (20, 40)) + 1, workers=four_workers)
+    assert not metrics(four_workers, explanation=elsewhere).rows
 
 
 def graph_of(edges: dict[str, str], predicted: dict[str, int]) -> LayerGraph:

@@ -246,6 +246,15 @@ def centred(**source: Any) -> tuple[Program, int]:
     return build.program(build.elementwise(x, mean)), x
 
 
+def test_arrays_spill_from_the_memory_of_a_worker_not_of_a_task() -> None:
+    program, _ = centred()
+    held = program.nodes[0].nbytes
+    for room, spilled in ((None, 2 * (held - 2 * 4_000_000)), (6_000_000, 2 * (held - 12_000_000)),
+                          (held, 0)):  # fmt: skip
+        plan = tile(program, workers=2, memory_limit=4_000_000, room=room, method="none")
+        assert plan.before.spilled == spilled
+
+
 def test_arrays_held_from_one_pass_to_the_next() -> None:
     program, x = centred()
     assert late_readers(program) == {x: (2,)}

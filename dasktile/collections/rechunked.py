@@ -1,0 +1,55 @@
+"""Collections in the chunks that a user wants, before they are tiled.
+
+The last step of such an array is a ``rechunk``.  The program that is tiled ends below it, and the
+plan makes and prices its chunks as it does those of ``keep_chunks=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dask.array.core import Array
+from dask.base import is_dask_collection
+
+from dasktile.collections.unpack import is_expression, is_xarray
+
+
+def rechunked(collections: Sequence[Any], chunks: Any) -> tuple[Any, ...]:
+    """The same collections, their arrays in other chunks.
+
+    Parameters
+    ----------
+    collections
+        Dask arrays, xarray objects, and lists, tuples and dicts of them.
+    chunks
+        As for ``dask.array.rechunk``, and for xarray objects as for their method ``chunk``.
+
+    Raises
+    ------
+    TypeError
+        For other collections, whose chunks cannot be changed.
+    ValueError
+        As Dask, for chunks that do not fit an array.
+    """
+    return tuple(_rechunked(value, chunks) for value in collections)
+
+
+def _rechunked(value: Any, chunks: Any) -> Any:
+    if isinstance(value, Array) or is_expression(value):
+        return value.rechunk(chunks)
+    if is_xarray(value):
+        return value.chunk(chunks)
+    if type(value) in (list, tuple):
+        return type(value)(_rechunked(item, chunks) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rechunked(item, chunks) for item in value))
+    if type(value) is dict:
+        return {key: _rechunked(item, chunks) for key, item in value.items()}
+    if is_dask_collection(value):
+        kind = type(value)
+        raise TypeError(
+            f"chunks={chunks!r} is for dask arrays and xarray objects; got a collection of type"
+            f" {kind.__module__}.{kind.__qualname__}: optimize it in a call without chunks"
+        )
+    return value

@@ -66,14 +66,15 @@ def _no_clock() -> float:
 
 
 class Spilled(NamedTuple):
-    """Bytes of values that are on the last tier alone, as distributed's ``SpilledSize``.
+    """Bytes of values that take no memory of the host, as distributed's ``SpilledSize``.
 
     Parameters
     ----------
     memory
-        Bytes, as the scheduler counts them.
+        Bytes of those on disk or on a device, as the scheduler counts them.  It subtracts them from
+        the bytes of all results, and the rest from the memory of the process.
     disk
-        Bytes of their files.
+        Bytes of all files.
     """
 
     memory: int
@@ -296,6 +297,8 @@ class TileStore(MutableMapping[Any, Any]):
         else:
             entry.layout = placed(value)
         entry.parts = tuple(parts)
+        outside = sum(part.size for part in parts if self._is_outside(part.unit))
+        self._spilled_total = self._spilled_total.plus(memory=outside)
         self._entries[key] = entry
         self._values[key] = value
         for unit, (memory, whole) in new.items():
@@ -359,7 +362,7 @@ class TileStore(MutableMapping[Any, Any]):
             entry = self._entries.pop(key)
             self._values.pop(key, None)
             for part in entry.parts:
-                if self._is_spilled(part.unit):
+                if self._is_outside(part.unit):
                     self._spilled_total = self._spilled_total.plus(memory=-part.size)
                 part.unit.keys.pop(key, None)
             # only then: an instruction for one unit may drop another one of the same value
@@ -404,7 +407,7 @@ class TileStore(MutableMapping[Any, Any]):
 
     @property
     def spilled_total(self) -> Spilled:
-        """Bytes of the values that are on the last tier alone, and bytes of all files."""
+        """Bytes of the values that are not in the host's memory, and bytes of all files."""
         return self._spilled_total
 
     @property
@@ -780,16 +783,25 @@ class TileStore(MutableMapping[Any, Any]):
             with self._lock:
                 self._copy_failed(unit, copy, error)
 
-    def _is_spilled(self, unit: Unit) -> bool:
-        return min(unit.held, default=0) == self._last
+    def _is_outside(self, unit: Unit) -> bool:
+        """Whether a unit is on tiers, but not on that of the host's memory."""
+        return bool(unit.held) and self.host not in unit.held
+
+    def _hold(self, unit: Unit, tier: int, held: Held | None) -> None:
+        """Note what a tier has of a unit, None for nothing any more."""
+        outside = self._is_outside(unit)
+        before = unit.held.pop(tier, None)
+        if held is not None:
+            unit.held[tier] = held
+        change = self._is_outside(unit) - outside
+        memory = change * unit.nbytes() if change else 0
+        disk = _size(held) - _size(before) if tier == self._last else 0
+        self._spilled_total = self._spilled_total.plus(memory, disk)
 
     def _drop(self, unit: Any, tier: int) -> None:
-        held = unit.held.pop(tier)
+        held = unit.held[tier]
+        self._hold(unit, tier, None)
         variable = unit.variables.pop(tier)
-        if tier == self._last:
-            self._spilled_total = self._spilled_total.plus(disk=-held.size)
-        elif self._is_spilled(unit):
-            self._spilled_total = self._spilled_total.plus(memory=unit.nbytes())
         if tier == 0:
             self._evicted_bytes += held.size
         if tier == unit.home:
@@ -831,12 +843,8 @@ class TileStore(MutableMapping[Any, Any]):
             self._metrics[label, "count"] += 1
             self._metrics[label, "bytes"] += result.size if down else held.size
             self._metrics[label, "seconds"] += self._clock() - start
-            if not down and self._is_spilled(unit):
-                self._spilled_total = self._spilled_total.plus(memory=-unit.nbytes())
-            unit.held[copy.target] = result
-            if copy.target == self._last:
-                self._spilled_total = self._spilled_total.plus(disk=result.size)
-            elif copy.target == unit.home:
+            self._hold(unit, copy.target, result)
+            if copy.target == unit.home:
                 self._restore(unit, result.content)
             self._execute(self._residency.copied(copy, result.size))
 
@@ -893,6 +901,10 @@ class TileStore(MutableMapping[Any, Any]):
 def _error_of(entry: Entry) -> BaseException | None:
     """Why a part of a value could not be read back, if one could not."""
     return next((unit.error for unit in entry.units() if unit.error is not None), None)
+
+
+def _size(held: Held | None) -> int:
+    return 0 if held is None else held.size
 
 
 def _keep_alive(held: Held) -> None:

@@ -202,6 +202,14 @@ class Residency:
         self._update_ranks()
         return self.used[tier] - self._freeing[tier]
 
+    def evictable(self, tier: int) -> int:
+        """Bytes on a tier that can be freed while the present tasks run."""
+        self._update_ranks()
+        queue = self._queues[tier]
+        buffers = {tile.on[tier] for tile in self._tiles.values() if tier in tile.on}
+        freeing = self._freeing[tier]
+        return freeing + sum(buffer.size for buffer in buffers if buffer in queue)
+
     @property
     def crowded(self) -> bool:
         """Whether a tier exceeds its capacity and evictions from it are in progress."""

@@ -556,6 +556,7 @@ class TileStore(MutableMapping[Any, Any]):
 
         What has been evicted is free only when no thread holds it any more, as that of a task that
         has just ended may.  So it is tried again for a short while where nothing can be evicted.
+        Nothing is evicted if all that can be would not be enough, as running tasks hold the rest.
         """
         if getattr(self._copying, "now", False):
             # the copy fails, and the residency retries it when there is memory
@@ -563,9 +564,14 @@ class TileStore(MutableMapping[Any, Any]):
         if self._device is not None and size > self._device.total():
             # no eviction makes room for it
             return False
+        free = None if self._device is None else self._device.free()
         with self._lock:
             before = self._evicted_bytes
-            copies = self._execute(self._residency.shrink(0, size))
+            residency, copies = self._residency, []
+            if free is None or free + residency.evictable(0) >= size:
+                # where enough is free already, it is in fragments
+                lacking = size if free is None or free >= size else size - free
+                copies = self._execute(residency.shrink(0, lacking))
         for copy in copies:
             copy.exception()
         if self._evicted_bytes == before:

@@ -45,7 +45,7 @@ _AGED_FROM = 0.5
 _MOST_PAUSE = 64
 
 #: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
-_MOST_SKIPPED = 8
+_MOST_SKIPPED = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -661,8 +661,11 @@ class Residency:
             use = math.inf if tile.next is None else tile.next
             # room is needed on the way and at the end; what is evicted at the end would take the
             # room on the way
-            for tier in sorted({tile.home, source - 1}):
-                if not self._make_room(tier, tile.size, out, later=use if few else max(use, last)):
+            tiers, later = sorted({tile.home, source - 1}), use if few else max(use, last)
+            if not all(self._has_room(tier, tile.size, later) for tier in tiers):
+                return
+            for tier in tiers:
+                if not self._make_room(tier, tile.size, out, later=later):
                     return
             tile.prefetched = True
             self.prefetched += source - 1 == tile.home
@@ -701,16 +704,18 @@ class Residency:
         if self.used[tier] + size <= self.capacity[tier]:
             return True
         skipped: list[Buffer] = []
+        #: Bytes for which there is no room below.
+        refused = math.inf
         while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
                 self._update_ranks()
-                buffer = self._queues[tier].first(self._now, stored)
+                buffer = self._first(tier, stored, later)
                 if buffer is None:
                     continue
-                if later is not None and (buffer.next is None or buffer.next <= later):
-                    continue
-                if self._evict(buffer, out):
+                written = self._to_write(buffer)
+                if written < refused and self._evict(buffer, out):
                     break
+                refused = min(refused, written)
                 if tier + 1 in self.refusing and len(skipped) < _MOST_SKIPPED:
                     # a smaller one may fit
                     self._queues[tier].discard(buffer)
@@ -721,6 +726,34 @@ class Residency:
         for buffer in skipped:
             self._mark_unranked(buffer)
         return self.used[tier] + size <= self.capacity[tier]
+
+    def _first(self, tier: int, stored: bool, later: float | None) -> Buffer | None:
+        """The first buffer in eviction order, if it is needed later than `later`."""
+        buffer = self._queues[tier].first(self._now, stored)
+        if buffer is not None and later is not None and (
+            buffer.next is None or buffer.next <= later
+        ):
+            return None
+        return buffer
+
+    def _has_room(self, tier: int, size: int, later: float) -> bool:
+        """Whether evictions of tiles that are needed later than `later` make enough room."""
+        lacking = self.staying(tier) + size - self.capacity[tier]
+        taken: list[Buffer] = []
+        while lacking > 0:
+            buffer = self._first(tier, False, later) or self._first(tier, True, later)
+            if buffer is None:
+                break
+            self._queues[tier].discard(buffer)
+            taken.append(buffer)
+            lacking -= buffer.size
+        for buffer in taken:
+            self._mark_unranked(buffer)
+        return lacking <= 0
+
+    def _to_write(self, buffer: Buffer) -> int:
+        """Bytes that an eviction of a buffer writes to the tier below."""
+        return sum(tile.size for tile in buffer.tiles if not tile.is_below(buffer.tier))
 
     def _evict(self, buffer: Buffer, out: list[Instruction]) -> bool:
         """Evict a buffer, at once or when it is written; False if that is not possible."""

@@ -310,6 +310,23 @@ def test_prefetches_evict_only_tiles_needed_later() -> None:
     assert worker.fast() == "cdef"
 
 
+def test_a_prefetch_evicts_several_tiles_or_none() -> None:
+    worker = Worker(4, None, prefetch=2)
+    for key, size, use in (("big", 2, 9), ("p", 1, 1), ("q", 1, 2), ("x", 1, 2.5), ("y", 1, 8)):
+        worker.add(key, size, next_use=use)
+    worker.settle()
+    assert worker.fast() == "pqxy"
+    written = worker.written
+    worker.do(worker.residency.expect({"big": 3}))
+    worker.do(worker.residency.set_upcoming(["big"]))
+    worker.settle()
+    # to evict y would not be enough
+    assert (worker.fast(), worker.written) == ("pqxy", written)
+    worker.do(worker.residency.expect({"x": 7}))
+    worker.settle()
+    assert worker.fast() == "bigpq"
+
+
 @pytest.mark.parametrize("fraction", (0, 0.25, 0.5))
 def test_prefetches_evict_tiles_needed_soon_up_to_a_fraction(fraction: float) -> None:
     worker = Worker(4, None, prefetch=4, prefetch_fraction=fraction)
@@ -432,6 +449,18 @@ def test_smaller_tiles_are_evicted_if_the_first_one_does_not_fit_below() -> None
     worker.add("p", 20, next_use=4)
     worker.settle()
     assert worker.fast() == "mop"
+    check(worker)
+
+
+def test_small_tiles_are_evicted_together_if_many_others_do_not_fit_below() -> None:
+    worker = Worker(400, 21, prefetch=0)
+    for number in range(13):
+        worker.add(f"l{number}", 30, next_use=100 - number)
+    for key in "abcd":
+        worker.add(key, 5, next_use=1)
+    worker.settle()
+    # two of the small ones had to leave, behind thirteen that find no room
+    assert worker.residency.used == [400, 10]
     check(worker)
 
 

@@ -33,6 +33,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
@@ -131,6 +132,11 @@ class Residency:
         Bytes on every tier, including those of copies to it that are in progress.
     refusing
         Tiers that had no room for the last tile to be evicted to them.
+    copies
+        Number of copies in progress.
+    events
+        Number of copies that were done, and of granted requests that were released, except
+        urgent ones.
     prefetched, hits
         Number of tiles that were prefetched, and of those that were then requested while they
         were still on their home tier.
@@ -142,6 +148,7 @@ class Residency:
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
         self.prefetched = self.hits = 0
+        self.copies = self.events = 0
         #: Number of the last tier.
         self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
@@ -331,10 +338,18 @@ class Residency:
         request.room = 0
         return self._next_instructions(out)
 
+    def urge_first(self) -> list[Instruction]:
+        """Grant the first request that waits, as :meth:`urge` does."""
+        waiting = (request for request in self._waiting if request.room and not request.missing)
+        request = next(chain(self._queued, waiting), None)
+        return [] if request is None else self.urge(request.name)
+
     def release(self, name: Hashable) -> list[Instruction]:
         """A request ends: its task is done or cancelled."""
         request = self._requests.pop(name)
         if request.granted:
+            # peers and running tasks read again and again without an end of any task
+            self.events += not request.urgent
             for tile in request.tiles:
                 tile.pins -= 1
                 if request in tile.waiting:
@@ -447,6 +462,7 @@ class Residency:
             Bytes on the target, if they differ from the expected ones.
         """
         tile = self._end_copy(copy)
+        self.events += 1
         self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused, tile.retries = False, 0
         self._refusals[copy.target] = 0
@@ -730,8 +746,10 @@ class Residency:
     def _first(self, tier: int, stored: bool, later: float | None) -> Buffer | None:
         """The first buffer in eviction order, if it is needed later than `later`."""
         buffer = self._queues[tier].first(self._now, stored)
-        if buffer is not None and later is not None and (
-            buffer.next is None or buffer.next <= later
+        if (
+            buffer is not None
+            and later is not None
+            and (buffer.next is None or buffer.next <= later)
         ):
             return None
         return buffer
@@ -811,6 +829,7 @@ class Residency:
     def _copy(self, tile: _Tile, source: int, target: int, out: list[Instruction]) -> None:
         copy = Copy(tile.key, tile.generation, source, target, tile.size)
         tile.copies[target] = copy
+        self.copies += 1
         self.used[target] += copy.size
         self._active_fetches += target < source
         self._mark_unranked(tile.on[source])
@@ -821,6 +840,7 @@ class Residency:
         if tile is None or tile.generation != copy.generation:
             tile = self._removed[copy.key, copy.generation]
         del tile.copies[copy.target]
+        self.copies -= 1
         self.used[copy.target] -= copy.size
         self._active_fetches -= copy.target < copy.source
         return tile

@@ -524,6 +524,28 @@ def test_urgent_requests_do_not_wait_for_room() -> None:
     assert worker.ready == {"second"}
 
 
+def test_the_first_request_that_waits_is_urged() -> None:
+    worker = Worker(3, None)
+    for key in "abcdef":
+        worker.add(key)
+    worker.settle()
+    worker.request("first", "a", "b")
+    worker.request("second", "c", "d")
+    worker.request("third", "c", "e")
+    worker.settle()
+    events = worker.residency.events
+    worker.do(worker.residency.urge_first())
+    assert worker.residency.copies
+    worker.settle()
+    assert worker.ready == {"first", "second"}
+    assert not worker.residency.copies
+    assert worker.residency.events > events
+    worker.do(worker.residency.urge_first())
+    worker.settle()
+    assert worker.ready == {"first", "second", "third"}
+    assert worker.residency.urge_first() == []
+
+
 def test_fetched_views_take_only_their_own_size() -> None:
     worker = Worker(50, None)
     for number in range(5):

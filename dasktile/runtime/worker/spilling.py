@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.store import LostTileError, TileStore, no_next_use
 from dasktile.runtime.worker.takeover import move_all
 from dasktile.schedule.budget import Budget
+from dasktile.schedule.patience import Patience
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm
@@ -62,6 +63,8 @@ class Spilling(Guarded):
         Whether the task that runs next can be read off this release of distributed.
     settings
         Constants; by default those of `RuntimeSettings`.
+    clock, processor
+        Return seconds, and seconds for which the process has used the processor.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Spilling(Guarded):
         hints: bool = True,
         prefetch: bool = True,
         settings: RuntimeSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.process_time,
     ) -> None:
         super().__init__()
         self.settings = settings or RuntimeSettings()
@@ -80,6 +85,10 @@ class Spilling(Guarded):
         self.store = store
         self.limit = limit
         self.budget = Budget()
+        self._clock, self._processor = clock, processor
+        self._patience = Patience(self.settings.room_timeout, self.settings.computing_share)
+        #: Number of requests that wait.
+        self._waits = 0
         self.hints = hints
         self.prefetch = prefetch
         self.uses = NextUses(execution.worker_tasks(worker), self.settings)
@@ -452,17 +461,31 @@ class Spilling(Guarded):
         try:
             keys = [key for key in keys if key in self.store]
             request = self.store.request(keys, notify, room, now, urgent)
-            while not ready.done():
-                await asyncio.wait([ready], timeout=self.settings.room_timeout)
-                if self.worker.status != Status.paused:
-                    # tasks that run may wait for this one, by locks or otherwise
-                    self.store.urge(request)
+            if not ready.done():
+                await self._wait_for(ready)
         except asyncio.CancelledError:
             self._release(request)
             raise
         except Exception:
             self._count_error("swap results in")
         return request
+
+    async def _wait_for(self, ready: asyncio.Future[None]) -> None:
+        """Wait until a request is ready; one at a time needs no memory where nothing proceeds."""
+        store, settings = self.store, self.settings
+        if not self._waits:
+            self._patience.restart(self._clock(), store.events, self._processor())
+        self._waits += 1
+        try:
+            while not ready.done():
+                await asyncio.wait([ready], timeout=settings.room_timeout)
+                now, processor = self._clock(), self._processor()
+                stuck = self._patience.is_stuck(now, store.events, processor, store.copies)
+                if stuck and not ready.done() and self.worker.status != Status.paused:
+                    # tasks that run may wait for one of these, by locks or otherwise
+                    store.urge_first()
+        finally:
+            self._waits -= 1
 
     def _release(self, request: int | None) -> None:
         if request is not None:

@@ -655,6 +655,21 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             self._execute(self._residency.urge(name))
 
+    def urge_first(self) -> None:
+        """Make the first request that waits for memory urgent."""
+        with self._lock:
+            self._execute(self._residency.urge_first())
+
+    @property
+    def events(self) -> int:
+        """Number of copies that were done, and of requests that were released."""
+        return self._residency.events
+
+    @property
+    def copies(self) -> bool:
+        """Whether tiles are being copied."""
+        return self._residency.copies > 0
+
     def release(self, name: int) -> None:
         """End a request: its values can be evicted, and its callback is not called any more."""
         with self._lock:

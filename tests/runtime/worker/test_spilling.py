@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import dask
@@ -24,6 +25,7 @@ from distributed import (
 import dasktile
 from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
+from dasktile.schedule.patience import Patience
 
 LIMIT = 60
 SIZE = 200_000
@@ -164,6 +166,51 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
         wait(tiles, timeout=LIMIT)
         actual = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
         assert actual == 15 * (SIZE // 8) + 5
+
+
+STARTED, RELEASED = threading.Event(), threading.Event()
+
+
+def holds(*tiles: np.ndarray) -> bool:
+    STARTED.set()
+    return RELEASED.wait(LIMIT)
+
+
+def releases(*tiles: np.ndarray) -> None:
+    RELEASED.set()
+
+
+def test_tasks_exceed_the_memory_limit_only_where_nothing_proceeds(quiet: None) -> None:
+    checks: list[bool] = []
+    computes = True
+    STARTED.clear()
+    RELEASED.clear()
+
+    def processor() -> float:
+        checks.append(computes)
+        return sum(checks) * 1000.0
+
+    with spilling(6, threads=2) as (cluster, client):
+        [worker] = cluster.workers.values()
+        [store] = stores(cluster)
+        one = spilling_of(worker)
+        one._clock = lambda: 5.0 * len(checks)
+        one._processor = processor
+        one._patience = Patience(5.0, 0.25)
+        one.settings = replace(one.settings, room_timeout=0.001)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
+        wait(tiles, timeout=LIMIT)
+        capacity = store.capacity(0)
+        first = client.submit(holds, *tiles[:2])
+        assert STARTED.wait(LIMIT)
+        # it waits for the memory of the first one's inputs, and the first one waits for it
+        second = client.submit(releases, *tiles[2:4])
+        deadline(lambda: len(checks) > 50)
+        assert not RELEASED.is_set()
+        assert store.used(0) <= capacity
+        computes = False
+        assert first.result(LIMIT)
+        second.result(LIMIT)
 
 
 class _Hidden(list[Any]):

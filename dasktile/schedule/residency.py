@@ -273,6 +273,34 @@ class Residency:
         self._grow(tier, self.used[tier] - before)
         return self._next_instructions()
 
+    def adopt(
+        self, key: Hashable, size: int, stored: int, next_use: float | None = None, home: int = 0
+    ) -> list[Instruction]:
+        """A tile that is on the last tier alone is taken over.
+
+        Parameters
+        ----------
+        key, size, next_use
+            As for :meth:`add`.
+        stored
+            Bytes on the last tier.
+        home
+            The tier on which tasks will read it.
+
+        Raises
+        ------
+        ValueError
+            If there is a tile of this key.
+        """
+        if key in self._tiles:
+            raise ValueError(f"there is a tile {key!r} already")
+        self._count += 1
+        tile = _Tile(key, self._count, size, home, None, self._count)
+        tile.expect(next_use)
+        self._tiles[key] = tile
+        self._place(tile, self._last, stored)
+        return self._next_instructions()
+
     def remove(self, key: Hashable) -> list[Instruction]:
         """A tile is deleted."""
         tile = self._tiles.pop(key)

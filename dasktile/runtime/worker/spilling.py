@@ -25,7 +25,7 @@ from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.store import LostTileError, TileStore, no_next_use
-from dasktile.runtime.worker.takeover import move_all
+from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.schedule.budget import Budget
 from dasktile.schedule.patience import Patience
 
@@ -113,8 +113,7 @@ class Spilling(Guarded):
         self._original_methods = execution.methods_of(worker)
         self._update_budget()
         if worker.data is not self.store:
-            # in a spilling mapping they may be more than fits in memory
-            move_all(worker.data, self.store, self.store.wait_for_writes)
+            take_over(worker.data, self.store)
             self._original_data = worker.data
             storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use
@@ -132,8 +131,11 @@ class Spilling(Guarded):
         execution.add_callback(worker, USES, self._budget_callback)
         self._budget_callback.start()
 
-    def detach(self) -> None:
-        """Restore the worker.  A store that it was started with stays."""
+    async def detach(self) -> None:
+        """Restore the worker, as soon as its results are in its own mapping.
+
+        Tasks run meanwhile.  A store that the worker was started with stays.
+        """
         worker: Any = self.worker
         self._budget_callback.stop()
         execution.remove_callback(worker, USES)
@@ -151,15 +153,21 @@ class Spilling(Guarded):
             self.store.close()
             return
         if self._original_data is not None and worker.data is self.store:
+            handover = Handover(self.store, self._original_data)
+            storage.replace_data(worker, handover)
+            self.store.forget_uses()
             try:
-                move_all(self.store, self._original_data)
+                await handover.move()
             except Exception:
                 # a value cannot be read, or the other mapping rejects it: all stay in the store
                 self._count_error("move the results of a worker back")
+                storage.replace_data(worker, self.store)
             else:
                 storage.replace_data(worker, self._original_data)
                 self.store.close()
-                return
+            finally:
+                handover.ended.set()
+            return
         self.store.forget_uses()
 
     # Budget

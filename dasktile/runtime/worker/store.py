@@ -37,7 +37,7 @@ import numpy as np
 from dasktile._compat.distributed import storage
 from dasktile.runtime.engine import Engine, inline, pool
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.runtime.tiers import Device, Held, Tier
+from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import (
@@ -309,6 +309,49 @@ class TileStore(MutableMapping[Any, Any]):
         }
         if shared:
             self._execute(self._residency.expect(shared))
+
+    def adopt(self, key: Hashable, foreign: Foreign, size: int, stored: int) -> None:
+        """Take over a value that is in a file of another mapping, without reading it.
+
+        Parameters
+        ----------
+        key
+            Key of the value; it must be new.
+        foreign
+            The value.
+        size
+            Bytes of the value, as the scheduler counts them.
+        stored
+            Bytes of the file.
+        """
+        with self._lock:
+            self._track_all()
+            unit = Unit(key, size, self.host)
+            part = Part(unit, size)
+            entry = Entry(part, (part,), self.next_use(key))
+            unit.keys[key] = entry
+            unit.variables[self._last] = self._engine.new_variable(key)
+            self._entries[key] = entry
+            self._hold(unit, self._last, Held(foreign, stored))
+            use = entry.next_use
+            self._execute(self._residency.adopt(unit, size, stored, use, unit.home))
+
+    def give_back(self) -> list[Any]:
+        """Forget the values that are in files of another mapping; return their keys."""
+        with self._lock:
+            given = []
+            for key, entry in list(self._entries.items()):
+                held = [part.unit.held.get(self._last) for part in entry.parts]
+                content = held[0].content if len(held) == 1 and held[0] is not None else None
+                if isinstance(content, Foreign):
+                    content.kept = True
+                    del self[key]
+                    given.append(key)
+            return given
+
+    def wait_all(self) -> None:
+        """Wait for all copies and removals that have been started."""
+        self._engine.wait_all()
 
     def _is_divided(self, value: Any) -> bool:
         """Whether the parts of a value are in units of their own: a tuple with large parts."""

@@ -51,6 +51,8 @@ class RuntimeSettings:
     room_tries, room_pause
         Times that an allocation on a device is tried again where nothing can be evicted, and the
         seconds between two of them.
+    prefetch_tasks
+        Ready tasks whose inputs are prefetched; those of all but the first into free memory only.
     reading_threshold
         Seconds above which the wait of a task for its inputs is reported as ``disk-read``; below
         it distributed's own overhead is as large.
@@ -89,6 +91,7 @@ class RuntimeSettings:
     computing_share: float = 0.25
     room_tries: int = 20
     room_pause: float = 0.01
+    prefetch_tasks: int = 4
     reading_threshold: float = 0.005
     max_kinds: int = 1000
     budget_step: float = 0.01

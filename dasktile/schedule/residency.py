@@ -179,6 +179,10 @@ class Residency:
         self._waiting: list[_Request] = []
         #: Keys of the tiles that tasks will request next, in order.
         self._upcoming: Sequence[Hashable] = ()
+        #: Keys of the tiles of later tasks, in order.
+        self._further: Sequence[Hashable] = ()
+        #: Bytes that the running tasks made when the last one started.
+        self._room = 0
         self._prefetched_bytes = 0
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
@@ -438,20 +442,30 @@ class Residency:
                 self._dying[buffer] = True
         return self._next_instructions()
 
-    def set_upcoming(self, keys: Sequence[Hashable]) -> list[Instruction]:
-        """Replace the list of tiles that may be prefetched.
+    def set_upcoming(
+        self, keys: Sequence[Hashable], further: Sequence[Hashable] = ()
+    ) -> list[Instruction]:
+        """Replace the lists of tiles that may be prefetched.
 
-        It should be short: a tile that is prefetched long before its use takes the room of tiles
-        that are used before it, and causes more reads than it hides.
+        The first should be short: a tile that is prefetched long before its use takes the room of
+        tiles that are used before it, and causes more reads than it hides.
 
         Parameters
         ----------
         keys
             Keys of the inputs of the next few tasks, in their order.
+        further
+            Keys of the inputs of the tasks after those, in their order.  They are prefetched into
+            free room only, from the next event on: first a task that starts gets its room.
         """
-        upcoming = (key for key in keys if key in self._tiles)
-        self._upcoming = [key for key in upcoming if not self._tiles[key].is_home]
-        return self._next_instructions() if self._upcoming else []
+        self._upcoming, self._further = self._missing(keys), ()
+        out = self._next_instructions() if self._upcoming else []
+        self._further = self._missing(further)
+        return out
+
+    def _missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
+        """The tiles that are not on their home tier."""
+        return [key for key in keys if key in self._tiles and not self._tiles[key].is_home]
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without a request."""
@@ -560,8 +574,11 @@ class Residency:
             self._grant_requests(out)
         if self._fetches:
             self._fetch_requested(out)
-        if self._upcoming and not self._queued and not self._fetches:
-            self._prefetch(out)
+        if not self._queued and not self._fetches:
+            if self._upcoming:
+                self._prefetch(out)
+            if self._further:
+                self._prefetch_further(out)
         if self._waiting:
             self._report_ready(out)
         return out
@@ -579,6 +596,7 @@ class Residency:
     def _grant(self, request: _Request, out: list[Instruction]) -> None:
         """Pin the tiles of a request, and fetch those that are not on their home tier."""
         request.granted = True
+        self._room = sum(other.room for other in self._requests.values() if other.granted)
         for tile in request.tiles:
             tile.pins += 1
             tile.unreadable = tile.refused = False
@@ -711,10 +729,34 @@ class Residency:
             for tier in tiers:
                 if not self._make_room(tier, tile.size, out, later=later):
                     return
-            tile.prefetched = True
-            self.prefetched += source - 1 == tile.home
-            self._prefetched_bytes += tile.size
-            self._copy(tile, source, source - 1, out)
+            self._copy_ahead(tile, out)
+
+    def _prefetch_further(self, out: list[Instruction]) -> None:
+        """Prefetch the tiles of later tasks into room that is free and that no task needs.
+
+        The tasks that run next are assumed to need as much room for results as the last ones.
+        """
+        soon = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
+        if any(not tile.is_home and not tile.is_fetched and not tile.unreadable for tile in soon):
+            return
+        for key in self._further:
+            tile = self._tiles.get(key)
+            if tile is None or tile.is_home or tile.is_fetched or tile.unreadable:
+                continue
+            if self._active_fetches >= self.settings.prefetch or tile.next == math.inf:
+                return
+            for tier in {tile.home, min(tile.on) - 1}:
+                if self.used[tier] + tile.size + self._room > self.capacity[tier]:
+                    return
+            self._copy_ahead(tile, out)
+
+    def _copy_ahead(self, tile: _Tile, out: list[Instruction]) -> None:
+        """Copy a tile to the next faster tier before it is requested."""
+        source = min(tile.on)
+        tile.prefetched = True
+        self.prefetched += source - 1 == tile.home
+        self._prefetched_bytes += tile.size
+        self._copy(tile, source, source - 1, out)
 
     def _report_ready(self, out: list[Instruction]) -> None:
         """Report ready requests; while a tier is crowded, only those of tasks without a result."""

@@ -310,6 +310,43 @@ def test_prefetches_evict_only_tiles_needed_later() -> None:
     assert worker.fast() == "cdef"
 
 
+def test_tiles_of_later_tasks_are_prefetched_into_free_room_only() -> None:
+    worker = Worker(6, None, prefetch=2)
+    for number, key in enumerate("abcdefghij"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    assert worker.fast() == "abcdef"
+    worker.request("task", "a", now=0, room=1)
+    worker.do(worker.residency.set_upcoming("b", "ghij"))
+    worker.do(worker.residency.expect({"a": INF, "f": 20}))
+    # neither f nor a is evicted for them
+    assert not worker.flights
+    for key in "bc":
+        worker.do(worker.residency.remove(key))
+    # two tiles are free, and the task makes one
+    assert [copy.key for copy in worker.flights] == ["g"]
+    worker.settle()
+    assert worker.fast() == "adefg"
+    worker.do(worker.residency.remove("d"))
+    worker.do(worker.residency.remove("e"))
+    assert [copy.key for copy in worker.flights] == ["h", "i"]
+    check(worker)
+
+
+def test_tiles_of_the_next_task_are_prefetched_before_those_of_later_ones() -> None:
+    worker = Worker(4, None, prefetch=2)
+    for number, key in enumerate("abcdefgh"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    worker.request("task", "a", now=0)
+    # there is no room for e without an eviction of what is needed sooner
+    worker.do(worker.residency.set_upcoming("e", "gh"))
+    assert not worker.flights
+    worker.do(worker.residency.remove("b"))
+    worker.do(worker.residency.remove("c"))
+    assert [copy.key for copy in worker.flights] == ["e", "g"]
+
+
 def test_a_prefetch_evicts_several_tiles_or_none() -> None:
     worker = Worker(4, None, prefetch=2)
     for key, size, use in (("big", 2, 9), ("p", 1, 1), ("q", 1, 2), ("x", 1, 2.5), ("y", 1, 8)):

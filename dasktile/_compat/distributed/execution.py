@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import key_split
@@ -26,10 +29,11 @@ def actors(worker: Worker) -> Mapping[Any, Any]:
     return worker.state.actors
 
 
-def next_ready(worker: Worker) -> Any:
-    """The task of a worker that runs next, None if none is ready."""
-    ready = worker.state.ready
-    return ready.peek() if ready else None
+def next_tasks(worker: Worker, count: int) -> list[Any]:
+    """The tasks of a worker that run next, in their order; some may wait for resources."""
+    state = worker.state
+    heaps = [heap.peekn(count) for heap in (state.ready, state.constrained) if heap]
+    return list(islice(merge(*heaps, key=attrgetter("priority")), count))
 
 
 def is_running(worker: Worker) -> bool:

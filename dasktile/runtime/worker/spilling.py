@@ -331,12 +331,14 @@ class Spilling(Guarded):
             self._count_error("update next uses")
 
     def _task_started(self, task: Any) -> float | None:
-        """Prefetch for the task after a task that starts; return the latter's number."""
+        """Prefetch for the tasks after a task that starts; return the latter's number."""
         try:
             if self.store.evicted_count and self.prefetch:
-                following = execution.next_ready(self.worker)
-                reads = () if following is None else following.dependencies
-                self.store.set_upcoming([read.key for read in reads])
+                following = execution.next_tasks(self.worker, self.settings.prefetch_tasks)
+                reads = [[read.key for read in each.dependencies] for each in following]
+                self.store.set_upcoming(
+                    reads[0] if reads else (), [key for keys in reads[1:] for key in keys]
+                )
             return number(task.priority) if task.priority else None
         except Exception:
             self._count_error("prefetch for the next task")

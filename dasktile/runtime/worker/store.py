@@ -747,12 +747,15 @@ class TileStore(MutableMapping[Any, Any]):
                         changed.update(dict.fromkeys(entry.units()))
                 self._execute(self._residency.expect({unit: unit.next_use() for unit in changed}))
 
-    def set_upcoming(self, keys: Sequence[Any]) -> None:
-        """Set the inputs of the next task, as for :meth:`Residency.set_upcoming`."""
+    def set_upcoming(self, keys: Sequence[Any], further: Sequence[Any] = ()) -> None:
+        """Set the inputs of the next tasks, as for :meth:`Residency.set_upcoming`."""
         with self._lock:
-            entries = [self._entries[key] for key in keys if key in self._entries]
-            units = [unit for entry in entries for unit in entry.units()]
-            self._execute(self._residency.set_upcoming(units))
+            self._execute(self._residency.set_upcoming(self._units(keys), self._units(further)))
+
+    def _units(self, keys: Iterable[Any]) -> list[Hashable]:
+        """The units of values, each once."""
+        entries = (self._entries[key] for key in keys if key in self._entries)
+        return list(dict.fromkeys(unit for entry in entries for unit in entry.units()))
 
     def forget_uses(self) -> None:
         """Forget all next uses, so that eviction is by age, and restore the first capacity."""

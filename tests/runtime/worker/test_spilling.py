@@ -6,7 +6,9 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -21,8 +23,10 @@ from distributed import (
     wait,
     worker_client,
 )
+from distributed.collections import HeapSet
 
 import dasktile
+from dasktile._compat.distributed import execution
 from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.patience import Patience
@@ -168,6 +172,24 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
         wait(tiles, timeout=LIMIT)
         actual = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
         assert actual == 15 * (SIZE // 8) + 5
+
+
+@pytest.mark.parametrize("count, expected", [(1, [1]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
+def test_the_next_tasks_include_those_that_need_resources(count: int, expected: list[int]) -> None:
+    ready, constrained = (HeapSet(key=attrgetter("priority")) for _ in range(2))
+    tasks = {number: Prioritised((number,)) for number in range(1, 5)}
+    for number, heap in ((4, ready), (2, ready), (3, constrained), (1, constrained)):
+        heap.add(tasks[number])
+    worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=constrained))
+    assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected
+    ready.clear()
+    constrained.clear()
+    assert execution.next_tasks(worker, count) == []
+
+
+@dataclass(eq=False)
+class Prioritised:
+    priority: tuple[int, ...]
 
 
 STARTED, RELEASED = threading.Event(), threading.Event()

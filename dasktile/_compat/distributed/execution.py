@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import merge
+from inspect import isawaitable
 from itertools import islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from dask.utils import key_split
 
@@ -92,12 +94,26 @@ def methods_of(worker: Worker) -> WorkerMethods:
 
 
 def replace_methods(worker: Worker, methods: WorkerMethods) -> list[Override]:
-    """Replace methods and handlers of a worker; `overrides.uninstall` restores each."""
+    """Replace methods and handlers of a worker; `overrides.uninstall` restores each.
+
+    A worker keeps every handler that it has called (`distributed.core._expects_comm` has a cache
+    without a limit), so that its handlers do not keep the objects of the new methods alive.
+    """
+    before = methods_of(worker)
+    get, update = WeakMethod(methods.get_data), WeakMethod(methods.update_data)
+
+    async def get_data(comm: Any, **message: Any) -> Any:
+        return await (get() or before.get_data)(comm, **message)
+
+    async def update_data(data: Any, **message: Any) -> Any:
+        result = (update() or before.update_data)(data, **message)
+        return await result if isawaitable(result) else result
+
     return [
         install(worker, "execute", methods.execute),
         install(worker, "gather_dep", methods.gather_dep),
-        install(worker.handlers, "get_data", methods.get_data),
-        install(worker.handlers, "update_data", methods.update_data),
+        install(worker.handlers, "get_data", get_data),
+        install(worker.handlers, "update_data", update_data),
     ]
 
 

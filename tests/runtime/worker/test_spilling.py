@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -143,6 +145,27 @@ def test_attached_and_detached(quiet: None) -> None:
         assert len(worker.data) == 40
         assert not len(store)
         np.testing.assert_array_equal((x + 1).compute(), X + 1)
+
+
+def test_disabled_stores_are_freed(quiet: None) -> None:
+    with spilling(20, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        freed = []
+        for number in range(3):
+            dasktile.enable(client)
+            [store] = stores(cluster)
+            freed.append(weakref.ref(store))
+            # the worker calls its handlers
+            assert client.gather(client.scatter([number])) == [number]
+            del store
+            dasktile.disable(client)
+
+        def all_are() -> bool:
+            gc.collect()
+            return not any(one() for one in freed)
+
+        deadline(all_are)
+        assert worker.status.name == "running"
 
 
 def test_results_that_cannot_be_read_back_are_recomputed(quiet: None) -> None:

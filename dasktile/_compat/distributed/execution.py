@@ -99,14 +99,14 @@ def replace_methods(worker: Worker, methods: WorkerMethods) -> list[Override]:
     A worker keeps every handler that it has called (`distributed.core._expects_comm` has a cache
     without a limit), so that its handlers do not keep the objects of the new methods alive.
     """
-    before = methods_of(worker)
+    own_get, own_update = worker.handlers["get_data"], worker.handlers["update_data"]
     get, update = WeakMethod(methods.get_data), WeakMethod(methods.update_data)
 
     async def get_data(comm: Any, **message: Any) -> Any:
-        return await (get() or before.get_data)(comm, **message)
+        return await (get() or own_get)(comm, **message)
 
     async def update_data(data: Any, **message: Any) -> Any:
-        result = (update() or before.update_data)(data, **message)
+        result = (update() or own_update)(data, **message)
         return await result if isawaitable(result) else result
 
     return [

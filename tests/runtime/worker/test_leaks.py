@@ -22,7 +22,7 @@ FIRST = 60
 
 @dataclass(frozen=True)
 class Usage:
-    """What the process has: bytes of memory, open files, threads and objects; files in a directory."""
+    """What the process has: bytes of memory, open files, and threads; files in a directory."""
 
     memory: int
     descriptors: int

@@ -352,6 +352,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.worker.store",
             "runtime.worker.takeover",
             "schedule.budget",
+            "schedule.patience",
         },
         {"dask", "distributed", "tornado"},
     ),
@@ -366,7 +367,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "distributed"},
     ),
     "runtime.failures": (set(), set()),
-    "runtime.worker.takeover": (set(), set()),
+    "runtime.worker.takeover": (
+        {"_compat.distributed", "runtime.tiers", "runtime.worker.store"},
+        set(),
+    ),
     "runtime.worker.buffers": (set(), {"numpy"}),
     "runtime.worker.units": (
         {"runtime.engine", "runtime.tiers", "runtime.worker.buffers", "schedule.instructions"},
@@ -419,6 +423,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.failures",
             "runtime.settings",
             "runtime.worker.spilling",
+            "runtime.worker.takeover",
             "runtime.worker.data",
             "lower.bundle",
             "schedule.placement",

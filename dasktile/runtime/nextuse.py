@@ -215,6 +215,10 @@ class HintSender:
             if _accepts_hints(worker):
                 message = {"op": USES, "uses": [], "ran": [], "withdrawn": True}
                 scheduling.send_to_worker(self._scheduler, address, message)
+        # those that would be sent with tasks to workers that join later
+        for task in self._scheduler.tasks.values():
+            if task.annotations and ANNOTATION in task.annotations:
+                scheduling.annotate(task, ANNOTATION, None)
 
 
 def _accepts_hints(worker: Any) -> bool:

@@ -43,11 +43,16 @@ class RuntimeSettings:
         Readers of a result that a hint lists, those that run first.  A result with more readers
         is kept as long as one of them has not run, since to track them all would cost more.
     room_timeout
-        Seconds for which a task waits for memory while other tasks run.  Then it runs anyway,
-        because those other tasks may wait for it, by locks or otherwise.
+        Seconds without progress after which a task that waits for memory runs anyway, because the
+        tasks that run may wait for it, by locks or otherwise.
+    computing_share
+        Share of one processor that a worker uses if one of its tasks computes, which is progress.
+        An idle worker uses about 0.03.
     room_tries, room_pause
         Times that an allocation on a device is tried again where nothing can be evicted, and the
         seconds between two of them.
+    prefetch_tasks
+        Ready tasks whose inputs are prefetched; those of all but the first into free memory only.
     reading_threshold
         Seconds above which the wait of a task for its inputs is reported as ``disk-read``; below
         it distributed's own overhead is as large.
@@ -83,8 +88,10 @@ class RuntimeSettings:
     heartbeat_layers: int = 32
     max_readers: int = 32
     room_timeout: float = 5.0
+    computing_share: float = 0.25
     room_tries: int = 20
     room_pause: float = 0.01
+    prefetch_tasks: int = 4
     reading_threshold: float = 0.005
     max_kinds: int = 1000
     budget_step: float = 0.01

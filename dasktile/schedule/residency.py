@@ -33,6 +33,7 @@ import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
@@ -45,7 +46,7 @@ _AGED_FROM = 0.5
 _MOST_PAUSE = 64
 
 #: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
-_MOST_SKIPPED = 8
+_MOST_SKIPPED = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -131,6 +132,11 @@ class Residency:
         Bytes on every tier, including those of copies to it that are in progress.
     refusing
         Tiers that had no room for the last tile to be evicted to them.
+    copies
+        Number of copies in progress.
+    events
+        Number of copies that were done, and of granted requests that were released, except
+        urgent ones.
     prefetched, hits
         Number of tiles that were prefetched, and of those that were then requested while they
         were still on their home tier.
@@ -142,6 +148,7 @@ class Residency:
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
         self.prefetched = self.hits = 0
+        self.copies = self.events = 0
         #: Number of the last tier.
         self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
@@ -172,6 +179,10 @@ class Residency:
         self._waiting: list[_Request] = []
         #: Keys of the tiles that tasks will request next, in order.
         self._upcoming: Sequence[Hashable] = ()
+        #: Keys of the tiles of later tasks, in order.
+        self._further: Sequence[Hashable] = ()
+        #: Bytes that the running tasks made when the last one started.
+        self._room = 0
         self._prefetched_bytes = 0
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
@@ -201,6 +212,14 @@ class Residency:
         """
         self._update_ranks()
         return self.used[tier] - self._freeing[tier]
+
+    def evictable(self, tier: int) -> int:
+        """Bytes on a tier that can be freed while the present tasks run."""
+        self._update_ranks()
+        queue = self._queues[tier]
+        buffers = {tile.on[tier] for tile in self._tiles.values() if tier in tile.on}
+        freeing = self._freeing[tier]
+        return freeing + sum(buffer.size for buffer in buffers if buffer in queue)
 
     @property
     def crowded(self) -> bool:
@@ -256,6 +275,34 @@ class Residency:
         before = self.used[tier]
         self._place(tile, tier, size if memory is None else memory, shared)
         self._grow(tier, self.used[tier] - before)
+        return self._next_instructions()
+
+    def adopt(
+        self, key: Hashable, size: int, stored: int, next_use: float | None = None, home: int = 0
+    ) -> list[Instruction]:
+        """A tile that is on the last tier alone is taken over.
+
+        Parameters
+        ----------
+        key, size, next_use
+            As for :meth:`add`.
+        stored
+            Bytes on the last tier.
+        home
+            The tier on which tasks will read it.
+
+        Raises
+        ------
+        ValueError
+            If there is a tile of this key.
+        """
+        if key in self._tiles:
+            raise ValueError(f"there is a tile {key!r} already")
+        self._count += 1
+        tile = _Tile(key, self._count, size, home, None, self._count)
+        tile.expect(next_use)
+        self._tiles[key] = tile
+        self._place(tile, self._last, stored)
         return self._next_instructions()
 
     def remove(self, key: Hashable) -> list[Instruction]:
@@ -323,10 +370,18 @@ class Residency:
         request.room = 0
         return self._next_instructions(out)
 
+    def urge_first(self) -> list[Instruction]:
+        """Grant the first request that waits, as :meth:`urge` does."""
+        waiting = (request for request in self._waiting if request.room and not request.missing)
+        request = next(chain(self._queued, waiting), None)
+        return [] if request is None else self.urge(request.name)
+
     def release(self, name: Hashable) -> list[Instruction]:
         """A request ends: its task is done or cancelled."""
         request = self._requests.pop(name)
         if request.granted:
+            # peers and running tasks read again and again without an end of any task
+            self.events += not request.urgent
             for tile in request.tiles:
                 tile.pins -= 1
                 if request in tile.waiting:
@@ -387,20 +442,30 @@ class Residency:
                 self._dying[buffer] = True
         return self._next_instructions()
 
-    def set_upcoming(self, keys: Sequence[Hashable]) -> list[Instruction]:
-        """Replace the list of tiles that may be prefetched.
+    def set_upcoming(
+        self, keys: Sequence[Hashable], further: Sequence[Hashable] = ()
+    ) -> list[Instruction]:
+        """Replace the lists of tiles that may be prefetched.
 
-        It should be short: a tile that is prefetched long before its use takes the room of tiles
-        that are used before it, and causes more reads than it hides.
+        The first should be short: a tile that is prefetched long before its use takes the room of
+        tiles that are used before it, and causes more reads than it hides.
 
         Parameters
         ----------
         keys
             Keys of the inputs of the next few tasks, in their order.
+        further
+            Keys of the inputs of the tasks after those, in their order.  They are prefetched into
+            free room only, from the next event on: first a task that starts gets its room.
         """
-        upcoming = (key for key in keys if key in self._tiles)
-        self._upcoming = [key for key in upcoming if not self._tiles[key].is_home]
-        return self._next_instructions() if self._upcoming else []
+        self._upcoming, self._further = self._missing(keys), ()
+        out = self._next_instructions() if self._upcoming else []
+        self._further = self._missing(further)
+        return out
+
+    def _missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
+        """The tiles that are not on their home tier."""
+        return [key for key in keys if key in self._tiles and not self._tiles[key].is_home]
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without a request."""
@@ -439,6 +504,7 @@ class Residency:
             Bytes on the target, if they differ from the expected ones.
         """
         tile = self._end_copy(copy)
+        self.events += 1
         self._place(tile, copy.target, copy.size if size is None else size)
         tile.refused, tile.retries = False, 0
         self._refusals[copy.target] = 0
@@ -508,8 +574,11 @@ class Residency:
             self._grant_requests(out)
         if self._fetches:
             self._fetch_requested(out)
-        if self._upcoming and not self._queued and not self._fetches:
-            self._prefetch(out)
+        if not self._queued and not self._fetches:
+            if self._upcoming:
+                self._prefetch(out)
+            if self._further:
+                self._prefetch_further(out)
         if self._waiting:
             self._report_ready(out)
         return out
@@ -527,6 +596,7 @@ class Residency:
     def _grant(self, request: _Request, out: list[Instruction]) -> None:
         """Pin the tiles of a request, and fetch those that are not on their home tier."""
         request.granted = True
+        self._room = sum(other.room for other in self._requests.values() if other.granted)
         for tile in request.tiles:
             tile.pins += 1
             tile.unreadable = tile.refused = False
@@ -653,13 +723,40 @@ class Residency:
             use = math.inf if tile.next is None else tile.next
             # room is needed on the way and at the end; what is evicted at the end would take the
             # room on the way
-            for tier in sorted({tile.home, source - 1}):
-                if not self._make_room(tier, tile.size, out, later=use if few else max(use, last)):
+            tiers, later = sorted({tile.home, source - 1}), use if few else max(use, last)
+            if not all(self._has_room(tier, tile.size, later) for tier in tiers):
+                return
+            for tier in tiers:
+                if not self._make_room(tier, tile.size, out, later=later):
                     return
-            tile.prefetched = True
-            self.prefetched += source - 1 == tile.home
-            self._prefetched_bytes += tile.size
-            self._copy(tile, source, source - 1, out)
+            self._copy_ahead(tile, out)
+
+    def _prefetch_further(self, out: list[Instruction]) -> None:
+        """Prefetch the tiles of later tasks into room that is free and that no task needs.
+
+        The tasks that run next are assumed to need as much room for results as the last ones.
+        """
+        soon = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
+        if any(not tile.is_home and not tile.is_fetched and not tile.unreadable for tile in soon):
+            return
+        for key in self._further:
+            tile = self._tiles.get(key)
+            if tile is None or tile.is_home or tile.is_fetched or tile.unreadable:
+                continue
+            if self._active_fetches >= self.settings.prefetch or tile.next == math.inf:
+                return
+            for tier in {tile.home, min(tile.on) - 1}:
+                if self.used[tier] + tile.size + self._room > self.capacity[tier]:
+                    return
+            self._copy_ahead(tile, out)
+
+    def _copy_ahead(self, tile: _Tile, out: list[Instruction]) -> None:
+        """Copy a tile to the next faster tier before it is requested."""
+        source = min(tile.on)
+        tile.prefetched = True
+        self.prefetched += source - 1 == tile.home
+        self._prefetched_bytes += tile.size
+        self._copy(tile, source, source - 1, out)
 
     def _report_ready(self, out: list[Instruction]) -> None:
         """Report ready requests; while a tier is crowded, only those of tasks without a result."""
@@ -693,16 +790,18 @@ class Residency:
         if self.used[tier] + size <= self.capacity[tier]:
             return True
         skipped: list[Buffer] = []
+        #: Bytes for which there is no room below.
+        refused = math.inf
         while self.staying(tier) + size > self.capacity[tier]:
             for stored in (False, True):
                 self._update_ranks()
-                buffer = self._queues[tier].first(self._now, stored)
+                buffer = self._first(tier, stored, later)
                 if buffer is None:
                     continue
-                if later is not None and (buffer.next is None or buffer.next <= later):
-                    continue
-                if self._evict(buffer, out):
+                written = self._to_write(buffer)
+                if written < refused and self._evict(buffer, out):
                     break
+                refused = min(refused, written)
                 if tier + 1 in self.refusing and len(skipped) < _MOST_SKIPPED:
                     # a smaller one may fit
                     self._queues[tier].discard(buffer)
@@ -713,6 +812,36 @@ class Residency:
         for buffer in skipped:
             self._mark_unranked(buffer)
         return self.used[tier] + size <= self.capacity[tier]
+
+    def _first(self, tier: int, stored: bool, later: float | None) -> Buffer | None:
+        """The first buffer in eviction order, if it is needed later than `later`."""
+        buffer = self._queues[tier].first(self._now, stored)
+        if (
+            buffer is not None
+            and later is not None
+            and (buffer.next is None or buffer.next <= later)
+        ):
+            return None
+        return buffer
+
+    def _has_room(self, tier: int, size: int, later: float) -> bool:
+        """Whether evictions of tiles that are needed later than `later` make enough room."""
+        lacking = self.staying(tier) + size - self.capacity[tier]
+        taken: list[Buffer] = []
+        while lacking > 0:
+            buffer = self._first(tier, False, later) or self._first(tier, True, later)
+            if buffer is None:
+                break
+            self._queues[tier].discard(buffer)
+            taken.append(buffer)
+            lacking -= buffer.size
+        for buffer in taken:
+            self._mark_unranked(buffer)
+        return lacking <= 0
+
+    def _to_write(self, buffer: Buffer) -> int:
+        """Bytes that an eviction of a buffer writes to the tier below."""
+        return sum(tile.size for tile in buffer.tiles if not tile.is_below(buffer.tier))
 
     def _evict(self, buffer: Buffer, out: list[Instruction]) -> bool:
         """Evict a buffer, at once or when it is written; False if that is not possible."""
@@ -770,6 +899,7 @@ class Residency:
     def _copy(self, tile: _Tile, source: int, target: int, out: list[Instruction]) -> None:
         copy = Copy(tile.key, tile.generation, source, target, tile.size)
         tile.copies[target] = copy
+        self.copies += 1
         self.used[target] += copy.size
         self._active_fetches += target < source
         self._mark_unranked(tile.on[source])
@@ -780,6 +910,7 @@ class Residency:
         if tile is None or tile.generation != copy.generation:
             tile = self._removed[copy.key, copy.generation]
         del tile.copies[copy.target]
+        self.copies -= 1
         self.used[copy.target] -= copy.size
         self._active_fetches -= copy.target < copy.source
         return tile

@@ -161,6 +161,9 @@ class EmulatedDevice(Device):
     def total(self) -> int:
         return self.capacity
 
+    def free(self) -> int:
+        return self.capacity - self.used
+
     def holds(self, value: Any) -> bool:
         if isinstance(value, dict):
             return any(map(self.holds, value.values()))

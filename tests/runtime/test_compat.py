@@ -101,7 +101,7 @@ FUNCTIONS = {
             *("safe_sizeof", "to_frames", "from_buffer"),
         ),
         Feature.HINTS: ("handle_message", "send_to_worker"),
-        Feature.PREFETCH: ("next_ready",),
+        Feature.PREFETCH: ("next_tasks",),
     },
 }
 TABLES = {"scheduler": SCHEDULER, "worker": WORKER}
@@ -299,7 +299,7 @@ def test_all_features_are_there(
             "set_priority",
         ),
         *("note_reading", "run_later", "failed", "lose", "to_frames", "from_buffer"),
-        *("next_ready", "layer_name", "machine_memory"),
+        *("next_tasks", "layer_name", "machine_memory"),
     }
     functions = {
         name for features in FUNCTIONS.values() for names in features.values() for name in names

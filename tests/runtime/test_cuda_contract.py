@@ -123,6 +123,44 @@ def test_an_allocation_larger_than_the_device_evicts_nothing(
     assert store.report()["spilled"]["host"] == 0
 
 
+def test_an_allocation_that_running_tasks_leave_no_room_for_evicts_nothing(
+    pool: fake_cupy.Pool, make: Make
+) -> None:
+    store = filled(make, 6)
+    request = store.request(["t0", "t1", "t2"], lambda: None)
+    other = fake_cupy.alloc(SIZE)
+    # one tile's bytes are free, and three tiles can be evicted
+    with pytest.raises(MemoryError):
+        fake_cupy.alloc(5 * SIZE)
+    settled(store)
+    assert len(store.fast) == 6
+    assert store.report()["spilled"]["host"] == 0
+    temporary = fake_cupy.alloc(4 * SIZE)
+    settled(store)
+    assert len(store.fast) == 3
+    store.release(request)
+    del other, temporary
+
+
+def test_an_allocation_evicts_the_bytes_that_are_not_free(pool: fake_cupy.Pool, make: Make) -> None:
+    store = filled(make, 5)
+    temporary = fake_cupy.alloc(4 * SIZE)
+    settled(store)
+    assert len(store.fast) == 4
+    del temporary
+
+
+def test_nothing_is_assumed_of_an_unknown_allocator(pool: fake_cupy.Pool, make: Make) -> None:
+    fake_cupy.set_allocator(lambda size: pool.malloc(size))
+    store = filled(make, 6)
+    assert store._device is not None
+    assert store._device.free() is None
+    temporary = fake_cupy.alloc(4 * SIZE)
+    settled(store)
+    assert len(store.fast) <= 4
+    del temporary
+
+
 def test_the_capacity_of_the_device_grows_again_after_a_squeeze(
     pool: fake_cupy.Pool, make: Make
 ) -> None:

@@ -124,6 +124,23 @@ def test_hints_for_tasks_on_workers_are_sent_in_a_message() -> None:
     assert sent.now() == []
 
 
+def test_withdrawn_hints_are_not_sent_with_tasks_any_more() -> None:
+    made, other = task("made", 0), task("other", 1, annotations=None)
+    reader = task("reader", 2, "released", dependencies=[made, other])
+    made.dependents = other.dependents = [reader]
+    hints, sent = hint_sender({each.key: each for each in (made, other, reader)})
+    hints.graph_added(["made", "reader"])
+    sent.now()
+    assert made.annotations[ANNOTATION] is not None
+    hints.withdraw()
+    message = {"op": USES, "uses": [], "ran": [], "withdrawn": True}
+    assert sent.now() == [("knows", message)]
+    assert (made.annotations, other.annotations) == ({ANNOTATION: None}, None)
+    # on a worker that joins now
+    made.dependents = []
+    assert NextUses({"made": made}).next_use("made") is None
+
+
 def test_workers_with_a_replica_get_a_message_when_a_reader_has_run() -> None:
     knows, too = (
         Task(address=name, metrics={"dasktile": {"store": {"hits": 0}}})

@@ -310,6 +310,60 @@ def test_prefetches_evict_only_tiles_needed_later() -> None:
     assert worker.fast() == "cdef"
 
 
+def test_tiles_of_later_tasks_are_prefetched_into_free_room_only() -> None:
+    worker = Worker(6, None, prefetch=2)
+    for number, key in enumerate("abcdefghij"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    assert worker.fast() == "abcdef"
+    worker.request("task", "a", now=0, room=1)
+    worker.do(worker.residency.set_upcoming("b", "ghij"))
+    worker.do(worker.residency.expect({"a": INF, "f": 20}))
+    # neither f nor a is evicted for them
+    assert not worker.flights
+    for key in "bc":
+        worker.do(worker.residency.remove(key))
+    # two tiles are free, and the task makes one
+    assert [copy.key for copy in worker.flights] == ["g"]
+    worker.settle()
+    assert worker.fast() == "adefg"
+    worker.do(worker.residency.remove("d"))
+    worker.do(worker.residency.remove("e"))
+    assert [copy.key for copy in worker.flights] == ["h", "i"]
+    check(worker)
+
+
+def test_tiles_of_the_next_task_are_prefetched_before_those_of_later_ones() -> None:
+    worker = Worker(4, None, prefetch=2)
+    for number, key in enumerate("abcdefgh"):
+        worker.add(key, next_use=number)
+    worker.settle()
+    worker.request("task", "a", now=0)
+    # there is no room for e without an eviction of what is needed sooner
+    worker.do(worker.residency.set_upcoming("e", "gh"))
+    assert not worker.flights
+    worker.do(worker.residency.remove("b"))
+    worker.do(worker.residency.remove("c"))
+    assert [copy.key for copy in worker.flights] == ["e", "g"]
+
+
+def test_a_prefetch_evicts_several_tiles_or_none() -> None:
+    worker = Worker(4, None, prefetch=2)
+    for key, size, use in (("big", 2, 9), ("p", 1, 1), ("q", 1, 2), ("x", 1, 2.5), ("y", 1, 8)):
+        worker.add(key, size, next_use=use)
+    worker.settle()
+    assert worker.fast() == "pqxy"
+    written = worker.written
+    worker.do(worker.residency.expect({"big": 3}))
+    worker.do(worker.residency.set_upcoming(["big"]))
+    worker.settle()
+    # to evict y would not be enough
+    assert (worker.fast(), worker.written) == ("pqxy", written)
+    worker.do(worker.residency.expect({"x": 7}))
+    worker.settle()
+    assert worker.fast() == "bigpq"
+
+
 @pytest.mark.parametrize("fraction", (0, 0.25, 0.5))
 def test_prefetches_evict_tiles_needed_soon_up_to_a_fraction(fraction: float) -> None:
     worker = Worker(4, None, prefetch=4, prefetch_fraction=fraction)
@@ -435,6 +489,18 @@ def test_smaller_tiles_are_evicted_if_the_first_one_does_not_fit_below() -> None
     check(worker)
 
 
+def test_small_tiles_are_evicted_together_if_many_others_do_not_fit_below() -> None:
+    worker = Worker(400, 21, prefetch=0)
+    for number in range(13):
+        worker.add(f"l{number}", 30, next_use=100 - number)
+    for key in "abcd":
+        worker.add(key, 5, next_use=1)
+    worker.settle()
+    # two of the small ones had to leave, behind thirteen that find no room
+    assert worker.residency.used == [400, 10]
+    check(worker)
+
+
 def test_a_disk_with_a_limit() -> None:
     worker = Worker(2, 2, prefetch=0)
     for key in "abcde":
@@ -493,6 +559,28 @@ def test_urgent_requests_do_not_wait_for_room() -> None:
     worker.release("third")
     worker.settle()
     assert worker.ready == {"second"}
+
+
+def test_the_first_request_that_waits_is_urged() -> None:
+    worker = Worker(3, None)
+    for key in "abcdef":
+        worker.add(key)
+    worker.settle()
+    worker.request("first", "a", "b")
+    worker.request("second", "c", "d")
+    worker.request("third", "c", "e")
+    worker.settle()
+    events = worker.residency.events
+    worker.do(worker.residency.urge_first())
+    assert worker.residency.copies
+    worker.settle()
+    assert worker.ready == {"first", "second"}
+    assert not worker.residency.copies
+    assert worker.residency.events > events
+    worker.do(worker.residency.urge_first())
+    worker.settle()
+    assert worker.ready == {"first", "second", "third"}
+    assert worker.residency.urge_first() == []
 
 
 def test_fetched_views_take_only_their_own_size() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from heapq import merge
+from inspect import isawaitable
+from itertools import islice
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from dask.utils import key_split
 
@@ -26,10 +31,11 @@ def actors(worker: Worker) -> Mapping[Any, Any]:
     return worker.state.actors
 
 
-def next_ready(worker: Worker) -> Any:
-    """The task of a worker that runs next, None if none is ready."""
-    ready = worker.state.ready
-    return ready.peek() if ready else None
+def next_tasks(worker: Worker, count: int) -> list[Any]:
+    """The tasks of a worker that run next, in their order; some may wait for resources."""
+    state = worker.state
+    heaps = [heap.peekn(count) for heap in (state.ready, state.constrained) if heap]
+    return list(islice(merge(*heaps, key=attrgetter("priority")), count))
 
 
 def is_running(worker: Worker) -> bool:
@@ -88,12 +94,26 @@ def methods_of(worker: Worker) -> WorkerMethods:
 
 
 def replace_methods(worker: Worker, methods: WorkerMethods) -> list[Override]:
-    """Replace methods and handlers of a worker; `overrides.uninstall` restores each."""
+    """Replace methods and handlers of a worker; `overrides.uninstall` restores each.
+
+    A worker keeps every handler that it has called (`distributed.core._expects_comm` has a cache
+    without a limit), so that its handlers do not keep the objects of the new methods alive.
+    """
+    own_get, own_update = worker.handlers["get_data"], worker.handlers["update_data"]
+    get, update = WeakMethod(methods.get_data), WeakMethod(methods.update_data)
+
+    async def get_data(comm: Any, **message: Any) -> Any:
+        return await (get() or own_get)(comm, **message)
+
+    async def update_data(data: Any, **message: Any) -> Any:
+        result = (update() or own_update)(data, **message)
+        return await result if isawaitable(result) else result
+
     return [
         install(worker, "execute", methods.execute),
         install(worker, "gather_dep", methods.gather_dep),
-        install(worker.handlers, "get_data", methods.get_data),
-        install(worker.handlers, "update_data", methods.update_data),
+        install(worker.handlers, "get_data", get_data),
+        install(worker.handlers, "update_data", update_data),
     ]
 
 

@@ -42,7 +42,7 @@ WITHOUT = {
     Feature.METRICS: "transfers are not counted, and workers get no next-use hints",
     Feature.PAGE: "the dashboard has no dasktile page",
     Feature.SPILLING: "workers store their results as distributed configures them",
-    Feature.PREFETCH: "the inputs of the next task are not fetched before others",
+    Feature.PREFETCH: "the inputs of the next tasks are not fetched before others",
     Feature.CALIBRATION: "a restarted scheduler forgets the calibration",
     Feature.OWN_SCHEDULER: "plans are made for the threads of one process",
     Feature.EMULATED: "arrays of the emulated device cannot be sent to other workers",

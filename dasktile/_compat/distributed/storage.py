@@ -7,7 +7,7 @@ workers start with a store.
 from __future__ import annotations
 
 import logging
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,28 @@ def default_data(worker: Worker) -> type:
 
     configured = limits(worker)
     return SpillBuffer if configured.memory and (configured.target or configured.spill) else dict
+
+
+def spilled_sizes(data: Any) -> dict[Any, tuple[int, int]]:
+    """Values in the files of distributed's ``SpillBuffer``: bytes in memory and of the file.
+
+    Empty for any other mapping, and where a release stores these sizes elsewhere.  Checked with
+    distributed 2026.1.1, 2026.7.1 and 2026.8.0.
+    """
+    from distributed.spill import SpillBuffer
+
+    if not isinstance(data, SpillBuffer):
+        return {}
+    weights: Any = getattr(getattr(data.disk, "data", None), "weight_by_key", None)
+    if not isinstance(weights, dict) or set(weights) != set(data.disk):
+        return {}
+    return {key: (int(memory), int(disk)) for key, (memory, disk) in weights.items()}
+
+
+def spilled_values(data: Any) -> Mapping[Any, Any]:
+    """The values in the files of a ``SpillBuffer``; they may be read in any thread."""
+    values: Mapping[Any, Any] = data.disk
+    return values
 
 
 def replace_data(worker: Worker, data: MutableMapping[Any, Any]) -> None:

@@ -258,8 +258,9 @@ WORKER: Mapping[Feature, tuple[Internal, ...]] = {
         *_each(_WORKER_TASK, "hints that came with a task", "annotations"),
     ),
     Feature.PREFETCH: (
-        *_each("worker.state", "tasks that may run", "ready"),
-        Internal("worker.state.ready", "peek", "the task that runs next", call=""),
+        *_each("worker.state", "tasks that may run", "ready", "constrained"),
+        Internal("worker.state.ready", "peekn", "the tasks that run next", call="n"),
+        Internal("worker.state.constrained", "peekn", "the tasks that run next", call="n"),
     ),
 }
 

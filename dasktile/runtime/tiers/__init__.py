@@ -20,13 +20,14 @@ from dasktile.runtime.tiers.base import (
     device,
     register_device,
 )
-from dasktile.runtime.tiers.disk import Disk
+from dasktile.runtime.tiers.disk import Disk, Foreign
 from dasktile.runtime.tiers.host import Host, Packed
 
 __all__ = [
     "DEVICES",
     "Device",
     "Disk",
+    "Foreign",
     "Held",
     "Host",
     "Packed",

@@ -91,6 +91,13 @@ class Device(ABC):
     def total(self) -> int:
         """Bytes of the device's memory; the only method here that may initialise the device."""
 
+    def free(self) -> int | None:
+        """Bytes that an allocation of this thread may take now at most; None if unknown.
+
+        Called only after an allocation has failed.
+        """
+        return None
+
     @abstractmethod
     def holds(self, value: Any) -> bool:
         """Whether a value is on the device, wholly or in part."""

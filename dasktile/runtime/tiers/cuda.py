@@ -55,6 +55,21 @@ class CupyDevice(Device):
         _, total = cupy.cuda.runtime.memGetInfo()
         return int(total)
 
+    def free(self) -> int | None:
+        """Bytes that the driver and CuPy's pool have, in fragments or not.
+
+        Of another library's allocator it is unknown what it keeps for reuse.
+        """
+        allocator = cupy.cuda.get_allocator()
+        while isinstance(allocator, _RetryingAllocator):
+            allocator = allocator.inner
+        pool = getattr(allocator, "__self__", None)
+        if not isinstance(pool, type(cupy.get_default_memory_pool())):
+            return None
+        available, _ = cupy.cuda.runtime.memGetInfo()
+        free, limit = int(available + pool.free_bytes()), int(pool.get_limit())
+        return min(free, limit - int(pool.used_bytes())) if limit else free
+
     def holds(self, value: Any) -> bool:
         # another allocator may have been installed since
         self._install_allocator()

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -16,10 +17,48 @@ from dasktile._compat.distributed import serialization
 from dasktile.runtime.tiers.base import Held, Tier
 
 
+class Foreign:
+    """A value in the files of another mapping, which a store has taken over.
+
+    Parameters
+    ----------
+    values
+        The mapping from which the value is read, in any thread.
+    owner
+        The mapping from which it is deleted.
+    key
+        Its key in both.
+
+    Attributes
+    ----------
+    kept
+        Whether the value stays in the mapping when the store does not need it any more.
+    """
+
+    __slots__ = ("_owner", "_values", "kept", "key")
+
+    def __init__(self, values: Mapping[Any, Any], owner: MutableMapping[Any, Any], key: Any):
+        self._values = values
+        self._owner = owner
+        self.key = key
+        self.kept = False
+
+    def load(self) -> Any:
+        """The value."""
+        return self._values[self.key]
+
+    def free(self) -> None:
+        """Delete the value, unless it is kept."""
+        if not self.kept:
+            with suppress(KeyError, OSError):
+                del self._owner[self.key]
+
+
 class Disk(Tier):
     """Files with one tile each, in distributed's own serialisation.
 
-    A device's tile in the host's memory (`Packed`) is written unchanged.
+    A device's tile in the host's memory (`Packed`) is written unchanged.  A tile may be in a file
+    of another mapping (`Foreign`).
 
     Parameters
     ----------
@@ -60,6 +99,8 @@ class Disk(Tier):
         return Held(path, sum(map(serialization.frame_bytes, frames)))
 
     def load(self, held: Held) -> Any:
+        if isinstance(held.content, Foreign):
+            return held.content.load()
         with open(held.content, "rb", buffering=0) as file:
             # a writeable buffer, so that arrays in it are writeable, as those of the tile
             buffer = bytearray(held.size)
@@ -71,6 +112,9 @@ class Disk(Tier):
         return serialization.from_buffer(buffer)
 
     def free(self, held: Held) -> None:
+        if isinstance(held.content, Foreign):
+            held.content.free()
+            return
         self._unlink(held.content)
 
     def close(self) -> None:

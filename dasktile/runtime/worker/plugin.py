@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from dasktile.runtime.failures import Guarded
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.data import SpillOptions, store_for
 from dasktile.runtime.worker.spilling import Spilling
+from dasktile.runtime.worker.takeover import Handover
 from dasktile.schedule.placement import MARK
 
 #: Name of the plugins of the scheduler and of workers, and of the workers' metric.
@@ -152,14 +153,28 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         self._spill = spill
         self._worker: Worker | None = None
 
-    def setup(self, worker: Worker) -> None:
+    def setup(self, worker: Worker) -> Awaitable[None] | None:
         """Start to count, and to spill if that is configured.
 
         Parameters
         ----------
         worker
             The worker; its heartbeats carry the counts from now on.
+
+        Returns
+        -------
+        To be awaited if results are still being moved from an earlier store; else None.
         """
+        if self._spill is not None and isinstance(worker.data, Handover):
+            return self._setup_after(worker, worker.data)
+        self._setup(worker)
+        return None
+
+    async def _setup_after(self, worker: Worker, handover: Handover) -> None:
+        await handover.ended.wait()
+        self._setup(worker)
+
+    def _setup(self, worker: Worker) -> None:
         self.unavailable = checks.check_worker(worker, self._spill is not None)
         if Feature.METRICS not in self.unavailable:
             self._worker = worker
@@ -186,20 +201,23 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
             except Exception:
                 self._count_error("take over the results of a worker")
 
-    def teardown(self, worker: Worker) -> None:
+    def teardown(self, worker: Worker) -> Awaitable[None] | None:
         """Restore the worker to its state without the plugin.
 
         Parameters
         ----------
         worker
             The worker that was given to ``setup``.
+
+        Returns
+        -------
+        To be awaited if the worker spills: its results are moved; else None.
         """
         if self._worker is not None:
             execution.remove_metric(worker, NAME, self.summary)
-        if self.spilling is not None:
-            self.spilling.detach()
-            self.spilling = None
         self._worker = None
+        spilling, self.spilling = self.spilling, None
+        return None if spilling is None else spilling.detach()
 
     def transition(self, key: Any, start: Any, finish: Any, **kwargs: Any) -> None:
         """Count a result that is now in memory; called for every transition of every task.

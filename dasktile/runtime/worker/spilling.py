@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, MutableMapping
+from collections.abc import Callable, Collection, Iterable, MutableMapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,9 @@ from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.store import LostTileError, TileStore, no_next_use
-from dasktile.runtime.worker.takeover import move_all
+from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.schedule.budget import Budget
+from dasktile.schedule.patience import Patience
 
 if TYPE_CHECKING:
     from distributed.comm.core import Comm
@@ -62,6 +63,8 @@ class Spilling(Guarded):
         Whether the task that runs next can be read off this release of distributed.
     settings
         Constants; by default those of `RuntimeSettings`.
+    clock, processor
+        Return seconds, and seconds for which the process has used the processor.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class Spilling(Guarded):
         hints: bool = True,
         prefetch: bool = True,
         settings: RuntimeSettings | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        processor: Callable[[], float] = time.process_time,
     ) -> None:
         super().__init__()
         self.settings = settings or RuntimeSettings()
@@ -80,6 +85,10 @@ class Spilling(Guarded):
         self.store = store
         self.limit = limit
         self.budget = Budget()
+        self._clock, self._processor = clock, processor
+        self._patience = Patience(self.settings.room_timeout, self.settings.computing_share)
+        #: Number of requests that wait.
+        self._waits = 0
         self.hints = hints
         self.prefetch = prefetch
         self.uses = NextUses(execution.worker_tasks(worker), self.settings)
@@ -104,8 +113,7 @@ class Spilling(Guarded):
         self._original_methods = execution.methods_of(worker)
         self._update_budget()
         if worker.data is not self.store:
-            # in a spilling mapping they may be more than fits in memory
-            move_all(worker.data, self.store, self.store.wait_for_writes)
+            take_over(worker.data, self.store)
             self._original_data = worker.data
             storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use
@@ -123,8 +131,11 @@ class Spilling(Guarded):
         execution.add_callback(worker, USES, self._budget_callback)
         self._budget_callback.start()
 
-    def detach(self) -> None:
-        """Restore the worker.  A store that it was started with stays."""
+    async def detach(self) -> None:
+        """Restore the worker, as soon as its results are in its own mapping.
+
+        Tasks run meanwhile.  A store that the worker was started with stays.
+        """
         worker: Any = self.worker
         self._budget_callback.stop()
         execution.remove_callback(worker, USES)
@@ -142,15 +153,21 @@ class Spilling(Guarded):
             self.store.close()
             return
         if self._original_data is not None and worker.data is self.store:
+            handover = Handover(self.store, self._original_data)
+            storage.replace_data(worker, handover)
+            self.store.forget_uses()
             try:
-                move_all(self.store, self._original_data)
+                await handover.move()
             except Exception:
                 # a value cannot be read, or the other mapping rejects it: all stay in the store
                 self._count_error("move the results of a worker back")
+                storage.replace_data(worker, self.store)
             else:
                 storage.replace_data(worker, self._original_data)
                 self.store.close()
-                return
+            finally:
+                handover.ended.set()
+            return
         self.store.forget_uses()
 
     # Budget
@@ -314,12 +331,14 @@ class Spilling(Guarded):
             self._count_error("update next uses")
 
     def _task_started(self, task: Any) -> float | None:
-        """Prefetch for the task after a task that starts; return the latter's number."""
+        """Prefetch for the tasks after a task that starts; return the latter's number."""
         try:
             if self.store.evicted_count and self.prefetch:
-                following = execution.next_ready(self.worker)
-                reads = () if following is None else following.dependencies
-                self.store.set_upcoming([read.key for read in reads])
+                following = execution.next_tasks(self.worker, self.settings.prefetch_tasks)
+                reads = [[read.key for read in each.dependencies] for each in following]
+                self.store.set_upcoming(
+                    reads[0] if reads else (), [key for keys in reads[1:] for key in keys]
+                )
             return number(task.priority) if task.priority else None
         except Exception:
             self._count_error("prefetch for the next task")
@@ -452,17 +471,31 @@ class Spilling(Guarded):
         try:
             keys = [key for key in keys if key in self.store]
             request = self.store.request(keys, notify, room, now, urgent)
-            while not ready.done():
-                await asyncio.wait([ready], timeout=self.settings.room_timeout)
-                if self.worker.status != Status.paused:
-                    # tasks that run may wait for this one, by locks or otherwise
-                    self.store.urge(request)
+            if not ready.done():
+                await self._wait_for(ready)
         except asyncio.CancelledError:
             self._release(request)
             raise
         except Exception:
             self._count_error("swap results in")
         return request
+
+    async def _wait_for(self, ready: asyncio.Future[None]) -> None:
+        """Wait until a request is ready; one at a time needs no memory where nothing proceeds."""
+        store, settings = self.store, self.settings
+        if not self._waits:
+            self._patience.restart(self._clock(), store.events, self._processor())
+        self._waits += 1
+        try:
+            while not ready.done():
+                await asyncio.wait([ready], timeout=settings.room_timeout)
+                now, processor = self._clock(), self._processor()
+                stuck = self._patience.is_stuck(now, store.events, processor, store.copies)
+                if stuck and not ready.done() and self.worker.status != Status.paused:
+                    # tasks that run may wait for one of these, by locks or otherwise
+                    store.urge_first()
+        finally:
+            self._waits -= 1
 
     def _release(self, request: int | None) -> None:
         if request is not None:

@@ -37,7 +37,7 @@ import numpy as np
 from dasktile._compat.distributed import storage
 from dasktile.runtime.engine import Engine, inline, pool
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.runtime.tiers import Device, Held, Tier
+from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import (
@@ -66,14 +66,15 @@ def _no_clock() -> float:
 
 
 class Spilled(NamedTuple):
-    """Bytes of values that are on the last tier alone, as distributed's ``SpilledSize``.
+    """Bytes of values that take no memory of the host, as distributed's ``SpilledSize``.
 
     Parameters
     ----------
     memory
-        Bytes, as the scheduler counts them.
+        Bytes of those on disk or on a device, as the scheduler counts them.  It subtracts them from
+        the bytes of all results, and the rest from the memory of the process.
     disk
-        Bytes of their files.
+        Bytes of all files.
     """
 
     memory: int
@@ -296,6 +297,8 @@ class TileStore(MutableMapping[Any, Any]):
         else:
             entry.layout = placed(value)
         entry.parts = tuple(parts)
+        outside = sum(part.size for part in parts if self._is_outside(part.unit))
+        self._spilled_total = self._spilled_total.plus(memory=outside)
         self._entries[key] = entry
         self._values[key] = value
         for unit, (memory, whole) in new.items():
@@ -306,6 +309,49 @@ class TileStore(MutableMapping[Any, Any]):
         }
         if shared:
             self._execute(self._residency.expect(shared))
+
+    def adopt(self, key: Hashable, foreign: Foreign, size: int, stored: int) -> None:
+        """Take over a value that is in a file of another mapping, without reading it.
+
+        Parameters
+        ----------
+        key
+            Key of the value; it must be new.
+        foreign
+            The value.
+        size
+            Bytes of the value, as the scheduler counts them.
+        stored
+            Bytes of the file.
+        """
+        with self._lock:
+            self._track_all()
+            unit = Unit(key, size, self.host)
+            part = Part(unit, size)
+            entry = Entry(part, (part,), self.next_use(key))
+            unit.keys[key] = entry
+            unit.variables[self._last] = self._engine.new_variable(key)
+            self._entries[key] = entry
+            self._hold(unit, self._last, Held(foreign, stored))
+            use = entry.next_use
+            self._execute(self._residency.adopt(unit, size, stored, use, unit.home))
+
+    def give_back(self) -> list[Any]:
+        """Forget the values that are in files of another mapping; return their keys."""
+        with self._lock:
+            given = []
+            for key, entry in list(self._entries.items()):
+                held = [part.unit.held.get(self._last) for part in entry.parts]
+                content = held[0].content if len(held) == 1 and held[0] is not None else None
+                if isinstance(content, Foreign):
+                    content.kept = True
+                    del self[key]
+                    given.append(key)
+            return given
+
+    def wait_all(self) -> None:
+        """Wait for all copies and removals that have been started."""
+        self._engine.wait_all()
 
     def _is_divided(self, value: Any) -> bool:
         """Whether the parts of a value are in units of their own: a tuple with large parts."""
@@ -359,7 +405,7 @@ class TileStore(MutableMapping[Any, Any]):
             entry = self._entries.pop(key)
             self._values.pop(key, None)
             for part in entry.parts:
-                if self._is_spilled(part.unit):
+                if self._is_outside(part.unit):
                     self._spilled_total = self._spilled_total.plus(memory=-part.size)
                 part.unit.keys.pop(key, None)
             # only then: an instruction for one unit may drop another one of the same value
@@ -404,7 +450,7 @@ class TileStore(MutableMapping[Any, Any]):
 
     @property
     def spilled_total(self) -> Spilled:
-        """Bytes of the values that are on the last tier alone, and bytes of all files."""
+        """Bytes of the values that are not in the host's memory, and bytes of all files."""
         return self._spilled_total
 
     @property
@@ -553,6 +599,7 @@ class TileStore(MutableMapping[Any, Any]):
 
         What has been evicted is free only when no thread holds it any more, as that of a task that
         has just ended may.  So it is tried again for a short while where nothing can be evicted.
+        Nothing is evicted if all that can be would not be enough, as running tasks hold the rest.
         """
         if getattr(self._copying, "now", False):
             # the copy fails, and the residency retries it when there is memory
@@ -560,9 +607,14 @@ class TileStore(MutableMapping[Any, Any]):
         if self._device is not None and size > self._device.total():
             # no eviction makes room for it
             return False
+        free = None if self._device is None else self._device.free()
         with self._lock:
             before = self._evicted_bytes
-            copies = self._execute(self._residency.shrink(0, size))
+            residency, copies = self._residency, []
+            if free is None or free + residency.evictable(0) >= size:
+                # where enough is free already, it is in fragments
+                lacking = size if free is None or free >= size else size - free
+                copies = self._execute(residency.shrink(0, lacking))
         for copy in copies:
             copy.exception()
         if self._evicted_bytes == before:
@@ -646,6 +698,21 @@ class TileStore(MutableMapping[Any, Any]):
         with self._lock:
             self._execute(self._residency.urge(name))
 
+    def urge_first(self) -> None:
+        """Make the first request that waits for memory urgent."""
+        with self._lock:
+            self._execute(self._residency.urge_first())
+
+    @property
+    def events(self) -> int:
+        """Number of copies that were done, and of requests that were released."""
+        return self._residency.events
+
+    @property
+    def copies(self) -> bool:
+        """Whether tiles are being copied."""
+        return self._residency.copies > 0
+
     def release(self, name: int) -> None:
         """End a request: its values can be evicted, and its callback is not called any more."""
         with self._lock:
@@ -680,12 +747,15 @@ class TileStore(MutableMapping[Any, Any]):
                         changed.update(dict.fromkeys(entry.units()))
                 self._execute(self._residency.expect({unit: unit.next_use() for unit in changed}))
 
-    def set_upcoming(self, keys: Sequence[Any]) -> None:
-        """Set the inputs of the next task, as for :meth:`Residency.set_upcoming`."""
+    def set_upcoming(self, keys: Sequence[Any], further: Sequence[Any] = ()) -> None:
+        """Set the inputs of the next tasks, as for :meth:`Residency.set_upcoming`."""
         with self._lock:
-            entries = [self._entries[key] for key in keys if key in self._entries]
-            units = [unit for entry in entries for unit in entry.units()]
-            self._execute(self._residency.set_upcoming(units))
+            self._execute(self._residency.set_upcoming(self._units(keys), self._units(further)))
+
+    def _units(self, keys: Iterable[Any]) -> list[Hashable]:
+        """The units of values, each once."""
+        entries = (self._entries[key] for key in keys if key in self._entries)
+        return list(dict.fromkeys(unit for entry in entries for unit in entry.units()))
 
     def forget_uses(self) -> None:
         """Forget all next uses, so that eviction is by age, and restore the first capacity."""
@@ -780,16 +850,25 @@ class TileStore(MutableMapping[Any, Any]):
             with self._lock:
                 self._copy_failed(unit, copy, error)
 
-    def _is_spilled(self, unit: Unit) -> bool:
-        return min(unit.held, default=0) == self._last
+    def _is_outside(self, unit: Unit) -> bool:
+        """Whether a unit is on tiers, but not on that of the host's memory."""
+        return bool(unit.held) and self.host not in unit.held
+
+    def _hold(self, unit: Unit, tier: int, held: Held | None) -> None:
+        """Note what a tier has of a unit, None for nothing any more."""
+        outside = self._is_outside(unit)
+        before = unit.held.pop(tier, None)
+        if held is not None:
+            unit.held[tier] = held
+        change = self._is_outside(unit) - outside
+        memory = change * unit.nbytes() if change else 0
+        disk = _size(held) - _size(before) if tier == self._last else 0
+        self._spilled_total = self._spilled_total.plus(memory, disk)
 
     def _drop(self, unit: Any, tier: int) -> None:
-        held = unit.held.pop(tier)
+        held = unit.held[tier]
+        self._hold(unit, tier, None)
         variable = unit.variables.pop(tier)
-        if tier == self._last:
-            self._spilled_total = self._spilled_total.plus(disk=-held.size)
-        elif self._is_spilled(unit):
-            self._spilled_total = self._spilled_total.plus(memory=unit.nbytes())
         if tier == 0:
             self._evicted_bytes += held.size
         if tier == unit.home:
@@ -831,12 +910,8 @@ class TileStore(MutableMapping[Any, Any]):
             self._metrics[label, "count"] += 1
             self._metrics[label, "bytes"] += result.size if down else held.size
             self._metrics[label, "seconds"] += self._clock() - start
-            if not down and self._is_spilled(unit):
-                self._spilled_total = self._spilled_total.plus(memory=-unit.nbytes())
-            unit.held[copy.target] = result
-            if copy.target == self._last:
-                self._spilled_total = self._spilled_total.plus(disk=result.size)
-            elif copy.target == unit.home:
+            self._hold(unit, copy.target, result)
+            if copy.target == unit.home:
                 self._restore(unit, result.content)
             self._execute(self._residency.copied(copy, result.size))
 
@@ -893,6 +968,10 @@ class TileStore(MutableMapping[Any, Any]):
 def _error_of(entry: Entry) -> BaseException | None:
     """Why a part of a value could not be read back, if one could not."""
     return next((unit.error for unit in entry.units() if unit.error is not None), None)
+
+
+def _size(held: Held | None) -> int:
+    return 0 if held is None else held.size
 
 
 def _keep_alive(held: Held) -> None:

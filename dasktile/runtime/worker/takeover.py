@@ -1,16 +1,53 @@
-"""Moves all results of a worker from one mapping to another."""
+"""Moves the results of a worker from one mapping to another.
+
+Nothing here reads or writes many results at once on the event loop: a worker that handles no
+message for long is taken for dead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import asyncio
+from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import suppress
 from typing import Any
+
+from dasktile._compat.distributed import storage
+from dasktile.runtime.tiers import Foreign
+from dasktile.runtime.worker.store import LostTileError, TileStore
 
 Data = MutableMapping[Any, Any]
 
 
-def move_all(source: Data, target: Data, after_each: Callable[[], object] = lambda: None) -> None:
-    """Move all values, or none if one of them cannot be moved.
+def take_over(source: Data, store: TileStore) -> None:
+    """Take over all values of a mapping.
+
+    Values in files of distributed's mapping stay there, and are read when they are needed.
+
+    Parameters
+    ----------
+    source
+        The mapping.
+    store
+        A store without any of its keys.
+
+    Raises
+    ------
+    Exception
+        An exception of one of the mappings, after all values were moved back.
+    """
+    sizes = storage.spilled_sizes(source) if store.host == 0 else {}
+    try:
+        for key, (size, stored) in sizes.items():
+            foreign = Foreign(storage.spilled_values(source), source, key)
+            store.adopt(key, foreign, size, stored)
+        move_all(source, store, [key for key in source if key not in sizes])
+    except BaseException:
+        store.give_back()
+        raise
+
+
+def move_all(source: Data, target: Data, keys: Iterable[Any]) -> None:
+    """Move values, or none if one of them cannot be moved.
 
     Values are moved one by one, so that at most one is in both mappings.
 
@@ -18,8 +55,8 @@ def move_all(source: Data, target: Data, after_each: Callable[[], object] = lamb
     ----------
     source, target
         The mappings.
-    after_each
-        Called after each value.
+    keys
+        Keys of the values.
 
     Raises
     ------
@@ -28,13 +65,12 @@ def move_all(source: Data, target: Data, after_each: Callable[[], object] = lamb
     """
     moved_keys = []
     try:
-        for key in list(source):
+        for key in keys:
             value = source[key]
             moved_keys.append(key)
             target[key] = value
             del value
             del source[key]
-            after_each()
     except BaseException:
         for key in moved_keys:
             if key not in source:
@@ -42,3 +78,103 @@ def move_all(source: Data, target: Data, after_each: Callable[[], object] = lamb
             with suppress(KeyError):
                 del target[key]
         raise
+
+
+class Handover(MutableMapping[Any, Any]):
+    """The results of a worker while they are moved from a store to another mapping.
+
+    Parameters
+    ----------
+    store
+        The store.
+    target
+        The other mapping.
+
+    Attributes
+    ----------
+    ended
+        Set when the worker has another mapping than this one.
+    """
+
+    def __init__(self, store: TileStore, target: Data) -> None:
+        self._store = store
+        self._target = target
+        #: False while values of the target may still be deleted for the store.
+        self._settled = False
+        self.ended = asyncio.Event()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._store[key] if key in self._store else self._target[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        if self._settled:
+            with suppress(KeyError):
+                del self._store[key]
+            self._target[key] = value
+            return
+        self._store[key] = value
+        with suppress(KeyError):
+            del self._target[key]
+
+    def __delitem__(self, key: Any) -> None:
+        del (self._store if key in self._store else self._target)[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._store or key in self._target
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([*self._store, *self._target])
+
+    def __len__(self) -> int:
+        return len(self._store) + len(self._target)
+
+    @property
+    def spilled_total(self) -> tuple[int, int]:
+        """As that of distributed's mapping."""
+        memory, disk = self._store.spilled_total
+        others = getattr(self._target, "spilled_total", (0, 0))
+        return memory + others[0], disk + others[1]
+
+    async def move(self) -> None:
+        """Move all values one by one; other work of the event loop runs in between.
+
+        Raises
+        ------
+        Exception
+            An exception of one of the mappings; all values are in the store then.
+        """
+        store = self._store
+        loop = asyncio.get_running_loop()
+        store.give_back()
+        # what was deleted before may still have to be deleted from the target
+        await loop.run_in_executor(None, store.wait_all)
+        self._settled = True
+        try:
+            # those in memory first: the others need its room
+            while store:
+                fast = [key for key in store if key in store.fast]
+                for key in fast or list(store):
+                    await self._move_one(key)
+        except BaseException:
+            self._settled = False
+            take_over(self._target, store)
+            raise
+
+    async def _move_one(self, key: Any) -> None:
+        store = self._store
+        ready = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        if key not in store:
+            return
+        request = store.request([key], lambda: loop.call_soon_threadsafe(ready.set), urgent=True)
+        try:
+            await ready.wait()
+            if key not in store:
+                return
+            if key not in store.fast:
+                raise LostTileError(f"{key!r} could not be read back")
+            self._target[key] = store[key]
+            del store[key]
+        finally:
+            store.release(request)
+        await asyncio.sleep(0)

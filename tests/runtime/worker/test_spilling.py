@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -20,10 +25,13 @@ from distributed import (
     wait,
     worker_client,
 )
+from distributed.collections import HeapSet
 
 import dasktile
+from dasktile._compat.distributed import execution
 from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
+from dasktile.schedule.patience import Patience
 
 LIMIT = 60
 SIZE = 200_000
@@ -128,13 +136,36 @@ def test_attached_and_detached(quiet: None) -> None:
         dasktile.enable(client)
         [store] = stores(cluster)
         assert len(store) == 40
-        assert not before[0]
+        # results in files stay there
+        assert not before[0].memory
+        assert before[0].disk
         np.testing.assert_array_equal((x + 1).compute(), X + 1)
         dasktile.disable(client)
         assert ways(worker) == before
         assert len(worker.data) == 40
         assert not len(store)
         np.testing.assert_array_equal((x + 1).compute(), X + 1)
+
+
+def test_disabled_stores_are_freed(quiet: None) -> None:
+    with spilling(20, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        freed = []
+        for number in range(3):
+            dasktile.enable(client)
+            [store] = stores(cluster)
+            freed.append(weakref.ref(store))
+            # the worker calls its handlers
+            assert client.gather(client.scatter([number])) == [number]
+            del store
+            dasktile.disable(client)
+
+        def all_are() -> bool:
+            gc.collect()
+            return not any(one() for one in freed)
+
+        deadline(all_are)
+        assert worker.status.name == "running"
 
 
 def test_results_that_cannot_be_read_back_are_recomputed(quiet: None) -> None:
@@ -164,6 +195,69 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
         wait(tiles, timeout=LIMIT)
         actual = client.submit(outer, tiles[0], _Hidden(tiles)).result(LIMIT)
         assert actual == 15 * (SIZE // 8) + 5
+
+
+@pytest.mark.parametrize("count, expected", [(1, [1]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
+def test_the_next_tasks_include_those_that_need_resources(count: int, expected: list[int]) -> None:
+    ready, constrained = (HeapSet(key=attrgetter("priority")) for _ in range(2))
+    tasks = {number: Prioritised((number,)) for number in range(1, 5)}
+    for number, heap in ((4, ready), (2, ready), (3, constrained), (1, constrained)):
+        heap.add(tasks[number])
+    worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=constrained))
+    assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected
+    ready.clear()
+    constrained.clear()
+    assert execution.next_tasks(worker, count) == []
+
+
+@dataclass(eq=False)
+class Prioritised:
+    priority: tuple[int, ...]
+
+
+STARTED, RELEASED = threading.Event(), threading.Event()
+
+
+def holds(*tiles: np.ndarray) -> bool:
+    STARTED.set()
+    return RELEASED.wait(LIMIT)
+
+
+def releases(*tiles: np.ndarray) -> None:
+    RELEASED.set()
+
+
+def test_tasks_exceed_the_memory_limit_only_where_nothing_proceeds(quiet: None) -> None:
+    checks: list[bool] = []
+    computes = True
+    STARTED.clear()
+    RELEASED.clear()
+
+    def processor() -> float:
+        checks.append(computes)
+        return sum(checks) * 1000.0
+
+    with spilling(6, threads=2) as (cluster, client):
+        [worker] = cluster.workers.values()
+        [store] = stores(cluster)
+        one = spilling_of(worker)
+        one._clock = lambda: 5.0 * len(checks)
+        one._processor = processor
+        one._patience = Patience(5.0, 0.25)
+        one.settings = replace(one.settings, room_timeout=0.001)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
+        wait(tiles, timeout=LIMIT)
+        capacity = store.capacity(0)
+        first = client.submit(holds, *tiles[:2])
+        assert STARTED.wait(LIMIT)
+        # it waits for the memory of the first one's inputs, and the first one waits for it
+        second = client.submit(releases, *tiles[2:4])
+        deadline(lambda: len(checks) > 50)
+        assert not RELEASED.is_set()
+        assert store.used(0) <= capacity
+        computes = False
+        assert first.result(LIMIT)
+        second.result(LIMIT)
 
 
 class _Hidden(list[Any]):

@@ -500,6 +500,39 @@ def test_results_larger_than_the_device(
     until(lambda: gpu.used == 0)
 
 
+def test_bytes_on_the_device_are_no_memory_of_the_host(
+    device: Callable[[float], EmulatedDevice],
+) -> None:
+    device(8)
+    with spilling(3, device=6) as (cluster, client):
+        [worker] = cluster.workers.values()
+        store = store_of(cluster)
+
+        def managed() -> float:
+            client.sync(worker.heartbeat)
+            return cluster.scheduler.workers[worker.address].memory.managed / SIZE
+
+        def settled() -> bool:
+            # tiles that were written are dropped where they were
+            return sum(store.report()["held"].values()) // SIZE == TILES
+
+        tiles = client.map(on_device, range(5), pure=False)
+        wait(tiles, timeout=LIMIT)
+        # all are on the device
+        assert (round(managed()), store.spilled_total.disk) == (0, 0)
+        tiles += client.map(on_device, range(5, TILES), pure=False)
+        wait(tiles, timeout=LIMIT)
+        until(settled)
+        held = {name: size // SIZE for name, size in store.report()["held"].items()}
+        assert held == {"emulated": 6, "host": 3, "disk": 1}
+        assert round(managed()) == 3
+        is_there = [client.submit(on_device_total, one, pure=False) for one in tiles]
+        assert client.gather(is_there) == sums(range(TILES))
+        del tiles, is_there
+        until(lambda: not len(store))
+        assert store.spilled_total == (0, 0)
+
+
 def doubled_and_held(value: Any) -> float:
     """Holds what it has allocated for a while after its end."""
     held = [value, value * 2]

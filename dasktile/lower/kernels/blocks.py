@@ -85,7 +85,7 @@ def _reading_copies(
             for label in range(len(node.labels))
         ]
         place = context.home_position(full)
-        own = {
+        own: dict[Any, Any] = {
             read: (read[0], place, *read[1:])
             for read in task.dependencies
             if type(read) is tuple and read[0] in copied

@@ -385,7 +385,11 @@ class _Written:
     def memory(self) -> GraphMemory:
         """What is known of each task of the new graph."""
         tasks = self.tasks
-        named = self.changed - tasks.kept
+        named = {
+            number
+            for number in self.changed
+            if number not in tasks.kept or self._named_home(number) == tasks.places[number]
+        }
         memory = {
             self.key_of[number]: task_memory(tasks, number, is_named=number in named)
             for number in range(len(tasks.keys))

@@ -31,6 +31,7 @@ from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.reshard import getitem_any
+from dasktile.schedule.placement import SLICE_PREFIX
 
 Key = Any
 Shape = tuple[int, ...]
@@ -217,6 +218,11 @@ class _Estimate:
             if type(tasks.tasks[number]) is Alias and len(tasks.reads[number]) == 1:
                 sizes[number] = sizes[tasks.reads[number][0]]
                 continue
+            pieces = self.pieces(number)
+            if pieces:
+                # a scattered sum: its pieces are of one size, or nearly so
+                sizes[number] = sizes[tasks.reads[number][0]] // pieces
+                continue
             inputs = max((sizes[read] for read in tasks.reads[number]), default=0)
             parts = [
                 # a task adds its inputs, or joins them
@@ -231,6 +237,15 @@ class _Estimate:
             if not is_piece and type(task) is not DataNode:
                 guessed.add(number)
         return sizes, guessed
+
+    def pieces(self, number: int) -> int:
+        """Pieces into which the only input of a slice is cut; 0 for other tasks."""
+        tasks = self.tasks
+        if len(tasks.reads[number]) != 1 or not tasks.heads[number].startswith(SLICE_PREFIX):
+            return 0
+        [read] = tasks.reads[number]
+        cut = [each for each in tasks.readers[read] if tasks.heads[each].startswith(SLICE_PREFIX)]
+        return len(cut)
 
     def noted(self, number: int) -> _Result | None:
         """A block: data of the graph, or what the annotations of its layer say; None for others."""

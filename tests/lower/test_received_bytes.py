@@ -20,7 +20,8 @@ from tests.traffic import traffic
 _CORPUS = [
     "coiled.adjacent_groups", "coiled.anom_mean", "coiled.climatic_mean", "coiled.double_diff",
     "coiled.quadratic_mean", "coiled.vorticity", "local_cupy.column_sum", "local_cupy.dot",
-    "pangeo.vorticity", "threads.dask_6745", "threads.xarray_9550",
+    "pangeo.climatological_anomalies", "pangeo.vorticity", "threads.dask_6745",
+    "threads.xarray_9550",
 ]  # fmt: skip
 
 
@@ -44,6 +45,8 @@ def _compare(
         # Dask places the tasks of an unchanged graph when it runs: nothing can be counted before
         pytest.skip("the input itself is the plan")
     assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=near)
+    if plan.received_after is not None:
+        assert plan.received_after == pytest.approx(sum(moved.values()), rel=0.05, abs=2**20)
 
 
 @pytest.mark.parametrize("workers", [4, 6, 8])
@@ -76,6 +79,20 @@ def test_files_are_read_where_most_of_a_block_is_needed(
     assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.01, abs=64)
     # the short last block of each file, which every mesh cut of the rows crosses
     assert plan.bytes_after < 0.15 * joined.nbytes
+
+
+@pytest.mark.parametrize("workers", [4, 6, 8])
+def test_simulated_bytes_of_a_function_that_nobody_registered(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    made = da.random.default_rng(0).random((600, 600), chunks=(100, 100))
+    smooth = da.map_overlap(lambda block: block + 1, made, depth=2, boundary="reflect")
+    plan, planned = dasktile.explain(smooth), dasktile.optimize(smooth)
+    moved, _ = traffic([planned], workers)
+    # halos, not blocks
+    assert 0 < sum(moved.values()) < 2**17
+    assert plan.received_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
 
 
 def test_a_slice_is_sent_and_not_the_tile_that_it_is_cut_from(

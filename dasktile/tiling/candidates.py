@@ -421,28 +421,27 @@ class Space:
         if not aligned(node, edge):
             return None
         # block by block, in other sizes: a stencil, a trim
-        return self.handed(edge.chunks or (), options)
+        return _resized(boxes.work(options), node.labels, edge.chunks or ())
 
-    def handed(self, chunks: Chunks, options: Options | None = None) -> Boxes:
+    def handed(self, chunks: Chunks) -> Boxes:
         """Boxes of an array whose blocks must not be cut.
 
-        For all ways in which the mesh can divide the blocks, or those of `options`.
+        For all ways in which the mesh can divide the blocks.
         """
         labels = tuple(Label(sum(sizes), Role.PINNED, sizes) for sizes in chunks)
         maps = tuple(AxisMap(axis) for axis in range(len(labels)))
-        if options is None:
-            choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
-            nothing = (None,) * len(self.mesh.shape)
-            alone = (False,) * len(self.mesh.shape)
-            options = Options(
-                _in_all_orders(
-                    (
-                        Option(picks, nothing, alone)
-                        for picks in itertools.product(choices, repeat=len(self.mesh.shape))
-                    ),
-                    self.ordered,
-                )
+        choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
+        nothing = (None,) * len(self.mesh.shape)
+        alone = (False,) * len(self.mesh.shape)
+        options = Options(
+            _in_all_orders(
+                (
+                    Option(picks, nothing, alone)
+                    for picks in itertools.product(choices, repeat=len(self.mesh.shape))
+                ),
+                self.ordered,
             )
+        )
         layout = _BoxBuilder(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
         return layout.need(options, maps, tuple(label.size for label in labels))
 
@@ -513,6 +512,16 @@ class Space:
             array = self.program.nodes[follow.node]
             self._copies[key] = followed_copy(node, follow, array, self.mesh.workers)
         return self._copies[key]
+
+
+def _resized(work: Boxes, labels: Sequence[Label], chunks: Chunks) -> Boxes:
+    """The boxes that the same blocks have in an array whose chunks have other sizes."""
+    lo, hi = np.empty_like(work.lo), np.empty_like(work.hi)
+    for axis, (label, sizes) in enumerate(zip(labels, chunks, strict=True)):
+        places, edges = np.asarray(bounds(label.cuts)), np.asarray(bounds(sizes))
+        for old, new in ((work.lo, lo), (work.hi, hi)):
+            new[..., axis] = edges[np.searchsorted(places, old[..., axis])]
+    return replace(work, lo=lo, hi=hi)
 
 
 def unknown_relation(node: Node, edge: Edge) -> bool:

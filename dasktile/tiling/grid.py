@@ -49,6 +49,10 @@ class Axes:
     free: bool = True
 
 
+#: Smallest over largest of blocks that are divided by their number, not by their sizes (chosen).
+NEARLY_EQUAL = 0.9
+
+
 @lru_cache(maxsize=65536, typed=True)
 def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     """Boundaries of `parts` near-even parts of a label, on the positions of `grid`.
@@ -68,13 +72,18 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
         if units % parts == 0:
             return tuple(min(size, part * (units // parts) * grid) for part in range(parts + 1))
         if parts % units == 0:
-            cells = tuple(min(size, unit * grid) for unit in range(units + 1))
-            return _divided(cells, parts // units)
+            edges = tuple(min(size, unit * grid) for unit in range(units + 1))
+            return _divided(edges, parts // units)
         return ideal
     if isinstance(grid, Soft) and parts >= len(grid) > 1:
         finer = _divided(grid, -(-parts // (len(grid) - 1)))
         return finer if len(finer) == parts + 1 else split(size, parts, finer)
     positions = np.asarray(grid)
+    cells = np.diff(positions)
+    if len(cells) and cells.min() >= NEARLY_EQUAL * cells.max():
+        # by number: arrays of as many blocks, as with and without a halo, are cut at the same ones
+        numbers = ((2 * part * len(cells) + parts) // (2 * parts) for part in range(parts + 1))
+        return tuple(int(positions[number]) for number in numbers)
     ideal_positions = np.asarray(ideal)
     right = np.clip(np.searchsorted(positions, ideal_positions), 0, len(positions) - 1)
     left = np.maximum(right - 1, 0)

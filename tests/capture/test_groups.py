@@ -116,7 +116,7 @@ def test_partial_results_with_the_groups_of_their_block() -> None:
         _data((4, 20), (4, 3)), _labels(20, "sorted"), func="sum", method="map-reduce",
         reindex=False,
     )  # fmt: skip
-    assert _assert_recognised(result).groups == Groups(3, ((0, 7), (1, 7), (2, 6)))
+    assert _assert_recognised(result).groups == Groups(3, ((0, 7), (1, 14), (2, 20)))
 
 
 @pytest.mark.parametrize("method", ["map-reduce", "cohorts"])

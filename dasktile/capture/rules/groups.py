@@ -488,12 +488,12 @@ def _groups(view: GraphView, reduced: _Reduced) -> Groups | None:
         return None
     numbers = np.concatenate([blocks[at,] for at in range(len(blocks))])
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
-    lengths = np.diff(starts, append=len(numbers))
     if len(starts) > SETTINGS.runs:
         return None
+    ends = np.append(starts[1:], len(numbers))
     return Groups(
         len(reduced.groups),
-        tuple(zip(numbers[starts].tolist(), lengths.tolist(), strict=True)),
+        tuple(zip(numbers[starts].tolist(), ends.tolist(), strict=True)),
     )
 
 

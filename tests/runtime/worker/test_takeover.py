@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from distributed.spill import Slow, SpillBuffer
 
-from dasktile.runtime.tiers import Disk, Held
+from dasktile.runtime.tiers import Disk, Foreign, Held
 from dasktile.runtime.worker.store import TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.schedule.instructions import ResidencySettings
@@ -122,6 +122,35 @@ def test_files_that_were_taken_over_stay_when_all_moves_back(
     assert not files
     assert not len(store)
     is_right(buffer)
+
+
+def test_files_that_move_while_they_are_read_are_no_loss(
+    buffer: SpillBuffer,
+    store: TileStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reading, moved = threading.Event(), threading.Event()
+    load = Foreign.load
+
+    def late(foreign: Foreign) -> Any:
+        reading.set()
+        assert moved.wait(60)
+        return load(foreign)
+
+    monkeypatch.setattr(Foreign, "load", late)
+    take_over(buffer, store)
+    [key, *_] = buffer.disk
+    request = store.request([key], lambda: None)
+    assert reading.wait(60)
+    assert key in store.give_back()
+    # the other mapping has it in memory now, and no file of it
+    np.testing.assert_array_equal(buffer[key], tile(int(key[1:])))
+    moved.set()
+    store.wait_all()
+    store.release(request)
+    assert key not in store
+    assert "could not be read back" not in caplog.text
 
 
 @pytest.mark.parametrize("deleted", [False, True])

@@ -7,7 +7,7 @@ at once on the event loop: a worker that handles no message for long is taken fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,14 +38,14 @@ def take_over(source: Data, store: TileStore) -> None:
         An exception of one of the mappings, after all values were moved back.
     """
     sizes = storage.spilled_sizes(source) if store.host == 0 else {}
-    in_files = getattr(source, "disk", {}).keys() - sizes.keys()
+    disk = getattr(source, "disk", None)
+    in_memory = type(source) is dict or (isinstance(disk, Mapping) and len(disk) == len(sizes))
     try:
         for key, (size, stored) in sizes.items():
             foreign = Foreign(storage.spilled_values(source), source, key)
             store.adopt(key, foreign, size, stored)
-        # those in memory first: the others need its room
-        keys = sorted((key for key in source if key not in sizes), key=in_files.__contains__)
-        move_all(source, store, keys, store.wait_for_writes if in_files else lambda: None)
+        keys = [key for key in source if key not in sizes]
+        move_all(source, store, keys, _nothing if in_memory else store.wait_for_writes)
     except BaseException:
         store.give_back()
         raise
@@ -55,7 +55,7 @@ def move_all(
     source: Data,
     target: Data,
     keys: Iterable[Any],
-    after_each: Callable[[], object] = lambda: None,
+    after_each: Callable[[], object],
 ) -> None:
     """Move values, or none if one of them cannot be moved.
 
@@ -91,6 +91,10 @@ def move_all(
             with suppress(KeyError):
                 del target[key]
         raise
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
 
 
 class Handover(MutableMapping[Any, Any]):
@@ -154,7 +158,8 @@ class Handover(MutableMapping[Any, Any]):
         Raises
         ------
         Exception
-            An exception of one of the mappings; all values are in the store then.
+            An exception of one of the mappings; all values are in the store then, or in both if
+            some could not be moved to it.
         """
         store = self._store
         loop = asyncio.get_running_loop()

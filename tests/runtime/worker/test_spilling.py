@@ -26,6 +26,7 @@ from distributed import (
     worker_client,
 )
 from distributed.collections import HeapSet
+from distributed.spill import SpillBuffer
 
 import dasktile
 from dasktile._compat.distributed import execution
@@ -166,6 +167,33 @@ def test_disabled_stores_are_freed(quiet: None) -> None:
 
         deadline(all_are)
         assert worker.status.name == "running"
+
+
+def test_results_that_can_be_moved_neither_way_stay_in_both_mappings(
+    quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise OSError("the disk fails")
+
+    with spilling(20, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        own = worker.data
+        dasktile.enable(client)
+        [store] = stores(cluster)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(4), pure=False)
+        wait(tiles, timeout=LIMIT)
+        set_one = SpillBuffer.__setitem__
+
+        def set_two(buffer: SpillBuffer, key: Any, value: Any) -> None:
+            set_one(buffer, key, value) if len(buffer) < 2 else fails()
+
+        monkeypatch.setattr(SpillBuffer, "__setitem__", set_two)
+        monkeypatch.setattr("dasktile.runtime.worker.takeover.take_over", fails)
+        dasktile.disable(client)
+        monkeypatch.undo()
+        assert (len(own), len(store), len(worker.data)) == (2, 2, 4)
+        totals = client.gather(client.map(np.sum, tiles, pure=False))
+        assert totals == [number * SIZE // 8 for number in range(4)]
 
 
 def test_results_that_cannot_be_read_back_are_recomputed(quiet: None) -> None:

@@ -226,13 +226,17 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
 
 
 @pytest.mark.parametrize("count, expected", [(1, [1]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
-def test_the_next_tasks_include_those_that_need_resources(count: int, expected: list[int]) -> None:
+def test_the_next_tasks_include_those_that_need_resources(
+    count: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready, constrained = (HeapSet(key=attrgetter("priority")) for _ in range(2))
     tasks = {number: Prioritised((number,)) for number in range(1, 5)}
     for number, heap in ((4, ready), (2, ready), (3, constrained), (1, constrained)):
         heap.add(tasks[number])
     worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=constrained))
     assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected
+    monkeypatch.setattr(execution, "_MOST_SORTED", 1)
+    assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected[:2]
     ready.clear()
     constrained.clear()
     assert execution.next_tasks(worker, count) == []

@@ -74,8 +74,8 @@ def optimize(
     chunks
         Give the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
         by axis, ``"auto"``, or bytes such as ``"100 MiB"``.  For xarray objects as their method
-        ``chunk`` takes them.  The plan makes them on the workers that have the tiles, and counts
-        the bytes that this moves.
+        ``chunk`` takes them; variables in memory stay there.  The plan makes them on the workers
+        that have the tiles, and counts the bytes that this moves.
 
     Returns
     -------

@@ -713,6 +713,37 @@ def test_chunks_of_xarray_objects_by_dimension() -> None:
         dasktile.optimize(anomalies, workers=4, chunks={"time": 60})
 
 
+def test_variables_in_memory_stay_there_with_chunks() -> None:
+    xarray = pytest.importorskip("xarray")
+    values = da.from_array(np.arange(24_000.0).reshape(240, 100), chunks=(20, 100))
+    data = xarray.Dataset(
+        {
+            "u": (("t", "x"), values),
+            "n": ("t", np.arange(240.0)),
+            "variable": ("t", np.arange(240)),
+        },
+        coords={"t": np.arange(240), "label": ("t", np.arange(240) % 4), "lazy": ("x", values[0])},
+    )
+    for each in (data, data["u"]):
+        result = dasktile.optimize(each, workers=4, chunks={"t": 60})
+        assert result.chunksizes["t"] == (60,) * 4
+        assert isinstance(result["label"].variable._data, np.ndarray)
+        assert isinstance(result["lazy"].data, da.Array)
+        xarray.testing.assert_identical(result.compute(), each.compute())
+    assert isinstance(dasktile.optimize(data, workers=4, chunks=60)["n"].data, np.ndarray)
+    for name in ("n", "t"):
+        assert (
+            dasktile.optimize(data[name].drop_vars("lazy", errors="ignore"), chunks=60).chunks
+            is None
+        )
+    mixed = data["u"].isel(t=0, drop=True).copy(data=np.arange(100.0))
+    result = dasktile.optimize(mixed, workers=4, chunks={"x": 50})
+    assert (result.chunks, result["lazy"].chunks) == (None, ((50, 50),))
+    assert (
+        dasktile.optimize(data.variables["u"], workers=4, chunks={"t": 60}).chunks[0] == (60,) * 4
+    )
+
+
 def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) -> None:
     x = da.from_array(np.arange(160_000.0).reshape(400, 400), chunks=(20, 400))
     expected = x.T @ x

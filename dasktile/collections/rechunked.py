@@ -23,7 +23,8 @@ def rechunked(collections: Sequence[Any], chunks: Any) -> tuple[Any, ...]:
     collections
         Dask arrays, xarray objects, and lists, tuples and dicts of them.
     chunks
-        As for ``dask.array.rechunk``, and for xarray objects as for their method ``chunk``.
+        As for ``dask.array.rechunk``, and for xarray objects as for their method ``chunk``, except
+        that their variables in memory stay there.
 
     Raises
     ------
@@ -39,7 +40,9 @@ def _rechunked(value: Any, chunks: Any) -> Any:
     if isinstance(value, Array) or is_expression(value):
         return value.rechunk(chunks)
     if is_xarray(value):
-        return value.chunk(chunks)
+        if not is_dask_collection(value):
+            return value
+        return _in_memory_as_before(value, value.chunk(chunks))
     if type(value) in (list, tuple):
         return type(value)(_rechunked(item, chunks) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -53,3 +56,25 @@ def _rechunked(value: Any, chunks: Any) -> Any:
             f" {kind.__module__}.{kind.__qualname__}: optimize it in a call without chunks"
         )
     return value
+
+
+def _in_memory_as_before(old: Any, new: Any) -> Any:
+    """An object of xarray in other chunks, with the variables that were in memory."""
+    coords = getattr(old, "coords", {})
+    # indexes are never in chunks
+    kept = {
+        name: coords[name].variable
+        for name in coords
+        if not is_dask_collection(coords[name].variable)
+        and is_dask_collection(new.coords[name].variable)
+    }
+    data = getattr(old, "data_vars", {})
+    others = {
+        name: each.variable for name, each in data.items() if not is_dask_collection(each.variable)
+    }
+    # of the class, because a dataset has its variables as attributes
+    if hasattr(type(old), "variable") and not is_dask_collection(old.variable):
+        new = new.copy(deep=False, data=old.variable.data)
+    if kept:
+        new = new.assign_coords(kept)
+    return new.assign(others) if others else new

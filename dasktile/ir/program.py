@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import enum
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 #: Workers for which a plan distinguishes positions; of more workers, neighbours form groups.  The
 #: limit bounds the size of tables and of the placement in layer names.
@@ -25,6 +27,9 @@ Chunks = tuple[tuple[int, ...], ...]
 
 #: A half-open range of elements along one axis, read with a step: (start, stop, step).
 Window = tuple[int, int, int]
+
+#: The end of a run.
+_END = itemgetter(1)
 
 
 class Role(enum.Enum):
@@ -127,7 +132,8 @@ class Picks:
     label
         The label whose iterations each read one element.
     runs
-        The element of each iteration, and how many iterations read it one after the other.
+        The elements in the order of the iterations that read them, each with the number of the
+        iteration after the last that reads it in a row.
     """
 
     axis: int
@@ -136,15 +142,8 @@ class Picks:
 
     def span(self, lo: int, hi: int) -> tuple[int, int]:
         """The range of elements that iterations ``[lo, hi)`` read: (start, stop)."""
-        first, last, start = -1, -1, 0
-        for element, length in self.runs:
-            if start >= hi:
-                break
-            if start + length > lo:
-                first = element if first < 0 else min(first, element)
-                last = max(last, element)
-            start += length
-        return max(first, 0), last + 1
+        elements = _within(self.runs, lo, hi)
+        return (min(elements), max(elements) + 1) if elements else (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,25 +186,25 @@ class Groups:
     count
         Number of groups in the result.
     runs
-        The group of each iteration of the reduced label, any integer, and how many iterations of
-        that group follow one another.
+        The groups in the order of the iterations of the reduced label, any integers, each with the
+        number of the iteration after the last that is in it in a row.
     """
 
     count: int
     runs: tuple[tuple[int, int], ...]
 
     def within(self, lo: int, hi: int) -> int:
-        """Number of groups in iterations ``[lo, hi)``."""
-        seen: set[int] = set()
-        start = 0
-        for group, length in self.runs:
-            # elements without a group are one more
-            if start >= hi or len(seen) > self.count:
-                break
-            if start + length > lo:
-                seen.add(group)
-            start += length
-        return len(seen) if hi > lo else 0
+        """Number of groups in iterations ``[lo, hi)``; those without a group count as one more."""
+        return len(set(_within(self.runs, lo, hi)))
+
+
+def _within(runs: Sequence[tuple[int, int]], lo: int, hi: int) -> list[int]:
+    """The values of the runs that iterations ``[lo, hi)`` are in."""
+    if hi <= lo:
+        return []
+    first = bisect_right(runs, lo, key=_END)
+    last = bisect_left(runs, hi, lo=first, key=_END)
+    return [value for value, _ in runs[first : last + 1]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,9 +282,8 @@ def _runs(program: Program, index: int) -> Fault:
     if node.groups is not None:
         if node.kind is not Kind.FOLD or reduced != [node.labels[-1]]:
             return "it has groups; expected a reduction along the last label only"
-        count = sum(length for _, length in node.groups.runs)
-        if count != reduced[0].size:
-            return f"it has groups of {count} iterations; expected {reduced[0].size}"
+        if fault := _ends_of_runs(node.groups.runs, reduced[0].size):
+            return f"its groups have {fault}"
     for number, edge in enumerate(node.edges):
         picks = edge.picks
         if picks is None:
@@ -295,12 +294,20 @@ def _runs(program: Program, index: int) -> Fault:
                 f"edge {number} takes along axis {picks.axis} by label {picks.label}; expected one"
                 f" of {len(shape)} axes and one of {len(node.labels)} labels"
             )
-        count, size = sum(length for _, length in picks.runs), node.labels[picks.label].size
-        if count != size:
-            return f"edge {number} takes {count} elements; expected {size}"
+        size = node.labels[picks.label].size
+        if fault := _ends_of_runs(picks.runs, size):
+            return f"edge {number} takes elements in {fault}"
         if any(not 0 <= element < shape[picks.axis] for element, _ in picks.runs):
             return f"edge {number} takes elements outside of {shape[picks.axis]}; expected none"
     return None
+
+
+def _ends_of_runs(runs: Sequence[tuple[int, int]], size: int) -> Fault:
+    """Runs end one after the other, the last one after all iterations."""
+    ends = [0, *(end for _, end in runs)]
+    if ends[-1] == size and all(lo < hi for lo, hi in pairwise(ends)):
+        return None
+    return f"runs that end at {ends[-1]}; expected increasing ends up to {size}"
 
 
 #: The rules of every node of a program, in their order.

@@ -181,7 +181,7 @@ class Residency:
         self._upcoming: Sequence[Hashable] = ()
         #: Keys of the tiles of later tasks, in order.
         self._further: Sequence[Hashable] = ()
-        #: Bytes that the running tasks made when the last one started.
+        #: Bytes of the results of all granted requests when the last one was granted.
         self._room = 0
         self._prefetched_bytes = 0
         #: Number of copies to a faster tier that are in progress.

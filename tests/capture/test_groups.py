@@ -116,7 +116,7 @@ def test_partial_results_with_the_groups_of_their_block() -> None:
         _data((4, 20), (4, 3)), _labels(20, "sorted"), func="sum", method="map-reduce",
         reindex=False,
     )  # fmt: skip
-    assert _assert_recognised(result).groups == Groups(3, ((0, 7), (1, 7), (2, 6)))
+    assert _assert_recognised(result).groups == Groups(3, ((0, 7), (1, 14), (2, 20)))
 
 
 @pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
@@ -269,3 +269,24 @@ def test_blocks_of_other_cohorts_are_not_computed() -> None:
     with dask.config.set(EAGER):
         [planned] = dasktile.optimize([result])
     np.testing.assert_array_equal(planned.compute(scheduler="sync"), expected)
+
+
+def _is_labelled(block: np.ndarray) -> np.ndarray:
+    if block.size and 20 <= block.max() < 30:
+        raise ValueError("Dask does not compute this block")
+    return block
+
+
+def test_blocks_without_any_group_are_not_computed() -> None:
+    values = np.broadcast_to(np.arange(40.0), (64, 40))
+    array = da.from_array(values, chunks=(16, 5)).map_blocks(_is_labelled, dtype=float)
+    labels = np.arange(40.0) // 10
+    labels[20:30] = np.nan
+    means = _reduce(array, labels, func="mean", method="cohorts")
+    *_, last = _group_nodes(means)
+    assert last.reason == "flox's group-by mean: blocks without any group are not read"
+    product = means.T @ means
+    expected = product.compute(scheduler="sync")
+    with dask.config.set(EAGER):
+        planned = dasktile.optimize(product)
+    np.testing.assert_allclose(planned.compute(scheduler="sync"), expected)

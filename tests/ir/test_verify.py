@@ -166,7 +166,7 @@ PROGRAM_CASES = [
     case("persisted", HELD, "expected 2", with_node, homes=((3,),)),
     case("persisted", PINNED, "reads 1 arrays", with_node, homes=((3,), (1,))),
     case("runs", PRODUCT, "reduction along the last label", with_node, groups=Groups(1, ((0, 8),))),
-    case("runs", SPECTRUM, "takes 3 elements", with_edge, 0, picks=Picks(0, 0, ((1, 3),))),
+    case("runs", SPECTRUM, "runs that end at 3", with_edge, 0, picks=Picks(0, 0, ((1, 3),))),
     case("runs", SPECTRUM, "takes along axis 5", with_edge, 0, picks=Picks(5, 0, ((1, 3),))),
     case("names", None, "expected others", with_node, name=legal().program.nodes[X].name),
 ]  # fmt: skip

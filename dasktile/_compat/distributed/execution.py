@@ -18,6 +18,9 @@ from dasktile._compat.distributed.overrides import Override, install
 if TYPE_CHECKING:
     from distributed import Worker
 
+#: Ready tasks that are sorted at most each time a task starts, which takes 0.7 ms (measured).
+_MOST_SORTED = 10_000
+
 # Its tasks -----------------------------------------------------------------------------
 
 
@@ -32,9 +35,15 @@ def actors(worker: Worker) -> Mapping[Any, Any]:
 
 
 def next_tasks(worker: Worker, count: int) -> list[Any]:
-    """The tasks of a worker that run next, in their order; some may wait for resources."""
-    state = worker.state
-    heaps = [heap.peekn(count) for heap in (state.ready, state.constrained) if heap]
+    """The tasks of a worker that run next, in their order; some may wait for resources.
+
+    Of many ready tasks it is the first one only: distributed sorts all of them for more.
+    """
+    heaps = [
+        heap.peekn(count if len(heap) <= _MOST_SORTED else 1)
+        for heap in (worker.state.ready, worker.state.constrained)
+        if heap
+    ]
     return list(islice(merge(*heaps, key=attrgetter("priority")), count))
 
 

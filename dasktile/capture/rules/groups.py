@@ -14,6 +14,7 @@ value, apart from rounding.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -120,12 +121,15 @@ class _Reduced:
         All groups of the result in order, in an index of pandas.
     every
         Whether the partial result of every block has all groups.
+    whole
+        Whether every block is reduced; blocks without any group are in no cohort.
     """
 
     step: _Step
     aggregate: Call
     groups: Any
     every: bool
+    whole: bool = True
 
 
 def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | None:
@@ -148,6 +152,9 @@ def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | 
     if key != agg.name:
         return None
     reason = _unsupported(flox, agg, step)
+    if not reason and not reduced.whole:
+        # tiles would be read that Dask does not compute
+        reason = "blocks without any group are not read"
     if reason:
         return NotRecognised(f"flox's group-by {key}: {reason}")
     kept = len(step.array.shape) - len(step.axes)
@@ -396,7 +403,8 @@ def _cohorts(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
         return None
     if not _read_all(view, step, parts, [read[cohort] for cohort in range(len(parts))]):
         return None
-    return _Reduced(step, calls[0], groups, every=False)
+    whole = len(set().union(*read.values())) == math.prod(step.array.numblocks[kept:])
+    return _Reduced(step, calls[0], groups, every=False, whole=whole)
 
 
 def _leaves(
@@ -480,12 +488,12 @@ def _groups(view: GraphView, reduced: _Reduced) -> Groups | None:
         return None
     numbers = np.concatenate([blocks[at,] for at in range(len(blocks))])
     starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
-    lengths = np.diff(starts, append=len(numbers))
     if len(starts) > SETTINGS.runs:
         return None
+    ends = np.append(starts[1:], len(numbers))
     return Groups(
         len(reduced.groups),
-        tuple(zip(numbers[starts].tolist(), lengths.tolist(), strict=True)),
+        tuple(zip(numbers[starts].tolist(), ends.tolist(), strict=True)),
     )
 
 

@@ -449,8 +449,8 @@ def _picks(
     starts = np.flatnonzero(np.diff(index, prepend=-1))
     if label is None or len(starts) > SETTINGS.runs:
         return None
-    lengths = np.diff(starts, append=len(index))
-    runs = zip(index[starts].tolist(), lengths.tolist(), strict=True)
+    ends = np.append(starts[1:], len(index))
+    runs = zip(index[starts].tolist(), ends.tolist(), strict=True)
     return Picks(axis, label, tuple(runs))
 
 

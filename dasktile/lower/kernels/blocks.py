@@ -1,8 +1,8 @@
 """Operations of one task per tile: sources, and block functions that Dask maps.
 
-Creation and mapped functions stay Blockwise layers, which Dask fuses with their readers.
-Reads of stored arrays do not: Dask would fuse a Blockwise read into each of its readers, and
-read the tile from the file once for each.
+Creation and mapped functions stay Blockwise layers, which Dask fuses with their readers, unless
+each worker reads its own copy of an operand.  Reads of stored arrays do not: Dask would fuse a
+Blockwise read into each of its readers, and read the tile from the file once for each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from dask.blockwise import Blockwise, BlockwiseDep
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+from dask.typing import Key
 
 from dasktile._compat.dask import (
     ArrayChunkShapeDep,
@@ -85,7 +86,7 @@ def _reading_copies(
             for label in range(len(node.labels))
         ]
         place = context.home_position(full)
-        own: dict[Any, Any] = {
+        own: dict[Key, Key | GraphNode] = {
             read: (read[0], place, *read[1:])
             for read in task.dependencies
             if type(read) is tuple and read[0] in copied

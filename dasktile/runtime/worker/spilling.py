@@ -161,7 +161,8 @@ class Spilling(Guarded):
             except Exception:
                 # a value cannot be read, or the other mapping rejects it: all stay in the store
                 self._count_error("move the results of a worker back")
-                storage.replace_data(worker, self.store)
+                if all(key in self.store for key in self._original_data):
+                    storage.replace_data(worker, self.store)
             else:
                 storage.replace_data(worker, self._original_data)
                 self.store.close()

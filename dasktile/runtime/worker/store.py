@@ -940,7 +940,9 @@ class TileStore(MutableMapping[Any, Any]):
             # its traceback would keep buffers of the size of the tile in memory
             unit.error = error.with_traceback(None)
         elif up:
-            logger.error("%r could not be read back", unit.name, exc_info=error)
+            # what was given back may have been moved by the other mapping meanwhile
+            if unit.keys:
+                logger.error("%r could not be read back", unit.name, exc_info=error)
             unit.error = error.with_traceback(None)
         elif unit.keys and not unit.logged:
             unit.logged = True

@@ -1,13 +1,13 @@
 """Moves the results of a worker from one mapping to another.
 
-Nothing here reads or writes many results at once on the event loop: a worker that handles no
-message for long is taken for dead.
+Except for files that cannot be taken over where they are, nothing here reads or writes many results
+at once on the event loop: a worker that handles no message for long is taken for dead.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,9 @@ Data = MutableMapping[Any, Any]
 def take_over(source: Data, store: TileStore) -> None:
     """Take over all values of a mapping.
 
-    Values in files of distributed's mapping stay there, and are read when they are needed.
+    Values in files of distributed's mapping stay there, and are read when they are needed.  Where
+    that is not possible, with a device or another mapping that spills, they are read one by one:
+    together they may be more than fits in memory.
 
     Parameters
     ----------
@@ -36,17 +38,25 @@ def take_over(source: Data, store: TileStore) -> None:
         An exception of one of the mappings, after all values were moved back.
     """
     sizes = storage.spilled_sizes(source) if store.host == 0 else {}
+    disk = getattr(source, "disk", None)
+    in_memory = type(source) is dict or (isinstance(disk, Mapping) and len(disk) == len(sizes))
     try:
         for key, (size, stored) in sizes.items():
             foreign = Foreign(storage.spilled_values(source), source, key)
             store.adopt(key, foreign, size, stored)
-        move_all(source, store, [key for key in source if key not in sizes])
+        keys = [key for key in source if key not in sizes]
+        move_all(source, store, keys, _nothing if in_memory else store.wait_for_writes)
     except BaseException:
         store.give_back()
         raise
 
 
-def move_all(source: Data, target: Data, keys: Iterable[Any]) -> None:
+def move_all(
+    source: Data,
+    target: Data,
+    keys: Iterable[Any],
+    after_each: Callable[[], object],
+) -> None:
     """Move values, or none if one of them cannot be moved.
 
     Values are moved one by one, so that at most one is in both mappings.
@@ -57,6 +67,8 @@ def move_all(source: Data, target: Data, keys: Iterable[Any]) -> None:
         The mappings.
     keys
         Keys of the values.
+    after_each
+        Called after each value.
 
     Raises
     ------
@@ -71,6 +83,7 @@ def move_all(source: Data, target: Data, keys: Iterable[Any]) -> None:
             target[key] = value
             del value
             del source[key]
+            after_each()
     except BaseException:
         for key in moved_keys:
             if key not in source:
@@ -78,6 +91,10 @@ def move_all(source: Data, target: Data, keys: Iterable[Any]) -> None:
             with suppress(KeyError):
                 del target[key]
         raise
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
 
 
 class Handover(MutableMapping[Any, Any]):
@@ -141,7 +158,8 @@ class Handover(MutableMapping[Any, Any]):
         Raises
         ------
         Exception
-            An exception of one of the mappings; all values are in the store then.
+            An exception of one of the mappings; all values are in the store then, or in both if
+            some could not be moved to it.
         """
         store = self._store
         loop = asyncio.get_running_loop()

@@ -26,6 +26,7 @@ from distributed import (
     worker_client,
 )
 from distributed.collections import HeapSet
+from distributed.spill import SpillBuffer
 
 import dasktile
 from dasktile._compat.distributed import execution
@@ -168,6 +169,33 @@ def test_disabled_stores_are_freed(quiet: None) -> None:
         assert worker.status.name == "running"
 
 
+def test_results_that_can_be_moved_neither_way_stay_in_both_mappings(
+    quiet: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise OSError("the disk fails")
+
+    with spilling(20, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        own = worker.data
+        dasktile.enable(client)
+        [store] = stores(cluster)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(4), pure=False)
+        wait(tiles, timeout=LIMIT)
+        set_one = SpillBuffer.__setitem__
+
+        def set_two(buffer: SpillBuffer, key: Any, value: Any) -> None:
+            set_one(buffer, key, value) if len(buffer) < 2 else fails()
+
+        monkeypatch.setattr(SpillBuffer, "__setitem__", set_two)
+        monkeypatch.setattr("dasktile.runtime.worker.takeover.take_over", fails)
+        dasktile.disable(client)
+        monkeypatch.undo()
+        assert (len(own), len(store), len(worker.data)) == (2, 2, 4)
+        totals = client.gather(client.map(np.sum, tiles, pure=False))
+        assert totals == [number * SIZE // 8 for number in range(4)]
+
+
 def test_results_that_cannot_be_read_back_are_recomputed(quiet: None) -> None:
     with spilling(2, threads=2) as (cluster, client):
         [store] = stores(cluster)
@@ -198,13 +226,17 @@ def test_tasks_that_wait_for_submitted_tasks(quiet: None) -> None:
 
 
 @pytest.mark.parametrize("count, expected", [(1, [1]), (3, [1, 2, 3]), (9, [1, 2, 3, 4])])
-def test_the_next_tasks_include_those_that_need_resources(count: int, expected: list[int]) -> None:
+def test_the_next_tasks_include_those_that_need_resources(
+    count: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ready, constrained = (HeapSet(key=attrgetter("priority")) for _ in range(2))
     tasks = {number: Prioritised((number,)) for number in range(1, 5)}
     for number, heap in ((4, ready), (2, ready), (3, constrained), (1, constrained)):
         heap.add(tasks[number])
     worker: Any = SimpleNamespace(state=SimpleNamespace(ready=ready, constrained=constrained))
     assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected
+    monkeypatch.setattr(execution, "_MOST_SORTED", 1)
+    assert [task.priority[0] for task in execution.next_tasks(worker, count)] == expected[:2]
     ready.clear()
     constrained.clear()
     assert execution.next_tasks(worker, count) == []

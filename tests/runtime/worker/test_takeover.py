@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from distributed.spill import Slow, SpillBuffer
 
-from dasktile.runtime.tiers import Disk
+from dasktile.runtime.tiers import Disk, Foreign, Held
 from dasktile.runtime.worker.store import TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.schedule.instructions import ResidencySettings
@@ -86,6 +87,33 @@ def test_files_are_taken_over_without_reading_them(
     assert store.spilled_total == (0, 0)
 
 
+def test_files_that_cannot_be_taken_over_are_read_one_by_one(
+    buffer: SpillBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SlowDisk(Disk):
+        def store(self, value: Any) -> Held:
+            time.sleep(0.02)
+            return super().store(value)
+
+    in_memory: list[int] = []
+    store = TileStore([SlowDisk(str(tmp_path / "ours"))], ResidencySettings((ROOM * SIZE, None)))
+    read = Slow.__getitem__
+
+    def counted(self: Any, key: Any) -> Any:
+        in_memory.append(len(store.fast))
+        return read(self, key)
+
+    monkeypatch.setattr(Slow, "__getitem__", counted)
+    # as with a device, or another release of distributed
+    monkeypatch.setattr("dasktile._compat.distributed.storage.spilled_sizes", lambda data: {})
+    take_over(buffer, store)
+    assert len(in_memory) == TILES - ROOM
+    assert max(in_memory) <= ROOM
+    assert not buffer
+    is_right(store)
+    store.close()
+
+
 def test_files_that_were_taken_over_stay_when_all_moves_back(
     buffer: SpillBuffer, store: TileStore, files: list[str]
 ) -> None:
@@ -94,6 +122,35 @@ def test_files_that_were_taken_over_stay_when_all_moves_back(
     assert not files
     assert not len(store)
     is_right(buffer)
+
+
+def test_files_that_move_while_they_are_read_are_no_loss(
+    buffer: SpillBuffer,
+    store: TileStore,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reading, moved = threading.Event(), threading.Event()
+    load = Foreign.load
+
+    def late(foreign: Foreign) -> Any:
+        reading.set()
+        assert moved.wait(60)
+        return load(foreign)
+
+    monkeypatch.setattr(Foreign, "load", late)
+    take_over(buffer, store)
+    [key, *_] = buffer.disk
+    request = store.request([key], lambda: None)
+    assert reading.wait(60)
+    assert key in store.give_back()
+    # the other mapping has it in memory now, and no file of it
+    np.testing.assert_array_equal(buffer[key], tile(int(key[1:])))
+    moved.set()
+    store.wait_all()
+    store.release(request)
+    assert key not in store
+    assert "could not be read back" not in caplog.text
 
 
 @pytest.mark.parametrize("deleted", [False, True])

@@ -186,6 +186,8 @@ class _Estimate:
         self.tasks = tasks
         #: Results that were computed from others.
         self.computed: dict[int, _Result] = {}
+        #: By result, the number of its slices.
+        self.cut: dict[int, int] = {}
 
     def sizes(self) -> tuple[list[int], set[int]]:
         tasks = self.tasks
@@ -244,8 +246,11 @@ class _Estimate:
         if len(tasks.reads[number]) != 1 or not tasks.heads[number].startswith(SLICE_PREFIX):
             return 0
         [read] = tasks.reads[number]
-        cut = [each for each in tasks.readers[read] if tasks.heads[each].startswith(SLICE_PREFIX)]
-        return len(cut)
+        if read not in self.cut:
+            self.cut[read] = sum(
+                tasks.heads[reader].startswith(SLICE_PREFIX) for reader in tasks.readers[read]
+            )
+        return self.cut[read]
 
     def noted(self, number: int) -> _Result | None:
         """A block: data of the graph, or what the annotations of its layer say; None for others."""

@@ -401,11 +401,7 @@ class GraphTasks:
         A task that combines many results of several workers runs on one of them that has most, and
         the next such task on another.
         """
-        reads = [
-            read
-            for read in self.reads[number]
-            if not self.is_free(read) and type(self.tasks[read]) is not DataNode
-        ]
+        reads = [read for read in self._moved(number) if type(self.tasks[read]) is not DataNode]
         there = {places[read] for read in reads}
         if len(there) == 1:
             return there.pop()

@@ -141,12 +141,13 @@ class Costs:
                 root = self.space.program.nodes[producer.node]
                 if root.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
-                    moving = (key, root.chunks, self._least_saved(root))
+                    least = self._least_saved(root)
+                    moving = (key, root.chunks, least)
                     if moving not in tables:
                         elements = made_where_read(root.chunks, needs, blocks, self._model)
                         moved = elements * itemsize
-                        less = moved + self._least_saved(root) < tables[key]
-                        tables[moving] = np.where(less, moved + MOVING, tables[key])
+                        fewer = moved + least < tables[key]
+                        tables[moving] = np.where(fewer, moved + MOVING, tables[key])
                     self.between[source, index] = tables[moving]
             for source, handing in loose.items():
                 columns = np.zeros((1, len(variable.options)))

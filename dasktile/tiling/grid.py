@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dasktile.ir import Kind, Node, Program, Role, bounds
+from dasktile.ir import Kind, Node, Program, Role, bounds, near_even
 from dasktile.tiling.settings import CandidateLimits
 
 
@@ -82,7 +82,7 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     cells = np.diff(positions)
     if len(cells) and cells.min() >= NEARLY_EQUAL * cells.max():
         # by number: arrays of as many blocks, as with and without a halo, are cut at the same ones
-        numbers = ((2 * part * len(cells) + parts) // (2 * parts) for part in range(parts + 1))
+        numbers = bounds(near_even(len(cells), parts, rounded=True))
         return tuple(int(positions[number]) for number in numbers)
     ideal_positions = np.asarray(ideal)
     right = np.clip(np.searchsorted(positions, ideal_positions), 0, len(positions) - 1)

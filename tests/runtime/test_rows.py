@@ -141,6 +141,7 @@ def test_bytes_are_received_under_the_layer_that_predicts_them(
 
 def test_rows_are_those_of_an_explanation(four_workers: Client) -> None:
     with pytest.raises(TypeError, match=r"explanation must be what dasktile\.explain returns"):
+        # a value of the wrong type is what is tested
         metrics(four_workers, explanation="matmul")  # type: ignore[arg-type]
     elsewhere = dasktile.explain(in_memory(40, 40, (20, 40)) + 1, workers=four_workers)
     assert not metrics(four_workers, explanation=elsewhere).rows

@@ -66,12 +66,12 @@ def _map(kernel: Map, context: LoweringContext) -> EmittedLayers:
     emitted = _instantiated(layer, context, sizes, arrays)
     if context.copied:
         written = emitted.layers[context.name]
-        emitted.layers[context.name] = MaterializedLayer(_reading_copies(written, kernel, context))
+        emitted.layers[context.name] = MaterializedLayer(_reading_copies(written, context))
     return emitted
 
 
 def _reading_copies(
-    layer: Mapping[Any, GraphNode], kernel: Map, context: LoweringContext
+    layer: Mapping[Any, GraphNode], context: LoweringContext
 ) -> dict[Any, GraphNode]:
     """The tasks of a layer, each reading the copies of its home worker."""
     node = context.node

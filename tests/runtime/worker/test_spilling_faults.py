@@ -219,7 +219,8 @@ def test_disabled_on_workers_without_a_spilling_mapping(tmp_path: Path) -> None:
         for _ in range(2):
             sums = client.map(total, tiles, pure=False)
             dasktile.enable(client)
-            until(lambda: files(tmp_path))
+            # in files of its own, or in those of distributed that it took over
+            until(lambda: store_of(cluster).slow)
             dasktile.disable(client)
             assert worker.data is before
             assert not files(tmp_path)

@@ -51,7 +51,10 @@ def traffic(
         dask.get(graph, list(dask.core.flatten(expr.__dask_keys__())))
     homes = _homes(graph, workers, dict(resident or {}))
     received: Counter[str] = Counter()
-    lost = [key for key, home in homes.items() if home is None]
+    # blocks that are data of the graph have no home of their own
+    lost = [
+        key for key, home in homes.items() if home is None and not isinstance(graph[key], DataNode)
+    ]
     _place_roots(graph, homes)
     for key, task in graph.items():
         if isinstance(task, DataNode):
@@ -90,7 +93,8 @@ def _homes(graph: Mapping[Any, Any], workers: int, known: dict[Any, str]) -> dic
         if home is None:
             there = Counter(actual for read in task.dependencies if (actual := homes.get(read)))
             home = max(there, key=lambda name: (there[name], name)) if there else None
-        if home is not None or not isinstance(task, DataNode):
+        # other data is an argument of tasks, not a block of an array
+        if home is not None or isinstance(key, tuple) or not isinstance(task, DataNode):
             homes[key] = home
     return homes
 

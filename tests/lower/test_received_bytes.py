@@ -81,6 +81,26 @@ def test_files_are_read_where_most_of_a_block_is_needed(
     assert plan.bytes_after < 0.15 * joined.nbytes
 
 
+@pytest.mark.parametrize("bundle", [0, 32])
+@pytest.mark.parametrize("workers", [3, 4, 6])
+def test_data_in_memory_is_read_where_most_of_a_block_is_needed(
+    monkeypatch: pytest.MonkeyPatch, workers: int, bundle: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    rng = np.random.default_rng(0)
+    parts = [rng.random((rows, 60)) for rows in (4500, 6172, 350, 4000, 7500, 1666, 3000)]
+    joined = da.concatenate(
+        [da.from_array(part, chunks=(500 + 68 * i, 60)) for i, part in enumerate(parts)]
+    )
+    centred = joined - joined.mean(axis=0)
+    with dask.config.set({"dasktile.bundle": bundle}):
+        plan, planned = dasktile.explain(centred), dasktile.optimize(centred)
+    moved, _ = traffic([planned], workers)
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=2**14)
+    # one block at most for each boundary between two workers
+    assert plan.bytes_after < workers * max(joined.chunks[0]) * 60 * 8
+
+
 @pytest.mark.parametrize("workers", [4, 6, 8])
 def test_simulated_bytes_of_a_function_that_nobody_registered(
     monkeypatch: pytest.MonkeyPatch, workers: int

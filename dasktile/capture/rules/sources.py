@@ -157,7 +157,8 @@ def in_memory(view: GraphView, name: str) -> Operation | None:
         return None
     whole = _whole(blocks, info)
     if whole is not None:
-        return _source(info, InMemory(whole), op="array")
+        # every block travels with its task, to the worker that reads it
+        return replace(_source(info, InMemory(whole), op="array"), root=True)
     return Operation(
         op=key_split(name),
         kind=Kind.OPAQUE,

@@ -180,7 +180,7 @@ def extended_tiles(context: LoweringContext) -> EmittedLayers:
     (edge,), (source,) = context.node.edges, context.inputs
     tasks: dict[Key, GraphNode] = {}
     for block, at in _blocks(context):
-        key = (context.name, *block)
+        key: Any = (context.name, *block)
         read: Any = _read(source, edge.axes, at)
         tasks[key] = Alias(key, read)
     emitted = EmittedLayers()

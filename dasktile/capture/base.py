@@ -80,6 +80,7 @@ class Operation:
     root: bool = False
     repeatable: bool = False
     groups: Groups | None = None
+    windows: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,7 @@ def capture_graph(
                 root=answer.root,
                 repeatable=answer.repeatable,
                 groups=answer.groups,
+                windows=answer.windows,
             )
         )
         kernels.append(answer.kernel)

@@ -255,6 +255,8 @@ class Node:
         have only the groups of their tile: these groups.
     copy
         Number of this replica, for an array of which the plan has replicas; 0 for the first.
+    windows
+        Elements of the array for each that is in memory: moving windows are views.
     """
 
     name: str
@@ -277,6 +279,7 @@ class Node:
     repeatable: bool = False
     groups: Groups | None = None
     copy: int = 0
+    windows: int = 1
 
     @property
     def size(self) -> int:

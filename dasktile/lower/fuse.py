@@ -308,8 +308,10 @@ class _Fusion:
                 return None
         if any((layer, self.layer[reader]) in self.separate for reader in readers):
             return None
-        if self.remote[number] or (self.remote[last] and not light):
+        if any(self.remote[reader] for reader in (last, *readers)) and not light:
             return None
+        if self.remote[number] and not (type(self.tasks[last]) is Alias and readers == [last]):
+            return None  # an alias takes no time
         if min(self.counts[layer, home], self.counts[self.layer[last], home]) < self.limits.threads:
             return None
         return last

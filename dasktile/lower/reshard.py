@@ -102,6 +102,7 @@ def reshard(
     copies: Mapping[tuple[int, ...], Sequence[int]] | None = None,
     place_of: PlaceOf | None = None,
     may_fuse: bool = False,
+    halo: Sequence[int] | None = None,
 ) -> dict[Key, GraphNode]:
     """The tasks of a layer that cuts an array into other tiles.
 
@@ -126,8 +127,16 @@ def reshard(
     may_fuse
         Whether Dask may fuse a tile with the task that reads it, if it is all that is cut from a
         block.
+    halo
+        For arrays whose blocks are extended at their ends, as the new tiles are: for every axis of
+        a block, by how many elements.  `chunks` and `windows` are those without, and may have
+        further axes in one piece.  No window may be empty or have a step.
     """
-    axes = [pieces(axis, sizes) for axis, sizes in zip(windows, chunks, strict=True)]
+    ndim = len(chunks) if halo is None else len(halo)
+    more = [*(halo or ()), *(0 for _ in chunks[len(halo or ()) :])]
+    axes = [
+        pieces(axis, sizes, extra) for axis, sizes, extra in zip(windows, chunks, more, strict=True)
+    ]
     piece = slices_layer_name(token)
     tasks: dict[Key, GraphNode] = {}
     # whether pieces are cut by separate tasks, not by the tasks of the new tiles
@@ -148,18 +157,18 @@ def reshard(
             is_remote = place is not None and copy != (place,)
             if not separate and not is_remote:
                 key: Key = (name, *(() if place is None else (place,)), *block)
-                tasks[key] = _cut_piece(key, target, parts, cut, kind)
+                tasks[key] = _cut_piece(key, target, parts[:ndim], cut, kind)
             elif all(part.cut is None for part in parts):
                 keys.append(target)
             else:
                 key = (piece, *copy, *(part.number for part in parts))
                 if key not in tasks:
-                    tasks[key] = _cut_piece(key, target, parts, cut, kind)
+                    tasks[key] = _cut_piece(key, target, parts[:ndim], cut, kind)
                 keys.append(key)
         return keys
 
     for block, per_axis in zip(blocks, product(*axes), strict=True):
-        shape = tuple(map(len, per_axis))
+        shape = tuple(map(len, per_axis))[:ndim]
         places: Sequence[int | None] = (None,) if copies is None else copies.get(block, ())
         read: list[Key] = []
         for number, place in enumerate(places):
@@ -208,7 +217,9 @@ def _cut_piece(
     return kind(key, cut, TaskRef(target), index)
 
 
-def pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[Piece, ...]]:
+def pieces(
+    windows: Sequence[Window], sizes: Sequence[int], more: int = 0
+) -> list[tuple[Piece, ...]]:
     """For every window along an axis, its pieces in order.
 
     Parameters
@@ -217,6 +228,8 @@ def pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[Piece,
         The windows.
     sizes
         Sizes of the blocks along the axis.
+    more
+        Elements by which the blocks, and the result of every window, are extended at the end.
     """
     edges = bounds(sizes)
     numbers: dict[tuple[int, int, int, int], int] = {}
@@ -231,8 +244,10 @@ def pieces(windows: Sequence[Window], sizes: Sequence[int]) -> list[tuple[Piece,
             lo, hi = edges[block], edges[block + 1]
             last = (hi - 1 - start) // step if step > 0 else (start - lo) // -step
             last = min(last, len(elements) - 1)
-            ends = elements[position] - lo, elements[last] - lo
-            parts.append(_piece(numbers, block, *ends, step, hi - lo))
+            # the last piece has the elements after the window
+            after = more if last == len(elements) - 1 else 0
+            ends = elements[position] - lo, elements[last] - lo + after
+            parts.append(_piece(numbers, block, *ends, step, hi - lo + more))
             position = last + 1
         if not parts:
             parts.append(_piece(numbers, 0, 0, -1, 1, sizes[0] if sizes else 0))

@@ -23,8 +23,10 @@ from dasktile._compat.dask import Alias, Task, getitem
 from dasktile.capture.base import Captured, GraphView, Verbatim
 from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed, follows_effects, needed_blocks
+from dasktile.capture.references import head_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, InMemory, Read
+from dasktile.capture.rules.stencils import Sliding
 from dasktile.ir import (
     Chunks,
     Edge,
@@ -61,6 +63,7 @@ from dasktile.lower.reshard import (
 )
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import BundleLimits
+from dasktile.lower.window_views import WindowView, viewing
 from dasktile.schedule.peaks import PlacedTasks
 from dasktile.schedule.placement import Placement, decode, token
 
@@ -414,6 +417,8 @@ class _Writer:
     kept: dict[int, _Source] = field(default_factory=dict)
     #: Names of layers whose tasks Dask does not fuse with their readers.
     anchored: set[str] = field(default_factory=set)
+    #: By the name of a layer that holds extended tiles, the views that its readers make of them.
+    views: dict[str, WindowView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.effects = follows_effects(self.captured)
@@ -425,6 +430,9 @@ class _Writer:
         return self.tiled.tilings[index]
 
     def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
+        if name not in self.views:
+            seen = {read: self.views[read] for read in sorted(reads) if read in self.views}
+            layer = viewing(layer, seen)
         self.layers[name] = layer if isinstance(layer, Layer) else MaterializedLayer(layer)
         self.dependencies[name] = reads
 
@@ -534,9 +542,15 @@ class _Writer:
             if source.copies is None:
                 source = self.grouped(index, wanted, source)
                 chunks = source.chunks
+            halo = None
+            view = self.views.get(source.name)
+            if view is not None and view.can_cut(wanted):
+                self.views[name], halo = view, view.halo
             cut = getitem_any if self.node(index).kind is Kind.OPAQUE else getitem
             alone = self.is_computed_by_reader(index)
-            tasks = reshard(name, token, source.name, chunks, wanted, cut, copies, place_of, alone)
+            tasks = reshard(
+                name, token, source.name, chunks, wanted, cut, copies, place_of, alone, halo
+            )
             self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, lengths(wanted))
         return name
@@ -562,7 +576,13 @@ class _Writer:
         held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
         token = new_layer_name("", source.name, joined).rpartition("-")[2]
         name = new_layer_name(JOIN, token, placement=placement(mesh, where, held))
-        tasks = reshard(name, token, source.name, chunks, normal(block_windows(joined)))
+        blocks_of, halo = normal(block_windows(joined)), None
+        view = self.views.get(source.name)
+        if view is not None:
+            if not view.can_cut(blocks_of):
+                return source
+            self.views[name], halo = view, view.halo
+        tasks = reshard(name, token, source.name, chunks, blocks_of, halo=halo)
         self.add(name, MaterializedLayer(tasks), {source.name})
         self.describe(name, index, joined)
         return _Source(name, joined)
@@ -587,6 +607,8 @@ class _Writer:
         except TypeError:  # not every dtype has a name from which NumPy makes it
             return
         notes = self.layers[name].collection_annotations or {}
+        if name in self.views:
+            chunks = self.views[name].held(chunks)
         self.layers[name].collection_annotations = {
             **notes,
             **self.chunk_type(index),
@@ -652,10 +674,40 @@ class _Writer:
         emitted = emit(kernel, context)
         if name not in emitted.layers:
             raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
+        if isinstance(kernel, Sliding) and self.is_seen_by_readers(index, inputs):
+            self.views[name] = WindowView(kernel.window_shape, kernel.axis, len(node.labels))
+            emitted = views.extended_tiles(context)
+        else:
+            seen = self.view_of_aliases(emitted.layers[name])
+            if seen is not None and self.is_seen_by_readers(index, ()):
+                # a slice of the windows
+                self.views[name] = seen
         for layer, tasks in emitted.layers.items():
             self.add(layer, tasks, emitted.dependencies[layer])
         self.describe(name, index, tiling.chunks)
         self.hold(index, name)
+
+    def view_of_aliases(self, layer: Mapping[Any, Any]) -> WindowView | None:
+        """The view of the tiles that a layer has aliases of; None for other layers."""
+        if not self.views or isinstance(layer, Blockwise):
+            return None
+        tasks = list(layer.values())
+        if not tasks or any(type(task) is not Alias for task in tasks):
+            return None
+        seen = {self.views.get(head_of(task.target)) for task in tasks}
+        return seen.pop() if len(seen) == 1 else None
+
+    def is_seen_by_readers(self, index: int, inputs: Sequence[str]) -> bool:
+        """Whether all readers of a view of windows can make it themselves."""
+        program, graph = self.captured.program, self.captured.graph
+        if index in program.outputs or any(name in self.views for name in inputs):
+            return False
+        return all(
+            type(graph.layers[layer]) in (Blockwise, MaterializedLayer)
+            for reader in program.consumers(index)
+            if isinstance(kernel := self.captured.kernels[reader], Verbatim)
+            for layer in kernel.layers
+        )
 
     def input(self, edge: Edge, node: Node, tiling: Tiling, kernel: Any) -> tuple[str, bool]:
         """The layer that holds what every block of a node needs along an edge.
@@ -926,7 +978,10 @@ class _Writer:
             name: (self.tiling(index).chunks, self.node(index).itemsize)
             for index, name in self.made.items()
         }
-        return tiles | made
+        return {
+            name: (self.views[name].held(chunks), size) if name in self.views else (chunks, size)
+            for name, (chunks, size) in (tiles | made).items()
+        }
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""
@@ -969,9 +1024,11 @@ class _Writer:
         light, free, size = set(), set(), {}
         for index, name in self.made.items():
             kernel, node = self.captured.kernels[index], self.node(index)
-            size[name.rpartition("-")[2]] = node.nbytes // max(
-                1, math.prod(map(len, self.tiling(index).chunks))
-            )
+            chunks, nbytes = self.tiling(index).chunks, node.nbytes
+            if name in self.views:
+                held = self.views[name].held(chunks)
+                nbytes = math.prod(map(sum, held)) * node.itemsize
+            size[name.rpartition("-")[2]] = nbytes // max(1, math.prod(map(len, chunks)))
             if isinstance(kernel, Read):
                 light.add(name)
                 free.add(kernel.source or f"{name}-array")

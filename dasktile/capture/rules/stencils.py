@@ -107,6 +107,7 @@ def sliding(view: GraphView, name: str) -> Operation | None:
         ),
         out=(*map(AxisMap, range(ndim)), *(AxisMap(None) for _ in windows)),
         kernel=Sliding(windows, axes),
+        windows=math.prod(windows),
         inputs=(Input(old.name, tuple(AxisMap(n, 0, 1, more[n] + 1) for n in range(ndim))),),
     )
 

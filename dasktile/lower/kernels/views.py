@@ -175,6 +175,19 @@ def _sliding(kernel: Sliding, context: LoweringContext) -> EmittedLayers:
     return emitted
 
 
+def extended_tiles(context: LoweringContext) -> EmittedLayers:
+    """The tiles with their halo, of which the readers of moving windows make the views."""
+    (edge,), (source,) = context.node.edges, context.inputs
+    tasks: dict[Key, GraphNode] = {}
+    for block, at in _blocks(context):
+        key: Any = (context.name, *block)
+        read: Any = _read(source, edge.axes, at)
+        tasks[key] = Alias(key, read)
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
+    return emitted
+
+
 def trimmed(block: Any, index: tuple[slice, ...]) -> Any:
     """The part of a block without its halo."""
     return block[index]

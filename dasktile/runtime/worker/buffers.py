@@ -2,22 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
+#: Type of what is between an array with given strides and the array that it is a view of.
+_STRIDED: type = type(getattr(np.lib.stride_tricks.as_strided(np.zeros(1)), "base", None))
+
 
 def memory_of(value: Any) -> Array | None:
     """The array that owns the memory of an array, perhaps itself; None for other values."""
     if type(value) is not np.ndarray:
         return None
-    while type(value.base) is np.ndarray:
-        value = value.base
-    owner: Array = value
+    array: Any = value
+    while type(base := array.base) in (np.ndarray, _STRIDED):
+        array = base if type(base) is np.ndarray else base.base
+        if type(array) is not np.ndarray:
+            return None
+    owner: Array = array
     return owner
+
+
+def overlapping_range(value: Any) -> tuple[int, int] | None:
+    """The bytes of its memory that an array uses, if they are fewer than those of its elements.
+
+    Returns
+    -------
+    The first byte in the memory by :func:`memory_of`, and that after the last; None for other
+    arrays and values, as those whose memory is not contiguous.
+    """
+    memory = memory_of(value)
+    if memory is None or memory is value or not value.size:
+        return None
+    if not (memory.flags.c_contiguous or memory.flags.f_contiguous):
+        return None
+    if memory.dtype.hasobject or value.dtype.hasobject:
+        return None
+    axes = [(size - 1) * stride for size, stride in zip(value.shape, value.strides, strict=True)]
+    start = value.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
+    first = start + sum(min(0, last) for last in axes)
+    stop = start + sum(max(0, last) for last in axes) + value.itemsize
+    # distributed writes and counts what is broadcast once
+    once = math.prod(n for n, stride in zip(value.shape, value.strides, strict=True) if stride)
+    if first < 0 or stop > memory.nbytes or stop - first >= once * value.itemsize:
+        return None
+    return first, stop
+
+
+def own_bytes(value: Any, size: int) -> int:
+    """Bytes that a value takes in memory: fewer than its measured size for overlapping views.
+
+    Parameters
+    ----------
+    value
+        The value.
+    size
+        Its measured size in bytes.
+    """
+    used = overlapping_range(value)
+    return size if used is None else min(size, used[1] - used[0])
 
 
 def is_all_of(value: Array, memory: Array) -> bool:
@@ -59,11 +106,32 @@ class View:
         offset = value.__array_interface__["data"][0] - memory.__array_interface__["data"][0]
         return cls(value.shape, value.strides, value.dtype, value.flags.writeable, offset)
 
+    @classmethod
+    def of_range(cls, value: Array, first: int, stop: int) -> tuple[View, Array]:
+        """The layout of an array in a range of bytes of its memory, and that range.
+
+        Parameters
+        ----------
+        value
+            The array.
+        first, stop
+            What :func:`overlapping_range` returns.
+        """
+        memory = memory_of(value)
+        assert memory is not None
+        view = cls.of(value, memory)
+        return replace(view, offset=view.offset - first), _flat(memory)[first:stop]
+
     def on(self, memory: Array) -> Array:
         """The array with this layout in a copy of the memory."""
-        flat = memory if memory.flags.c_contiguous else memory.T
-        buffer = flat.reshape(-1).view(np.uint8)
+        buffer = _flat(memory)
         view: Array = np.ndarray(self.shape, self.dtype, buffer, self.offset, self.strides)
         if not self.writeable:
             view.flags.writeable = False
         return view
+
+
+def _flat(memory: Array) -> Array:
+    """The bytes of a contiguous memory."""
+    flat = memory if memory.flags.c_contiguous else memory.T
+    return flat.reshape(-1).view(np.uint8)

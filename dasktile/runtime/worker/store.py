@@ -38,7 +38,7 @@ from dasktile._compat.distributed import storage
 from dasktile.runtime.engine import Engine, inline, pool
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Foreign, Held, Tier
-from dasktile.runtime.worker.buffers import View, is_all_of, memory_of
+from dasktile.runtime.worker.buffers import View, is_all_of, memory_of, overlapping_range, own_bytes
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import (
     Copy,
@@ -209,7 +209,7 @@ class TileStore(MutableMapping[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         size = storage.safe_sizeof(value)
         _, memory, whole = self._place(value)
-        whole = max(size, whole)
+        whole = max(self._own_bytes(value, size), whole)
         with self._lock:
             if key in self:
                 del self[key]
@@ -268,6 +268,16 @@ class TileStore(MutableMapping[Any, Any]):
         memory = self._device.memory_of(value)
         return (0, None, 0) if memory is None else (0, (self._device.name, memory[0]), memory[1])
 
+    def _own_bytes(self, value: Any, size: int) -> int:
+        """Bytes that a value of measured `size` takes, with overlapping views as their base."""
+        if type(value) is not tuple:
+            return own_bytes(value, size)
+        for part in leaves(value, self._runtime.max_parts):
+            if overlapping_range(part) is not None:
+                measured = storage.safe_sizeof(part)
+                size -= measured - own_bytes(part, measured)
+        return size
+
     def _add(self, key: Hashable, value: Any, size: int) -> None:
         """Add a value of `size` bytes."""
         entry = Entry(None, (), self.next_use(key))
@@ -280,7 +290,7 @@ class TileStore(MutableMapping[Any, Any]):
             nonlocal free
             nbytes = size if part is value else storage.safe_sizeof(part)
             home, memory, whole = self._place(part)
-            whole = max(nbytes, whole)
+            whole = max(own_bytes(part, nbytes), whole)
             if part is not value and whole < free:
                 free -= whole
                 return part
@@ -373,6 +383,11 @@ class TileStore(MutableMapping[Any, Any]):
             held = unit.held.get(home) if unit is not None and unit.keys else None
             if unit is not None and held is not None and held.content is array:
                 return unit, view
+        used = overlapping_range(value) if array is not None and content is value else None
+        if used is not None:
+            # its windows are not written, but what they are windows of
+            view, content = View.of_range(value, *used)
+            size = content.nbytes
         unit = Unit(key, size, home)
         if content is array:
             self._memories[id(array)] = unit

@@ -1,0 +1,56 @@
+"""Moving windows: no task returns them unless they are an output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+
+lazy = da.lib.stride_tricks.sliding_window_view
+windows = np.lib.stride_tricks.sliding_window_view
+VALUES = np.random.default_rng(0).random((400, 60))
+
+
+def _optimised(array: Any, workers: int) -> Any:
+    result = dasktile.optimize(array, workers=workers)
+    return result[0] if isinstance(result, tuple) else result
+
+
+def _own_views(array: Any) -> int:
+    """Tasks whose results are moving windows."""
+    tasks = dict(array.__dask_graph__()).values()
+    return sum(getattr(task, "func", None) is windows for task in tasks)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda view, x: view(x, 21, axis=0).mean(-1),
+        lambda view, x: view(x, 21, axis=0).std(-1),
+        lambda view, x: view(x, (5, 7), axis=(0, 1)).sum((-1, -2)),
+        lambda view, x: view(x, 21, axis=0)[5:300, 3:].mean((0, 2)),
+        lambda view, x: (view(x, 21, axis=0) * np.arange(21.0)).sum(-1),
+        lambda view, x: view(x, 21, axis=0)[::3].max(-1),
+    ],
+)
+def test_readers_make_the_windows(function: Any, workers: int) -> None:
+    x = da.from_array(VALUES, chunks=(50, 60))
+    new = _optimised(function(lazy, x), workers)
+    assert _own_views(new) == 0
+    np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), function(windows, VALUES))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_windows_that_are_an_output_and_windows_of_windows(workers: int) -> None:
+    x = da.from_array(VALUES, chunks=(50, 60))
+    for function in (
+        lambda view: view(x if view is lazy else VALUES, 21, axis=0),
+        lambda view: view(view(x if view is lazy else VALUES, 21, axis=0), 5, axis=1).sum((-1, -2)),
+    ):
+        new = _optimised(function(lazy), workers)
+        np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), function(windows))

@@ -425,7 +425,8 @@ def _gain_lines(computations: Sequence[Missed]) -> Iterator[str]:
         if each.explanation is not None
     }
     if not plans:
-        yield f"no plans were made: {'; '.join(dict.fromkeys(each.reason for each in computations))}"
+        reasons = dict.fromkeys(each.reason for each in computations)
+        yield f"no plans were made: {'; '.join(reasons)}"
         return
     gains = {number: _has_gain(plan) for number, plan in plans.items()}
     changed = [number for number, gain in gains.items() if gain]

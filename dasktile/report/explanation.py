@@ -200,6 +200,9 @@ class Explanation:
         `memory_limit` times the threads of a worker; None without a limit.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
+    bundle
+        Tasks of the model that one task of the plan's graph runs at the most; 0 if they are not
+        bundled, as without the scheduler plugin.
 
     Examples
     --------
@@ -248,6 +251,7 @@ class Explanation:
     refused: bool = False
     uncounted: tuple[int, ...] = ()
     assumed_room: int | None = None
+    bundle: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -418,6 +422,9 @@ class Explanation:
         tasks = format_count(self.tasks_after, "task")
         if self.tasks_after != self.tasks_before:
             tasks += f" instead of {self.tasks_before:,}"
+        else:
+            bundles = f", in bundles of up to {self.bundle:,}" if self.bundle else ""
+            tasks += f", as before{bundles}"
         workers = format_count(self.workers, "worker")
         return [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
 

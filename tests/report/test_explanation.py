@@ -163,6 +163,21 @@ def test_an_unknown_lower_bound_is_not_shown() -> None:
     assert "(lower bound 0 B: proven optimal)" in " ".join(text.split())
 
 
+def test_plans_with_as_many_tasks_say_so() -> None:
+    plan = gram()
+    same = replace(plan, before=replace(plan.before, tasks=plan.after.tasks))
+    first = " ".join(str(describe_plan(same)).split("\n\n")[0].split())
+    assert first.endswith("; 15 tasks, as before reads 137 MiB instead of 412 MiB from storage")
+    bundled = describe_plan(same, runs=runs_of(5, 6), bundle=32)
+    text = " ".join(str(bundled).split())
+    assert "; 15 tasks, as before, in bundles of up to 32 reads" in text
+    assert "as it runs: 20 tasks instead of 1,000," in text
+    assert bundled.bundle == 32 and describe_plan(gram(tiled=False), bundle=32).bundle == 0
+    assert "15 tasks instead of 1,206 reads" in " ".join(
+        str(describe_plan(gram(), bundle=32)).split()
+    )
+
+
 def test_unchanged_plans_are_reported() -> None:
     lines = str(describe_plan(gram(tiled=False))).split("\n\n")[0].splitlines()
     text = " ".join(" ".join(lines).split())

@@ -116,9 +116,11 @@ class Diagnosis:
     ``str()`` shows tables of operations, of workers, and of computations.  *computing*, *waiting*
     and *idle* are shares of the time of all threads: in tasks, without a task while data was on
     its way, and without a task otherwise.  *received* are bytes that workers received from each
-    other.  Numbers with an arrow are predicted: for Dask's own graph, and for the plan of
+    other.  Numbers with an arrow are simulated: for Dask's own graph, and for the plan of
     ``dasktile.optimize`` on a cluster with ``dasktile.enable``, both by the simulation that
-    ``explain`` calls *as it runs*; what Dask's scheduler does differs from run to run.
+    ``explain`` calls *as it runs*; what Dask's scheduler does differs from run to run.  Numbers *by
+    the model* are shown in their place where there is no simulation: *moved after* and *n tasks* of
+    the first line of ``explain``.
 
     Parameters
     ----------
@@ -314,7 +316,7 @@ class Diagnosis:
             len(self.workers),
         )  # fmt: skip
         yield Table(
-            "predicted by a simulation, Dask -> with dasktile.optimize and dasktile.enable:",
+            "simulated, Dask -> with dasktile.optimize and dasktile.enable:",
             ("computation", "tasks", "received", "results on one worker"),
             [_computation_row(each) for each in self.computations[:_MAX_ROWS]],
             len(self.computations),
@@ -387,7 +389,8 @@ def _tasks(plan: Explanation) -> str:
 def _received(plan: Explanation) -> str:
     """Bytes received; those of Dask are unknown without a simulation, as it places no task well."""
     if plan.received_before is None or plan.received_after is None:
-        return f"unknown -> {format_bytes(plan.bytes_after)}" if plan.changed else "unknown"
+        after = f"unknown -> {format_bytes(plan.bytes_after)} (by the model)"
+        return after if plan.changed else "unknown"
     return _arrow(plan.received_before, plan.received_after, format_bytes)
 
 

@@ -136,6 +136,17 @@ class Explanation:
     the same.  *moved before* and *moved after* are the bytes that workers receive from
     each other for the operation, with the chunks and with the tiles.
 
+    Bytes that workers receive from each other have four names here and in other reports:
+
+    - *moves*, *moved before*, *moved after*: by the model that chooses the plan, with every task on
+      its best worker; always shown;
+    - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
+      Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
+      graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
+    - *received*: measured; shown by ``dasktile.metrics``, ``dasktile.diagnose`` and the dashboard;
+    - *predicted*: *moved after* of the plans that were run, beside the measured bytes; shown by
+      ``dasktile.metrics`` and the dashboard.
+
     Parameters
     ----------
     workers

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from dasktile.report.explanation import Explanation
+from dasktile.runtime.metrics import _LEGEND, Metrics
+
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
@@ -134,3 +137,16 @@ def test_readme_on_a_cluster(tmp_path: Path) -> None:
         tmp_path,
     )
     run(spilling + '\nprint("done")\n', tmp_path)
+
+
+def test_figures_have_the_same_names_in_the_page_and_in_the_reports() -> None:
+    """The bytes that workers receive: of the model, simulated, measured, and as `metrics` has it."""
+    page = (HOW_TO / "read-explain.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| figure \|.*?(?=^$)", page, re.MULTILINE | re.DOTALL)
+    names = [row.split("|")[1].strip() for row in table.splitlines()[2:]]
+    assert len(names) == 4
+    legend = " ".join((Explanation.__doc__ or "").split())
+    for name in names:
+        assert f"- {name}" in legend
+    for name in ("predicted", "received"):
+        assert f"{name}:" in _LEGEND or f"*{name}*" in (Metrics.__doc__ or "")

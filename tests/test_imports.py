@@ -438,6 +438,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.explanation",
             "report.formatting",
             "report.html",
+            "report.page",
             "report.tables",
             "cluster.clients",
             "runtime.worker.plugin",

@@ -232,13 +232,13 @@ class Diagnosis:
         )  # fmt: skip
 
     def save(self, filename: str | Path = "diagnosis.html") -> Path:
-        """Write the diagnosis as an HTML page, with the plans of all computations, or as JSON.
+        """Write the diagnosis as an HTML page, with the plans of all computations, JSON or text.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
-            capital.
+            Ends in ``.html``, in ``.json`` for the values of :meth:`to_dict`, or in ``.txt`` for
+            what ``print`` shows; letters may be capital.
 
         Returns
         -------
@@ -251,7 +251,9 @@ class Diagnosis:
         OSError
             If the file cannot be written.
         """
-        return save_report(filename, "dasktile: a diagnosis", self._repr_html_(), self.to_dict())
+        return save_report(
+            filename, "dasktile: a diagnosis", self._repr_html_(), self.to_dict(), str(self)
+        )
 
     def summary(self) -> list[str]:
         """What was measured, in sentences."""

@@ -270,11 +270,64 @@ class Explanation:
         assert isinstance(values, dict)
         return values
 
+    def table(
+        self, *, largest: int | None = None, min_bytes: float = 0, full_names: bool = False
+    ) -> str:
+        """The table of arrays as text, of some rows only for large graphs.
+
+        Parameters
+        ----------
+        largest
+            Number of rows: those with the most bytes moved, before or after.  By default all.
+        min_bytes
+            Bytes moved, before or after, from which a row is shown.
+        full_names
+            Whether names, inputs and dtypes are shown in full, in a table that may be wider than 80
+            columns.
+
+        Returns
+        -------
+        The table, in the order of all rows and with their numbers; empty without rows.  The last
+        line counts rows that are left out.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `largest` is no integer >= 1, or `min_bytes` no number >= 0.
+
+        Examples
+        --------
+        >>> import dask.array as da
+        >>> import dasktile
+        >>> x = da.ones((4000, 4000), chunks=(500, 4000))
+        >>> explanation = dasktile.explain(x.T @ x + 1, workers=4)
+        >>> rows = explanation.table(largest=1, full_names=True)
+        >>> print(rows)  # doctest: +ELLIPSIS
+           operation  from  shape ...
+        and 3 more
+        """
+        if largest is not None:
+            _check_number("largest", largest, "an integer", 1)
+        _check_number("min_bytes", min_bytes, "a number", 0)
+        rows = [
+            index
+            for index, node in enumerate(self.nodes)
+            if max(node.bytes_before, node.bytes_after) >= min_bytes
+        ]
+        if largest is not None:
+            rows.sort(
+                key=lambda row: -max(self.nodes[row].bytes_before, self.nodes[row].bytes_after)
+            )
+            rows = sorted(rows[:largest])
+        narrowed = {} if full_names else _NARROWED
+        table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes, rows, full_names), narrowed)
+        more = len(self.nodes) - len(rows)
+        return "\n".join(part for part in (table, f"and {more:,} more" if more else "") if part)
+
     def __str__(self) -> str:
         kept = _kept_lines(self.nodes, self.verdict)
         summary = "\n".join(map(wrapped, self._summary().split("\n")))
-        table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes), _NARROWED)
-        parts = [summary, table, "\n".join(map(wrapped, kept))]
+        parts = [summary, self.table(), "\n".join(map(wrapped, kept))]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
@@ -364,13 +417,13 @@ class Explanation:
         return boxes
 
     def save(self, filename: str | Path = "dasktile.html") -> Path:
-        """Write the explanation as an HTML page, which loads nothing else, or as JSON.
+        """Write the explanation as an HTML page, which loads nothing else, as JSON, or as text.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
-            capital.
+            Ends in ``.html``, in ``.json`` for the values of :meth:`to_dict`, or in ``.txt`` for
+            what ``print`` shows; letters may be capital.
 
         Returns
         -------
@@ -384,7 +437,11 @@ class Explanation:
             If the file cannot be written.
         """
         return save_report(
-            filename, "dasktile: the plan of an expression", self._repr_html_(), self.to_dict()
+            filename,
+            "dasktile: the plan of an expression",
+            self._repr_html_(),
+            self.to_dict(),
+            str(self),
         )
 
     def _summary(self) -> str:
@@ -542,18 +599,30 @@ def _tiles(node: NodeReport) -> str:
     return "=" if same else format_chunks(node.chunks_after)
 
 
-def _text_rows(nodes: Sequence[NodeReport]) -> list[list[tuple[str, str]]]:
+def _text_rows(
+    nodes: Sequence[NodeReport], rows: Sequence[int], full: bool
+) -> list[list[tuple[str, str]]]:
     return [
         [
             (str(index), ""),
             (node.op, ""),
             (format_ranges(node.inputs), ""),
-            (format_shape(node.shape), shortened(node.dtype, _DTYPE)),
+            (format_shape(node.shape), node.dtype if full else shortened(node.dtype, _DTYPE)),
             (format_chunks(node.chunks_before), _tiles(node)),
             (format_bytes(node.bytes_before), format_bytes(node.bytes_after)),
         ]
-        for index, node in enumerate(nodes)
+        for index, node in ((index, nodes[index]) for index in rows)
     ]
+
+
+def _check_number(name: str, value: object, what: str, least: int) -> None:
+    """Raise an error if an argument is no number, or smaller than `least`."""
+    allowed = f"{name} must be {what} >= {least}"
+    kind = int if what == "an integer" else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{allowed}; got {value!r} of type {type(value).__name__}")
+    if not value >= least:
+        raise ValueError(f"{allowed}; got {value!r}")
 
 
 def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:

@@ -140,7 +140,7 @@ def test_readme_on_a_cluster(tmp_path: Path) -> None:
 
 
 def test_figures_have_the_same_names_in_the_page_and_in_the_reports() -> None:
-    """The bytes that workers receive: of the model, simulated, measured, and as `metrics` has it."""
+    """The bytes that workers receive: by the model, simulated, measured, and in `metrics`."""
     page = (HOW_TO / "read-explain.md").read_text(encoding="utf-8")
     (table,) = re.findall(r"^\| figure \|.*?(?=^$)", page, re.MULTILINE | re.DOTALL)
     names = [row.split("|")[1].strip() for row in table.splitlines()[2:]]

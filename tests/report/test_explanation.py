@@ -253,7 +253,7 @@ def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
     assert explanation.visualize(tmp_path / "x.SVG").read_text().startswith("<svg")
     assert explanation.visualize(tmp_path / "x.GV").read_text().startswith("digraph")
     assert explanation.save(tmp_path / "x.HTML").read_text().startswith("<!doctype html>")
-    with pytest.raises(ValueError, match=r"must end in \.html or \.json; got .*x\.svg"):
+    with pytest.raises(ValueError, match=r"must end in \.html, \.json or \.txt; got .*x\.svg"):
         explanation.save(tmp_path / "x.svg")
 
 
@@ -261,6 +261,44 @@ def test_numbers_are_saved_as_json(tmp_path: Path) -> None:
     explanation = describe_plan(gram())
     path = explanation.save(tmp_path / "x.json")
     assert json.loads(path.read_text(encoding="utf-8")) == explanation.to_dict()
+
+
+def test_text_is_saved_as_it_is_printed(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    path = explanation.save(tmp_path / "x.txt")
+    assert path.read_text(encoding="utf-8") == f"{explanation}\n"
+
+
+def test_some_rows_of_the_table() -> None:
+    explanation = describe_plan(gram())
+    rows = explanation.table(largest=1).splitlines()
+    assert [line.split()[0] for line in rows[3:]] == ["2", "float64", "and"]
+    assert rows[-1] == "and 2 more"
+    assert explanation.table(min_bytes=1) == explanation.table(largest=1)
+    assert explanation.table(min_bytes=2e9) == "and 3 more"
+    assert explanation.table() == explanation.table(largest=3) == str(explanation).split("\n\n")[1]
+
+
+def test_names_in_full(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    name = explanation.nodes[1].op
+    assert len(name) > 24 and name not in str(explanation)
+    assert name in explanation.table(full_names=True)
+    frame = pytest.importorskip("pandas").DataFrame(explanation.to_dict()["nodes"])
+    assert list(frame[frame.bytes_after > 0].op) == ["matmul"] and frame.op[1] == name
+
+
+def test_arguments_of_the_table() -> None:
+    explanation = describe_plan(gram())
+    for error, options in (
+        (ValueError, {"largest": 0}),
+        (TypeError, {"largest": 1.5}),
+        (ValueError, {"min_bytes": -1}),
+        (TypeError, {"min_bytes": "1 MB"}),
+    ):
+        (name,) = options
+        with pytest.raises(error, match=f"{name} must be a.* >= [01]; got"):
+            explanation.table(**options)  # type: ignore[arg-type]
 
 
 def test_arrays_with_one_axis_are_drawn_as_rows() -> None:

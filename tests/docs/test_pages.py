@@ -11,8 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask.array as da
+import numpy as np
 import pytest
+from distributed import Client, LocalCluster
 
+import dasktile
+from dasktile._compat.dask import collections_to_expr
 from dasktile.report.explanation import Explanation
 from dasktile.runtime.metrics import _LEGEND, Metrics
 
@@ -124,6 +129,26 @@ def test_slurm(tmp_path: Path) -> None:
         TMPDIR=str(tmp_path),
         DASK_JOBQUEUE__SLURM__INTERFACE="lo" if sys.platform == "linux" else "lo0",
     )
+
+
+def test_storing_adds_a_task_for_each_block_of_a_bundled_array() -> None:
+    """As zarr.md says."""
+    assert "add one task for each block" in (HOW_TO / "zarr.md").read_text(encoding="utf-8")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        dasktile.enable(client)
+        x = da.from_array(np.ones((4000, 200)), chunks=(20, 200))
+        centred = x - x.mean(axis=0)
+        y = dasktile.optimize(centred, keep_chunks=True)
+        stored = da.store(y, np.empty(y.shape), compute=False, lock=False)
+        before, after, with_store = (
+            len(collections_to_expr([each]).optimize().__dask_graph__())
+            for each in (centred, y, stored)
+        )
+        assert after < before
+        assert with_store - after == y.npartitions == 200
 
 
 def test_readme_on_a_cluster(tmp_path: Path) -> None:

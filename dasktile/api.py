@@ -72,7 +72,8 @@ def optimize(
         Give the results the chunks of the input.  By default they have the cheapest
         chunks; those of xarray objects are chosen so that the object can be stored.
     chunks
-        Give the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
+        None, the default: the results have the chunks that `keep_chunks` describes.  Otherwise give
+        the results these chunks, as ``rechunk`` takes them: a size, a tuple or a dict of sizes
         by axis, ``"auto"``, or bytes such as ``"100 MiB"``.  For xarray objects as their method
         ``chunk`` takes them; variables in memory stay there.  The plan makes them on the workers
         that have the tiles, and counts the bytes that this moves.
@@ -162,8 +163,11 @@ def explain(
 
     Parameters
     ----------
-    *collections, method, workers, memory_limit, keep_chunks, chunks
+    *collections, method, workers, memory_limit, keep_chunks
         As in :func:`optimize`.
+    chunks
+        As in :func:`optimize`: chunks that the results are to have, whose bytes are counted in
+        the last row of each result; None, the default, for those that `keep_chunks` describes.
 
     Returns
     -------

@@ -135,12 +135,12 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
     if chosen.before is not None and chosen.after is not None:
         return ""
     lowered = chosen.lowered
-    is_large = lowered is not None and count_tasks(lowered.graph, lowered.names) > MAX_TASKS
-    if is_large or not _is_predictable(request):
-        return (
-            f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them, as it is or as"
-            " planned"
-        )
+    planned = 0 if lowered is None else count_tasks(lowered.graph, lowered.names)
+    if planned > MAX_TASKS or not _is_predictable(request):
+        counts = f"{count_tasks(request.graph, request.names):,} as it is"
+        if planned:
+            counts += f", {planned:,} as planned"
+        return f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them ({counts})"
     return "the sizes of many results are unknown"
 
 

@@ -110,7 +110,7 @@ class diagnose:  # noqa: N801  a function to its users, used as ``with diagnose(
         return None if self._result is None else self._result._repr_html_()
 
     def save(self, filename: str | Path = "diagnosis.html") -> Path:
-        """Write the result as an HTML page; see ``Diagnosis.save``."""
+        """Write the result as an HTML page, JSON or text; see ``Diagnosis.save``."""
         return self.result.save(filename)
 
     def __enter__(self) -> diagnose:

@@ -16,7 +16,7 @@ from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
-from dasktile.planning import Candidate, handed_over, with_premise
+from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
 from dasktile.report.describing import describe_plan
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
@@ -53,6 +53,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         handed=handed_over(request, chosen.planned),
         unpredicted=choice.unpredicted(request, chosen),
         layers=_layers(chosen),
+        bundle=most_bundled(request.machine),
     )
     return replace(explanation, refused=True) if chosen.refused else explanation
 

@@ -214,6 +214,19 @@ def captured_program(request: Request, pinned: Mapping[str, str] | None = None) 
     return captured
 
 
+def most_bundled(machine: Machine) -> int:
+    """Tasks in a bundle at the most; 0 where tasks are not bundled.
+
+    Parameters
+    ----------
+    machine
+        The workers.
+    """
+    # tasks that run elsewhere than planned would receive whole bundles
+    most = config.bundle_tasks() if machine.placed else 0
+    return most if most > 1 else 0
+
+
 def lower_plan(request: Request, planned: PlannedRequest) -> Lowered:
     """Write the graph of a plan.
 
@@ -238,8 +251,7 @@ def lower_plan(request: Request, planned: PlannedRequest) -> Lowered:
         threads=machine.threads,
         wanted=planned.wanted,
         watched=planned.watched(),
-        # tasks that run elsewhere than planned would receive whole bundles
-        bundle_tasks=config.bundle_tasks() if machine.placed else 0,
+        bundle_tasks=most_bundled(machine),
         bundle_bytes=min(usual, machine.memory_limit or usual),
     )
 

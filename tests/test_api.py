@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -765,3 +766,18 @@ def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) ->
     dasktile.compute(planned + 1, workers=4)
     dasktile.compute(planned, expected, workers=4)
     assert len(calls) == 4
+
+
+def test_the_reason_for_more_tasks_says_what_was_decided_and_what_to_do() -> None:
+    x = da.from_array(np.ones((4000, 4000)), chunks=400)
+    explanation = dasktile.explain(x + x.T, workers=8)
+    text = " ".join(str(explanation).split())
+    found = re.search(
+        r"optimize returns the input itself: tiles with (\d+) tasks instead of (\d+) would move"
+        r" more bytes between workers, which optimize does not accept; for fewer tasks, make the"
+        r" inputs in larger chunks",
+        text,
+    )
+    assert found and int(found[1]) < int(found[2]) == explanation.tasks_before
+    x = da.from_array(np.ones((4000, 4000)), chunks=1000)
+    assert dasktile.explain(x + x.T, workers=8).tasks_after < explanation.tasks_before / 2

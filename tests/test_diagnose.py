@@ -444,6 +444,40 @@ def test_what_was_optimised_has_nothing_to_gain(client: Client) -> None:
     assert "dasktile.optimize would change nothing" in str(diagnosis)
 
 
+@pytest.mark.parametrize("placed", [False, True])
+def test_savings_of_large_graphs_are_not_predicted(
+    client: Client, monkeypatch: pytest.MonkeyPatch, placed: bool
+) -> None:
+    """A plan that only bundles tasks has no savings but those that a simulation counts."""
+    monkeypatch.setattr("dasktile.choice.MAX_TASKS", 50)
+    if placed:
+        dasktile.enable(client)
+    x = da.random.default_rng(0).random((64_000, 64), chunks=(1_000, 64)) + 1
+    with dasktile.diagnose(client) as diagnosis:
+        wait(x.persist())
+        client.compute(gram(), sync=True)
+    if placed:
+        z = dasktile.optimize(x)
+        with dasktile.diagnose(client) as again:
+            wait(z.persist())
+        assert "dasktile.optimize would change nothing" in str(again)
+        assert "not predicted" not in str(again)
+    dasktile.disable(client)
+    first, second = diagnosis.result.computations
+    plan = first.explanation
+    assert plan is not None and plan.changed and plan.run_tasks_after is None
+    assert (plan.tasks_before, plan.bytes_before) == (plan.tasks_after, plan.bytes_after)
+    text = " ".join(str(diagnosis).split())
+    assert "would change nothing" not in text
+    assert "not predicted for 1 of 2 computations: what dasktile.optimize would save" in text
+    assert "as the graph has more than 50 tasks" in text
+    assert "computations[0].explanation) shows the plan" in text
+    assert "128 (by the model)" in text
+    # what can be compared is
+    assert second.explanation is not None
+    assert "dasktile.optimize would change 1 of 2 computations" in text
+
+
 def test_results_that_are_incomplete_at_the_end_are_named(client: Client) -> None:
     gate = Event(client=client)
     with dasktile.diagnose(client) as diagnosis:

@@ -270,6 +270,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report.tables": ({"report.formatting"}, set()),
     "report.diagnosis": (
         {
+            "ir",
             "report.explanation",
             "report.formatting",
             "report.html",
@@ -437,6 +438,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.explanation",
             "report.formatting",
             "report.html",
+            "report.page",
             "report.tables",
             "cluster.clients",
             "runtime.worker.plugin",

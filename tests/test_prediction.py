@@ -431,9 +431,12 @@ def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.Mon
 
 def test_a_missing_simulation_has_a_reason() -> None:
     x = da.from_array(np.ones((110, 110)), chunks=1)
-    explanation = dasktile.explain((x + 1).sum(axis=0), workers=4)
+    array = (x + 1).sum(axis=0)
+    explanation = dasktile.explain(array, workers=4)
     assert explanation.run_tasks_after is None
-    assert "as it runs: not predicted, as the graph has more than 10,000 tasks" in str(explanation)
+    text = " ".join(str(explanation).split())
+    assert "as it runs: not predicted, as the graph has more than 10,000 tasks before Dask" in text
+    assert f"fuses them ({len(dict(array.dask)):,} as it is" in text
     assert dasktile.explain((x[:20] + 1).sum(axis=0), workers=4).unpredicted == ""
 
 

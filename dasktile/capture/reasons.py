@@ -18,6 +18,7 @@ from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.user_kernels import lookup
+from dasktile.ir import ALREADY_TILED
 
 #: Packages whose functions are steps of one call of the user, and that call.
 _GROUPING = {"flox": "flox's group-by"}
@@ -45,7 +46,7 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
             function = keywords.get("enforce_dtype_function")
         return _function_reason(layer, function)
     if (getattr(function, "__module__", "") or "").startswith("dasktile."):
-        return "already tiled by dasktile"
+        return ALREADY_TILED
     operation = key_split(name)
     others = _no_arrays(view, name)
     if others:

@@ -6,6 +6,7 @@
 
 from dasktile.ir.handover import Handover, hand_over, hand_over_evenly
 from dasktile.ir.program import (
+    ALREADY_TILED,
     MAX_WORKERS,
     AxisMap,
     Chunks,
@@ -26,6 +27,7 @@ from dasktile.ir.program import (
 from dasktile.ir.tiled import Follow, Share, TiledProgram, Tiling, Where, near_even
 
 __all__ = [
+    "ALREADY_TILED",
     "MAX_WORKERS",
     "AxisMap",
     "Chunks",

@@ -22,6 +22,9 @@ from operator import itemgetter
 #: limit bounds the size of tables and of the placement in layer names.
 MAX_WORKERS = 4096
 
+#: The reason of an array whose tasks are those of a plan, bundled maybe.
+ALREADY_TILED = "already tiled by dasktile"
+
 #: Chunk sizes along every axis of an array, as dask writes them.
 Chunks = tuple[tuple[int, ...], ...]
 

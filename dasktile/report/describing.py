@@ -54,6 +54,7 @@ def describe_plan(
     handed: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {}),
     unpredicted: str = "",
     layers: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+    bundle: int = 0,
 ) -> Explanation:
     """Describe a plan.
 
@@ -84,6 +85,8 @@ def describe_plan(
         Why there are no simulated runs.
     layers
         By the index of a node, names of the layers that make its array.
+    bundle
+        Tasks that one task of the plan's graph runs at the most; 0 if they are not bundled.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -149,6 +152,7 @@ def describe_plan(
         received_after=planned.moved if placed and planned is not None else None,
         unpredicted=unpredicted,
         uncounted=plan.uncounted,
+        bundle=0 if plan.tiled is None else bundle,
     )
 
 

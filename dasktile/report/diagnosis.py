@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dasktile.ir import ALREADY_TILED
 from dasktile.report import html as page
 from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes, format_count, format_seconds, wrapped
@@ -22,6 +23,9 @@ _LEGEND = (
     " data was on its way, and without a task otherwise. received: bytes from other workers."
     " results: most bytes of results that a worker held. process: most bytes of its process."
 )
+
+#: Why a run is not predicted, where its explanation does not say so.
+_NO_RUN = "its run is not simulated"
 
 #: The prefix of the keys of tasks that join a result on one worker: see `joins_blocks`.
 _JOINS = "finalize-hlgfinalizecompute"
@@ -112,9 +116,11 @@ class Diagnosis:
     ``str()`` shows tables of operations, of workers, and of computations.  *computing*, *waiting*
     and *idle* are shares of the time of all threads: in tasks, without a task while data was on
     its way, and without a task otherwise.  *received* are bytes that workers received from each
-    other.  Numbers with an arrow are predicted: for Dask's own graph, and for the plan of
+    other.  Numbers with an arrow are simulated: for Dask's own graph, and for the plan of
     ``dasktile.optimize`` on a cluster with ``dasktile.enable``, both by the simulation that
-    ``explain`` calls *as it runs*; what Dask's scheduler does differs from run to run.
+    ``explain`` calls *as it runs*; what Dask's scheduler does differs from run to run.  Numbers *by
+    the model* are shown in their place where there is no simulation: *moved after* and *n tasks* of
+    the first line of ``explain``.
 
     Parameters
     ----------
@@ -226,13 +232,13 @@ class Diagnosis:
         )  # fmt: skip
 
     def save(self, filename: str | Path = "diagnosis.html") -> Path:
-        """Write the diagnosis as an HTML page, with the plans of all computations, or as JSON.
+        """Write the diagnosis as an HTML page, with the plans of all computations, JSON or text.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
-            capital.
+            Ends in ``.html``, in ``.json`` for the values of :meth:`to_dict`, or in ``.txt`` for
+            what ``print`` shows; letters may be capital.
 
         Returns
         -------
@@ -245,7 +251,9 @@ class Diagnosis:
         OSError
             If the file cannot be written.
         """
-        return save_report(filename, "dasktile: a diagnosis", self._repr_html_(), self.to_dict())
+        return save_report(
+            filename, "dasktile: a diagnosis", self._repr_html_(), self.to_dict(), str(self)
+        )
 
     def summary(self) -> list[str]:
         """What was measured, in sentences."""
@@ -310,7 +318,7 @@ class Diagnosis:
             len(self.workers),
         )  # fmt: skip
         yield Table(
-            "predicted by a simulation, Dask -> with dasktile.optimize and dasktile.enable:",
+            "simulated, Dask -> with dasktile.optimize and dasktile.enable:",
             ("computation", "tasks", "received", "results on one worker"),
             [_computation_row(each) for each in self.computations[:_MAX_ROWS]],
             len(self.computations),
@@ -323,22 +331,7 @@ class Diagnosis:
             return [f"no plans were made: {self.reason}"]
         if not count:
             return ["no plans were made: no dask arrays were computed with this client"]
-        changed = [
-            number
-            for number, each in enumerate(self.computations)
-            if each.explanation is not None and _has_gain(each.explanation)
-        ]
-        if changed:
-            lines = [
-                f"dasktile.optimize would change {len(changed):,} of"
-                f" {format_count(count, 'computation')};"
-                f" print(diagnosis.result.computations[{changed[0]}].explanation) shows the plan"
-            ]
-        elif all(each.explanation is None for each in self.computations):
-            reasons = dict.fromkeys(each.reason for each in self.computations)
-            lines = [f"no plans were made: {'; '.join(reasons)}"]
-        else:
-            lines = ["dasktile.optimize would change nothing: no plan is predicted to be cheaper"]
+        lines = list(_gain_lines(self.computations))
         if self.not_planned:
             lines.append(
                 f"no plans were made for {format_count(self.not_planned, 'computation')} more"
@@ -380,11 +373,7 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
         return each.name, each.reason, "", ""
     return (
         each.name,
-        _arrow(
-            _first(plan.run_tasks_before, plan.tasks_before),
-            _first(plan.run_tasks_after, plan.tasks_after),
-            "{:,}".format,
-        ),
+        _tasks(plan),
         _received(plan),
         "unknown"
         if plan.results_before is None or plan.results_after is None
@@ -392,21 +381,75 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
     )
 
 
+def _tasks(plan: Explanation) -> str:
+    """Tasks that run; those of the model, without fusion and bundles, where that is unknown."""
+    if plan.run_tasks_before is None or plan.run_tasks_after is None:
+        return f"{_arrow(plan.tasks_before, plan.tasks_after, '{:,}'.format)} (by the model)"
+    return _arrow(plan.run_tasks_before, plan.run_tasks_after, "{:,}".format)
+
+
 def _received(plan: Explanation) -> str:
     """Bytes received; those of Dask are unknown without a simulation, as it places no task well."""
     if plan.received_before is None or plan.received_after is None:
-        return f"unknown -> {format_bytes(plan.bytes_after)}" if plan.changed else "unknown"
+        after = f"unknown -> {format_bytes(plan.bytes_after)} (by the model)"
+        return after if plan.changed else "unknown"
     return _arrow(plan.received_before, plan.received_after, format_bytes)
 
 
-def _has_gain(plan: Explanation) -> bool:
-    """Whether a plan is predicted to differ from what was computed, which may be a plan itself."""
-    return plan.changed and (
-        _first(plan.run_tasks_before, plan.tasks_before)
-        != _first(plan.run_tasks_after, plan.tasks_after)
-        or _first(plan.received_before, plan.bytes_before)
+def _has_gain(plan: Explanation) -> bool | None:
+    """Whether a plan is predicted to differ from what was computed, which may be a plan itself.
+
+    None if its run is not simulated, and its tiles are as many and move as many bytes: only a
+    simulation counts bundles.
+    """
+    if not plan.changed:
+        return False
+    if plan.run_tasks_before is None or plan.run_tasks_after is None:
+        if (plan.tasks_before, plan.bytes_before) != (plan.tasks_after, plan.bytes_after):
+            return True
+        return False if _is_plan(plan) else None
+    return plan.run_tasks_before != plan.run_tasks_after or (
+        _first(plan.received_before, plan.bytes_before)
         != _first(plan.received_after, plan.bytes_after)
     )
+
+
+def _is_plan(plan: Explanation) -> bool:
+    """Whether all results are those of a plan, whose tasks are in bundles already."""
+    read = {index for node in plan.nodes for index in node.inputs}
+    results = [node for index, node in enumerate(plan.nodes) if index not in read]
+    return all(node.reason == ALREADY_TILED for node in results)
+
+
+def _gain_lines(computations: Sequence[Missed]) -> Iterator[str]:
+    """What plans are predicted to save, in sentences; `computations` is not empty."""
+    count = format_count(len(computations), "computation")
+    plans = {
+        number: each.explanation
+        for number, each in enumerate(computations)
+        if each.explanation is not None
+    }
+    if not plans:
+        reasons = dict.fromkeys(each.reason for each in computations)
+        yield f"no plans were made: {'; '.join(reasons)}"
+        return
+    gains = {number: _has_gain(plan) for number, plan in plans.items()}
+    changed = [number for number, gain in gains.items() if gain]
+    unknown = [number for number, gain in gains.items() if gain is None]
+    if changed:
+        yield f"dasktile.optimize would change {len(changed):,} of {count}; {_shows(changed[0])}"
+    if unknown:
+        because = dict.fromkeys(plans[number].unpredicted or _NO_RUN for number in unknown)
+        yield (
+            f"not predicted for {len(unknown):,} of {count}: what dasktile.optimize would save,"
+            f" besides moved bytes, as {'; '.join(because)}; {_shows(unknown[0])}"
+        )
+    if not changed and not unknown:
+        yield "dasktile.optimize would change nothing: no plan is predicted to be cheaper"
+
+
+def _shows(number: int) -> str:
+    return f"print(diagnosis.result.computations[{number}].explanation) shows the plan"
 
 
 def _arrow(before: int, after: int, written: Any) -> str:

@@ -136,6 +136,17 @@ class Explanation:
     the same.  *moved before* and *moved after* are the bytes that workers receive from
     each other for the operation, with the chunks and with the tiles.
 
+    Bytes that workers receive from each other have four names here and in other reports:
+
+    - *moves*, *moved before*, *moved after*: by the model that chooses the plan, with every task on
+      its best worker; always shown;
+    - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
+      Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
+      graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
+    - *received*: measured; shown by ``dasktile.metrics``, ``dasktile.diagnose`` and the dashboard;
+    - *predicted*: *moved after* of the plans that were run, beside the measured bytes; shown by
+      ``dasktile.metrics`` and the dashboard.
+
     Parameters
     ----------
     workers
@@ -200,6 +211,9 @@ class Explanation:
         `memory_limit` times the threads of a worker; None without a limit.
     refused
         True if ``optimize`` raises a ``TooManyTasksError``: the memory limit makes too many tasks.
+    bundle
+        Tasks of the model that one task of the plan's graph runs at the most; 0 if they are not
+        bundled, as without the scheduler plugin.
 
     Examples
     --------
@@ -248,6 +262,7 @@ class Explanation:
     refused: bool = False
     uncounted: tuple[int, ...] = ()
     assumed_room: int | None = None
+    bundle: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -255,11 +270,64 @@ class Explanation:
         assert isinstance(values, dict)
         return values
 
+    def table(
+        self, *, largest: int | None = None, min_bytes: float = 0, full_names: bool = False
+    ) -> str:
+        """The table of arrays as text, of some rows only for large graphs.
+
+        Parameters
+        ----------
+        largest
+            Number of rows: those with the most bytes moved, before or after.  By default all.
+        min_bytes
+            Bytes moved, before or after, from which a row is shown.
+        full_names
+            Whether names, inputs and dtypes are shown in full, in a table that may be wider than 80
+            columns.
+
+        Returns
+        -------
+        The table, in the order of all rows and with their numbers; empty without rows.  The last
+        line counts rows that are left out.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `largest` is no integer >= 1, or `min_bytes` no number >= 0.
+
+        Examples
+        --------
+        >>> import dask.array as da
+        >>> import dasktile
+        >>> x = da.ones((4000, 4000), chunks=(500, 4000))
+        >>> explanation = dasktile.explain(x.T @ x + 1, workers=4)
+        >>> rows = explanation.table(largest=1, full_names=True)
+        >>> print(rows)  # doctest: +ELLIPSIS
+           operation  from  shape ...
+        and 3 more
+        """
+        if largest is not None:
+            _check_number("largest", largest, "an integer", 1)
+        _check_number("min_bytes", min_bytes, "a number", 0)
+        rows = [
+            index
+            for index, node in enumerate(self.nodes)
+            if max(node.bytes_before, node.bytes_after) >= min_bytes
+        ]
+        if largest is not None:
+            rows.sort(
+                key=lambda row: -max(self.nodes[row].bytes_before, self.nodes[row].bytes_after)
+            )
+            rows = sorted(rows[:largest])
+        narrowed = {} if full_names else _NARROWED
+        table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes, rows, full_names), narrowed)
+        more = len(self.nodes) - len(rows)
+        return "\n".join(part for part in (table, f"and {more:,} more" if more else "") if part)
+
     def __str__(self) -> str:
         kept = _kept_lines(self.nodes, self.verdict)
         summary = "\n".join(map(wrapped, self._summary().split("\n")))
-        table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes), _NARROWED)
-        parts = [summary, table, "\n".join(map(wrapped, kept))]
+        parts = [summary, self.table(), "\n".join(map(wrapped, kept))]
         return "\n\n".join(part for part in parts if part)
 
     def __repr__(self) -> str:
@@ -349,13 +417,13 @@ class Explanation:
         return boxes
 
     def save(self, filename: str | Path = "dasktile.html") -> Path:
-        """Write the explanation as an HTML page, which loads nothing else, or as JSON.
+        """Write the explanation as an HTML page, which loads nothing else, as JSON, or as text.
 
         Parameters
         ----------
         filename
-            Ends in ``.html``, or in ``.json`` for the values of :meth:`to_dict`; letters may be
-            capital.
+            Ends in ``.html``, in ``.json`` for the values of :meth:`to_dict`, or in ``.txt`` for
+            what ``print`` shows; letters may be capital.
 
         Returns
         -------
@@ -369,7 +437,11 @@ class Explanation:
             If the file cannot be written.
         """
         return save_report(
-            filename, "dasktile: the plan of an expression", self._repr_html_(), self.to_dict()
+            filename,
+            "dasktile: the plan of an expression",
+            self._repr_html_(),
+            self.to_dict(),
+            str(self),
         )
 
     def _summary(self) -> str:
@@ -418,6 +490,9 @@ class Explanation:
         tasks = format_count(self.tasks_after, "task")
         if self.tasks_after != self.tasks_before:
             tasks += f" instead of {self.tasks_before:,}"
+        else:
+            bundles = f", in bundles of up to {self.bundle:,}" if self.bundle else ""
+            tasks += f", as before{bundles}"
         workers = format_count(self.workers, "worker")
         return [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
 
@@ -524,18 +599,30 @@ def _tiles(node: NodeReport) -> str:
     return "=" if same else format_chunks(node.chunks_after)
 
 
-def _text_rows(nodes: Sequence[NodeReport]) -> list[list[tuple[str, str]]]:
+def _text_rows(
+    nodes: Sequence[NodeReport], rows: Sequence[int], full: bool
+) -> list[list[tuple[str, str]]]:
     return [
         [
             (str(index), ""),
             (node.op, ""),
             (format_ranges(node.inputs), ""),
-            (format_shape(node.shape), shortened(node.dtype, _DTYPE)),
+            (format_shape(node.shape), node.dtype if full else shortened(node.dtype, _DTYPE)),
             (format_chunks(node.chunks_before), _tiles(node)),
             (format_bytes(node.bytes_before), format_bytes(node.bytes_after)),
         ]
-        for index, node in enumerate(nodes)
+        for index, node in ((index, nodes[index]) for index in rows)
     ]
+
+
+def _check_number(name: str, value: object, what: str, least: int) -> None:
+    """Raise an error if an argument is no number, or smaller than `least`."""
+    allowed = f"{name} must be {what} >= {least}"
+    kind = int if what == "an integer" else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind):
+        raise TypeError(f"{allowed}; got {value!r} of type {type(value).__name__}")
+    if not value >= least:
+        raise ValueError(f"{allowed}; got {value!r}")
 
 
 def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:

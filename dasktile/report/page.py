@@ -1,4 +1,4 @@
-"""Files of reports: a page of its own around the HTML, or the numbers as JSON."""
+"""Files of reports: a page of its own around the HTML, the numbers as JSON, or the text."""
 
 from __future__ import annotations
 
@@ -79,17 +79,21 @@ def save_page(filename: str | Path, title: str, body: str, style: str = _STYLE) 
     return path
 
 
-def save_report(filename: str | Path, title: str, body: str, values: Mapping[str, Any]) -> Path:
-    """Write a report as an HTML page, or its numbers as JSON.
+def save_report(
+    filename: str | Path, title: str, body: str, values: Mapping[str, Any], text: str
+) -> Path:
+    """Write a report as an HTML page, its numbers as JSON, or its text.
 
     Parameters
     ----------
     filename
-        Ends in ``.html`` or ``.json``, in small or capital letters.
+        Ends in ``.html``, ``.json`` or ``.txt``, in small or capital letters.
     title, body
         Those of the page, as in :func:`save_page`.
     values
         The numbers: dicts, lists, strings and numbers.
+    text
+        The report as text.
 
     Returns
     -------
@@ -103,7 +107,9 @@ def save_report(filename: str | Path, title: str, body: str, values: Mapping[str
         If the file cannot be written.
     """
     path = Path(filename)
-    if suffix_of(path, (".html", ".json")) == ".html":
+    suffix = suffix_of(path, (".html", ".json", ".txt"))
+    if suffix == ".html":
         return save_page(path, title, body)
-    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    content = json.dumps(values, indent=1) if suffix == ".json" else text
+    path.write_text(content + "\n", encoding="utf-8")
     return path

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from distributed import Client, Scheduler, Worker
@@ -16,6 +17,7 @@ from dasktile.cluster.clients import client_of
 from dasktile.report import html as page
 from dasktile.report.explanation import Explanation
 from dasktile.report.formatting import format_bytes, format_count
+from dasktile.report.page import save_report
 from dasktile.report.tables import text_table
 from dasktile.runtime.worker.plugin import NAME, TileWorkerPlugin
 from dasktile.schedule.placement import MARK
@@ -242,6 +244,30 @@ class Metrics:
                 for titles, rows, total in self._tables()
             ),
             page.legend(_LEGEND),
+        )
+
+    def save(self, filename: str | Path = "metrics.html") -> Path:
+        """Write the counts as an HTML page, which loads nothing else, as JSON, or as text.
+
+        Parameters
+        ----------
+        filename
+            Ends in ``.html``, in ``.json`` for the values of :meth:`to_dict`, or in ``.txt`` for
+            what ``print`` shows; letters may be capital.
+
+        Returns
+        -------
+        The file written.
+
+        Raises
+        ------
+        ValueError
+            If the name has another suffix.
+        OSError
+            If the file cannot be written.
+        """
+        return save_report(
+            filename, "dasktile: counts of a cluster", self._repr_html_(), self.to_dict(), str(self)
         )
 
     def _summary(self) -> str:

@@ -287,8 +287,19 @@ def _objection(
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
     if _moves_too_much(before.price, after.price, rules):
-        return "the tiles that would cost less in tasks move more bytes"
+        return _moves_more(sum(before.price.tasks), sum(after.price.tasks))
     return ""
+
+
+def _moves_more(before: int, after: int) -> str:
+    """Why cheaper tiles that move more bytes are not used, given tasks, and what to do instead."""
+    cheaper = f"tiles with {after:,} tasks instead of {before:,}"
+    if after >= before:
+        cheaper = "tiles that cost less otherwise"
+    return (
+        f"{cheaper} would move more bytes between workers, which optimize does not accept; for"
+        " fewer tasks, make the inputs in larger chunks"
+    )
 
 
 def _needs_less(before: Price, after: Price, limit: int | None) -> bool:

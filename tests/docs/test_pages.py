@@ -11,7 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dask.array as da
+import numpy as np
 import pytest
+from distributed import Client, LocalCluster
+
+import dasktile
+from dasktile._compat.dask import collections_to_expr
+from dasktile.report.explanation import Explanation
+from dasktile.runtime.metrics import _LEGEND, Metrics
 
 HOW_TO = Path(__file__).parents[2] / "docs" / "how-to"
 
@@ -123,6 +131,27 @@ def test_slurm(tmp_path: Path) -> None:
     )
 
 
+def test_storing_adds_a_task_for_each_block_of_a_bundled_array() -> None:
+    """As zarr.md says."""
+    assert "add one task for each block" in (HOW_TO / "zarr.md").read_text(encoding="utf-8")
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        dasktile.enable(client)
+        x = da.from_array(np.ones((4000, 200)), chunks=(20, 200))
+        centred = x - x.mean(axis=0)
+        y = dasktile.optimize(centred, keep_chunks=True)
+        stored = da.store(y, np.empty(y.shape), compute=False, lock=False)
+        before, after, with_store = (
+            len(collections_to_expr([each]).optimize().__dask_graph__())
+            for each in (centred, y, stored)
+        )
+        assert after < before
+        # and the NumPy array that is written to
+        assert with_store - after == y.npartitions + 1 == 201
+
+
 def test_readme_on_a_cluster(tmp_path: Path) -> None:
     """The blocks of the README that need a cluster run, one after the other."""
     text = (HOW_TO.parents[1] / "README.md").read_text(encoding="utf-8")
@@ -134,3 +163,16 @@ def test_readme_on_a_cluster(tmp_path: Path) -> None:
         tmp_path,
     )
     run(spilling + '\nprint("done")\n', tmp_path)
+
+
+def test_figures_have_the_same_names_in_the_page_and_in_the_reports() -> None:
+    """The bytes that workers receive: by the model, simulated, measured, and in `metrics`."""
+    page = (HOW_TO / "read-explain.md").read_text(encoding="utf-8")
+    (table,) = re.findall(r"^\| figure \|.*?(?=^$)", page, re.MULTILINE | re.DOTALL)
+    names = [row.split("|")[1].strip() for row in table.splitlines()[2:]]
+    assert len(names) == 4
+    legend = " ".join((Explanation.__doc__ or "").split())
+    for name in names:
+        assert f"- {name}" in legend
+    for name in ("predicted", "received"):
+        assert f"{name}:" in _LEGEND or f"*{name}*" in (Metrics.__doc__ or "")

@@ -163,6 +163,21 @@ def test_an_unknown_lower_bound_is_not_shown() -> None:
     assert "(lower bound 0 B: proven optimal)" in " ".join(text.split())
 
 
+def test_plans_with_as_many_tasks_say_so() -> None:
+    plan = gram()
+    same = replace(plan, before=replace(plan.before, tasks=plan.after.tasks))
+    first = " ".join(str(describe_plan(same)).split("\n\n")[0].split())
+    assert first.endswith("; 15 tasks, as before reads 137 MiB instead of 412 MiB from storage")
+    bundled = describe_plan(same, runs=runs_of(5, 6), bundle=32)
+    text = " ".join(str(bundled).split())
+    assert "; 15 tasks, as before, in bundles of up to 32 reads" in text
+    assert "as it runs: 20 tasks instead of 1,000," in text
+    assert bundled.bundle == 32 and describe_plan(gram(tiled=False), bundle=32).bundle == 0
+    assert "15 tasks instead of 1,206 reads" in " ".join(
+        str(describe_plan(gram(), bundle=32)).split()
+    )
+
+
 def test_unchanged_plans_are_reported() -> None:
     lines = str(describe_plan(gram(tiled=False))).split("\n\n")[0].splitlines()
     text = " ".join(" ".join(lines).split())
@@ -238,7 +253,7 @@ def test_suffixes_may_have_capital_letters(tmp_path: Path) -> None:
     assert explanation.visualize(tmp_path / "x.SVG").read_text().startswith("<svg")
     assert explanation.visualize(tmp_path / "x.GV").read_text().startswith("digraph")
     assert explanation.save(tmp_path / "x.HTML").read_text().startswith("<!doctype html>")
-    with pytest.raises(ValueError, match=r"must end in \.html or \.json; got .*x\.svg"):
+    with pytest.raises(ValueError, match=r"must end in \.html, \.json or \.txt; got .*x\.svg"):
         explanation.save(tmp_path / "x.svg")
 
 
@@ -246,6 +261,44 @@ def test_numbers_are_saved_as_json(tmp_path: Path) -> None:
     explanation = describe_plan(gram())
     path = explanation.save(tmp_path / "x.json")
     assert json.loads(path.read_text(encoding="utf-8")) == explanation.to_dict()
+
+
+def test_text_is_saved_as_it_is_printed(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    path = explanation.save(tmp_path / "x.txt")
+    assert path.read_text(encoding="utf-8") == f"{explanation}\n"
+
+
+def test_some_rows_of_the_table() -> None:
+    explanation = describe_plan(gram())
+    rows = explanation.table(largest=1).splitlines()
+    assert [line.split()[0] for line in rows[3:]] == ["2", "float64", "and"]
+    assert rows[-1] == "and 2 more"
+    assert explanation.table(min_bytes=1) == explanation.table(largest=1)
+    assert explanation.table(min_bytes=2e9) == "and 3 more"
+    assert explanation.table() == explanation.table(largest=3) == str(explanation).split("\n\n")[1]
+
+
+def test_names_in_full(tmp_path: Path) -> None:
+    explanation = describe_plan(gram())
+    name = explanation.nodes[1].op
+    assert len(name) > 24 and name not in str(explanation)
+    assert name in explanation.table(full_names=True)
+    frame = pytest.importorskip("pandas").DataFrame(explanation.to_dict()["nodes"])
+    assert list(frame[frame.bytes_after > 0].op) == ["matmul"] and frame.op[1] == name
+
+
+def test_arguments_of_the_table() -> None:
+    explanation = describe_plan(gram())
+    for error, options in (
+        (ValueError, {"largest": 0}),
+        (TypeError, {"largest": 1.5}),
+        (ValueError, {"min_bytes": -1}),
+        (TypeError, {"min_bytes": "1 MB"}),
+    ):
+        (name,) = options
+        with pytest.raises(error, match=f"{name} must be a.* >= [01]; got"):
+            explanation.table(**options)  # type: ignore[arg-type]
 
 
 def test_arrays_with_one_axis_are_drawn_as_rows() -> None:

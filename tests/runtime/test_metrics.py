@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -315,6 +316,20 @@ def test_as_text_and_numbers() -> None:
     assert json.loads(json.dumps(measured.to_dict()))["layers"][name]["predicted"] == 2048
     many = Metrics({}, {f"layer{number}": LayerCounts(number) for number in range(40)})
     assert str(many).endswith("and 10 more")
+
+
+def test_counts_are_saved(tmp_path: Path) -> None:
+    measured = Metrics({"tcp://1": WorkerCounts(1024, 3, 2, 4096)}, {"x": LayerCounts(1024, 2048)})
+    page = measured.save(tmp_path / "x.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") and measured._repr_html_() in page
+    numbers = measured.save(tmp_path / "x.JSON").read_text(encoding="utf-8")
+    assert json.loads(numbers) == measured.to_dict()
+    text = measured.save(tmp_path / "x.txt").read_text(encoding="utf-8")
+    assert text == f"{measured}\n"
+    with pytest.raises(ValueError, match=r"must end in \.html, \.json or \.txt; got .*x\.csv"):
+        measured.save(tmp_path / "x.csv")
+    with pytest.raises(OSError, match=r"x\.txt"):
+        measured.save(tmp_path / "missing" / "x.txt")
 
 
 def test_names_of_layers() -> None:

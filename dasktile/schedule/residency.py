@@ -371,7 +371,22 @@ class Residency:
         return self._next_instructions(out)
 
     def urge_first(self) -> list[Instruction]:
-        """Grant the first request that waits, as :meth:`urge` does."""
+        """Let the first request that waits continue, because nothing else makes progress.
+
+        It is granted as by :meth:`urge`.  If it is granted already, and waits for a fetch that was
+        refused memory, that is repeated: running tasks may have freed some.  After
+        `ResidencySettings.retries` of these, the request does not wait for the tile any longer.
+        """
+        refused = next((tile for tile in self._fetches if tile.refused), None)
+        if refused is not None:
+            # requests that are granted after it would wait for its memory, too
+            refused.refused = False
+            refused.retries += 1
+            if refused.retries > self.settings.retries:
+                self._fetches.remove(refused)
+                refused.unreadable = True
+                self._continue_fetch(refused)
+            return self._next_instructions()
         waiting = (request for request in self._waiting if request.room and not request.missing)
         request = next(chain(self._queued, waiting), None)
         return [] if request is None else self.urge(request.name)

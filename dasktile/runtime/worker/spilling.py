@@ -86,7 +86,11 @@ class Spilling(Guarded):
         self.limit = limit
         self.budget = Budget()
         self._clock, self._processor = clock, processor
-        self._patience = Patience(self.settings.room_timeout, self.settings.computing_share)
+        self._patience = Patience(
+            self.settings.room_timeout,
+            self.settings.computing_share,
+            self.settings.computing_timeout,
+        )
         #: Number of requests that wait.
         self._waits = 0
         self.hints = hints

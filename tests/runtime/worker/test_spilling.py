@@ -275,7 +275,7 @@ def test_tasks_exceed_the_memory_limit_only_where_nothing_proceeds(quiet: None) 
         one = spilling_of(worker)
         one._clock = lambda: 5.0 * len(checks)
         one._processor = processor
-        one._patience = Patience(5.0, 0.25)
+        one._patience = Patience(5.0, 0.25, math.inf)
         one.settings = replace(one.settings, room_timeout=0.001)
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
         wait(tiles, timeout=LIMIT)

@@ -36,6 +36,7 @@ from itertools import chain
 
 from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
+from dasktile.schedule.prefetch import Prefetches
 from dasktile.schedule.requests import Request, Tile
 
 #: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
@@ -72,9 +73,8 @@ class Residency:
     events
         Number of copies that were done, and of granted requests that were released, except
         urgent ones.
-    prefetched, hits
-        Number of tiles that were prefetched, and of those that were then requested while they
-        were still on their home tier.
+    prefetches
+        The tiles that may be prefetched, and counts of those that were.
     """
 
     def __init__(self, settings: ResidencySettings) -> None:
@@ -82,7 +82,6 @@ class Residency:
         self.capacity = [math.inf if size is None else size for size in settings.capacity]
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
-        self.prefetched = self.hits = 0
         self.copies = self.events = 0
         #: Number of the last tier.
         self._last = len(self.capacity) - 1
@@ -101,6 +100,9 @@ class Residency:
         self._removed: dict[tuple[Hashable, int], Tile] = {}
         #: Buffers of views, by the memory that they share.
         self._shared: dict[Hashable, Buffer] = {}
+        self.prefetches = Prefetches(
+            self._tiles, self.capacity, self.used, settings.prefetch_fraction
+        )
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
         #: Buffers whose ranks are out of date.  They are updated before a decision reads them: when
         #: a tier has too little room, which most tiers never have.
@@ -112,13 +114,8 @@ class Residency:
         self._fetches: deque[Tile] = deque()
         #: Granted requests that are not ready yet.
         self._waiting: list[Request] = []
-        #: Keys of the tiles that tasks will request next, in order.
-        self._upcoming: Sequence[Hashable] = ()
-        #: Keys of the tiles of later tasks, in order.
-        self._further: Sequence[Hashable] = ()
         #: Bytes of the results of all granted requests when the last one was granted.
         self._room = 0
-        self._prefetched_bytes = 0
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
         self._count = 0
@@ -408,14 +405,11 @@ class Residency:
             Keys of the inputs of the tasks after those, in their order.  They are prefetched into
             free room only, from the next event on: first a task that starts gets its room.
         """
-        self._upcoming, self._further = self._missing(keys), ()
-        out = self._next_instructions() if self._upcoming else []
-        self._further = self._missing(further)
+        prefetches = self.prefetches
+        prefetches.upcoming, prefetches.further = prefetches.missing(keys), ()
+        out = self._next_instructions() if prefetches.upcoming else []
+        prefetches.further = prefetches.missing(further)
         return out
-
-    def _missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
-        """The tiles that are not on their home tier."""
-        return [key for key in keys if key in self._tiles and not self._tiles[key].is_home]
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without a request."""
@@ -525,9 +519,9 @@ class Residency:
         if self._fetches:
             self._fetch_requested(out)
         if not self._queued and not self._fetches:
-            if self._upcoming:
+            if self.prefetches.upcoming:
                 self._prefetch(out)
-            if self._further:
+            if self.prefetches.further:
                 self._prefetch_further(out)
         if self._waiting:
             self._report_ready(out)
@@ -585,16 +579,10 @@ class Residency:
         return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
 
     def _mark_used(self, tile: Tile) -> None:
-        self.hits += tile.prefetched and tile.is_home
-        self._clear_prefetched(tile)
+        self.prefetches.use(tile)
         self._count += 1
         tile.used = self._count
         self._rank_tile(tile)
-
-    def _clear_prefetched(self, tile: Tile) -> None:
-        if tile.prefetched:
-            tile.prefetched = False
-            self._prefetched_bytes -= tile.size
 
     def _fetch_requested(self, out: list[Instruction]) -> None:
         """Fetch the tiles that requests wait for, as far as there is room."""
@@ -646,34 +634,10 @@ class Residency:
         return any(tile not in request.tiles for request in running)
 
     def _prefetch(self, out: list[Instruction]) -> None:
-        """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon.
-
-        A prefetch may evict tiles that are needed later than all inputs of running tasks: such a
-        tile would also be evicted by a fetch on demand.  Within
-        `ResidencySettings.prefetch_fraction` it may evict any tile that is needed later than the
-        prefetched one.
-        """
-        reads = [
-            tile.next
-            for request in self._requests.values()
-            if request.granted
-            for tile in request.tiles
-            if tile.next is not None and not tile.removed
-        ]
-        last = max(reads, default=-math.inf)
-        upcoming = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
-        # in another order a prefetched tile could be evicted for the next one, without end
-        for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if tile.is_home or tile.is_fetched or tile.unreadable or tile.next == math.inf:
-                continue
-            source, room = min(tile.on), self.capacity[tile.home]
-            if self._active_fetches >= self.settings.prefetch or tile.size > room:
+        """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon."""
+        for tile, tiers, later in self.prefetches.next_tiles(self._requests.values()):
+            if self._active_fetches >= self.settings.prefetch:
                 return
-            few = self._prefetched_bytes + tile.size <= self.settings.prefetch_fraction * room
-            use = math.inf if tile.next is None else tile.next
-            # room is needed on the way and at the end; what is evicted at the end would take the
-            # room on the way
-            tiers, later = sorted({tile.home, source - 1}), use if few else max(use, last)
             if not all(self._has_room(tier, tile.size, later) for tier in tiers):
                 return
             for tier in tiers:
@@ -682,30 +646,16 @@ class Residency:
             self._copy_ahead(tile, out)
 
     def _prefetch_further(self, out: list[Instruction]) -> None:
-        """Prefetch the tiles of later tasks into room that is free and that no task needs.
-
-        The tasks that run next are assumed to need as much room for results as the last ones.
-        """
-        soon = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
-        if any(not tile.is_home and not tile.is_fetched and not tile.unreadable for tile in soon):
-            return
-        for key in self._further:
-            tile = self._tiles.get(key)
-            if tile is None or tile.is_home or tile.is_fetched or tile.unreadable:
-                continue
-            if self._active_fetches >= self.settings.prefetch or tile.next == math.inf:
+        """Prefetch the tiles of later tasks into room that is free and that no task needs."""
+        for tile in self.prefetches.later_tiles(self._room):
+            if self._active_fetches >= self.settings.prefetch:
                 return
-            for tier in {tile.home, min(tile.on) - 1}:
-                if self.used[tier] + tile.size + self._room > self.capacity[tier]:
-                    return
             self._copy_ahead(tile, out)
 
     def _copy_ahead(self, tile: Tile, out: list[Instruction]) -> None:
         """Copy a tile to the next faster tier before it is requested."""
         source = min(tile.on)
-        tile.prefetched = True
-        self.prefetched += source - 1 == tile.home
-        self._prefetched_bytes += tile.size
+        self.prefetches.start(tile)
         self._copy(tile, source, source - 1, out)
 
     def _report_ready(self, out: list[Instruction]) -> None:
@@ -910,7 +860,7 @@ class Residency:
         buffer.tiles.remove(tile)
         out.append(Drop(tile.key, tile.generation, tier))
         if tier == tile.home:
-            self._clear_prefetched(tile)
+            self.prefetches.end(tile)
         if not buffer.tiles:
             if buffer.evicting:
                 self._cancel_eviction(buffer)

@@ -812,7 +812,7 @@ def test_prefetches_and_their_hits_are_counted() -> None:
         worker.do(worker.residency.expect({key: INF}))
         worker.release(number)
         worker.settle()
-    assert worker.residency.prefetched == worker.residency.hits == 2
+    assert worker.residency.prefetches.started == worker.residency.prefetches.hits == 2
 
 
 def test_a_tile_removed_while_it_is_written() -> None:
@@ -970,4 +970,4 @@ def check(worker: Worker) -> None:
     }
     prefetched = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
     prefetched += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
-    assert residency._prefetched_bytes == prefetched
+    assert residency.prefetches.size == prefetched

@@ -714,6 +714,23 @@ def test_chunks_of_xarray_objects_by_dimension() -> None:
         dasktile.optimize(anomalies, workers=4, chunks={"time": 60})
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_chunks_of_xarray_objects_in_the_order_of_dimensions() -> None:
+    xarray = pytest.importorskip("xarray")
+    values = da.from_array(np.arange(24_000.0).reshape(240, 100), chunks=(20, 100))
+    array = xarray.DataArray(values, dims=("t", "x"))
+    for chunks in ((60, 50), [60, 50], ((60,) * 4, (50, 50))):
+        for each in (array, array.variable):
+            result = dasktile.optimize(each - each.mean("t"), workers=4, chunks=chunks)
+            assert result.chunks == ((60,) * 4, (50, 50))
+    with pytest.raises(ValueError, match=r"chunks=\(60,\) must have .* \('t', 'x'\)"):
+        dasktile.optimize(array, workers=4, chunks=(60,))
+    # the blocks along each dimension
+    square = xarray.Dataset({"u": array[:100], "v": array[0]})
+    result = dasktile.optimize(square, workers=4, chunks=(50, 50))
+    assert dict(result.chunks) == {"t": (50, 50), "x": (50, 50)}
+
+
 def test_variables_in_memory_stay_there_with_chunks() -> None:
     xarray = pytest.importorskip("xarray")
     values = da.from_array(np.arange(24_000.0).reshape(240, 100), chunks=(20, 100))

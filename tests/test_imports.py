@@ -362,6 +362,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "_compat.distributed",
             "config",
             "runtime.worker.store",
+            "runtime.worker.takeover",
             "runtime.tiers",
             "schedule.instructions",
         },

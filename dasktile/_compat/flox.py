@@ -61,16 +61,12 @@ class FloxNames:
 
 def flox_names() -> FloxNames | None:
     """The names of the flox that is loaded; None without one, or if it was not checked."""
-    return _names() if "flox.dask" in sys.modules else None
-
-
-@cache
-def _names() -> FloxNames | None:
+    if "flox.dask" not in sys.modules or not _is_checked():
+        return None
+    # not cached: another thread may be importing flox
     modules = (f"flox.{name}" for name in ("dask", "core", "reindex", "aggregations", "factorize"))
     dask, core, reindex, aggregations, factorize = map(sys.modules.get, modules)
     try:
-        if ".".join(version("flox").split(".")[:2]) not in CHECKED:
-            return None
         kinds = reindex.ReindexArrayType  # type: ignore[union-attr]
         return FloxNames(
             extract=dask._extract_result,  # type: ignore[union-attr]
@@ -85,8 +81,17 @@ def _names() -> FloxNames | None:
             codes=factorize._lazy_factorize_wrapper,  # type: ignore[union-attr]
             ravel=factorize._ravel_factorized,  # type: ignore[union-attr]
         )
-    except (AttributeError, PackageNotFoundError):
+    except AttributeError:
         return None
+
+
+@cache
+def _is_checked() -> bool:
+    """Whether the release of the flox that is loaded was checked."""
+    try:
+        return ".".join(version("flox").split(".")[:2]) in CHECKED
+    except PackageNotFoundError:
+        return False
 
 
 def is_elementwise(function: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -42,7 +42,7 @@ def _rechunked(value: Any, chunks: Any) -> Any:
     if is_xarray(value):
         if not is_dask_collection(value):
             return value
-        return _in_memory_as_before(value, value.chunk(chunks))
+        return _in_memory_as_before(value, value.chunk(_by_dimension(value, chunks)))
     if type(value) in (list, tuple):
         return type(value)(_rechunked(item, chunks) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -56,6 +56,23 @@ def _rechunked(value: Any, chunks: Any) -> Any:
             f" {kind.__module__}.{kind.__qualname__}: optimize it in a call without chunks"
         )
     return value
+
+
+def _by_dimension(value: Any, chunks: Any) -> Any:
+    """Chunks for the method ``chunk`` of an object of xarray, where a tuple is deprecated."""
+    if not isinstance(chunks, (tuple, list)):
+        return chunks
+    # of the class, because a dataset has its variables as attributes
+    if hasattr(type(value), "data_vars"):
+        return dict.fromkeys(value.sizes, chunks)
+    if not hasattr(type(value), "variable"):
+        return chunks
+    if len(chunks) != len(value.dims):
+        raise ValueError(
+            f"chunks={chunks!r} must have one entry for each dimension of {value.dims}; use a dict"
+            " to change those of some dimensions"
+        )
+    return dict(zip(value.dims, chunks, strict=True))
 
 
 def _in_memory_as_before(old: Any, new: Any) -> Any:

@@ -46,8 +46,11 @@ class RuntimeSettings:
         Seconds without progress after which a task that waits for memory runs anyway, because the
         tasks that run may wait for it, by locks or otherwise.
     computing_share
-        Share of one processor that a worker uses if one of its tasks computes, which is progress.
-        An idle worker uses about 0.03.
+        Share of one processor that a worker uses if one of its tasks computes.  An idle worker
+        uses about 0.03.
+    computing_timeout
+        Seconds as `room_timeout` for a worker whose tasks compute, but do not end.  A task may
+        compute for long, but may also poll for the one that waits.
     room_tries, room_pause
         Times that an allocation on a device is tried again where nothing can be evicted, and the
         seconds between two of them.
@@ -89,6 +92,7 @@ class RuntimeSettings:
     max_readers: int = 32
     room_timeout: float = 5.0
     computing_share: float = 0.25
+    computing_timeout: float = 600.0
     room_tries: int = 20
     room_pause: float = 0.01
     prefetch_tasks: int = 4

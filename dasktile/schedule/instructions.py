@@ -37,7 +37,8 @@ class ResidencySettings:
         times as soon as a tile that has a copy on the tier below.
     retries
         Times that a fetch is repeated after its tier refused memory although no task runs that
-        could free some, one for each call of :meth:`Residency.age`.
+        could free some, one for each call of :meth:`Residency.age`; or although the tasks that run
+        make no progress, one for each call of :meth:`Residency.urge_first`.
 
     Raises
     ------

@@ -32,11 +32,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import chain
 
 from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
+from dasktile.schedule.prefetch import Prefetches
+from dasktile.schedule.requests import Request, Tile
 
 #: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
 _AGED_FROM = 0.5
@@ -47,71 +48,6 @@ _MOST_PAUSE = 64
 
 #: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
 _MOST_SKIPPED = 1000
-
-
-@dataclass(slots=True, eq=False)
-class _Tile:
-    key: Hashable
-    #: Distinguishes it from earlier tiles of its key.
-    generation: int
-    #: Bytes.
-    size: int
-    #: The tier on which tasks read it.
-    home: int
-    #: Next use, as in `Buffer.next`.
-    next: float | None
-    #: Last use, by a counter.
-    used: int
-    #: Its memory, by tier.
-    on: dict[int, Buffer] = field(default_factory=dict)
-    #: Copies in progress, by target tier.
-    copies: dict[int, Copy] = field(default_factory=dict)
-    #: Number of granted requests that pin it on its home tier.
-    pins: int = 0
-    #: Granted requests that wait for it.
-    waiting: list[_Request] = field(default_factory=list)
-    #: Tiers from which it cannot be written to the tier below.
-    unwritable: set[int] = field(default_factory=set)
-    #: It was prefetched, and not requested since.
-    prefetched: bool = False
-    #: A copy to a faster tier has failed; the next one is tried when it is requested.
-    unreadable: bool = False
-    #: It is dying; see the module.
-    dying: bool = False
-    #: A copy to a faster tier failed for lack of room, although there was room by our count.
-    refused: bool = False
-    #: Copies that were repeated after that while no task could free room.
-    retries: int = 0
-    removed: bool = False
-
-    def expect(self, next_use: float | None) -> None:
-        self.dying = next_use is not None and math.isnan(next_use)
-        self.next = math.inf if self.dying else next_use
-
-    @property
-    def is_home(self) -> bool:
-        return self.home in self.on
-
-    def is_below(self, tier: int) -> bool:
-        return any(other > tier for other in self.on)
-
-    @property
-    def is_fetched(self) -> bool:
-        return any(copy.target < copy.source for copy in self.copies.values())
-
-
-@dataclass(slots=True, eq=False)
-class _Request:
-    name: Hashable
-    tiles: list[_Tile]
-    #: Bytes that its task will make.
-    room: int
-    #: It waits for copies only, not for room of other requests.
-    urgent: bool = False
-    #: Its tiles are pinned, and fetched if necessary.
-    granted: bool = False
-    #: Number of its tiles that are not on their home tier yet.
-    missing: int = 0
 
 
 class Residency:
@@ -137,9 +73,8 @@ class Residency:
     events
         Number of copies that were done, and of granted requests that were released, except
         urgent ones.
-    prefetched, hits
-        Number of tiles that were prefetched, and of those that were then requested while they
-        were still on their home tier.
+    prefetches
+        The tiles that may be prefetched, and counts of those that were.
     """
 
     def __init__(self, settings: ResidencySettings) -> None:
@@ -147,7 +82,6 @@ class Residency:
         self.capacity = [math.inf if size is None else size for size in settings.capacity]
         self._allowed = list(self.capacity)
         self.refusing: set[int] = set()
-        self.prefetched = self.hits = 0
         self.copies = self.events = 0
         #: Number of the last tier.
         self._last = len(self.capacity) - 1
@@ -161,29 +95,27 @@ class Residency:
         #: By tier, the number of such copies since one was done, and calls of `age` until the next.
         self._refusals = [0] * len(self.capacity)
         self._pauses = [0] * len(self.capacity)
-        self._tiles: dict[Hashable, _Tile] = {}
+        self._tiles: dict[Hashable, Tile] = {}
         #: Removed tiles with copies in progress, by key and generation.
-        self._removed: dict[tuple[Hashable, int], _Tile] = {}
+        self._removed: dict[tuple[Hashable, int], Tile] = {}
         #: Buffers of views, by the memory that they share.
         self._shared: dict[Hashable, Buffer] = {}
+        self.prefetches = Prefetches(
+            self._tiles, self.capacity, self.used, settings.prefetch_fraction
+        )
         self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
         #: Buffers whose ranks are out of date.  They are updated before a decision reads them: when
         #: a tier has too little room, which most tiers never have.
         self._unranked: dict[Buffer, None] = {}
-        self._requests: dict[Hashable, _Request] = {}
+        self._requests: dict[Hashable, Request] = {}
         #: Requests that are not granted yet, in order.
-        self._queued: deque[_Request] = deque()
+        self._queued: deque[Request] = deque()
         #: Tiles that granted requests wait for, in the order in which they are fetched.
-        self._fetches: deque[_Tile] = deque()
+        self._fetches: deque[Tile] = deque()
         #: Granted requests that are not ready yet.
-        self._waiting: list[_Request] = []
-        #: Keys of the tiles that tasks will request next, in order.
-        self._upcoming: Sequence[Hashable] = ()
-        #: Keys of the tiles of later tasks, in order.
-        self._further: Sequence[Hashable] = ()
+        self._waiting: list[Request] = []
         #: Bytes of the results of all granted requests when the last one was granted.
         self._room = 0
-        self._prefetched_bytes = 0
         #: Number of copies to a faster tier that are in progress.
         self._active_fetches = 0
         self._count = 0
@@ -269,7 +201,7 @@ class Residency:
         if key in self._tiles:
             raise ValueError(f"there is a tile {key!r} already")
         self._count += 1
-        tile = _Tile(key, self._count, size, tier, None, self._count)
+        tile = Tile(key, self._count, size, tier, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
         before = self.used[tier]
@@ -299,7 +231,7 @@ class Residency:
         if key in self._tiles:
             raise ValueError(f"there is a tile {key!r} already")
         self._count += 1
-        tile = _Tile(key, self._count, size, home, None, self._count)
+        tile = Tile(key, self._count, size, home, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
         self._place(tile, self._last, stored)
@@ -351,7 +283,7 @@ class Residency:
         """
         if name in self._requests:
             raise ValueError(f"there is a request {name!r} already")
-        request = _Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room, urgent)
+        request = Request(name, [self._tiles[key] for key in dict.fromkeys(keys)], room, urgent)
         self._requests[name] = request
         self._queued.append(request)
         if now is not None:
@@ -371,7 +303,22 @@ class Residency:
         return self._next_instructions(out)
 
     def urge_first(self) -> list[Instruction]:
-        """Grant the first request that waits, as :meth:`urge` does."""
+        """Let the first request that waits continue, because nothing else makes progress.
+
+        It is granted as by :meth:`urge`.  If it is granted already, and waits for a fetch that was
+        refused memory, that is repeated: running tasks may have freed some.  After
+        `ResidencySettings.retries` of these, the request does not wait for the tile any longer.
+        """
+        refused = next((tile for tile in self._fetches if tile.refused), None)
+        if refused is not None:
+            # requests that are granted after it would wait for its memory, too
+            refused.refused = False
+            refused.retries += 1
+            if refused.retries > self.settings.retries:
+                self._fetches.remove(refused)
+                refused.unreadable = True
+                self._continue_fetch(refused)
+            return self._next_instructions()
         waiting = (request for request in self._waiting if request.room and not request.missing)
         request = next(chain(self._queued, waiting), None)
         return [] if request is None else self.urge(request.name)
@@ -458,14 +405,11 @@ class Residency:
             Keys of the inputs of the tasks after those, in their order.  They are prefetched into
             free room only, from the next event on: first a task that starts gets its room.
         """
-        self._upcoming, self._further = self._missing(keys), ()
-        out = self._next_instructions() if self._upcoming else []
-        self._further = self._missing(further)
+        prefetches = self.prefetches
+        prefetches.upcoming, prefetches.further = prefetches.missing(keys), ()
+        out = self._next_instructions() if prefetches.upcoming else []
+        prefetches.further = prefetches.missing(further)
         return out
-
-    def _missing(self, keys: Iterable[Hashable]) -> list[Hashable]:
-        """The tiles that are not on their home tier."""
-        return [key for key in keys if key in self._tiles and not self._tiles[key].is_home]
 
     def touch(self, key: Hashable) -> None:
         """A tile was used without a request."""
@@ -575,9 +519,9 @@ class Residency:
         if self._fetches:
             self._fetch_requested(out)
         if not self._queued and not self._fetches:
-            if self._upcoming:
+            if self.prefetches.upcoming:
                 self._prefetch(out)
-            if self._further:
+            if self.prefetches.further:
                 self._prefetch_further(out)
         if self._waiting:
             self._report_ready(out)
@@ -593,7 +537,7 @@ class Residency:
                 continue
             self._grant(request, out)
 
-    def _grant(self, request: _Request, out: list[Instruction]) -> None:
+    def _grant(self, request: Request, out: list[Instruction]) -> None:
         """Pin the tiles of a request, and fetch those that are not on their home tier."""
         request.granted = True
         self._room = sum(other.room for other in self._requests.values() if other.granted)
@@ -616,7 +560,7 @@ class Residency:
                     self._drop_stale(other, out)
         self._waiting.append(request)
 
-    def _fits(self, request: _Request) -> bool:
+    def _fits(self, request: Request) -> bool:
         """Whether there is room for a request beside all granted ones."""
         granted = [other for other in self._requests.values() if other.granted]
         if not granted:
@@ -634,17 +578,11 @@ class Residency:
                 held[tile.home] += buffer.size
         return all(size <= capacity for size, capacity in zip(held, self.capacity, strict=True))
 
-    def _mark_used(self, tile: _Tile) -> None:
-        self.hits += tile.prefetched and tile.is_home
-        self._clear_prefetched(tile)
+    def _mark_used(self, tile: Tile) -> None:
+        self.prefetches.use(tile)
         self._count += 1
         tile.used = self._count
         self._rank_tile(tile)
-
-    def _clear_prefetched(self, tile: _Tile) -> None:
-        if tile.prefetched:
-            tile.prefetched = False
-            self._prefetched_bytes -= tile.size
 
     def _fetch_requested(self, out: list[Instruction]) -> None:
         """Fetch the tiles that requests wait for, as far as there is room."""
@@ -674,7 +612,7 @@ class Residency:
                     self._copy(tile, source, source - 1, out)
             self._fetches.remove(tile)
 
-    def _next_fetch(self) -> _Tile:
+    def _next_fetch(self) -> Tile:
         """The tile to fetch next: tiles of urgent requests come before all others."""
         if any(request.urgent for request in self._requests.values()):
             for tile in self._fetches:
@@ -682,11 +620,11 @@ class Residency:
                     return tile
         return self._fetches[0]
 
-    def _may_be_freed(self, tile: _Tile) -> bool:
+    def _may_be_freed(self, tile: Tile) -> bool:
         """Whether room for a tile may be freed, by a task that runs or by one that has ended."""
         return tile.retries < self.settings.retries or self._another_task_runs(tile)
 
-    def _another_task_runs(self, tile: _Tile) -> bool:
+    def _another_task_runs(self, tile: Tile) -> bool:
         """Whether a task runs that may free room when it is done."""
         running = (
             request
@@ -696,34 +634,10 @@ class Residency:
         return any(tile not in request.tiles for request in running)
 
     def _prefetch(self, out: list[Instruction]) -> None:
-        """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon.
-
-        A prefetch may evict tiles that are needed later than all inputs of running tasks: such a
-        tile would also be evicted by a fetch on demand.  Within
-        `ResidencySettings.prefetch_fraction` it may evict any tile that is needed later than the
-        prefetched one.
-        """
-        reads = [
-            tile.next
-            for request in self._requests.values()
-            if request.granted
-            for tile in request.tiles
-            if tile.next is not None and not tile.removed
-        ]
-        last = max(reads, default=-math.inf)
-        upcoming = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
-        # in another order a prefetched tile could be evicted for the next one, without end
-        for tile in sorted(upcoming, key=lambda tile: math.inf if tile.next is None else tile.next):
-            if tile.is_home or tile.is_fetched or tile.unreadable or tile.next == math.inf:
-                continue
-            source, room = min(tile.on), self.capacity[tile.home]
-            if self._active_fetches >= self.settings.prefetch or tile.size > room:
+        """Prefetch the upcoming tiles, as far as that evicts no tile that is needed soon."""
+        for tile, tiers, later in self.prefetches.next_tiles(self._requests.values()):
+            if self._active_fetches >= self.settings.prefetch:
                 return
-            few = self._prefetched_bytes + tile.size <= self.settings.prefetch_fraction * room
-            use = math.inf if tile.next is None else tile.next
-            # room is needed on the way and at the end; what is evicted at the end would take the
-            # room on the way
-            tiers, later = sorted({tile.home, source - 1}), use if few else max(use, last)
             if not all(self._has_room(tier, tile.size, later) for tier in tiers):
                 return
             for tier in tiers:
@@ -732,30 +646,16 @@ class Residency:
             self._copy_ahead(tile, out)
 
     def _prefetch_further(self, out: list[Instruction]) -> None:
-        """Prefetch the tiles of later tasks into room that is free and that no task needs.
-
-        The tasks that run next are assumed to need as much room for results as the last ones.
-        """
-        soon = [tile for key in self._upcoming if (tile := self._tiles.get(key)) is not None]
-        if any(not tile.is_home and not tile.is_fetched and not tile.unreadable for tile in soon):
-            return
-        for key in self._further:
-            tile = self._tiles.get(key)
-            if tile is None or tile.is_home or tile.is_fetched or tile.unreadable:
-                continue
-            if self._active_fetches >= self.settings.prefetch or tile.next == math.inf:
+        """Prefetch the tiles of later tasks into room that is free and that no task needs."""
+        for tile in self.prefetches.later_tiles(self._room):
+            if self._active_fetches >= self.settings.prefetch:
                 return
-            for tier in {tile.home, min(tile.on) - 1}:
-                if self.used[tier] + tile.size + self._room > self.capacity[tier]:
-                    return
             self._copy_ahead(tile, out)
 
-    def _copy_ahead(self, tile: _Tile, out: list[Instruction]) -> None:
+    def _copy_ahead(self, tile: Tile, out: list[Instruction]) -> None:
         """Copy a tile to the next faster tier before it is requested."""
         source = min(tile.on)
-        tile.prefetched = True
-        self.prefetched += source - 1 == tile.home
-        self._prefetched_bytes += tile.size
+        self.prefetches.start(tile)
         self._copy(tile, source, source - 1, out)
 
     def _report_ready(self, out: list[Instruction]) -> None:
@@ -886,7 +786,7 @@ class Residency:
         self._freeing[buffer.tier] -= buffer.size
         self._rank_below(buffer)
 
-    def _drop_stale(self, tile: _Tile, out: list[Instruction]) -> None:
+    def _drop_stale(self, tile: Tile, out: list[Instruction]) -> None:
         """Drop copies on lower tiers if tasks may change the tile on its fastest tier."""
         if not self.settings.keep_clean and not tile.copies:
             top = min(tile.on)
@@ -896,7 +796,7 @@ class Residency:
 
     # Bookkeeping
 
-    def _copy(self, tile: _Tile, source: int, target: int, out: list[Instruction]) -> None:
+    def _copy(self, tile: Tile, source: int, target: int, out: list[Instruction]) -> None:
         copy = Copy(tile.key, tile.generation, source, target, tile.size)
         tile.copies[target] = copy
         self.copies += 1
@@ -905,7 +805,7 @@ class Residency:
         self._mark_unranked(tile.on[source])
         out.append(copy)
 
-    def _end_copy(self, copy: Copy) -> _Tile:
+    def _end_copy(self, copy: Copy) -> Tile:
         tile = self._tiles.get(copy.key)
         if tile is None or tile.generation != copy.generation:
             tile = self._removed[copy.key, copy.generation]
@@ -915,7 +815,7 @@ class Residency:
         self._active_fetches -= copy.target < copy.source
         return tile
 
-    def _continue_fetch(self, tile: _Tile) -> None:
+    def _continue_fetch(self, tile: Tile) -> None:
         """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
         if tile.is_home or tile.removed or tile.unreadable:
             self._end_waits(tile)
@@ -925,7 +825,7 @@ class Residency:
             self._mark_used(tile)
 
     @staticmethod
-    def _end_waits(tile: _Tile, only_urgent: bool = False) -> None:
+    def _end_waits(tile: Tile, only_urgent: bool = False) -> None:
         """Let requests wait no longer for a tile."""
         ended = [each for each in tile.waiting if each.urgent or not only_urgent]
         tile.waiting = [each for each in tile.waiting if each not in ended]
@@ -937,7 +837,7 @@ class Residency:
         if self.capacity[tier] < self._allowed[tier]:
             self.capacity[tier] = min(self.capacity[tier] + size, self._allowed[tier])
 
-    def _place(self, tile: _Tile, tier: int, size: int, shared: Hashable = None) -> None:
+    def _place(self, tile: Tile, tier: int, size: int, shared: Hashable = None) -> None:
         buffer = self._shared.get(shared) if shared is not None else None
         if buffer is None:
             buffer = Buffer(tier, size, shared)
@@ -954,13 +854,13 @@ class Residency:
         for tile in list(buffer.tiles):
             self._drop_tile(tile, buffer.tier, out)
 
-    def _drop_tile(self, tile: _Tile, tier: int, out: list[Instruction]) -> None:
+    def _drop_tile(self, tile: Tile, tier: int, out: list[Instruction]) -> None:
         """Drop a tile from a tier."""
         buffer = tile.on.pop(tier)
         buffer.tiles.remove(tile)
         out.append(Drop(tile.key, tile.generation, tier))
         if tier == tile.home:
-            self._clear_prefetched(tile)
+            self.prefetches.end(tile)
         if not buffer.tiles:
             if buffer.evicting:
                 self._cancel_eviction(buffer)
@@ -981,7 +881,7 @@ class Residency:
                 self._cancel_eviction(other)
             self._mark_unranked(other)
 
-    def _free_removed(self, tile: _Tile, out: list[Instruction]) -> None:
+    def _free_removed(self, tile: Tile, out: list[Instruction]) -> None:
         """Drop a removed tile from all tiers once all its copies have ended."""
         if not tile.copies:
             del self._removed[tile.key, tile.generation]
@@ -1053,12 +953,12 @@ class Residency:
                 if other.tier > buffer.tier:
                     self._mark_unranked(other)
 
-    def _rank_tile(self, tile: _Tile) -> None:
+    def _rank_tile(self, tile: Tile) -> None:
         """Update the ranks of all buffers of a tile."""
         for buffer in tile.on.values():
             self._mark_unranked(buffer)
 
-    def _must_stay(self, tile: _Tile, tier: int) -> bool:
+    def _must_stay(self, tile: Tile, tier: int) -> bool:
         """Whether a tile must not be evicted from a tier."""
         if tile.removed or any(copy.source == tier for copy in tile.copies.values()):
             return True

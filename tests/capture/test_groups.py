@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import dask
@@ -291,3 +292,12 @@ def test_blocks_without_any_group_are_not_computed() -> None:
     with dask.config.set(EAGER):
         planned = dasktile.optimize(product)
     np.testing.assert_allclose(planned.compute(scheduler="sync"), expected)
+
+
+def test_a_flox_that_is_still_being_imported_is_found_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as context:
+        context.delitem(sys.modules, "flox.core")
+        assert flox_names() is None
+    assert flox_names() is not None

@@ -678,6 +678,56 @@ def test_a_device_without_room() -> None:
     assert not worker.flights
 
 
+def test_a_refused_fetch_is_repeated_where_nothing_proceeds() -> None:
+    worker, below = refused_beside_a_running_task()
+    # the running task has freed memory without an end
+    worker.do(worker.residency.urge_first())
+    worker.settle()
+    assert worker.ready == {"runs", "task"}
+    assert worker.top(below) == 0
+
+
+def test_a_request_does_not_wait_for_ever_for_memory_that_a_running_task_holds() -> None:
+    worker, below = refused_beside_a_running_task(retries=3)
+    # it waits for the same memory, and is not passed over for ever
+    other = next(key for key in "abcdef" if key != below and worker.top(key) == 1)
+    worker.request("other", other)
+    for attempt in range(3):
+        assert worker.ready == {"runs"}, attempt
+        worker.do(worker.residency.urge_first())
+        assert refuse_all(worker) == 1
+    worker.do(worker.residency.urge_first())
+    assert worker.ready == {"runs", "task"}
+    for _ in range(10):
+        refuse_all(worker)
+        worker.do(worker.residency.urge_first())
+    assert worker.ready == {"runs", "task", "other"}
+    assert worker.residency.urge_first() == []
+    # later there may be memory
+    worker.release("task")
+    worker.request("task", below)
+    worker.do(worker.residency.urge_first())
+    worker.settle()
+    assert worker.ready == {"runs", "task", "other"}
+    assert worker.top(below) == 0
+
+
+def refused_beside_a_running_task(**options: Any) -> tuple[Worker, str]:
+    """A device refuses the memory for an input of "task", and "runs" holds some of it."""
+    worker = Worker(4, None, **options)
+    for key in "abcdef":
+        worker.add(key)
+    worker.settle()
+    worker.request("runs", next(key for key in "abcdef" if worker.top(key) == 0))
+    below = next(key for key in "abcdef" if worker.top(key) == 1)
+    worker.request("task", below)
+    refuse_all(worker)
+    worker.do(worker.residency.age())
+    assert not worker.flights
+    assert worker.ready == {"runs"}
+    return worker, below
+
+
 def refuse_all(worker: Worker) -> int:
     """Let all copies to the device fail for lack of memory; the number of those."""
     refused = 0
@@ -762,7 +812,7 @@ def test_prefetches_and_their_hits_are_counted() -> None:
         worker.do(worker.residency.expect({key: INF}))
         worker.release(number)
         worker.settle()
-    assert worker.residency.prefetched == worker.residency.hits == 2
+    assert worker.residency.prefetches.started == worker.residency.prefetches.hits == 2
 
 
 def test_a_tile_removed_while_it_is_written() -> None:
@@ -920,4 +970,4 @@ def check(worker: Worker) -> None:
     }
     prefetched = sum(tile.size for tile in residency._tiles.values() if tile.prefetched)
     prefetched += sum(tile.size for tile in residency._removed.values() if tile.prefetched)
-    assert residency._prefetched_bytes == prefetched
+    assert residency.prefetches.size == prefetched

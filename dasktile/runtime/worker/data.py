@@ -17,6 +17,7 @@ from dasktile.config import spill_settings
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.tiers import device as make_device
 from dasktile.runtime.worker.store import TileStore
+from dasktile.runtime.worker.takeover import Handover
 from dasktile.schedule.instructions import ResidencySettings
 
 logger = logging.getLogger("dasktile")
@@ -111,6 +112,9 @@ def store_for(worker: Worker, spill: SpillOptions) -> TileStore | None:
     data: Any = worker.data
     if isinstance(data, TileStore):
         return data
+    if isinstance(data, Handover):
+        # its values could be moved neither to the other mapping nor back to the store
+        return data.store
     configured = storage.limits(worker)
     limit = spill.memory_limit or configured.memory
     on_device = spill.device_memory_limit

@@ -152,6 +152,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         self.unavailable: dict[Feature, str] = {}
         self._spill = spill
         self._worker: Worker | None = None
+        self._removed = False
 
     def setup(self, worker: Worker) -> Awaitable[None] | None:
         """Start to count, and to spill if that is configured.
@@ -171,8 +172,10 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         return None
 
     async def _setup_after(self, worker: Worker, handover: Handover) -> None:
+        self._removed = False
         await handover.ended.wait()
-        self._setup(worker)
+        if not self._removed:
+            self._setup(worker)
 
     def _setup(self, worker: Worker) -> None:
         self.unavailable = checks.check_worker(worker, self._spill is not None)
@@ -194,7 +197,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
                     try:
                         spilling.attach()
                     except BaseException:
-                        if worker.data is not store:
+                        if worker.data is not store and not isinstance(worker.data, Handover):
                             store.close()
                         raise
                     self.spilling = spilling
@@ -213,6 +216,7 @@ class TileWorkerPlugin(Guarded, WorkerPlugin):
         -------
         To be awaited if the worker spills: its results are moved; else None.
         """
+        self._removed = True
         if self._worker is not None:
             execution.remove_metric(worker, NAME, self.summary)
         self._worker = None

@@ -86,7 +86,11 @@ class Spilling(Guarded):
         self.limit = limit
         self.budget = Budget()
         self._clock, self._processor = clock, processor
-        self._patience = Patience(self.settings.room_timeout, self.settings.computing_share)
+        self._patience = Patience(
+            self.settings.room_timeout,
+            self.settings.computing_share,
+            self.settings.computing_timeout,
+        )
         #: Number of requests that wait.
         self._waits = 0
         self.hints = hints
@@ -105,6 +109,7 @@ class Spilling(Guarded):
         #: Bytes of the last result of each kind of tasks (a layer name without its hash).
         self._result_bytes: dict[str, int] = {}
         self._original_data: MutableMapping[Any, Any] | None = None
+        self._detached = False
         self._overrides: list[Override] = []
 
     def attach(self) -> None:
@@ -112,10 +117,14 @@ class Spilling(Guarded):
         worker: Any = self.worker
         self._original_methods = execution.methods_of(worker)
         self._update_budget()
-        if worker.data is not self.store:
+        if isinstance(worker.data, Handover):
+            # an earlier move failed in both directions
+            worker.data.undo()
+            self._original_data = worker.data.target
+        elif worker.data is not self.store:
             take_over(worker.data, self.store)
             self._original_data = worker.data
-            storage.replace_data(worker, self.store)
+        storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use
         self.store.event_loop_thread = threading.get_ident()
         self.store.on_evict = self._evict_excess
@@ -137,6 +146,7 @@ class Spilling(Guarded):
         Tasks run meanwhile.  A store that the worker was started with stays.
         """
         worker: Any = self.worker
+        self._detached = True
         self._budget_callback.stop()
         execution.remove_callback(worker, USES)
         while self._overrides:
@@ -226,6 +236,9 @@ class Spilling(Guarded):
 
     async def execute(self, key: Any, *, stimulus_id: str) -> Any:
         """Run a task once all of its inputs are in memory."""
+        if self._detached:
+            # called by a method that has replaced this one
+            return await self._original_methods.execute(key, stimulus_id=stimulus_id)
         request = None
         keys: list[Any] = []
         kind = key_split(key)
@@ -239,6 +252,10 @@ class Spilling(Guarded):
             stop = time.time()
             if stop - start > self.settings.reading_threshold:
                 execution.note_reading(task, start, stop)
+            if self._detached:
+                # its inputs may have moved to another mapping, or to another store
+                self._release(request)
+                return await self.worker.execute(key, stimulus_id=stimulus_id)
             actors = execution.actors(self.worker)
             if any(read not in self.store and read not in actors for read in keys):
                 # cancelled while it waited, and submitted again: its inputs arrive later

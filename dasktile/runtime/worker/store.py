@@ -504,7 +504,7 @@ class TileStore(MutableMapping[Any, Any]):
     def _counts(self) -> Counter[str]:
         residency = self._residency
         copied = {label: size for (label, unit), size in self._metrics.items() if unit == "bytes"}
-        ahead = {"prefetched": residency.prefetched, "hits": residency.hits}
+        ahead = {"prefetched": residency.prefetches.started, "hits": residency.prefetches.hits}
         return Counter({**copied, **ahead, "blocked": self.blocked})
 
     def reset(self) -> None:

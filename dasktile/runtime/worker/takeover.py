@@ -109,47 +109,50 @@ class Handover(MutableMapping[Any, Any]):
 
     Attributes
     ----------
+    store, target
+        The two mappings.
     ended
-        Set when the worker has another mapping than this one.
+        Set when the move has ended: the worker has another mapping than this one, unless values
+        could be moved neither to the target nor back.
     """
 
     def __init__(self, store: TileStore, target: Data) -> None:
-        self._store = store
-        self._target = target
+        self.store = store
+        self.target = target
         #: False while values of the target may still be deleted for the store.
         self._settled = False
         self.ended = asyncio.Event()
 
     def __getitem__(self, key: Any) -> Any:
-        return self._store[key] if key in self._store else self._target[key]
+        return self.store[key] if key in self.store else self.target[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if self._settled:
             with suppress(KeyError):
-                del self._store[key]
-            self._target[key] = value
+                del self.store[key]
+            self.target[key] = value
             return
-        self._store[key] = value
+        self.store[key] = value
         with suppress(KeyError):
-            del self._target[key]
+            del self.target[key]
 
     def __delitem__(self, key: Any) -> None:
-        del (self._store if key in self._store else self._target)[key]
+        del (self.store if key in self.store else self.target)[key]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._store or key in self._target
+        return key in self.store or key in self.target
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([*self._store, *self._target])
+        return iter([*self.store, *self.target])
 
     def __len__(self) -> int:
-        return len(self._store) + len(self._target)
+        return len(self.store) + len(self.target)
 
     @property
     def spilled_total(self) -> tuple[int, int]:
         """As that of distributed's mapping."""
-        memory, disk = self._store.spilled_total
-        others = getattr(self._target, "spilled_total", (0, 0))
+        memory, disk = self.store.spilled_total
+        others = getattr(self.target, "spilled_total", (0, 0))
         return memory + others[0], disk + others[1]
 
     async def move(self) -> None:
@@ -161,7 +164,7 @@ class Handover(MutableMapping[Any, Any]):
             An exception of one of the mappings; all values are in the store then, or in both if
             some could not be moved to it.
         """
-        store = self._store
+        store = self.store
         loop = asyncio.get_running_loop()
         store.give_back()
         # what was deleted before may still have to be deleted from the target
@@ -175,11 +178,24 @@ class Handover(MutableMapping[Any, Any]):
                     await self._move_one(key)
         except BaseException:
             self._settled = False
-            take_over(self._target, store)
+            self.undo()
             raise
 
+    def undo(self) -> None:
+        """Move all values to the store.
+
+        Raises
+        ------
+        Exception
+            An exception of one of the mappings; all values are in the store or in the target then.
+        """
+        for key in [key for key in self.target if key in self.store]:
+            # the value in the store is the latest one
+            del self.target[key]
+        take_over(self.target, self.store)
+
     async def _move_one(self, key: Any) -> None:
-        store = self._store
+        store = self.store
         ready = asyncio.Event()
         loop = asyncio.get_running_loop()
         if key not in store:
@@ -191,7 +207,7 @@ class Handover(MutableMapping[Any, Any]):
                 return
             if key not in store.fast:
                 raise LostTileError(f"{key!r} could not be read back")
-            self._target[key] = store[key]
+            self.target[key] = store[key]
             del store[key]
         finally:
             store.release(request)

@@ -192,8 +192,20 @@ def test_results_that_can_be_moved_neither_way_stay_in_both_mappings(
         dasktile.disable(client)
         monkeypatch.undo()
         assert (len(own), len(store), len(worker.data)) == (2, 2, 4)
-        totals = client.gather(client.map(np.sum, tiles, pure=False))
-        assert totals == [number * SIZE // 8 for number in range(4)]
+        expected = [number * SIZE // 8 for number in range(4)]
+        assert client.gather(client.map(np.sum, tiles, pure=False)) == expected
+        monkeypatch.setattr("dasktile.runtime.worker.takeover.take_over", fails)
+        dasktile.enable(client)
+        monkeypatch.undo()
+        assert client.gather(client.map(np.sum, tiles, pure=False)) == expected
+        dasktile.enable(client, prefetch=False)
+        assert worker.data is store
+        assert not own
+        assert all(tile.key in store for tile in tiles)
+        assert client.gather(client.map(np.sum, tiles, pure=False)) == expected
+        dasktile.disable(client)
+        assert worker.data is own
+        assert client.gather(client.map(np.sum, tiles, pure=False)) == expected
 
 
 def test_results_that_cannot_be_read_back_are_recomputed(quiet: None) -> None:
@@ -275,7 +287,7 @@ def test_tasks_exceed_the_memory_limit_only_where_nothing_proceeds(quiet: None) 
         one = spilling_of(worker)
         one._clock = lambda: 5.0 * len(checks)
         one._processor = processor
-        one._patience = Patience(5.0, 0.25)
+        one._patience = Patience(5.0, 0.25, math.inf)
         one.settings = replace(one.settings, room_timeout=0.001)
         tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
         wait(tiles, timeout=LIMIT)
@@ -290,6 +302,46 @@ def test_tasks_exceed_the_memory_limit_only_where_nothing_proceeds(quiet: None) 
         computes = False
         assert first.result(LIMIT)
         second.result(LIMIT)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_task_that_waits_for_memory_while_the_store_is_removed(
+    quiet: None, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    STARTED.clear()
+    RELEASED.clear()
+    repeated: list[Any] = []
+    run_later = execution.run_later
+
+    def record(key: Any, stimulus: str) -> Any:
+        repeated.append(key)
+        return run_later(key, stimulus)
+
+    monkeypatch.setattr(execution, "run_later", record)
+    with spilling(6, threads=2, stored=False) as (cluster, client):
+        [worker] = cluster.workers.values()
+        dasktile.enable(client)
+        old = spilling_of(worker)
+        old.settings = replace(old.settings, room_timeout=10 * LIMIT)
+        tiles = client.map(lambda number: np.full(SIZE // 8, number), range(6), pure=False)
+        wait(tiles, timeout=LIMIT)
+        first = client.submit(holds, *tiles[:2])
+        assert STARTED.wait(LIMIT)
+        second = client.submit(releases, *tiles[2:4])
+        deadline(lambda: old._waits)
+        assert not RELEASED.is_set()
+        if again:
+            # the first setup of another store, as after other options
+            dasktile.enable(client, prefetch=False)
+            assert spilling_of(worker) is not old
+        else:
+            dasktile.disable(client)
+        assert first.result(LIMIT)
+        second.result(LIMIT)
+        assert not old._requests
+        if again:
+            assert spilling_of(worker).errors == 0
+        assert repeated == []
 
 
 class _Hidden(list[Any]):

@@ -337,7 +337,7 @@ class World:
         residency = store._residency
         assert not any(residency.used), residency.used
         assert not any(residency._freeing), residency._freeing
-        assert (residency._active_fetches, residency._prefetched_bytes) == (0, 0)
+        assert (residency._active_fetches, residency.prefetches.size) == (0, 0)
         for left in (
             *(store._values, store._entries, store._memories, store._waiting, store._small),
             *(residency._tiles, residency._removed, residency._shared, residency._requests),

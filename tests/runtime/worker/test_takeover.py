@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 from distributed.spill import Slow, SpillBuffer
 
 from dasktile.runtime.tiers import Disk, Foreign, Held
+from dasktile.runtime.worker.data import SpillOptions
+from dasktile.runtime.worker.plugin import TileWorkerPlugin
 from dasktile.runtime.worker.store import TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
 from dasktile.schedule.instructions import ResidencySettings
@@ -234,3 +237,26 @@ def test_all_values_stay_if_one_cannot_be_moved(
     assert type(store["refused"]) is Refused
     del store["refused"]
     is_right(store)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_plugin_that_is_removed_while_it_waits_for_a_move_is_not_set_up(
+    buffer: SpillBuffer, store: TileStore, removed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_up: list[Any] = []
+    monkeypatch.setattr(TileWorkerPlugin, "_setup", lambda plugin, worker: set_up.append(worker))
+
+    async def run() -> None:
+        plugin = TileWorkerPlugin(SpillOptions())
+        handover = Handover(store, buffer)
+        worker: Any = SimpleNamespace(data=handover)
+        setup = asyncio.ensure_future(plugin.setup(worker) or asyncio.sleep(0))
+        await asyncio.sleep(0)
+        if removed:
+            assert plugin.teardown(worker) is None
+        worker.data = buffer
+        handover.ended.set()
+        await setup
+        assert set_up == ([] if removed else [worker])
+
+    asyncio.run(run())

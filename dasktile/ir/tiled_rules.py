@@ -1,0 +1,386 @@
+"""The rules of a legal tiled program, whose program is legal.
+
+A rule returns the first fault of one node, or None.  Each may rely on those before it in
+:data:`TILED_RULES`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from dasktile.ir.program import Chunks, Edge, Kind, Node, Program, Role
+from dasktile.ir.program_rules import Fault, covers, is_cut
+from dasktile.ir.tiled import Follow, Share, TiledProgram, Tiling, Where
+
+#: Share of an even part by which a part may be longer where all parts have one length (by
+#: definition: lengths of at least 50 elements are rounded up to whole elements).
+ROUNDING = 1 / 50
+
+
+@dataclass(frozen=True)
+class Check:
+    """A tiled program, and what is found once for many nodes.
+
+    Parameters
+    ----------
+    tiled, memory_limit
+        As in :func:`dasktile.ir.verify.verify_tiled`.
+    cells
+        By the size of an axis, its longest pinned or stored chunk, in elements.
+    known
+        The faults of the placements that were checked before.
+    """
+
+    tiled: TiledProgram
+    memory_limit: int | None
+    cells: dict[int, int]
+    known: dict[object, Fault] = field(default_factory=dict)
+
+    def node(self, index: int) -> Node:
+        """A node of the program."""
+        return self.tiled.program.nodes[index]
+
+    def tiling(self, index: int) -> Tiling:
+        """The tiling of a node."""
+        return self.tiled.tilings[index]
+
+
+def longest_fixed(program: Program) -> dict[int, int]:
+    """By the size of an axis, its longest pinned or stored chunk: parts may end at any of them."""
+    cells: dict[int, int] = {}
+    for node in program.nodes:
+        pinned = [
+            label.cuts
+            for label in node.labels
+            if label.role is Role.PINNED or node.kind is Kind.OPAQUE
+        ]
+        for sizes in (*pinned, *(node.stored or ())):
+            cells[sum(sizes)] = max(cells.get(sum(sizes), 0), *sizes)
+    for node in program.nodes:
+        for axis, size in zip(node.out, node.shape, strict=True):
+            if axis.label is not None:
+                along = axis.width * cells.get(node.labels[axis.label].size, 0)
+                cells[size] = max(cells.get(size, 0), along)
+    return cells
+
+
+def tilings_fault(tiled: TiledProgram) -> Fault:
+    """There is a mesh, a tiling for every node, and nothing about other nodes."""
+    count = len(tiled.program.nodes)
+    if len(tiled.tilings) != count:
+        return f"there are {len(tiled.tilings)} tilings; expected {count}"
+    if any(size < 1 for size in tiled.mesh):
+        return f"the mesh is {tiled.mesh}; expected at least 1 worker along each axis"
+    for index in (*tiled.kept, *tiled.copied):
+        if not 0 <= index < count:
+            return f"node {index} is kept or replicated; expected one of {count} nodes"
+    for index in tiled.kept_at:
+        if index not in tiled.kept:
+            return f"node {index} has a placement of kept chunks; expected kept chunks"
+    return None
+
+
+def _cuts(check: Check, index: int) -> Fault:
+    """Tiles cover the loop nest without gap or overlap, and labels are cut as their roles allow."""
+    node, tiling = check.node(index), check.tiling(index)
+    if len(tiling.cuts) != len(node.labels):
+        return f"{len(tiling.cuts)} labels are cut; expected {len(node.labels)}"
+    for number, (label, sizes) in enumerate(zip(node.labels, tiling.cuts, strict=True)):
+        if not covers(sizes, label.size):
+            return f"label {number} is cut into {sizes}; expected sizes that sum to {label.size}"
+        if label.role is Role.WHOLE and len(sizes) != 1:
+            return f"whole label {number} is cut into {sizes}; expected one piece"
+        if (label.role is Role.PINNED or node.kind is Kind.OPAQUE) and sizes != label.cuts:
+            return f"pinned label {number} is cut into {sizes}; expected {label.cuts}"
+    return None
+
+
+def _chunks(check: Check, index: int) -> Fault:
+    """Tiles cover the array without gap or overlap, and are those that the labels make.
+
+    They are cut further only along axes without a label, or along which a sum is scattered.
+    """
+    node, tiling = check.node(index), check.tiling(index)
+    if not is_cut(tiling.chunks, node.shape):
+        return f"the array has chunks {tiling.chunks}; expected those of shape {node.shape}"
+    if node.kind is Kind.OPAQUE and tiling.chunks != node.chunks:
+        return f"an unchanged array has chunks {tiling.chunks}; expected {node.chunks}"
+    for place, (axis, sizes) in enumerate(zip(node.out, tiling.chunks, strict=True)):
+        made: tuple[int, ...] = (node.shape[place],)
+        if axis.label is not None:
+            made = tuple(axis.width * cut for cut in tiling.cuts[axis.label])
+        finer = axis.label is None or place in tiling.scatter
+        if sizes != made and not (finer and set(accumulate(made)) <= set(accumulate(sizes))):
+            return f"axis {place} has chunks {sizes}; expected {made}, as its label is cut"
+    return None
+
+
+def _mesh(check: Check, index: int) -> Fault:
+    """Every mesh axis cuts a label that may be cut, or none."""
+    node, tiling, axes = check.node(index), check.tiling(index), len(check.tiled.mesh)
+    if len(tiling.mesh) != axes or len(tiling.scatter) != axes:
+        return f"mesh {tiling.mesh} and scatter {tiling.scatter} are given; expected {axes} axes"
+    for axis, label in enumerate(tiling.mesh):
+        if label is None:
+            continue
+        if not 0 <= label < len(node.labels):
+            return f"mesh axis {axis} cuts label {label}; expected one of {len(node.labels)}"
+        if node.labels[label].role is Role.WHOLE:
+            return f"mesh axis {axis} cuts whole label {label}; expected that none does"
+    return None
+
+
+def _partial_sums(check: Check, index: int) -> Fault:
+    """Partial sums are of reduced labels, and are complete in the array that others read.
+
+    A mesh axis that cuts a reduced label divides the array only along the axis on which it
+    scatters the sum.
+    """
+    node, tiling = check.node(index), check.tiling(index)
+    for axis, (label, target) in enumerate(zip(tiling.mesh, tiling.scatter, strict=True)):
+        reduced = label is not None and node.labels[label].role is Role.REDUCE
+        if target is not None and not reduced:
+            return f"mesh axis {axis} scatters a sum; expected that it cuts a reduced label"
+        if target is not None and not 0 <= target < len(node.shape):
+            return f"mesh axis {axis} scatters along axis {target}; expected one of {node.shape}"
+        if reduced and tiling.work_at is not None and node.itemsize and not node.partial > 0:
+            return f"partial sums on mesh axis {axis} have {node.partial} bytes; expected more"
+        if not reduced or not isinstance(tiling.held_at, tuple):
+            continue
+        for place, share in enumerate(tiling.held_at):
+            if axis in share.by and place != target:
+                return (
+                    f"mesh axis {axis} divides partial sums along axis {place}; expected complete "
+                    f"sums, {'on one worker' if target is None else f'scattered on axis {target}'}"
+                )
+    return None
+
+
+def _work(check: Check, index: int) -> Fault:
+    """Every tile of the loop nest is on one worker, by the mesh axes that cut its labels."""
+    tiling = check.tiling(index)
+    work = tiling.work_at
+    if (work is None) != (tiling.held_at is None):
+        return "only the work or only the result has a placement; expected both or none"
+    if work is None:
+        return None
+    fault = _placed(check, work, tiling.cuts, "label", index)
+    if fault is not None:
+        return fault
+    if isinstance(work, Follow):
+        if any(label is not None for label in tiling.mesh):
+            return f"mesh {tiling.mesh} cuts a node that follows {work.array!r}; expected no label"
+        return None
+    for number, share in enumerate(work):
+        cutting = {axis for axis, label in enumerate(tiling.mesh) if label == number}
+        if set(share.by) != cutting:
+            return f"mesh axes {share.by} divide label {number}; expected {sorted(cutting)}"
+    return None
+
+
+def _held(check: Check, index: int) -> Fault:
+    """Every tile of the array is on one worker, which is the one that makes it."""
+    node, tiling = check.node(index), check.tiling(index)
+    work, held = tiling.work_at, tiling.held_at
+    if work is None or held is None:
+        return None
+    fault = _placed(check, held, tiling.chunks, "axis", index)
+    if fault is not None:
+        return fault
+    labels = [axis.label for axis in node.out]
+    if isinstance(work, Follow) or isinstance(held, Follow):
+        if not isinstance(work, Follow) or not isinstance(held, Follow):
+            return "only the work or only the result follows an array; expected both or none"
+        shown = [label if label in labels else None for label in work.dims]
+        dims = tuple(None if label is None else labels.index(label) for label in shown)
+        if (held.node, held.dims) != (work.node, dims):
+            return f"the result is where {held} is; expected dims {dims}, as its labels"
+        return None
+    taken: set[int] = set()
+    for place, (axis, share) in enumerate(zip(node.out, held, strict=True)):
+        scattered = {number for number, target in enumerate(tiling.scatter) if target == place}
+        made = Share() if axis.label is None else work[axis.label]
+        # on a diagonal two axes run along one label
+        made = Share() if taken & set(made.by) else made
+        taken.update(made.by)
+        if axis.label is None and share.by:
+            return f"mesh axes {share.by} divide axis {place}; expected none, as it has no label"
+        if axis.label is None:
+            continue
+        if set(share.by) != {*made.by, *scattered} or share.by[: len(made.by)] != made.by:
+            return (
+                f"mesh axes {share.by} divide axis {place}; expected {made.by}, which cut its "
+                f"label, and then {sorted(scattered)}, which scatter"
+            )
+        if made.by:
+            own = [axis.width * end for end in _ends(made, tiling.cuts[axis.label])]
+            ends = _ends(share, tiling.chunks[place])[:: len(share.runs) // len(made.runs)]
+            if ends != own:
+                return f"workers hold axis {place} up to {ends}; expected {own}, which they make"
+    return None
+
+
+def _kept(check: Check, index: int) -> Fault:
+    """An array in other chunks for its readers is the whole array, each tile on one worker."""
+    node, tiled = check.node(index), check.tiled
+    chunks = tiled.kept.get(index)
+    if chunks is None:
+        return None
+    if not is_cut(chunks, node.shape):
+        return f"the array is kept in chunks {chunks}; expected those of shape {node.shape}"
+    if index not in tiled.kept_at:
+        return None
+    return _placed(check, tiled.kept_at[index], chunks, "kept axis", index)
+
+
+def _replicas(check: Check, index: int) -> Fault:
+    """A replicated array is divided by some mesh axes, and the same along others."""
+    tiled, limit = check.tiled, check.memory_limit
+    if index not in tiled.copied:
+        return None
+    where, axes = tiled.copied[index]
+    if not axes or len(set(axes)) != len(axes) or not set(axes) <= set(range(len(tiled.mesh))):
+        return f"replicas are along mesh axes {axes}; expected some of mesh {tiled.mesh}, each once"
+    if isinstance(where, Follow):
+        return f"replicas follow {where.array!r}; expected that mesh axes divide them"
+    chunks = tiled.kept.get(index, check.tiling(index).chunks)
+    fault = _placed(check, where, chunks, "replicated axis", index)
+    if fault is not None:
+        return fault
+    both = sorted({axis for share in where for axis in share.by} & set(axes))
+    if both:
+        return f"mesh axes {both} divide and replicate the array; expected one of the two"
+    largest = check.node(index).itemsize
+    for share, sizes in zip(where, chunks, strict=True):
+        largest *= max(hi - lo for lo, hi in pairwise(_ends(share, sizes)))
+    if limit is not None and largest > limit:
+        return f"a worker holds {largest} bytes of a replicated array; expected at most {limit}"
+    return None
+
+
+def _memory(check: Check, index: int) -> Fault:
+    """The tiles that a task reads and makes fit the memory limit, where smaller ones may."""
+    node, limit = check.node(index), check.memory_limit
+    # pinned tiles and stored chunks cannot be made smaller
+    if limit is None or node.pinned or node.stored is not None:
+        return None
+    longest = [max(sizes, default=0) for sizes in check.tiling(index).cuts]
+    need = node.itemsize
+    for axis, size in zip(node.out, node.shape, strict=True):
+        need *= size if axis.label is None else axis.width * longest[axis.label]
+    if node.kind is Kind.VIEW:
+        need *= 2  # it reads as many bytes as it makes, of any of its arrays
+    else:
+        need += sum(_read_bytes(check, edge, longest) for edge in node.edges)
+    if need > limit:
+        return f"a task reads and makes {need} bytes; expected at most {limit}"
+    return None
+
+
+def _read_bytes(check: Check, edge: Edge, longest: Sequence[int]) -> int:
+    """Bytes of an array that the largest tile of a reader needs."""
+    producer = check.node(edge.producer)
+    need = producer.itemsize
+    for axis, size in zip(edge.axes, producer.shape, strict=True):
+        count = size if axis.label is None else longest[axis.label]
+        if axis.label is not None and abs(axis.step) > axis.width:
+            count *= axis.width
+        elif axis.label is not None and count:
+            count = abs(axis.step) * (count - 1) + axis.width
+        need *= min(size, count)
+    return need
+
+
+#: The rules of every node of a tiled program, in their order.
+TILED_RULES: dict[str, Callable[[Check, int], Fault]] = {
+    "cuts": _cuts,
+    "chunks": _chunks,
+    "mesh": _mesh,
+    "partial sums": _partial_sums,
+    "work": _work,
+    "held": _held,
+    "kept": _kept,
+    "replicas": _replicas,
+    "memory": _memory,
+}
+
+
+# --- placements ------------------------------------------------------------------------
+
+
+def _placed(check: Check, where: Where, chunks: Chunks, what: str, index: int) -> Fault:
+    """The first fault of the workers of some tiles; many nodes have the same placement."""
+    own = isinstance(where, Follow) and where.node == index
+    key = (where, chunks, what, own)
+    if key not in check.known:
+        check.known[key] = (
+            _followed(check, where, chunks, what, own)
+            if isinstance(where, Follow)
+            else _divided(check, where, chunks, what)
+        )
+    return check.known[key]
+
+
+def _followed(check: Check, where: Follow, chunks: Chunks, what: str, own: bool) -> Fault:
+    """The first fault of tiles that are where the blocks of a persisted array are."""
+    nodes, workers = check.tiled.program.nodes, math.prod(check.tiled.mesh)
+    if not 0 <= where.node < len(nodes) or nodes[where.node].name != where.array:
+        return f"tiles follow {where.array!r}, node {where.node}; expected a node of that name"
+    array = nodes[where.node]
+    homes = array.homes
+    if homes is None:
+        return f"tiles follow {where.array!r}; expected an array whose blocks have known places"
+    if any(not 0 <= place < workers for places in homes for place in places):
+        return f"blocks of {where.array!r} have places {homes}; expected some of {workers} workers"
+    if not own and not all(homes):
+        return f"tiles follow {where.array!r}; expected that no block of it is lost"
+    dims = [dim for dim in where.dims if dim is not None]
+    if len(where.dims) != len(array.shape) or len(set(dims)) != len(dims):
+        return f"the axes of {where.array!r} run along {where.dims}; expected one {what} for each"
+    for axis, (dim, sizes) in enumerate(zip(where.dims, array.chunks, strict=True)):
+        if dim is None and len(sizes) > 1 and what == "label":
+            return f"axis {axis} of {where.array!r} runs along no label; expected one"
+        if dim is not None and (not 0 <= dim < len(chunks) or chunks[dim] != sizes):
+            return f"{what} {dim} of {chunks} follows {where.array!r}; expected its chunks {sizes}"
+    return None
+
+
+def _divided(check: Check, where: Sequence[Share], chunks: Chunks, what: str) -> Fault:
+    """The first fault of tiles that mesh axes divide into parts, one for each worker."""
+    mesh = check.tiled.mesh
+    if len(where) != len(chunks):
+        return f"the mesh divides {len(where)} dimensions; expected every {what} of {len(chunks)}"
+    used: set[int] = set()
+    for place, (share, sizes) in enumerate(zip(where, chunks, strict=True)):
+        for axis in share.by:
+            if not 0 <= axis < len(mesh):
+                return f"mesh axis {axis} divides {what} {place}; expected one of mesh {mesh}"
+            if axis in used:
+                return f"mesh axis {axis} divides {what} {place} too; expected that it divides one"
+            used.add(axis)
+        if not share.by and not share.runs:
+            continue
+        parts = math.prod(mesh[axis] for axis in share.by)
+        if len(share.runs) != parts or min(share.runs) < 0 or sum(share.runs) != len(sizes):
+            return (
+                f"{what} {place} is divided into runs of {share.runs} blocks; expected {parts} "
+                f"runs that have each of {len(sizes)} blocks once"
+            )
+        # a part ends at the tile or at the pinned or stored chunk nearest to an even share
+        size, step = sum(sizes), max(check.cells.get(sum(sizes), 0), *sizes)
+        largest = max(hi - lo for lo, hi in pairwise(_ends(share, sizes)))
+        if largest > size / parts * (1 + ROUNDING) + step:
+            return (
+                f"a worker has {largest} of {size} elements of {what} {place}, divided into "
+                f"{parts}; expected at most an even share and {step} more"
+            )
+    return None
+
+
+def _ends(share: Share, sizes: Sequence[int]) -> list[int]:
+    """Where the parts of the workers along an axis begin and end, in elements."""
+    edges = list(accumulate(sizes, initial=0))
+    return [edges[block] for block in accumulate(share.runs or (len(sizes),), initial=0)]

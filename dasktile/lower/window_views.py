@@ -81,10 +81,12 @@ def viewing(layer: Mapping[Any, Any], views: Mapping[str, WindowView]) -> Mappin
     if not views:
         return layer
     if isinstance(layer, Blockwise):
-        read = [(array, symbols) for array, symbols in layer.indices if array in views]
-        known = {array for array, _ in layer.indices if isinstance(array, str)}
+        # literals are among the arrays, and may have no hash
+        read = {array: symbols for array, symbols in layer.indices if isinstance(array, str)}
         used = set(layer.output_indices)
-        if known >= views.keys() and all(used.issuperset(symbols or "?") for _, symbols in read):
+        if read.keys() >= views.keys() and all(
+            used.issuperset(read[name] or "?") for name in views
+        ):
             return _viewing_blockwise(layer, views)
     tasks = {key: _viewing_task(key, task, views) for key, task in layer.items()}
     return in_place_of(layer, tasks) if isinstance(layer, Layer) else MaterializedLayer(tasks)

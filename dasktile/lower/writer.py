@@ -632,9 +632,14 @@ class _Writer:
         node, tiling = self.node(index), self.tiling(index)
         kernel = self.captured.kernels[index]
         read = tuple(self.source(edge.producer).name for edge in node.edges)
+        # a layer that holds extended tiles has other values, and so another name, than one that
+        # holds the windows
+        reads_views = any(layer in self.views for layer in read)
+        viewed = (isinstance(kernel, Sliding) or reads_views) and self.is_seen_by_readers(index)
         name = new_layer_name(
             node.op or node.kind.value,
             node.name if not node.copy else (node.name, node.copy),
+            *(("extended",) if viewed else ()),
             tiling.mesh,
             tiling.cuts,
             tiling.chunks,
@@ -674,14 +679,12 @@ class _Writer:
         emitted = emit(kernel, context)
         if name not in emitted.layers:
             raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
-        if isinstance(kernel, Sliding) and self.is_seen_by_readers(index, inputs):
+        if viewed and isinstance(kernel, Sliding) and not reads_views:
             self.views[name] = WindowView(kernel.window_shape, kernel.axis, len(node.labels))
             emitted = views.extended_tiles(context)
-        else:
-            seen = self.view_of_aliases(emitted.layers[name])
-            if seen is not None and self.is_seen_by_readers(index, ()):
-                # a slice of the windows
-                self.views[name] = seen
+        elif viewed and (seen := self.view_of_aliases(emitted.layers[name])) is not None:
+            # a slice of the windows
+            self.views[name] = seen
         for layer, tasks in emitted.layers.items():
             self.add(layer, tasks, emitted.dependencies[layer])
         self.describe(name, index, tiling.chunks)
@@ -697,10 +700,10 @@ class _Writer:
         seen = {self.views.get(head_of(task.target)) for task in tasks}
         return seen.pop() if len(seen) == 1 else None
 
-    def is_seen_by_readers(self, index: int, inputs: Sequence[str]) -> bool:
+    def is_seen_by_readers(self, index: int) -> bool:
         """Whether all readers of a view of windows can make it themselves."""
         program, graph = self.captured.program, self.captured.graph
-        if index in program.outputs or any(name in self.views for name in inputs):
+        if index in program.outputs:
             return False
         return all(
             type(graph.layers[layer]) in (Blockwise, MaterializedLayer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ def _optimised(array: Any, workers: int) -> Any:
 
 
 def _own_views(array: Any) -> int:
-    """Tasks whose results are moving windows."""
+    """Number of tasks whose results are moving windows."""
     tasks = dict(array.__dask_graph__()).values()
     return sum(getattr(task, "func", None) is windows for task in tasks)
 
@@ -54,3 +55,31 @@ def test_windows_that_are_an_output_and_windows_of_windows(workers: int) -> None
     ):
         new = _optimised(function(lazy), workers)
         np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), function(windows))
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_keys_of_several_plans_have_the_same_values(workers: int) -> None:
+    x = da.from_array(VALUES, chunks=(50, 60))
+    view = lazy(x, 21, axis=0)
+    part = view[5:300, 3:]
+    plans = [view, view.mean(-1), part, part.mean((0, 2)), (view + 1).sum(-1), [view, part.sum(-1)]]
+    known: dict[Any, Any] = {}
+    for plan in plans:
+        arrays = dasktile.optimize(*plan if isinstance(plan, list) else [plan], workers=workers)
+        for array in arrays if isinstance(arrays, tuple) else (arrays,):
+            graph = dict(array.__dask_graph__())
+            for key, value in zip(graph, dask.get(graph, list(graph)), strict=True):
+                if isinstance(value, np.ndarray):
+                    np.testing.assert_array_equal(known.setdefault(key, value), value)
+
+
+def test_a_reader_with_a_literal_that_has_no_hash() -> None:
+    x = da.from_array(VALUES, chunks=(50, 60))
+    weights = np.arange(21.0)
+    weighted = da.blockwise(
+        lambda windows, by: (windows * by).sum(-1), "ij", lazy(x, 21, axis=0), "ijk", weights, None,
+        concatenate=True, dtype=float,
+    )  # fmt: skip
+    expected = (windows(VALUES, 21, axis=0) * weights).sum(-1)
+    new = _optimised(weighted, 4)
+    np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), expected)

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("zarr", minversion="3")
 
 import dasktile
-from benchmarks import network, spilling
+from benchmarks import network, spilling, windows
 from benchmarks.hosted import Hosted
 from benchmarks.meters import MODES, Cluster, Measured, Reading, fingerprint, same
 from benchmarks.network import Link
@@ -272,3 +272,15 @@ def test_spilling_is_active_on_clusters_with_meters() -> None:
         counts = dasktile.metrics(engine.cluster.client)
         # bytes on each tier: empty for a worker that keeps distributed's own mapping
         assert [bool(worker.on) for worker in counts.workers.values()] == [True]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_moving_windows() -> None:
+    names = ["std", "construct"]
+    found = windows.run(names, rows=1000, workers=2, rounds=1)
+    assert [(row["workload"], row["engine"]) for row in found] == [
+        (name, engine) for name in names for engine in windows.ENGINES
+    ]
+    for stock, planned in (found[:2], found[2:]):
+        assert planned["tasks"] < stock["tasks"] / 10
+        assert planned["spilled"] == 0 and planned["received"] < 500_000

@@ -27,6 +27,7 @@ from dasktile.capture.references import head_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Create, InMemory, Read
 from dasktile.capture.rules.stencils import Sliding
+from dasktile.capture.rules.views import Gather
 from dasktile.ir import (
     Chunks,
     Edge,
@@ -375,6 +376,16 @@ class _Source:
     copies: Copies | None = None
 
 
+def _is_slice(kernel: Any, node: Node) -> bool:
+    """Whether neighbouring tiles are neighbours in the input, too, as those of ``x[2:9]`` are.
+
+    Only then is the halo of extended tiles what follows them: not in a concatenation.
+    """
+    return isinstance(kernel, Gather) and all(
+        axis.step == 1 for edge in node.edges for axis in edge.axes
+    )
+
+
 def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -> bool:
     """True if the workers that need blocks of an array have copies of it."""
     if copied is None or not isinstance(copied[0], tuple) or not isinstance(where, tuple):
@@ -682,9 +693,10 @@ class _Writer:
         if viewed and isinstance(kernel, Sliding) and not reads_views:
             self.views[name] = WindowView(kernel.window_shape, kernel.axis, len(node.labels))
             emitted = views.extended_tiles(context)
-        elif viewed and (seen := self.view_of_aliases(emitted.layers[name])) is not None:
-            # a slice of the windows
-            self.views[name] = seen
+        elif viewed and _is_slice(kernel, node):
+            seen = self.view_of_aliases(emitted.layers[name])
+            if seen is not None:
+                self.views[name] = seen
         for layer, tasks in emitted.layers.items():
             self.add(layer, tasks, emitted.dependencies[layer])
         self.describe(name, index, tiling.chunks)

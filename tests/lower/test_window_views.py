@@ -83,3 +83,17 @@ def test_a_reader_with_a_literal_that_has_no_hash() -> None:
     expected = (windows(VALUES, 21, axis=0) * weights).sum(-1)
     new = _optimised(weighted, 4)
     np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), expected)
+
+
+@pytest.mark.parametrize("chunks", [(10, 6), (40, 2)])
+def test_windows_of_several_arrays_joined(chunks: tuple[int, int]) -> None:
+    values, others = VALUES[:40, :6], VALUES[40:80, :6]
+
+    def function(view: Any, module: Any, a: Any, b: Any) -> Any:
+        joined = module.concatenate([view(a, 5, axis=0), view(b, 5, axis=0)])
+        return joined[3:].mean(-1) * module.concatenate([a, b])[:69]
+
+    arrays = [da.from_array(each, chunks=chunks) for each in (values, others)]
+    new = _optimised(function(lazy, da, *arrays), 4)
+    expected = function(windows, np, values, others)
+    np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), expected)

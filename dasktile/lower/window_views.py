@@ -81,11 +81,15 @@ def viewing(layer: Mapping[Any, Any], views: Mapping[str, WindowView]) -> Mappin
     if not views:
         return layer
     if isinstance(layer, Blockwise):
-        # literals are among the arrays, and may have no hash
-        read = {array: symbols for array, symbols in layer.indices if isinstance(array, str)}
+        # literals are among the arrays, and may have no hash; an array may be read more than once
+        read = [
+            (array, symbols)
+            for array, symbols in layer.indices
+            if isinstance(array, str) and array in views
+        ]
         used = set(layer.output_indices)
-        if read.keys() >= views.keys() and all(
-            used.issuperset(read[name] or "?") for name in views
+        if {array for array, _ in read} == views.keys() and all(
+            used.issuperset(symbols or "?") for _, symbols in read
         ):
             return _viewing_blockwise(layer, views)
     tasks = {key: _viewing_task(key, task, views) for key, task in layer.items()}

@@ -97,3 +97,19 @@ def test_windows_of_several_arrays_joined(chunks: tuple[int, int]) -> None:
     new = _optimised(function(lazy, da, *arrays), 4)
     expected = function(windows, np, values, others)
     np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), expected)
+
+
+def test_a_reader_of_one_block_and_of_all_blocks_of_the_same_windows() -> None:
+    x = da.from_array(VALUES, chunks=(400, 10))
+    view = lazy(x, 5, axis=0)
+
+    def scaled(wide: Any, block: Any) -> Any:
+        return block * wide.sum(axis=(1, 2))[:, None, None]
+
+    scaling = da.blockwise(
+        scaled, "ijm", view, "ikl", view, "ijm", concatenate=True, dtype=x.dtype, align_arrays=False
+    )
+    result = (scaling.rechunk((50, 60, 5)) + 1).sum(-1)
+    new = _optimised(result, 4)
+    expected = (scaled(windows(VALUES, 5, axis=0), windows(VALUES, 5, axis=0)) + 1).sum(-1)
+    np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), expected)

@@ -93,3 +93,37 @@ def test_all_tasks_have_home_workers_and_move_the_predicted_bytes(
         assert measured.bytes_received <= 1.05 * measured.bytes_predicted + gathered + SMALL
 
     run()
+
+
+@pytest.mark.parametrize("bundle", [0, 32])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda x: da.lib.stride_tricks.sliding_window_view(x, (5, 3), axis=(0, 1)).max((2, 3)),
+        lambda x: da.lib.stride_tricks.sliding_window_view(x, 4, axis=0).mean(2) - x[2:-1],
+        lambda x: x[2:].rechunk((149, 200)) - x[:-2].rechunk((149, 200)),
+    ],
+    ids=["windows", "window", "differences"],
+)
+def test_slices_of_data_in_memory_are_sent_and_not_its_blocks(
+    build: Callable[[da.Array], da.Array], bundle: int
+) -> None:
+    @gen_cluster(
+        client=True,
+        nthreads=[("127.0.0.1", 1)] * 2,
+        config={"dasktile.workers": 2, "dasktile.bundle": bundle, "dasktile.raise-errors": True},
+        worker_kwargs={"memory_limit": 0},
+    )
+    async def run(c: Client, s: Any, *workers: Any) -> None:
+        await dasktile.enable(c)
+        values = np.random.default_rng(0).random((600, 200))
+        array = build(da.from_array(values, chunks=(300, 100)))
+        planned = dasktile.optimize(array, workers=2)
+        result = c.persist(planned)
+        await wait(result)
+        received = sum(one["total"] for w in workers for one in w.transfer_incoming_log)
+        # halos: a block has 240,000 bytes
+        assert received < 3 * SMALL
+        np.testing.assert_allclose(await c.compute(result), array.compute(scheduler="sync"))
+
+    run()

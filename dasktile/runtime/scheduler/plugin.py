@@ -491,7 +491,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         between.sort(key=lambda ts: ts.priority or ())
         after = []
         for ts in [*between, *filter(_is_new, others)]:
-            if not reads_only_data(ts):
+            # data with a home is a tile, and only its slices are sent
+            if not reads_only_data(ts) or any(read.key in homes for read in ts.dependencies):
                 if ts.key not in near:
                     after.append(ts)
                 continue

@@ -687,13 +687,14 @@ class _Writer:
             copied,
             self.settings,
         )
-        emitted = emit(kernel, context)
-        if name not in emitted.layers:
-            raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
         if viewed and isinstance(kernel, Sliding) and not reads_views:
             self.views[name] = WindowView(kernel.window_shape, kernel.axis, len(node.labels))
             emitted = views.extended_tiles(context)
-        elif viewed and _is_slice(kernel, node):
+        else:
+            emitted = emit(kernel, context)
+        if name not in emitted.layers:
+            raise ValueError(f"the writer of {node.op} {node.name!r} has not written {name!r}")
+        if viewed and _is_slice(kernel, node):
             seen = self.view_of_aliases(emitted.layers[name])
             if seen is not None:
                 self.views[name] = seen

@@ -279,7 +279,7 @@ def test_some_rows_of_the_table() -> None:
     assert explanation.table() == explanation.table(largest=3) == str(explanation).split("\n\n")[1]
 
 
-def test_names_in_full(tmp_path: Path) -> None:
+def test_names_in_full() -> None:
     explanation = describe_plan(gram())
     name = explanation.nodes[1].op
     assert len(name) > 24 and name not in str(explanation)
@@ -298,6 +298,7 @@ def test_arguments_of_the_table() -> None:
     ):
         (name,) = options
         with pytest.raises(error, match=f"{name} must be a.* >= [01]; got"):
+            # arguments of wrong types are meant
             explanation.table(**options)  # type: ignore[arg-type]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
 
@@ -129,15 +129,10 @@ def _reshape(kernel: Reshape, context: LoweringContext) -> EmittedLayers:
 
 @emit.register
 def _repeat(kernel: Repeat, context: LoweringContext) -> EmittedLayers:
-    (edge,), (source,) = context.node.edges, context.inputs
-    tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(context):
-        key = (context.name, *block)
-        read = TaskRef(_read(source, edge.axes, at))
-        tasks[key] = Task(key, np.repeat, read, kernel.repeats, axis=kernel.axis)
-    emitted = EmittedLayers()
-    emitted.add(context.name, tasks, {source})
-    return emitted
+    def task_of(key: Any, read: Any) -> GraphNode:
+        return Task(key, np.repeat, TaskRef(read), kernel.repeats, axis=kernel.axis)
+
+    return _block_by_block(context, task_of)
 
 
 @emit.register
@@ -163,26 +158,28 @@ def _stencil(kernel: Stencil, context: LoweringContext) -> EmittedLayers:
 
 @emit.register
 def _sliding(kernel: Sliding, context: LoweringContext) -> EmittedLayers:
-    (edge,), (source,) = context.node.edges, context.inputs
     view = np.lib.stride_tricks.sliding_window_view
-    tasks: dict[Key, GraphNode] = {}
-    for block, at in _blocks(context):
-        key = (context.name, *block)
-        read = TaskRef(_read(source, edge.axes, at))
-        tasks[key] = Task(key, view, read, kernel.window_shape, kernel.axis)
-    emitted = EmittedLayers()
-    emitted.add(context.name, tasks, {source})
-    return emitted
+
+    def task_of(key: Any, read: Any) -> GraphNode:
+        return Task(key, view, TaskRef(read), kernel.window_shape, kernel.axis)
+
+    return _block_by_block(context, task_of)
 
 
 def extended_tiles(context: LoweringContext) -> EmittedLayers:
     """The tiles with their halo, of which the readers of moving windows make the views."""
+    return _block_by_block(context, Alias)
+
+
+def _block_by_block(
+    context: LoweringContext, task_of: Callable[[Any, Any], GraphNode]
+) -> EmittedLayers:
+    """A layer whose task for each block, made of its key, reads one tile of the only input."""
     (edge,), (source,) = context.node.edges, context.inputs
     tasks: dict[Key, GraphNode] = {}
     for block, at in _blocks(context):
-        key: Any = (context.name, *block)
-        read: Any = _read(source, edge.axes, at)
-        tasks[key] = Alias(key, read)
+        key = (context.name, *block)
+        tasks[key] = task_of(key, _read(source, edge.axes, at))
     emitted = EmittedLayers()
     emitted.add(context.name, tasks, {source})
     return emitted

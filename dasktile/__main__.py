@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--keep-chunks", action="store_true", help="give the results the chunks of the input"
     )
+    explain.add_argument(
+        "--largest",
+        metavar="N",
+        type=int,
+        help="rows of the table: those of the arrays with the most bytes moved (default all)",
+    )
     explain.add_argument("--html", metavar="FILE", help="write the explanation as a page, too")
     explain.add_argument(
         "--picture", metavar="FILE", help="draw the expression to .svg, .dot, .png or .pdf, too"
@@ -117,6 +123,8 @@ def _demo(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
 def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if options.workers is not None and options.scheduler is not None:
         parser.error("--workers and --scheduler exclude each other")
+    if options.largest is not None and options.largest < 1:
+        parser.error(f"--largest must be an integer >= 1; got {options.largest}")
 
     from dasktile.script import ScriptError, explain_source
 
@@ -135,7 +143,10 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
             explanation.visualize(options.picture)
     except (ScriptError, TypeError, ValueError, ImportError, OSError) as error:
         return _failed(parser, "explain", error)
-    print(json.dumps(explanation.to_dict(), indent=2) if options.json else explanation)
+    if options.json:
+        print(json.dumps(explanation.to_dict(), indent=2))
+    else:
+        print(explanation.text(largest=options.largest))
     is_default = options.workers is None and options.scheduler is None
     if is_default and explanation.nodes and explanation.workers == 1 and not options.json:
         print(f"\n{_ONE_WORKER}")

@@ -16,6 +16,7 @@ from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed
 from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks, least_tasks
+from dasktile.lower.names import is_of_bundles, is_written
 from dasktile.lower.writer import wanted_keys
 from dasktile.planning import (
     Candidate,
@@ -23,6 +24,7 @@ from dasktile.planning import (
     candidate,
     capture,
     lower_plan,
+    most_bundled,
     plan_request,
     unchanged,
     wanted_blocks,
@@ -55,6 +57,9 @@ OWN_CHUNKS = "the input's own chunks are predicted to cost less"
 #: Why the input is unchanged where few of its tasks are needed.
 QUICK = "the few tasks that are needed take less time than a plan"
 
+#: Why the input is unchanged where it has a plan.
+AGAIN = "it is the result of optimize already; explain the arrays that optimize was given"
+
 #: Tasks of a graph for each that is needed, from which no plan is made, and the most of these
 #: (chosen: to plan takes up to 100 microseconds for every task of the graph, to run one some
 #: milliseconds; many tasks may be worth a plan whatever it takes).
@@ -86,6 +91,21 @@ def is_quick(request: Request) -> bool:
         return False
     most = min(MOST_QUICK, least_tasks(request.graph, request.names) // TASKS_PER_NEEDED)
     return count_needed(request.graph, request.keys, most) <= most
+
+
+def is_planned(request: Request) -> bool:
+    """Whether all arrays are those of a plan, whose tasks are bundled if that is possible.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    """
+    if request.method != "auto" or request.machine.limit_given:
+        return False
+    if not all(map(is_written, request.names)):
+        return False
+    return not most_bundled(request.machine) or any(map(is_of_bundles, request.graph.layers))
 
 
 def chosen_plan(request: Request) -> Candidate:
@@ -156,6 +176,8 @@ def _predicted_plan(request: Request) -> Candidate:
     if is_quick(request):
         # the search for tiles within a limit may take long, and they are not used
         chosen = _unchanged(request, QUICK, keep=QUICK if request.machine.limit_given else "")
+    elif is_planned(request):
+        chosen = _unchanged(request, AGAIN, keep=AGAIN)
     else:
         try:
             chosen = chosen_plan(request)

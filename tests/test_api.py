@@ -21,6 +21,8 @@ from dasktile import api, computing, config, pipeline, planning
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
+from dasktile.ir import ALREADY_TILED
+from tests.support import plan_for_workers
 
 RNG = np.random.default_rng(0)
 A, B = RNG.random((240, 180)), RNG.random((180, 210))
@@ -791,10 +793,37 @@ def test_the_reason_for_more_tasks_says_what_was_decided_and_what_to_do() -> Non
     text = " ".join(str(explanation).split())
     found = re.search(
         r"optimize returns the input itself: tiles with (\d+) tasks instead of (\d+) would move"
-        r" more bytes between workers, which optimize does not accept; for fewer tasks, make the"
-        r" inputs in larger chunks",
+        r" more bytes between workers, ([\d,]+) instead of ([\d,]+), which optimize does not"
+        r" accept; for fewer tasks, make the inputs in larger chunks",
         text,
     )
     assert found and int(found[1]) < int(found[2]) == explanation.tasks_before
+    more, moved = (int(found[group].replace(",", "")) for group in (3, 4))
+    assert more > moved == explanation.bytes_before
     x = da.from_array(np.ones((4000, 4000)), chunks=1000)
     assert dasktile.explain(x + x.T, workers=8).tasks_after < explanation.tasks_before / 2
+
+
+def test_what_optimize_returned_is_not_planned_again() -> None:
+    x = da.random.default_rng(0).random((400, 400), chunks=(50, 400))
+    y = dasktile.optimize((x - x.mean(axis=0)).T @ x, workers=4)
+    assert dasktile.optimize(y, workers=4) is y
+    explanation = dasktile.explain(y, workers=4)
+    assert explanation.verdict.startswith("it is the result of optimize already")
+    assert not explanation.changed and "no rule" not in str(explanation)
+    assert {node.reason for node in explanation.nodes if "matmul" in node.op} == {ALREADY_TILED}
+    # more operations, and limits, are planned
+    assert "already" not in dasktile.explain(y + 1, workers=4).verdict
+    assert "already" not in dasktile.explain(y, workers=4, memory_limit="1 MB").verdict
+
+
+def test_bundles_of_a_plan_are_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = da.random.default_rng(0).random((3200, 400), chunks=(50, 400))
+    loose = dasktile.optimize((x - x.mean(axis=0)).T @ x, workers=4)
+    plan_for_workers(monkeypatch)
+    y = dasktile.optimize((x - x.mean(axis=0)).T @ x)
+    again = dasktile.explain(y)
+    assert not again.changed and again.verdict.startswith("it is the result of optimize")
+    assert dasktile.optimize(y) is y
+    # a plan without bundles gets them where tasks are placed
+    assert "result of optimize" not in dasktile.explain(loose).verdict

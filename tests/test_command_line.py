@@ -47,6 +47,16 @@ def test_explains_an_expression_of_a_script(
     assert "the script prints" in err
 
 
+def test_some_rows_of_the_table(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = f"{script}:gram + 1"
+    assert main(["explain", source, "--workers", "4", "--largest", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul" in out and "add" not in out and "more arrays\n" in out
+    with pytest.raises(SystemExit, match="2"):
+        main(["explain", source, "--largest", "0"])
+    assert "--largest must be an integer >= 1; got 0" in capsys.readouterr().err
+
+
 def test_explanation_as_json_and_picture(
     script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,7 +27,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "ir": ({"ir"}, set()),
     "tiling": ({"ir", "tiling"}, NUMERIC),
     "capture": (
-        {"_compat.dask", "_compat.flox", "_compat.xarray", "ir", "capture"},
+        {"_compat.dask", "_compat.flox", "_compat.xarray", "ir", "capture", "schedule.placement"},
         {"dask", "numpy", "tlz"},
     ),
     "schedule": ({"ir", "schedule"}, NUMERIC),

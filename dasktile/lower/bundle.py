@@ -29,7 +29,7 @@ from dasktile.capture.references import head_of
 from dasktile.ir import Share
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import new_layer_name, part_layer_name
+from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
 from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.runs import Run, RunLimits, form_runs
@@ -464,7 +464,7 @@ class _Written:
                 group[key] = task
         layers = dict(self._same_layer(name, kept) for name, kept in original.items())
         for (phase, part), group in sorted(new.items(), key=lambda item: item[0]):
-            name = new_layer_name("bundles", self.token, phase, part)
+            name = new_layer_name(BUNDLES, self.token, phase, part)
             layers[name] = _layer(group, tasks.graph.layers.get(part))
         for name, group in outputs.items():
             before = tasks.graph.layers[name]

@@ -18,6 +18,9 @@ from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, e
 #: have the same keys in plans with other readers.
 RETILE, JOIN, KEPT = "retile", "join", "kept"
 
+#: The operation of layers of bundles of one phase, and of the tasks between them.
+BUNDLES = "bundles"
+
 #: Precedes the token of the keys in the name of a layer that lacks tasks of another one.
 _PART = "-part-"
 
@@ -29,6 +32,17 @@ def new_layer_name(op: str, *content: object, placement: Placement | None = None
     the tasks, if there is one (see :mod:`dasktile.schedule.placement`).
     """
     return f"{op}{MARK}{_code(placement)}{tokenize(repr(content))}"
+
+
+def is_written(name: object) -> bool:
+    """Whether a layer of this name was written for a plan."""
+    # layers of other programs may have names of any type
+    return isinstance(name, str) and MARK in name
+
+
+def is_of_bundles(name: object) -> bool:
+    """Whether the layer of this name has bundles, and tasks between them."""
+    return isinstance(name, str) and name.startswith(f"{BUNDLES}{MARK}")
 
 
 def step_layer_name(name: str, step: str, placement: Placement | None = None) -> str:

@@ -304,7 +304,7 @@ class Explanation:
         >>> rows = explanation.table(largest=1, full_names=True)
         >>> print(rows)  # doctest: +ELLIPSIS
            operation  from  shape ...
-        and 3 more
+        and 3 more arrays
         """
         if largest is not None:
             _check_number("largest", largest, "an integer", 1)
@@ -322,13 +322,32 @@ class Explanation:
         narrowed = {} if full_names else _NARROWED
         table = two_line_table(_TEXT_TITLES, _text_rows(self.nodes, rows, full_names), narrowed)
         more = len(self.nodes) - len(rows)
-        return "\n".join(part for part in (table, f"and {more:,} more" if more else "") if part)
+        rest = f"and {format_count(more, 'more array')}" if more else ""
+        return "\n".join(part for part in (table, rest) if part)
 
-    def __str__(self) -> str:
+    def text(
+        self, *, largest: int | None = None, min_bytes: float = 0, full_names: bool = False
+    ) -> str:
+        """What ``print`` shows, with some rows of the table only for large graphs.
+
+        Parameters
+        ----------
+        largest, min_bytes, full_names
+            As in :meth:`table`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`table`.
+        """
+        table = self.table(largest=largest, min_bytes=min_bytes, full_names=full_names)
         kept = _kept_lines(self.nodes, self.verdict)
         summary = "\n".join(map(wrapped, self._summary().split("\n")))
-        parts = [summary, self.table(), "\n".join(map(wrapped, kept))]
+        parts = [summary, table, "\n".join(map(wrapped, kept))]
         return "\n\n".join(part for part in parts if part)
+
+    def __str__(self) -> str:
+        return self.text()
 
     def __repr__(self) -> str:
         arrays, workers = len(self.nodes), self.workers
@@ -344,7 +363,7 @@ class Explanation:
         kept = _kept_lines(self.nodes, self.verdict)
         few = len(self.nodes) <= _OPEN_ROWS
         arrays = page.table(_HTML_TITLES, _html_rows(self.nodes), (1, 2, 3, 4, 5, 6, 7, 8),
-                            drawn=(5, 7), name="arrays")  # fmt: skip
+                            drawn=(1, 2, 5, 7), name="arrays")  # fmt: skip
         return page.block(
             page.lines(self._summary().split("\n")),
             self._key_numbers(),
@@ -487,14 +506,17 @@ class Explanation:
 
     def _changed(self) -> list[str]:
         moved = _instead("moves", self.bytes_before, self.bytes_after, _ON_BEST)
-        tasks = format_count(self.tasks_after, "task")
-        if self.tasks_after != self.tasks_before:
-            tasks += f" instead of {self.tasks_before:,}"
-        else:
-            bundles = f", in bundles of up to {self.bundle:,}" if self.bundle else ""
-            tasks += f", as before{bundles}"
-        workers = format_count(self.workers, "worker")
-        return [f"{workers}, {moved} ({self._certificate()}); {tasks}"]
+        line = f"{format_count(self.workers, 'worker')}, {moved} ({self._certificate()})"
+        if self.run_tasks_before is None or self.run_tasks_after is None:
+            # those that run are unknown
+            line += f"; {self._tasks(self.tasks_before, self.tasks_after)}"
+        return [line]
+
+    def _tasks(self, before: int, after: int) -> str:
+        """The tasks of the plan and of the input."""
+        bundles = f" in bundles of up to {self.bundle:,}" if self.bundle else ""
+        instead = ", as before" if after == before else f" instead of {before:,}"
+        return f"{format_count(after, 'task')}{bundles}{instead}"
 
     def _unchanged(self) -> list[str]:
         workers, moved = format_count(self.workers, "worker"), format_bytes(self.bytes_before)
@@ -520,7 +542,7 @@ class Explanation:
         if tasks is None or before is None:
             because = f"as it runs: not predicted, as {self.unpredicted}"
             return [because] if self.unpredicted else []
-        line = f"as it runs: {format_count(tasks, 'task')} instead of {before:,}"
+        line = f"as it runs: {self._tasks(before, tasks)}"
         first, last = self.received_before, self.received_after
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
@@ -629,8 +651,8 @@ def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
     return [
         (
             str(index),
-            shortened(node.op, _NAME),
-            shortened_words(format_ranges(node.inputs), _FROM),
+            page.full(node.op, shortened(node.op, _NAME)),
+            page.full(inputs, shortened_words(inputs, _FROM)),
             format_shape(node.shape),
             node.dtype,
             page.chunk_drawing(node.shape, node.chunks_before),
@@ -643,6 +665,7 @@ def _html_rows(nodes: Sequence[NodeReport]) -> list[tuple[str, ...]]:
             format_bytes(node.bytes_after),
         )
         for index, node in enumerate(nodes)
+        for inputs in (format_ranges(node.inputs),)
     ]
 
 

@@ -45,6 +45,13 @@ def lines(texts: Sequence[str]) -> str:
     return "".join(f"<div>{html.escape(text)}</div>" for text in texts)
 
 
+def full(text: str, shown: str) -> str:
+    """Text of which only a part may be shown; all of it where the pointer is."""
+    if text == shown:
+        return html.escape(text)
+    return f"<span title='{html.escape(text)}'>{html.escape(shown)}</span>"
+
+
 def legend(text: str) -> str:
     """An explanation below a table."""
     return f"<div class='legend'>{html.escape(text)}</div>"

@@ -287,18 +287,20 @@ def _objection(
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
     if _moves_too_much(before.price, after.price, rules):
-        return _moves_more(sum(before.price.tasks), sum(after.price.tasks))
+        return _moves_more(before.price, after.price)
     return ""
 
 
-def _moves_more(before: int, after: int) -> str:
-    """Why cheaper tiles that move more bytes are not used, given tasks, and what to do instead."""
-    cheaper = f"tiles with {after:,} tasks instead of {before:,}"
-    if after >= before:
-        cheaper = "tiles that cost less otherwise"
+def _moves_more(before: Price, after: Price) -> str:
+    """Why cheaper tiles that move more bytes are not used, and what to do instead."""
+    old, new = sum(before.tasks), sum(after.tasks)
+    cheaper = "tiles that cost less otherwise"
+    if new < old:
+        cheaper = f"tiles with {new:,} tasks instead of {old:,}"
+    moved = f"{after.bytes:,} instead of {before.bytes:,}"
     return (
-        f"{cheaper} would move more bytes between workers, which optimize does not accept; for"
-        " fewer tasks, make the inputs in larger chunks"
+        f"{cheaper} would move more bytes between workers, {moved}, which optimize does not accept;"
+        " for fewer tasks, make the inputs in larger chunks"
     )
 
 

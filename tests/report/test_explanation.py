@@ -170,10 +170,15 @@ def test_plans_with_as_many_tasks_say_so() -> None:
     assert first.endswith("; 15 tasks, as before reads 137 MiB instead of 412 MiB from storage")
     bundled = describe_plan(same, runs=runs_of(5, 6), bundle=32)
     text = " ".join(str(bundled).split())
-    assert "; 15 tasks, as before, in bundles of up to 32 reads" in text
-    assert "as it runs: 20 tasks instead of 1,000," in text
+    # those of the model are not beside those that run
+    assert "15 tasks" not in text
+    assert "as it runs: 20 tasks in bundles of up to 32 instead of 1,000," in text
+    stock, planned = runs_of(5, 6)
+    assert stock is not None and planned is not None
+    as_many = describe_plan(same, runs=(stock, replace(planned, tasks=stock.tasks)))
+    assert "as it runs: 1,000 tasks, as before," in str(as_many)
     assert bundled.bundle == 32 and describe_plan(gram(tiled=False), bundle=32).bundle == 0
-    assert "15 tasks instead of 1,206 reads" in " ".join(
+    assert "15 tasks in bundles of up to 32 instead of 1,206 reads" in " ".join(
         str(describe_plan(gram(), bundle=32)).split()
     )
 
@@ -273,9 +278,9 @@ def test_some_rows_of_the_table() -> None:
     explanation = describe_plan(gram())
     rows = explanation.table(largest=1).splitlines()
     assert [line.split()[0] for line in rows[3:]] == ["2", "float64", "and"]
-    assert rows[-1] == "and 2 more"
+    assert rows[-1] == "and 2 more arrays"
     assert explanation.table(min_bytes=1) == explanation.table(largest=1)
-    assert explanation.table(min_bytes=2e9) == "and 3 more"
+    assert explanation.table(min_bytes=2e9) == "and 3 more arrays"
     assert explanation.table() == explanation.table(largest=3) == str(explanation).split("\n\n")[1]
 
 
@@ -283,6 +288,8 @@ def test_names_in_full() -> None:
     explanation = describe_plan(gram())
     name = explanation.nodes[1].op
     assert len(name) > 24 and name not in str(explanation)
+    assert name in explanation.text(full_names=True)
+    assert f"<span title='{name}'>" in explanation._repr_html_()
     assert name in explanation.table(full_names=True)
     frame = pytest.importorskip("pandas").DataFrame(explanation.to_dict()["nodes"])
     assert list(frame[frame.bytes_after > 0].op) == ["matmul"] and frame.op[1] == name

@@ -32,6 +32,7 @@ from dasktile.planning import (
 from dasktile.prediction import (
     CLEARLY_LESS,
     MAX_TASKS,
+    MORE_MEMORY,
     MORE_MOVED,
     MOST_UNEVEN,
     SMALL_PEAK,
@@ -43,8 +44,10 @@ from dasktile.prediction import (
 )
 from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.request import Request
+from dasktile.schedule.peaks import Speeds
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.planner import Shared
 
 logger = logging.getLogger("dasktile")
 
@@ -64,6 +67,10 @@ AGAIN = "it is the result of optimize already; explain the arrays that optimize 
 #: (chosen: to plan takes up to 100 microseconds for every task of the graph, to run one some
 #: milliseconds; many tasks may be worth a plan whatever it takes).
 TASKS_PER_NEEDED, MOST_QUICK = 50, 300
+
+#: Tasks of a graph for each that runs after Dask has fused them, at the most (measured: at most 3
+#: in ``benchmarks/corpus``).
+TASKS_FUSED = 4
 
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
@@ -126,12 +133,13 @@ def chosen_plan(request: Request) -> Candidate:
     """
     captured = capture(request, {})
     refuse_many_tasks(request, captured)
-    usual = candidate(request, captured, request.machine.settings())
+    shared: Shared = {}
+    usual = candidate(request, captured, request.machine.settings(), shared=shared)
     assert usual is not None
     may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
     # the simulation knows no bytes of inputs that are on workers already
     if may_compare and not any(node.homes for node in captured.program.nodes):
-        usual = _unless_error(partial(_cheapest, request, captured), usual)
+        usual = _unless_error(partial(_cheapest, request, captured, shared), usual)
     return usual
 
 
@@ -253,8 +261,7 @@ def _bytes_made(planned: PlannedRequest) -> int:
     made = 0.0
     for node in planned.captured.program.nodes:
         if node.kind is not Kind.VIEW and not node.resident:
-            needed = planned.needed.get(node.name, planned.wanted.get(node.name))
-            made += node.nbytes * (1 if needed is None else float(needed.mean()))
+            made += node.nbytes * _needed_share(planned, node.name)
     return int(made)
 
 
@@ -262,25 +269,34 @@ def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
     """The same plan with its graph and a prediction of its run; that of the input is there."""
     if chosen.planned.plan.tiled is None:
         return replace(chosen, after=chosen.before)
+    return _with_own_prediction(request, chosen)
+
+
+def _with_own_prediction(request: Request, chosen: Candidate) -> Candidate:
+    """A plan that changes the input, with its graph and a prediction of its run."""
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
     after = None
     if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
-        work = 0.0 if chosen.before is None else chosen.before.work
+        work = work_seconds(_bytes_made(chosen.planned), request.machine)
         after = predict_plan(lowered, request.machine, work)
     return replace(chosen, lowered=lowered, after=after)
 
 
-def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candidate:
+def _cheapest(request: Request, captured: Captured, shared: Shared, usual: Candidate) -> Candidate:
     """The usual plan, or another one whose run is predicted to cost clearly less."""
     if not _may_spill(request, usual.planned) and usual.planned.plan.tiled is None:
         return usual
-    before = _predict_input(request, usual.planned) if _is_predictable(request) else None
+    if not _is_predictable(request):
+        return usual
+    if usual.planned.plan.tiled is not None:
+        usual = _with_own_prediction(request, usual)
+        if usual.after is None or _is_far_better(request, usual):
+            return usual
+    before = _predict_input(request, usual.planned)
     if before is None:
         return usual
-    usual = _with_prediction(request, replace(usual, before=before))
-    if usual.after is None:
-        return usual
-    best = _with_smaller_bundles(request, _with_less_memory(request, captured, usual))
+    usual = replace(usual, before=before, after=usual.after or before)
+    best = _with_smaller_bundles(request, _with_less_memory(request, captured, shared, usual))
     if best.planned.plan.tiled is None or best.after is None:
         return best
     if not (before.is_sound and best.after.is_sound):
@@ -291,12 +307,38 @@ def _cheapest(request: Request, captured: Captured, usual: Candidate) -> Candida
     return own if better and _may_replace(request, own, best) else best
 
 
+def _is_far_better(request: Request, plan: Candidate) -> bool:
+    """Whether a plan takes far less time than Dask's own graph, and hardly any memory.
+
+    That graph, which may be large, need not be simulated then.
+    """
+    run = plan.after
+    assert run is not None
+    program = plan.planned.plan.program
+    outputs = [program.nodes[index] for index in program.outputs]
+    made = sum(node.nbytes * _needed_share(plan.planned, node.name) for node in outputs)
+    # results are on the workers in the end, whatever makes them
+    little = max(SMALL_PEAK, MORE_MEMORY * made / request.machine.workers)
+    if run.spilled or run.peak > little:
+        return False
+    enough = math.ceil(TASKS_FUSED * run.seconds_with_spill / Speeds().scheduler)
+    return count_needed(request.graph, request.keys, enough) > enough
+
+
+def _needed_share(planned: PlannedRequest, name: str) -> float:
+    """The share of the blocks of an array that is needed."""
+    needed = planned.needed.get(name, planned.wanted.get(name))
+    return 1.0 if needed is None else float(needed.mean())
+
+
 def _may_spill(request: Request, planned: PlannedRequest) -> bool:
     """Whether a worker that makes all arrays, and drops none, spills some of them."""
     return request.machine.room is not None and _bytes_made(planned) > request.machine.room
 
 
-def _with_less_memory(request: Request, captured: Captured, usual: Candidate) -> Candidate:
+def _with_less_memory(
+    request: Request, captured: Captured, shared: Shared, usual: Candidate
+) -> Candidate:
     """The usual plan, or one that is predicted to be better, by its memory.
 
     If the usual plan needs more memory than the input, or more than there is, a plan with small
@@ -314,8 +356,9 @@ def _with_less_memory(request: Request, captured: Captured, usual: Candidate) ->
         is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
         return is_new and _may_replace(request, plan, usual) and _may_pay(plan, best)
 
-    small = partial(candidate, request, captured, settings.for_less_memory(), force=True)
-    own = partial(candidate, request, captured, settings, keep=OWN_CHUNKS)
+    search = partial(candidate, request, captured, shared=shared)
+    small = partial(search, settings.for_less_memory(), force=True)
+    own = partial(search, settings, keep=OWN_CHUNKS)
     for plan in (small, own):
         other = plan(is_worth_writing=is_worth_writing)
         # it may have become that of the input's own graph

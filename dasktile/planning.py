@@ -24,6 +24,7 @@ from dasktile.prediction import Prediction
 from dasktile.request import Request
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
+from dasktile.tiling.planner import Shared
 from dasktile.tiling.settings import Settings
 
 #: By the index of an output, bytes that workers receive for its final chunks, of the input and of a
@@ -146,7 +147,10 @@ def candidate(
         if handed is not None and _moves_more(request, planned.plan, handed):
             if "keep" in options or not request.machine.placed:
                 return unchanged(chosen, HANDED)
-            return candidate(request, captured, settings, is_worth_writing, keep=HANDED)
+            shared = options.get("shared")
+            return candidate(
+                request, captured, settings, is_worth_writing, keep=HANDED, shared=shared
+            )
         lowered = lower_plan(request, planned)
         if handed is not None and _has_costly_tasks(request, planned.plan, lowered, handed):
             return unchanged(chosen, MANY_PIECES)
@@ -444,8 +448,9 @@ def tile(
     settings: Settings | None = None,
     force: bool = False,
     keep: str = "",
+    shared: Shared | None = None,
 ) -> TilingPlan:
-    """Tile a captured program; `settings`, `force` and `keep` are as in `dasktile.tiling.tile`."""
+    """Tile a captured program; options are as in `dasktile.tiling.tile`."""
     return tile_again(
         captured.program,
         workers=target.workers,
@@ -458,4 +463,5 @@ def tile(
         bundled=config.bundle_tasks() > 1,
         force=force,
         keep=keep,
+        shared=shared,
     )

@@ -463,3 +463,60 @@ def test_a_bound_says_that_it_counts_what_is_not_computed(monkeypatch: pytest.Mo
     assert whole.grids == "any grid of 4 workers"
     assert part.grids.endswith(", if all blocks of all arrays were computed")
     assert "if all blocks of all arrays were computed" in " ".join(str(part).split())
+
+
+def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulated_inputs: list[Any] = []
+    predict = choice._predict_input
+
+    def counted(*arguments: Any) -> Any:
+        simulated_inputs.append(arguments)
+        return predict(*arguments)
+
+    monkeypatch.setattr(choice, "_predict_input", counted)
+    array = noise((1000, 1000), (20, 20)).sum(axis=0)
+    quick = dasktile.optimize(array)
+    assert not simulated_inputs
+    # what explain shows is complete
+    assert dasktile.explain(array).peak_before is not None and simulated_inputs
+    monkeypatch.setattr(choice, "_is_far_better", lambda *_: False)
+    assert dasktile.optimize(array).dask.layers.keys() == quick.dask.layers.keys()
+    # few of the tasks are needed: they do not take far more time than the plan
+    simulated_inputs.clear()
+    monkeypatch.undo()
+    plan_for_workers(monkeypatch)
+    monkeypatch.setattr(choice, "_predict_input", counted)
+    dasktile.optimize(noise((1000, 1000), (100, 100)).sum(axis=0)[:100])
+    assert simulated_inputs
+
+
+def test_plans_that_are_not_far_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+    is_far_better = choice._is_far_better
+    monkeypatch.setattr(choice, "_is_far_better", lambda *each: compared.append(each))
+    array = noise((2000, 2000), (50, 50)).sum(axis=0)
+    dasktile.optimize(array)
+    [(request, plan)] = compared
+    run = Prediction(0.001, 0, 2**20, None, 4, 2**20)
+    assert is_far_better(request, replace(plan, after=run))
+    much = 2**26
+    assert not is_far_better(request, replace(plan, after=replace(run, peak=much, results=much)))
+    # the scheduler takes a millisecond for each of Dask's tasks
+    assert not is_far_better(request, replace(plan, after=replace(run, seconds=1.0)))
+    spilled = replace(run, room=2**19)
+    assert not is_far_better(request, replace(plan, after=spilled))
+
+
+def test_results_that_stay_in_memory_are_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Any] = []
+    is_far_better = choice._is_far_better
+    monkeypatch.setattr(choice, "_is_far_better", lambda *each: compared.append(each))
+    array = noise((5120, 5000), (80, 100)) + 1
+    dasktile.optimize(array)
+    [(request, plan)] = compared
+    share = array.nbytes // 4
+    run = Prediction(0.001, 0, share, None, 4, share)
+    assert is_far_better(request, replace(plan, after=run))
+    assert not is_far_better(request, replace(plan, after=replace(run, peak=2 * share)))

@@ -6,20 +6,24 @@ and returned with the names of the program that is asked for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from dasktile.ir import Follow, Program, TiledProgram, Tiling, Where
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.planner import MemoryLimitError, tile
+from dasktile.tiling.planner import MemoryLimitError, Shared, tile
 
 #: Plans that are kept, the latest used.
 _SIZE = 64
 
+#: Plans by the program and the options, the one used last at the end.
+_plans: dict[Hashable, TilingPlan] = {}
+_lock = threading.Lock()
 
-def tile_again(program: Program, **options: Any) -> TilingPlan:
+
+def tile_again(program: Program, *, shared: Shared | None = None, **options: Any) -> TilingPlan:
     """As :func:`dasktile.tiling.tile`, but at once for a program that was tiled before.
 
     Two programs are the same if they differ in names only.
@@ -28,25 +32,32 @@ def tile_again(program: Program, **options: Any) -> TilingPlan:
     ----------
     program
         The program.
+    shared
+        What searches with other options have found.
     options
-        The keyword arguments of :func:`dasktile.tiling.tile`.
+        The other keyword arguments of :func:`dasktile.tiling.tile`.
     """
-    try:
-        plan = _plan(_numbered(program), **options)
-    except MemoryLimitError:
-        # once more for a message with the names
-        return tile(program, **options)
+    numbered = _numbered(program)
+    key = (numbered, *sorted(options.items()))
+    with _lock:
+        plan = _plans.pop(key, None)
+    if plan is None:
+        try:
+            plan = tile(numbered, shared=shared, **options)
+        except MemoryLimitError:
+            # once more for a message with the names
+            return tile(program, **options)
+    with _lock:
+        _plans[key] = plan
+        while len(_plans) > _SIZE:
+            del _plans[next(iter(_plans))]
     return _named(plan, [node.name for node in program.nodes])
 
 
 def forget() -> None:
     """Forget all plans."""
-    _plan.cache_clear()
-
-
-@lru_cache(_SIZE)
-def _plan(program: Program, **options: Any) -> TilingPlan:
-    return tile(program, **options)
+    with _lock:
+        _plans.clear()
 
 
 def _numbered(program: Program) -> Program:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,9 @@ from dasktile.tiling.solve.problem import Solution
 
 #: Axes of a mesh whose orders are searched at once: they make few more tilings.
 FEW_AXES = 2
+
+#: What searches with several settings share: the tables of costs, and solutions.
+Shared = dict[Hashable, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ def tile(
     bundled: bool = False,
     force: bool = False,
     keep: str = "",
+    shared: Shared | None = None,
 ) -> TilingPlan:
     """Decide how every array of a program is tiled.
 
@@ -86,6 +90,8 @@ def tile(
         methods can be compared.
     keep
         Why the input's own chunks are kept whatever the method decides; empty if they are not.
+    shared
+        What was found for the same program with other settings; what is found is added.
 
     Raises
     ------
@@ -102,7 +108,10 @@ def tile(
     elif memory_limit is not None:
         room = memory_limit * threads
     name = method if isinstance(method, str) else method.choose.__name__
-    unchanged = _Planner(program, mesh, workers, settings, memory_limit, threads, room)
+    shared = {} if shared is None else shared
+    unchanged = _Planner(
+        program, mesh, workers, settings, memory_limit, threads, room, shared=shared
+    )
     before = unchanged.candidate(get("auto"), TIE)
     if method == "none" or keep:
         return _plan(
@@ -131,6 +140,7 @@ def tile(
         ordered=searches_all
         and len(chosen.mesh(count)) <= FEW_AXES
         and len(program.nodes) <= settings.wider.few_nodes,
+        shared=shared,
     )
     least = planner.candidate(chosen, TIE)
     searches = [planner.searched(least.solution)]
@@ -350,6 +360,8 @@ class _Planner:
     lean, ordered
         Whether to leave out tilings that hardly ever pay, and whether mesh axes cut a label in
         every order, see :class:`Space`.
+    shared
+        What other planners have found.
     """
 
     program: Program
@@ -364,13 +376,23 @@ class _Planner:
     allow_replicas: bool = False
     lean: bool = False
     ordered: bool = False
+    shared: Shared = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._key = self._searched_key()
+        if self._key not in self.shared:
+            self.shared[self._key] = Costs(self._space())
+        self.costs: Costs = self.shared[self._key]
+        self.space = self.costs.space
+        self._by_states: dict[tuple[int, ...], _Candidate] = {}
+
+    def _space(self) -> Space:
+        """The tilings that are searched."""
         if self.retile:
             axes = free_axes(self.program, self.workers, self.settings.candidates)
         else:
             axes = own_axes(self.program)
-        self.space = Space(
+        return Space(
             self.program,
             self.mesh,
             axes,
@@ -380,8 +402,20 @@ class _Planner:
             self.lean,
             self.ordered,
         )
-        self.costs = Costs(self.space)
-        self._by_states: dict[tuple[int, ...], _Candidate] = {}
+
+    def _searched_key(self) -> Hashable:
+        """What the tilings that are searched, and the bytes that they move, depend on."""
+        settings = self.settings
+        # local cuts alone depend on the price of a join
+        model = replace(settings.model, join_byte=0.0, scarce_join_byte=0.0)
+        return (
+            self.program,
+            self.mesh,
+            self.workers if self.retile else None,
+            (settings.candidates, settings.max_states, model),
+            self.memory_limit,
+            (self.allow_replicas, self.lean, self.ordered),
+        )
 
     def wider(self, least: _Candidate) -> Iterator[_Planner]:
         """Planners for more tilings, where they are not too slow and may move clearly less.
@@ -437,7 +471,7 @@ class _Planner:
 
         Two weights of tiles often lead to the same solution, whose local cuts are found once.
         """
-        solution = method.choose(self.costs, self.settings, tile_weight)
+        solution = self._solution(method, tile_weight)
         if self.space.truncated:
             # candidates were left out, so nothing is proven
             solution = replace(solution, bound=0.0, exact=False)
@@ -450,6 +484,16 @@ class _Planner:
         if states not in self._by_states:
             self._by_states[states] = self._cut(solution)
         return replace(self._by_states[states], solution=solution)
+
+    def _solution(self, method: Method, tile_weight: float) -> Solution:
+        """What a method chooses, for tiles of this weight."""
+        settings = self.settings
+        limits = settings.width_budget, settings.solver, settings.replica_bytes
+        key = self._key, method, tile_weight, limits
+        if key not in self.shared:
+            self.shared[key] = method.choose(self.costs, settings, tile_weight)
+        solution: Solution = self.shared[key]
+        return solution
 
     def _cut(self, solution: Solution) -> _Candidate:
         """The local cuts of a solution, and their price."""

@@ -15,6 +15,7 @@ from dasktile.capture.highlevel import capture
 from dasktile.ir import Program
 from dasktile.tiling import MemoryLimitError, Settings, TilingPlan, memo, tile
 from dasktile.tiling.memo import tile_again
+from dasktile.tiling.planner import Shared
 from tests.expressions import Expression, expressions, outputs
 from tests.test_same_answers import examples
 
@@ -42,6 +43,29 @@ def test_a_plan_is_the_same_as_without_the_memo() -> None:
         program = capture([value.lazy for value in outputs(e)]).program
         for one in (program, renamed(program)):
             assert tile_again(one, **OPTIONS) == tile(one, **OPTIONS)
+
+    every()
+
+
+def test_searches_that_share_their_tables_make_the_same_plans() -> None:
+    usual = OPTIONS["settings"]
+    several: list[dict[str, Any]] = [
+        {},
+        {"settings": usual.for_less_memory(), "force": True},
+        {"keep": "the input's own chunks"},
+        {"settings": replace(usual, max_states=8), "workers": 6},
+        {"memory_limit": 10**6},
+    ]
+
+    @examples(60)
+    @given(expressions())
+    def every(e: Expression) -> None:
+        program = capture([value.lazy for value in outputs(e)]).program
+        shared: Shared = {}
+        for other in several:
+            options = {**OPTIONS, **other}
+            assert tile(program, shared=shared, **options) == tile(program, **options)
+        assert shared
 
     every()
 

@@ -295,6 +295,11 @@ class Node:
         return self.size * self.itemsize
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of the output array in memory."""
+        return self.nbytes // self.windows
+
+    @property
     def iterations(self) -> int:
         """Size of the whole loop nest."""
         return math.prod(label.size for label in self.labels)

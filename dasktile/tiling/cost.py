@@ -24,6 +24,7 @@ from dasktile.tiling.grid import sizes
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.solve.eliminate import Problem
 from dasktile.tiling.strided import Strided
+from dasktile.tiling.windows import sent_share
 
 Ints = npt.NDArray[np.int64]
 Table = npt.NDArray[np.float64]
@@ -112,7 +113,7 @@ class Costs:
                     loose[source] = loose.get(source, 0.0) + handing
             for source, edges in reads.items():
                 producer = self.space.variables[source]
-                itemsize = self.space.program.nodes[producer.node].itemsize
+                made = self.space.program.nodes[producer.node]
                 needs = [
                     need for position in edges if (need := variable.needs[position]) is not None
                 ]
@@ -123,7 +124,9 @@ class Costs:
                     for option_blocks in variable.followed
                 ]
                 held = [option_blocks.held for option_blocks in producer.followed]
-                key = (tuple(map(id, needs)), id(producer.held), id(producer.held_second), itemsize,
+                windows = made.edges[0].axes if made.windows > 1 else ()
+                key = (tuple(map(id, needs)), id(producer.held), id(producer.held_second),
+                       made.itemsize, windows,
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
@@ -136,16 +139,17 @@ class Costs:
                         producer.held_second,
                         overlaps,
                     )
-                    tables[key] = elements * itemsize
+                    share = sent_share(made, producer.held, held, needs, blocks)
+                    tables[key] = elements * share * made.itemsize
                 self.between[source, index] = tables[key]
-                root = self.space.program.nodes[producer.node]
+                root = made
                 if root.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
                     least = self._least_saved(root)
                     moving = (key, root.chunks, least)
                     if moving not in tables:
                         elements = made_where_read(root.chunks, needs, blocks, self._model)
-                        moved = elements * itemsize
+                        moved = elements * root.itemsize
                         fewer = moved + least < tables[key]
                         tables[moving] = np.where(fewer, moved + MOVING, tables[key])
                     self.between[source, index] = tables[moving]
@@ -234,12 +238,12 @@ class Costs:
     def _handing(self, source: int, edge: Edge) -> Table:
         """Least bytes that bring an array into the chunks of an edge."""
         producer = self.space.variables[source]
-        itemsize = self.space.program.nodes[producer.node].itemsize
+        made = self.space.program.nodes[producer.node]
         handed = self.space.handed(edge.chunks or ())
         ways = table(
             producer.held, [option.held for option in producer.followed], [handed], [], self._model
         )
-        least: Table = ways.min(axis=1) * itemsize
+        least: Table = ways.min(axis=1) * made.itemsize / made.windows
         return least
 
     def _tiles(self, variable: Variable, pieces: Sequence[Ints]) -> Table:

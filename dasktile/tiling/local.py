@@ -457,14 +457,14 @@ class Splitter:
             tasks = np.where(joined == 0, -saved, tasks)
         table = tasks * self.settings.task_bytes
         if self.retile:
-            table += np.where(joined > 1, self.settings.model.join_byte * producer.nbytes, 0)
+            table += np.where(joined > 1, self.settings.model.join_byte * producer.held_bytes, 0)
         if self.retile and choice.keep:
             need = np.array([self.costs.joined(choice, parts) for parts in used.parts])
             table += np.where(joined > 1, self.costs.excess(need), 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
         if self._copies(choice, edge) > 1 and not joined_by_each:
             # one worker joins a tile and sends all of it to the others
-            table += np.where(joined > 1, producer.nbytes * (1 - 1 / np.maximum(joined, 1)), 0)
+            table += np.where(joined > 1, producer.held_bytes * (1 - 1 / np.maximum(joined, 1)), 0)
         return table
 
     def _copies(self, choice: Choice, edge: Edge) -> int:
@@ -517,7 +517,7 @@ class Splitter:
             if between is not None:
                 tasks[self.choices[reader].node] += between[0]
                 if between[1] > 1:
-                    joined[self.choices[reader].node] += program.nodes[edge.producer].nbytes
+                    joined[self.choices[reader].node] += program.nodes[edge.producer].held_bytes
             elif self._fused(source, reader):
                 tasks[edge.producer] -= _count(made)
         return LocalCuts(

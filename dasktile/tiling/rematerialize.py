@@ -57,7 +57,7 @@ def held_bytes(program: Program) -> int:
     """Most bytes of arrays of :func:`late_readers` held at once, if nodes run in their order."""
     changes: dict[int, int] = {}
     for index, late in late_readers(program).items():
-        size = program.nodes[index].nbytes // program.nodes[index].windows
+        size = program.nodes[index].held_bytes
         changes[index] = changes.get(index, 0) + size
         changes[max(late)] = changes.get(max(late), 0) - size
     most = now = 0

@@ -18,6 +18,9 @@ from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, e
 #: have the same keys in plans with other readers.
 RETILE, JOIN, KEPT = "retile", "join", "kept"
 
+#: Steps of running reductions: what all tiles up to one sum up to, and the last of a tile alone.
+CARRY, END = "carry", "end"
+
 #: The operation of layers of bundles of one phase, and of the tasks between them.
 BUNDLES = "bundles"
 

@@ -34,6 +34,7 @@ from dasktile.ir import (
     Follow,
     Kind,
     Node,
+    Role,
     Share,
     TiledProgram,
     Tiling,
@@ -50,7 +51,7 @@ from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import JOIN, KEPT, RETILE, new_layer_name
+from dasktile.lower.names import CARRY, END, JOIN, KEPT, RETILE, new_layer_name, step_layer_name
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
     PlaceOf,
@@ -959,6 +960,7 @@ class _Writer:
                 )
                 partial = node.partial * _groups_in_tile(node, self.tiling(index))
                 size[code] = math.ceil(size[code] * pieces * partial / node.itemsize)
+                size |= self.carries(index, size[code])
         for index, node in enumerate(self.captured.program.nodes):
             blocks, own = self.positions(index), self.made.get(index, node.name)
             if blocks:
@@ -979,6 +981,24 @@ class _Writer:
             working=working,
             settings=self.settings,
         )
+
+    def carries(self, index: int, nbytes: int) -> dict[str, int]:
+        """Bytes of what a running reduction hands from one tile to the next, by names of keys.
+
+        They are those of one element along its axis; a tile has `nbytes`.
+        """
+        tiling, name = self.tiling(index), self.made[index]
+        lengths = [
+            max(sizes, default=1)
+            for label, sizes in zip(self.node(index).labels, tiling.cuts, strict=True)
+            if label.role is Role.SCAN
+        ]
+        if not lengths:
+            return {}
+        work_at = tiling.work_at or (Share(),) * len(tiling.cuts)
+        where = placement(self.tiled.mesh, tiling.held_at, work_at)
+        edge = math.ceil(nbytes / max(1, *lengths))
+        return {step_layer_name(name, step, where): edge for step in (CARRY, END)}
 
     def tiles(self) -> dict[str, tuple[Chunks, int]]:
         """By the name of a layer that holds an array, its chunks and the bytes of an element."""

@@ -11,6 +11,7 @@ from dasktile.ir import Node
 from dasktile.tiling.candidates import Boxes
 from dasktile.tiling.follow import Blocks
 
+Bools = npt.NDArray[np.bool_]
 Table = npt.NDArray[np.float64]
 
 
@@ -47,7 +48,7 @@ def sent_share(
     whole = np.logical_and.reduce([_whole(node, need, own, inner) for need in needs])
     there = _lengths(held, held_blocks, own)
     needed = _lengths(needs[0], [reads[0] for reads in needed_blocks], own)
-    rows = np.append(whole, [_is_whole(node, reads, own, inner) for reads in needed_blocks])
+    rows = np.append(whole, [_is_whole(reads, inner) for reads in needed_blocks])
     share = np.ones((len(there), len(needed)))
     for place, axis in enumerate(own):
         halo = node.edges[0].axes[axis].width - 1
@@ -57,7 +58,9 @@ def sent_share(
     return np.where(rows, share, 1.0)
 
 
-def _whole(node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]) -> npt.NDArray[np.bool_]:
+def _whole(
+    node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]
+) -> npt.NDArray[np.bool_]:
     """For every candidate, whether all workers read whole windows, one after another."""
     if any(need.step(axis).step != 1 for axis in own):
         return np.zeros(len(need.lo), dtype=bool)
@@ -66,10 +69,11 @@ def _whole(node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]) ->
     return (full | ~need.active).all(axis=1)
 
 
-def _is_whole(node: Node, reads: Sequence[Blocks], own: Sequence[int], inner: Sequence[int]) -> bool:
+def _is_whole(reads: Sequence[Blocks], inner: Sequence[int]) -> bool:
+    """The same for a candidate that is blocks."""
     return all(
         all(len(read.edges[axis]) == 2 for axis in inner)
-        and not any(step.step != 1 for step in read.steps)
+        and all(step.step == 1 for step in read.steps)
         for read in reads
     )
 

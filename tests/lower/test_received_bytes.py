@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import dask
@@ -15,6 +16,8 @@ from benchmarks.corpus import WORKLOADS
 from benchmarks.corpus.inputs import source_of
 from tests.support import plan_for_workers
 from tests.traffic import traffic
+
+sliding = da.lib.stride_tricks.sliding_window_view
 
 #: Workloads whose arrays are all of known size, and which are planned fast.
 _CORPUS = [
@@ -219,3 +222,70 @@ def test_a_take_of_positions_in_order(
     # a day at a boundary is needed by the workers on both sides
     assert sum(moved.values()) <= (workers + len(days.chunks[0]) // 2) * 4000 * 8
     assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=_NEAR)
+
+
+def _noise(shape: tuple[int, ...], chunks: tuple[int, ...]) -> da.Array:
+    """Blocks that cannot be cut otherwise."""
+    return da.random.default_rng(0).random(shape, chunks=chunks)
+
+
+def _windows_by_blocks_of_columns() -> da.Array:
+    windows = sliding(_noise((2000, 240), (100, 240)), 20, axis=0).rechunk((1981, 30, 20))
+    return windows.map_blocks(lambda block: block.mean(-1), drop_axis=2, dtype="f8")
+
+
+def _windows_by_blocks_of_rows() -> da.Array:
+    windows = sliding(_noise((2000, 240), (2000, 30)), 20, axis=0).rechunk((100, 240, 20))
+    return windows.map_blocks(lambda block: block.mean(-1), drop_axis=2, dtype="f8")
+
+
+def _windows_along_two_axes() -> da.Array:
+    windows = sliding(_noise((2000, 240), (2000, 30)), (20, 5), axis=(0, 1))
+    windows = windows.rechunk((100, 236, 20, 5))
+    return windows.map_blocks(lambda block: block.mean((-1, -2)), drop_axis=(2, 3), dtype="f8")
+
+
+def _windows_with_windows() -> da.Array:
+    windows = sliding(_noise((2000, 240), (2000, 30)), 20, axis=0)[:, :40]
+    return da.tensordot(windows, windows, axes=((0, 1), (0, 1)))
+
+
+def _windows_and_others() -> da.Array:
+    windows = sliding(_noise((2000, 240), (100, 240)), 20, axis=0)
+    return (windows * _noise((1981, 240), (1981, 30))[..., None]).sum(-1)
+
+
+@pytest.mark.parametrize("workers", [4, 6])
+@pytest.mark.parametrize(
+    "build",
+    [
+        _windows_by_blocks_of_columns,
+        _windows_by_blocks_of_rows,
+        _windows_along_two_axes,
+        _windows_with_windows,
+        _windows_and_others,
+    ],
+)
+def test_windows_are_sent_as_the_tiles_that_they_are_views_of(
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[], da.Array], workers: int
+) -> None:
+    plan_for_workers(monkeypatch, workers)
+    array = build()
+    plan, planned = dasktile.explain(array), dasktile.optimize(array)
+    moved, _ = traffic([planned], workers)
+    # halos are roughly known; the windows have 20 times the bytes
+    assert plan.bytes_after == pytest.approx(sum(moved.values()), rel=0.05, abs=2**19)
+    assert sum(moved.values()) < 2 * 2000 * 240 * 8
+    np.testing.assert_allclose(*dask.compute(array, planned, scheduler="sync"))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_running_sums_receive_an_element_of_each_row(
+    monkeypatch: pytest.MonkeyPatch, axis: int
+) -> None:
+    plan_for_workers(monkeypatch, 4)
+    array = _noise((4000, 240), (100, 240) if axis == 0 else (4000, 10)).cumsum(axis)
+    plan, planned = dasktile.explain(array), dasktile.optimize(array)
+    moved, _ = traffic([planned], 4)
+    assert plan.bytes_after == plan.received_after == sum(moved.values())
+    assert plan.bytes_after == 3 * 8 * (240 if axis == 0 else 4000)

@@ -24,7 +24,7 @@ from dasktile.capture.rules.scans import Scan
 from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
-from dasktile.lower.names import slices_layer_name
+from dasktile.lower.names import CARRY, END, slices_layer_name
 from dasktile.lower.reshard import within
 
 Block = tuple[int, ...]
@@ -352,9 +352,7 @@ def emit_scan(kernel: Scan, context: LoweringContext) -> EmittedLayers:
     """Write a running reduction: scan all tiles in parallel, then merge the carries in."""
     emitted = EmittedLayers()
     name, source, axis = context.name, context.inputs[0], kernel.axis
-    scanned, carried, ends = (
-        context.step(what, context.work_at) for what in ("scan", "carry", "end")
-    )
+    scanned, carried, ends = (context.step(what, context.work_at) for what in ("scan", CARRY, END))
     counts = tuple(map(len, context.tiling.cuts))
     if counts[axis] == 1:
         symbols = tuple(range(len(counts)))
@@ -408,7 +406,7 @@ def _emit_serial(
 ) -> None:
     """Write a running reduction in which each tile depends on the end of the one before."""
     name, source, axis = context.name, context.inputs[0], kernel.axis
-    ends = context.step("end", context.work_at)
+    ends = context.step(END, context.work_at)
     tiles: Tasks = {}
     for block in itertools.product(*map(range, counts)):
         tile: Key = (name, *block)

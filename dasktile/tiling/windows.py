@@ -45,17 +45,18 @@ def sent_share(
         return 1.0
     own = [axis for axis, out in enumerate(node.out) if out.label is not None]
     inner = [axis for axis, out in enumerate(node.out) if out.label is None]
-    whole = np.logical_and.reduce([_whole(node, need, own, inner) for need in needs])
+    of_boxes = np.logical_and.reduce([_whole(node, need, own, inner) for need in needs])
+    of_blocks = [_is_whole(reads, inner) for reads in needed_blocks]
+    whole = np.append(of_boxes, np.array(of_blocks, dtype=bool))
     there = _lengths(held, held_blocks, own)
     needed = _lengths(needs[0], [reads[0] for reads in needed_blocks], own)
-    rows = np.append(whole, [_is_whole(reads, inner) for reads in needed_blocks])
     share = np.ones((len(there), len(needed)))
     for place, axis in enumerate(own):
         halo = node.edges[0].axes[axis].width - 1
         piece = np.minimum(there[:, place, None], needed[None, :, place])
         share *= (piece + halo) / np.maximum(piece, 1)
     share = np.minimum(share / node.windows, 1.0)
-    return np.where(rows, share, 1.0)
+    return np.where(whole, share, 1.0)
 
 
 def _whole(

@@ -9,14 +9,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 
 from dasktile import config
 from dasktile.capture.base import Captured
-from dasktile.capture.culling import count_needed
+from dasktile.capture.culling import count_needed, least_run
 from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks, least_tasks
-from dasktile.lower.names import is_of_bundles, is_written
+from dasktile.lower.names import is_of_bundles
 from dasktile.lower.writer import wanted_keys
 from dasktile.planning import (
     Candidate,
@@ -32,9 +33,9 @@ from dasktile.planning import (
 from dasktile.prediction import (
     CLEARLY_LESS,
     MAX_TASKS,
-    MORE_MEMORY,
     MORE_MOVED,
     MOST_UNEVEN,
+    SAME_SECONDS,
     SMALL_PEAK,
     Prediction,
     predict_input,
@@ -45,9 +46,10 @@ from dasktile.prediction import (
 from dasktile.refusal import advise, refuse_many_tasks
 from dasktile.request import Request
 from dasktile.schedule.peaks import Speeds
+from dasktile.schedule.placement import decode, is_written
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.planner import Shared
+from dasktile.tiling.planner import SearchTables
 
 logger = logging.getLogger("dasktile")
 
@@ -61,16 +63,12 @@ OWN_CHUNKS = "the input's own chunks are predicted to cost less"
 QUICK = "the few tasks that are needed take less time than a plan"
 
 #: Why the input is unchanged where it has a plan.
-AGAIN = "it is the result of optimize already; explain the arrays that optimize was given"
+AGAIN = "it is the result of optimize already, for as many workers"
 
 #: Tasks of a graph for each that is needed, from which no plan is made, and the most of these
 #: (chosen: to plan takes up to 100 microseconds for every task of the graph, to run one some
 #: milliseconds; many tasks may be worth a plan whatever it takes).
 TASKS_PER_NEEDED, MOST_QUICK = 50, 300
-
-#: Tasks of a graph for each that runs after Dask has fused them, at the most (measured: at most 3
-#: in ``benchmarks/corpus``).
-TASKS_FUSED = 4
 
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
@@ -100,19 +98,28 @@ def is_quick(request: Request) -> bool:
     return count_needed(request.graph, request.keys, most) <= most
 
 
-def is_planned(request: Request) -> bool:
-    """Whether all arrays are those of a plan, whose tasks are bundled if that is possible.
+def needs_no_plan(request: Request) -> bool:
+    """Whether all arrays are those of a plan for as many workers, in bundles if that is possible.
 
     Parameters
     ----------
     request
         The arrays and their graph.
     """
+    if not _is_planned(request):
+        return False
+    return not most_bundled(request.machine) or any(map(is_of_bundles, request.graph.layers))
+
+
+def _is_planned(request: Request) -> bool:
+    """Whether all arrays are those of a plan for as many workers."""
     if request.method != "auto" or request.machine.limit_given:
         return False
     if not all(map(is_written, request.names)):
         return False
-    return not most_bundled(request.machine) or any(map(is_of_bundles, request.graph.layers))
+    placements = map(decode, request.graph.layers)
+    meshes = {placement.workers for placement in placements if placement is not None}
+    return meshes == {request.machine.workers}
 
 
 def chosen_plan(request: Request) -> Candidate:
@@ -131,16 +138,25 @@ def chosen_plan(request: Request) -> Candidate:
     TooManyTasksError
         If a limit that the user gave makes too many tasks.
     """
+    if needs_no_plan(request):
+        return _unchanged(request, AGAIN, keep=AGAIN)
     captured = capture(request, {})
     refuse_many_tasks(request, captured)
-    shared: Shared = {}
-    usual = candidate(request, captured, request.machine.settings(), shared=shared)
+    tables = SearchTables()
+    usual = candidate(request, captured, request.machine.settings(), tables=tables)
     assert usual is not None
     may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
     # the simulation knows no bytes of inputs that are on workers already
     if may_compare and not any(node.homes for node in captured.program.nodes):
-        usual = _unless_error(partial(_cheapest, request, captured, shared), usual)
+        usual = _unless_error(partial(_cheapest, request, captured, tables), usual)
+    if _is_planned(request) and not _is_bundled(usual):
+        return unchanged(usual, AGAIN)
     return usual
+
+
+def _is_bundled(plan: Candidate) -> bool:
+    """Whether the graph of a plan has bundles."""
+    return plan.lowered is not None and any(map(is_of_bundles, plan.lowered.graph.layers))
 
 
 def predicted_plan(request: Request) -> Candidate:
@@ -184,8 +200,6 @@ def _predicted_plan(request: Request) -> Candidate:
     if is_quick(request):
         # the search for tiles within a limit may take long, and they are not used
         chosen = _unchanged(request, QUICK, keep=QUICK if request.machine.limit_given else "")
-    elif is_planned(request):
-        chosen = _unchanged(request, AGAIN, keep=AGAIN)
     else:
         try:
             chosen = chosen_plan(request)
@@ -194,8 +208,9 @@ def _predicted_plan(request: Request) -> Candidate:
             chosen = replace(_unchanged(request, verdict, keep=verdict), refused=True)
 
     def predict(plan: Candidate) -> Candidate:
-        plan = replace(plan, before=_predict_input(request, plan.planned))
-        return _with_prediction(request, plan)
+        work = _work(request, plan.planned)
+        plan = replace(plan, before=_predict_input(request, plan.planned, work))
+        return plan if plan.after is not None else _with_prediction(request, plan, work)
 
     if chosen.before is None and _is_predictable(request):
         return _unless_error(predict, chosen)
@@ -249,10 +264,14 @@ def _is_predictable(request: Request) -> bool:
     return count_needed(request.graph, request.keys, MAX_TASKS) <= MAX_TASKS
 
 
-def _predict_input(request: Request, planned: PlannedRequest) -> Prediction | None:
+def _work(request: Request, planned: PlannedRequest) -> float:
+    """Seconds that the functions of a request take, roughly."""
+    return work_seconds(_bytes_made(planned), request.machine)
+
+
+def _predict_input(request: Request, planned: PlannedRequest, work: float) -> Prediction | None:
     needed = planned.wanted or wanted_blocks(request)
     wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
-    work = work_seconds(_bytes_made(planned), request.machine)
     return predict_input(request.graph, wanted, request.machine, work)
 
 
@@ -265,38 +284,40 @@ def _bytes_made(planned: PlannedRequest) -> int:
     return int(made)
 
 
-def _with_prediction(request: Request, chosen: Candidate) -> Candidate:
+def _with_prediction(request: Request, chosen: Candidate, work: float) -> Candidate:
     """The same plan with its graph and a prediction of its run; that of the input is there."""
     if chosen.planned.plan.tiled is None:
         return replace(chosen, after=chosen.before)
-    return _with_own_prediction(request, chosen)
+    return _with_own_prediction(request, chosen, work)
 
 
-def _with_own_prediction(request: Request, chosen: Candidate) -> Candidate:
+def _with_own_prediction(request: Request, chosen: Candidate, work: float) -> Candidate:
     """A plan that changes the input, with its graph and a prediction of its run."""
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
     after = None
     if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
-        work = work_seconds(_bytes_made(chosen.planned), request.machine)
         after = predict_plan(lowered, request.machine, work)
     return replace(chosen, lowered=lowered, after=after)
 
 
-def _cheapest(request: Request, captured: Captured, shared: Shared, usual: Candidate) -> Candidate:
+def _cheapest(
+    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+) -> Candidate:
     """The usual plan, or another one whose run is predicted to cost clearly less."""
     if not _may_spill(request, usual.planned) and usual.planned.plan.tiled is None:
         return usual
     if not _is_predictable(request):
         return usual
+    work = _work(request, usual.planned)
     if usual.planned.plan.tiled is not None:
-        usual = _with_own_prediction(request, usual)
+        usual = _with_own_prediction(request, usual, work)
         if usual.after is None or _is_far_better(request, usual):
             return usual
-    before = _predict_input(request, usual.planned)
+    before = _predict_input(request, usual.planned, work)
     if before is None:
         return usual
     usual = replace(usual, before=before, after=usual.after or before)
-    best = _with_smaller_bundles(request, _with_less_memory(request, captured, shared, usual))
+    best = _with_smaller_bundles(request, _with_less_memory(request, captured, tables, usual))
     if best.planned.plan.tiled is None or best.after is None:
         return best
     if not (before.is_sound and best.after.is_sound):
@@ -308,21 +329,18 @@ def _cheapest(request: Request, captured: Captured, shared: Shared, usual: Candi
 
 
 def _is_far_better(request: Request, plan: Candidate) -> bool:
-    """Whether a plan takes far less time than Dask's own graph, and hardly any memory.
+    """Whether a plan takes less time than Dask's own graph, and hardly any memory.
 
     That graph, which may be large, need not be simulated then.
     """
     run = plan.after
     assert run is not None
-    program = plan.planned.plan.program
-    outputs = [program.nodes[index] for index in program.outputs]
-    made = sum(node.nbytes * _needed_share(plan.planned, node.name) for node in outputs)
-    # results are on the workers in the end, whatever makes them
-    little = max(SMALL_PEAK, MORE_MEMORY * made / request.machine.workers)
-    if run.spilled or run.peak > little:
+    if not run.is_sound or run.spilled or run.peak > SMALL_PEAK:
         return False
-    enough = math.ceil(TASKS_FUSED * run.seconds_with_spill / Speeds().scheduler)
-    return count_needed(request.graph, request.keys, enough) > enough
+    # the scheduler handles tasks one by one
+    enough = math.ceil(SAME_SECONDS * run.seconds / Speeds().scheduler)
+    merged = optimize_blockwise(request.graph, keys=[(name,) for name in request.names])
+    return least_run(merged, request.keys, enough) > enough
 
 
 def _needed_share(planned: PlannedRequest, name: str) -> float:
@@ -337,7 +355,7 @@ def _may_spill(request: Request, planned: PlannedRequest) -> bool:
 
 
 def _with_less_memory(
-    request: Request, captured: Captured, shared: Shared, usual: Candidate
+    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
 ) -> Candidate:
     """The usual plan, or one that is predicted to be better, by its memory.
 
@@ -356,7 +374,7 @@ def _with_less_memory(
         is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
         return is_new and _may_replace(request, plan, usual) and _may_pay(plan, best)
 
-    search = partial(candidate, request, captured, shared=shared)
+    search = partial(candidate, request, captured, tables=tables)
     small = partial(search, settings.for_less_memory(), force=True)
     own = partial(search, settings, keep=OWN_CHUNKS)
     for plan in (small, own):
@@ -364,7 +382,7 @@ def _with_less_memory(
         # it may have become that of the input's own graph
         if other is None or not _may_replace(request, other, usual):
             continue
-        other = _with_prediction(request, replace(other, before=before))
+        other = _with_prediction(request, replace(other, before=before), before.work)
         tried.append(other)
         if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
@@ -414,7 +432,7 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
         if smaller is lowered:
             continue
         lowered = smaller
-        other = _with_prediction(request, replace(usual, lowered=lowered))
+        other = _with_prediction(request, replace(usual, lowered=lowered), before.work)
         if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
             assert best.after is not None

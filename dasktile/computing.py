@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from dask.array.core import Array
 from dask.base import compute as dask_compute
 from dask.base import get_scheduler, unpack_collections
 from dask.diagnostics.progress import ProgressBar
@@ -16,9 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dasktile.api import optimize
-from dasktile.cluster.target import machine
 from dasktile.runtime.results import gather
-from dasktile.schedule.placement import MARK, decode
 
 
 def compute(
@@ -75,32 +72,14 @@ def compute(
     if not found:
         return collections
     client = _client(workers, found)
-    optimized = found
-    is_free = method == "auto" and memory_limit is None
-    if not (is_free and _are_planned(found, workers)):
-        optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
-        if len(found) == 1:
-            optimized = (optimized,)
+    optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
+    if len(found) == 1:
+        optimized = (optimized,)
     if client is not None:
         with _progress_bar(progress) as received:
             return _repacked(repack, gather(client, optimized, received))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
         return _repacked(repack, dask_compute(*optimized, traverse=False))
-
-
-def _are_planned(collections: Sequence[Any], workers: Any) -> bool:
-    """Whether all are results of ``optimize`` for as many workers as there are."""
-    for each in collections:
-        # the names of its results have a mark, and those of what a user makes of them have none
-        if type(each) is not Array or MARK not in each.name:
-            return False
-    meshes = {
-        placement.workers
-        for each in collections
-        for name in each.dask.layers
-        if (placement := decode(name)) is not None
-    }
-    return len(meshes) == 1 and meshes == {machine(workers).workers}
 
 
 def _repacked(repack: Callable[[Any], Any], results: Any) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
-from dasktile.choice import chosen_plan, is_planned, is_quick
+from dasktile.choice import chosen_plan, is_quick, needs_no_plan
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, splice
 from dasktile.collections.unpack import Rewritten
@@ -30,7 +30,7 @@ def rewrite(request: Request) -> Rewritten | None:
     """
     if is_quick(request):
         return _needed_part(request)
-    if is_planned(request):
+    if needs_no_plan(request):
         return None
     chosen = chosen_plan(request)
     if chosen.planned.plan.tiled is None:

@@ -24,7 +24,7 @@ from dasktile.prediction import Prediction
 from dasktile.request import Request
 from dasktile.tiling.memo import tile_again
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.planner import Shared
+from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
 
 #: By the index of an output, bytes that workers receive for its final chunks, of the input and of a
@@ -147,9 +147,9 @@ def candidate(
         if handed is not None and _moves_more(request, planned.plan, handed):
             if "keep" in options or not request.machine.placed:
                 return unchanged(chosen, HANDED)
-            shared = options.get("shared")
+            tables = options.get("tables")
             return candidate(
-                request, captured, settings, is_worth_writing, keep=HANDED, shared=shared
+                request, captured, settings, is_worth_writing, keep=HANDED, tables=tables
             )
         lowered = lower_plan(request, planned)
         if handed is not None and _has_costly_tasks(request, planned.plan, lowered, handed):
@@ -448,7 +448,7 @@ def tile(
     settings: Settings | None = None,
     force: bool = False,
     keep: str = "",
-    shared: Shared | None = None,
+    tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Tile a captured program; options are as in `dasktile.tiling.tile`."""
     return tile_again(
@@ -463,5 +463,5 @@ def tile(
         bundled=config.bundle_tasks() > 1,
         force=force,
         keep=keep,
-        shared=shared,
+        tables=tables,
     )

@@ -17,7 +17,7 @@ from dask.callbacks import Callback
 from dask.delayed import Delayed
 
 import dasktile
-from dasktile import api, computing, config, pipeline, planning
+from dasktile import api, config, pipeline, planning
 from dasktile.cluster.target import Machine, _cluster
 from dasktile.collections.output_chunks import storable
 from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
@@ -769,13 +769,13 @@ def test_compute_plans_optimised_arrays_once(monkeypatch: pytest.MonkeyPatch) ->
     expected = x.T @ x
     planned = dasktile.optimize(expected, workers=4)
     calls: list[Any] = []
-    optimize = computing.optimize
+    chosen_plan = pipeline.chosen_plan
 
-    def counted(*collections: Any, **options: Any) -> Any:
-        calls.append(collections)
-        return optimize(*collections, **options)
+    def counted(request: Any) -> Any:
+        calls.append(request)
+        return chosen_plan(request)
 
-    monkeypatch.setattr(computing, "optimize", counted)
+    monkeypatch.setattr(pipeline, "chosen_plan", counted)
     [values] = dasktile.compute(planned, workers=4)
     np.testing.assert_allclose(values, expected.compute())
     assert not calls
@@ -804,24 +804,39 @@ def test_the_reason_for_more_tasks_says_what_was_decided_and_what_to_do() -> Non
     assert dasktile.explain(x + x.T, workers=8).tasks_after < explanation.tasks_before / 2
 
 
+def centred_gram(rows: int = 400) -> da.Array:
+    x = da.random.default_rng(0).random((rows, 400), chunks=(50, 400))
+    return (x - x.mean(axis=0)).T @ x
+
+
 def test_what_optimize_returned_is_not_planned_again() -> None:
-    x = da.random.default_rng(0).random((400, 400), chunks=(50, 400))
-    y = dasktile.optimize((x - x.mean(axis=0)).T @ x, workers=4)
+    y = dasktile.optimize(centred_gram(), workers=4)
     assert dasktile.optimize(y, workers=4) is y
     explanation = dasktile.explain(y, workers=4)
     assert explanation.verdict.startswith("it is the result of optimize already")
     assert not explanation.changed and "no rule" not in str(explanation)
     assert {node.reason for node in explanation.nodes if "matmul" in node.op} == {ALREADY_TILED}
-    # more operations, and limits, are planned
-    assert "already" not in dasktile.explain(y + 1, workers=4).verdict
-    assert "already" not in dasktile.explain(y, workers=4, memory_limit="1 MB").verdict
+    # more operations, limits, other arrays, and other numbers of workers are planned
+    plans = [
+        dasktile.explain(y + 1, workers=4),
+        dasktile.explain(y, workers=4, memory_limit="1 MB"),
+        dasktile.explain(y, centred_gram(800), workers=4),
+        dasktile.explain(y, workers=6),
+    ]
+    assert not any("already" in plan.verdict for plan in plans)
+
+
+def test_names_with_the_mark_that_others_gave() -> None:
+    y = centred_gram().map_blocks(lambda block: block + 1, name="my-dasktile-result", dtype=float)
+    plan = dasktile.explain(y, workers=4)
+    assert "already" not in plan.verdict
+    assert not any(node.reason == ALREADY_TILED for node in plan.nodes)
 
 
 def test_bundles_of_a_plan_are_not_planned_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = da.random.default_rng(0).random((3200, 400), chunks=(50, 400))
-    loose = dasktile.optimize((x - x.mean(axis=0)).T @ x, workers=4)
+    loose = dasktile.optimize(centred_gram(3200), workers=4)
     plan_for_workers(monkeypatch)
-    y = dasktile.optimize((x - x.mean(axis=0)).T @ x)
+    y = dasktile.optimize(centred_gram(3200))
     again = dasktile.explain(y)
     assert not again.changed and again.verdict.startswith("it is the result of optimize")
     assert dasktile.optimize(y) is y

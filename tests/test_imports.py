@@ -181,6 +181,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "refusal",
             "request",
             "schedule.peaks",
+            "schedule.placement",
             "tiling.growth",
             "tiling.plan",
             "tiling.planner",

@@ -7,6 +7,7 @@ may have side effects, be slow, or fail.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from graphlib import TopologicalSorter
 from typing import Any
@@ -75,6 +76,29 @@ def count_needed(graph: HighLevelGraph, keys: Any, most: int) -> int:
         count += len(reads)
         # what they read is needed, too, and may be in layers that take long to look at
         if max(count, len(inputs)) > most:
+            return most + 1
+    return count
+
+
+def least_run(graph: HighLevelGraph, keys: Any, most: int) -> int:
+    """Tasks that run at least, after Dask has fused chains; more than `most` are not counted.
+
+    A task is fused with what it reads only if it reads one task, which no other task reads.
+
+    Parameters
+    ----------
+    graph
+        The graph, after Dask has merged its layers.
+    keys
+        The wanted keys, nested in any way.
+    most
+        Number of tasks beyond which no more are counted.
+    """
+    count = 0
+    for _, reads, _ in needed_reads(graph, keys):
+        alone = Counter(next(iter(each)) for each in reads.values() if len(each) == 1)
+        count += len(reads) - sum(readers == 1 for readers in alone.values())
+        if count > most:
             return most + 1
     return count
 

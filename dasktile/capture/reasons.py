@@ -19,7 +19,7 @@ from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import ALREADY_TILED
-from dasktile.schedule.placement import MARK
+from dasktile.schedule.placement import is_written
 
 #: Packages whose functions are steps of one call of the user, and that call.
 _GROUPING = {"flox": "flox's group-by"}
@@ -36,7 +36,7 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         The reason of a recogniser that declined the layer, empty if none did.
     """
     layer = view.layers[name]
-    if MARK in name:
+    if is_written(name):
         return ALREADY_TILED
     if declined:
         return declined

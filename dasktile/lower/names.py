@@ -18,6 +18,9 @@ from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, e
 #: have the same keys in plans with other readers.
 RETILE, JOIN, KEPT = "retile", "join", "kept"
 
+#: The step of reductions that makes a partial result of every tile.
+CHUNK = "chunk"
+
 #: Steps of running reductions: what all tiles up to one sum up to, and the last of a tile alone.
 CARRY, END = "carry", "end"
 
@@ -35,12 +38,6 @@ def new_layer_name(op: str, *content: object, placement: Placement | None = None
     the tasks, if there is one (see :mod:`dasktile.schedule.placement`).
     """
     return f"{op}{MARK}{_code(placement)}{tokenize(repr(content))}"
-
-
-def is_written(name: object) -> bool:
-    """Whether a layer of this name was written for a plan."""
-    # layers of other programs may have names of any type
-    return isinstance(name, str) and MARK in name
 
 
 def is_of_bundles(name: object) -> bool:

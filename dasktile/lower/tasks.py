@@ -17,6 +17,7 @@ from inspect import iscoroutinefunction
 from operator import getitem
 from typing import Any
 
+import numpy as np
 from dask.blockwise import Blockwise, optimize_blockwise
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
@@ -112,7 +113,7 @@ class BundleLimits:
     threads: int = 1
     positions: Mapping[str, Mapping[tuple[int, ...], int]] = field(default_factory=dict)
     placements: Mapping[str, Placement] = field(default_factory=dict)
-    tiles: Mapping[str, tuple[Chunks, int]] = field(default_factory=dict)
+    tiles: Mapping[str, tuple[Chunks, float]] = field(default_factory=dict)
     working: Mapping[Key, int] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
 
@@ -279,11 +280,14 @@ class GraphTasks:
         if type(value) is tuple:
             # the positions of a step that takes elements, which has the token of its tiles
             return sum(getattr(part, "nbytes", 0) for part in value)
+        if isinstance(value, np.ndarray):
+            # its layer may say otherwise: Dask describes positions by the blocks that they are of
+            return value.nbytes
         chunks, itemsize = self.limits.tiles.get(name, ((), 0))
         if itemsize and is_block(key, name, tuple(map(len, chunks))):
             # block numbers may be of any type that equals an integer
             places = (int(getattr(at, "real", at)) for at in key[1:])
-            return math.prod(map(getitem, chunks, places)) * itemsize
+            return math.ceil(math.prod(map(getitem, chunks, places)) * itemsize)
         return self.limits.size.get(name, self.tile_size(number))
 
     def tile_size(self, number: int) -> int | None:

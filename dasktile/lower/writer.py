@@ -51,7 +51,16 @@ from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
-from dasktile.lower.names import CARRY, END, JOIN, KEPT, RETILE, new_layer_name, step_layer_name
+from dasktile.lower.names import (
+    CARRY,
+    CHUNK,
+    END,
+    JOIN,
+    KEPT,
+    RETILE,
+    new_layer_name,
+    step_layer_name,
+)
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
     PlaceOf,
@@ -987,20 +996,17 @@ class _Writer:
 
         They are those of one element along its axis; a tile has `nbytes`.
         """
-        tiling, name = self.tiling(index), self.made[index]
         lengths = [
             max(sizes, default=1)
-            for label, sizes in zip(self.node(index).labels, tiling.cuts, strict=True)
+            for label, sizes in zip(self.node(index).labels, self.tiling(index).cuts, strict=True)
             if label.role is Role.SCAN
         ]
         if not lengths:
             return {}
-        work_at = tiling.work_at or (Share(),) * len(tiling.cuts)
-        where = placement(self.tiled.mesh, tiling.held_at, work_at)
         edge = math.ceil(nbytes / max(1, *lengths))
-        return {step_layer_name(name, step, where): edge for step in (CARRY, END)}
+        return {self.step(index, step): edge for step in (CARRY, END)}
 
-    def tiles(self) -> dict[str, tuple[Chunks, int]]:
+    def tiles(self) -> dict[str, tuple[Chunks, float]]:
         """By the name of a layer that holds an array, its chunks and the bytes of an element."""
         # tiles that were cut for readers may be far smaller than the largest of them
         cut = [
@@ -1014,10 +1020,37 @@ class _Writer:
             name: (self.tiling(index).chunks, self.node(index).itemsize)
             for index, name in self.made.items()
         }
-        return {
+        held = {
             name: (self.views[name].held(chunks), size) if name in self.views else (chunks, size)
             for name, (chunks, size) in (tiles | made).items()
         }
+        return held | {self.step(index, CHUNK): self.partials(index) for index in self.made}
+
+    def partials(self, index: int) -> tuple[Chunks, float]:
+        """Of the partial results of a reduction: elements along every label, and their bytes."""
+        node, tiling = self.node(index), self.tiling(index)
+        chunks = []
+        # axes in one piece, such as that of all groups
+        whole = [
+            size for axis, size in zip(node.out, node.shape, strict=True) if axis.label is None
+        ]
+        itemsize = node.partial * (math.prod(whole) if node.groups is None else 1)
+        for label, cuts in zip(node.labels, tiling.cuts, strict=True):
+            if label.role is not Role.REDUCE:
+                chunks.append(cuts)
+            elif node.groups is None or label is not node.labels[-1]:
+                chunks.append((1,) * len(cuts))
+            else:
+                ends = pairwise(bounds(cuts))
+                chunks.append(tuple(node.groups.within(lo, hi) for lo, hi in ends))
+        return tuple(chunks), itemsize
+
+    def step(self, index: int, step: str) -> str:
+        """The name of the layer of an intermediate step of a node."""
+        tiling = self.tiling(index)
+        work_at = tiling.work_at or (Share(),) * len(tiling.cuts)
+        where = placement(self.tiled.mesh, tiling.held_at, work_at)
+        return step_layer_name(self.made[index], step, where)
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""

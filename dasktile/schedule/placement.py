@@ -46,6 +46,9 @@ MAX_LETTERS = 48
 MAX_BLOCKS = 1 << 20
 
 _CODE = re.compile(r"(\d+(?:x\d+)*)((?:_[0-9a-z.]*)*)")
+#: The end of the name of a layer that was written: a placement, if there is one, and a token.
+_WRITTEN = re.compile(rf"{MARK}(?:[0-9a-z_.]+-)?[0-9a-f]{{32}}(?:-part-[0-9a-f]{{32}})?\Z")
+
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
@@ -158,6 +161,12 @@ def _encode_share(share: Share) -> tuple[str, str]:
     # near-even runs instead: Dask would cut a longer name
     blocks, parts = sum(runs), len(runs)
     return by, f"m{blocks}" if runs == near_even(blocks, parts, rounded=True) else f"n{blocks}"
+
+
+def is_written(name: object) -> bool:
+    """Whether a layer of this name was written for a plan."""
+    # layers of other programs may have names of any type
+    return isinstance(name, str) and MARK in name and _WRITTEN.search(name) is not None
 
 
 def decode(name: object) -> Placement | None:

@@ -282,7 +282,7 @@ def _partial_bytes(node: Node, variable: Variable, pieces: Sequence[Ints]) -> Ta
     """Bytes of partial results and carries that each candidate sends between workers."""
     if node.groups is not None and node.groups.count:
         return _group_elements(node.groups, variable) * node.partial
-    candidates = len(pieces[0]) if pieces else 1
+    candidates = len(variable.options) - len(variable.followed)
     total = np.zeros(candidates)
     partials = np.ones(candidates, dtype=np.int64)
     for label, counts in zip(node.labels, pieces, strict=True):

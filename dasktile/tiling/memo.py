@@ -13,7 +13,7 @@ from typing import Any
 
 from dasktile.ir import Follow, Program, TiledProgram, Tiling, Where
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.planner import MemoryLimitError, Shared, tile
+from dasktile.tiling.planner import MemoryLimitError, SearchTables, tile
 
 #: Plans that are kept, the latest used.
 _SIZE = 64
@@ -23,7 +23,9 @@ _plans: dict[Hashable, TilingPlan] = {}
 _lock = threading.Lock()
 
 
-def tile_again(program: Program, *, shared: Shared | None = None, **options: Any) -> TilingPlan:
+def tile_again(
+    program: Program, *, tables: SearchTables | None = None, **options: Any
+) -> TilingPlan:
     """As :func:`dasktile.tiling.tile`, but at once for a program that was tiled before.
 
     Two programs are the same if they differ in names only.
@@ -32,7 +34,7 @@ def tile_again(program: Program, *, shared: Shared | None = None, **options: Any
     ----------
     program
         The program.
-    shared
+    tables
         What searches with other options have found.
     options
         The other keyword arguments of :func:`dasktile.tiling.tile`.
@@ -41,16 +43,18 @@ def tile_again(program: Program, *, shared: Shared | None = None, **options: Any
     key = (numbered, *sorted(options.items()))
     with _lock:
         plan = _plans.pop(key, None)
+        if plan is not None:
+            _plans[key] = plan
     if plan is None:
         try:
-            plan = tile(numbered, shared=shared, **options)
+            plan = tile(numbered, tables=tables, **options)
         except MemoryLimitError:
             # once more for a message with the names
             return tile(program, **options)
-    with _lock:
-        _plans[key] = plan
-        while len(_plans) > _SIZE:
-            del _plans[next(iter(_plans))]
+        with _lock:
+            _plans[key] = plan
+            while len(_plans) > _SIZE:
+                del _plans[next(iter(_plans))]
     return _named(plan, [node.name for node in program.nodes])
 
 

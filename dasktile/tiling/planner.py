@@ -29,8 +29,21 @@ from dasktile.tiling.solve.problem import Solution
 #: Axes of a mesh whose orders are searched at once: they make few more tilings.
 FEW_AXES = 2
 
-#: What searches with several settings share: the tables of costs, and solutions.
-Shared = dict[Hashable, Any]
+
+@dataclass(frozen=True, slots=True)
+class SearchTables:
+    """What searches of the same tilings with several settings share.
+
+    Parameters
+    ----------
+    costs
+        Tables of costs, by what the tilings that are searched depend on.
+    solutions
+        Solutions, by the same, the method, and the settings of the search.
+    """
+
+    costs: dict[Hashable, Costs] = field(default_factory=dict)
+    solutions: dict[Hashable, Solution] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +72,7 @@ def tile(
     bundled: bool = False,
     force: bool = False,
     keep: str = "",
-    shared: Shared | None = None,
+    tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Decide how every array of a program is tiled.
 
@@ -90,7 +103,7 @@ def tile(
         methods can be compared.
     keep
         Why the input's own chunks are kept whatever the method decides; empty if they are not.
-    shared
+    tables
         What was found for the same program with other settings; what is found is added.
 
     Raises
@@ -108,9 +121,9 @@ def tile(
     elif memory_limit is not None:
         room = memory_limit * threads
     name = method if isinstance(method, str) else method.choose.__name__
-    shared = {} if shared is None else shared
+    tables = tables or SearchTables()
     unchanged = _Planner(
-        program, mesh, workers, settings, memory_limit, threads, room, shared=shared
+        program, mesh, workers, settings, memory_limit, threads, room, tables=tables
     )
     before = unchanged.candidate(get("auto"), TIE)
     if method == "none" or keep:
@@ -140,7 +153,7 @@ def tile(
         ordered=searches_all
         and len(chosen.mesh(count)) <= FEW_AXES
         and len(program.nodes) <= settings.wider.few_nodes,
-        shared=shared,
+        tables=tables,
     )
     least = planner.candidate(chosen, TIE)
     searches = [planner.searched(least.solution)]
@@ -360,7 +373,7 @@ class _Planner:
     lean, ordered
         Whether to leave out tilings that hardly ever pay, and whether mesh axes cut a label in
         every order, see :class:`Space`.
-    shared
+    tables
         What other planners have found.
     """
 
@@ -376,13 +389,14 @@ class _Planner:
     allow_replicas: bool = False
     lean: bool = False
     ordered: bool = False
-    shared: Shared = field(default_factory=dict)
+    tables: SearchTables = field(default_factory=SearchTables)
 
     def __post_init__(self) -> None:
         self._key = self._searched_key()
-        if self._key not in self.shared:
-            self.shared[self._key] = Costs(self._space())
-        self.costs: Costs = self.shared[self._key]
+        costs = self.tables.costs.get(self._key)
+        if costs is None:
+            costs = self.tables.costs[self._key] = Costs(self._space())
+        self.costs = costs
         self.space = self.costs.space
         self._by_states: dict[tuple[int, ...], _Candidate] = {}
 
@@ -405,14 +419,16 @@ class _Planner:
 
     def _searched_key(self) -> Hashable:
         """What the tilings that are searched, and the bytes that they move, depend on."""
-        settings = self.settings
-        # local cuts alone depend on the price of a join
-        model = replace(settings.model, join_byte=0.0, scarce_join_byte=0.0)
+        model = replace(self.settings.model, join_byte=0.0, scarce_join_byte=0.0)
+        # only local cuts, and the weight of tiles, depend on these settings
+        settings = replace(
+            self.settings, model=model, task_bytes=0.0, min_tile=0, tiles_per_worker=0
+        )
         return (
             self.program,
             self.mesh,
             self.workers if self.retile else None,
-            (settings.candidates, settings.max_states, model),
+            settings,
             self.memory_limit,
             (self.allow_replicas, self.lean, self.ordered),
         )
@@ -487,12 +503,11 @@ class _Planner:
 
     def _solution(self, method: Method, tile_weight: float) -> Solution:
         """What a method chooses, for tiles of this weight."""
-        settings = self.settings
-        limits = settings.width_budget, settings.solver, settings.replica_bytes
-        key = self._key, method, tile_weight, limits
-        if key not in self.shared:
-            self.shared[key] = method.choose(self.costs, settings, tile_weight)
-        solution: Solution = self.shared[key]
+        key = self._key, method, tile_weight
+        solution = self.tables.solutions.get(key)
+        if solution is None:
+            solution = method.choose(self.costs, self.settings, tile_weight)
+            self.tables.solutions[key] = solution
         return solution
 
     def _cut(self, solution: Solution) -> _Candidate:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -125,5 +126,35 @@ def test_slices_of_data_in_memory_are_sent_and_not_its_blocks(
         # halos: a block has 240,000 bytes
         assert received < 3 * SMALL
         np.testing.assert_allclose(await c.compute(result), array.compute(scheduler="sync"))
+
+    run()
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda p, x: p * 2,
+        lambda p, x: da.stack([p, x.sum()]),
+        lambda p, x: (x - p).sum(axis=0),
+        lambda p, x: da.stack([p, p + x.mean()]),
+    ],
+    ids=["alone", "stack", "broadcast", "twice"],
+)
+def test_persisted_scalars(build: Callable[[da.Array, da.Array], da.Array]) -> None:
+    @gen_cluster(
+        client=True,
+        nthreads=[("127.0.0.1", 1)] * 2,
+        config={"dasktile.workers": 2, "dasktile.raise-errors": True},
+        worker_kwargs={"memory_limit": 0},
+    )
+    async def run(c: Client, s: Any, *workers: Any) -> None:
+        await dasktile.enable(c)
+        total = c.persist(da.ones((40,), chunks=20).sum())
+        await wait(total)
+        array = build(total, source(200, 200, (20, 200)))
+        with dask.config.set(HOOK):
+            result = await c.compute(array)
+        expected = build(da.asarray(40.0), source(200, 200, (20, 200)))
+        np.testing.assert_allclose(result, expected.compute(scheduler="sync"))
 
     run()

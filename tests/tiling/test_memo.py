@@ -13,9 +13,11 @@ from hypothesis import given
 import dasktile
 from dasktile.capture.highlevel import capture
 from dasktile.ir import Program
-from dasktile.tiling import MemoryLimitError, Settings, TilingPlan, memo, tile
+from dasktile.tiling import MemoryLimitError, Settings, TilingPlan, memo, planner, tile
+from dasktile.tiling.cost import Costs
 from dasktile.tiling.memo import tile_again
-from dasktile.tiling.planner import Shared
+from dasktile.tiling.planner import SearchTables
+from dasktile.tiling.settings import CandidateLimits, CostModel
 from tests.expressions import Expression, expressions, outputs
 from tests.test_same_answers import examples
 
@@ -47,27 +49,64 @@ def test_a_plan_is_the_same_as_without_the_memo() -> None:
     every()
 
 
-def test_searches_that_share_their_tables_make_the_same_plans() -> None:
-    usual = OPTIONS["settings"]
-    several: list[dict[str, Any]] = [
-        {},
-        {"settings": usual.for_less_memory(), "force": True},
-        {"keep": "the input's own chunks"},
-        {"settings": replace(usual, max_states=8), "workers": 6},
-        {"memory_limit": 10**6},
-    ]
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({"max_states": 4}, {}),
+        ({"candidates": CandidateLimits(balance=3.0, scatter_axes=0)}, {}),
+        ({"model": CostModel(byte_work=500.0)}, {}),
+        ({"model": CostModel(exact_union=1)}, {}),
+        ({"model": CostModel(kept_to_be_read=0.9)}, {}),
+        ({"width_budget": 10}, {}),
+        ({"task_bytes": 10**6}, {}),
+        ({}, {"memory_limit": 3000}),
+        ({}, {"memory_limit": 3000, "room": 5000}),
+        ({}, {"workers": 6}),
+        ({}, {"method": "spartan"}),
+        ({}, {"keep": "the input's own chunks"}),
+    ],
+)
+def test_searches_that_share_their_tables_make_the_same_plans(
+    changes: dict[str, Any], options: dict[str, Any]
+) -> None:
+    other = {**OPTIONS, **options, "settings": replace(OPTIONS["settings"], **changes)}
 
-    @examples(60)
+    @examples(25)
     @given(expressions())
     def every(e: Expression) -> None:
         program = capture([value.lazy for value in outputs(e)]).program
-        shared: Shared = {}
-        for other in several:
-            options = {**OPTIONS, **other}
-            assert tile(program, shared=shared, **options) == tile(program, **options)
-        assert shared
+        tables = SearchTables()
+        tile(program, tables=tables, **OPTIONS)
+        assert plan_of(program, tables=tables, **other) == plan_of(program, **other)
 
     every()
+
+
+def plan_of(program: Program, **options: Any) -> TilingPlan | str:
+    try:
+        return tile(program, **options)
+    except MemoryLimitError as error:
+        return str(error)
+
+
+def test_tables_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(space: Any) -> Costs:
+        made.append(space)
+        return Costs(space)
+
+    monkeypatch.setattr(planner, "Costs", counted)
+    x = da.ones((400, 400), chunks=(50, 400))
+    program = capture([x.T @ x]).program
+    tables = SearchTables()
+    tile(program, tables=tables, **OPTIONS)
+    first = len(made)
+    small = {**OPTIONS, "settings": OPTIONS["settings"].for_less_memory()}
+    tile(program, tables=tables, **small)
+    assert len(made) == first > 0
+    tile(program, tables=tables, **{**OPTIONS, "workers": 6})
+    assert len(made) > first
 
 
 def test_a_program_is_tiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from dasktile.capture.rules.scans import Scan
 from dasktile.ir import Follow, Share, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
-from dasktile.lower.names import CARRY, END, slices_layer_name
+from dasktile.lower.names import CARRY, CHUNK, END, slices_layer_name
 from dasktile.lower.reshard import within
 
 Block = tuple[int, ...]
@@ -35,7 +35,7 @@ Tasks = dict[Any, Any]
 def emit_fold(kernel: Fold, context: LoweringContext) -> EmittedLayers:
     """Write a tree reduction."""
     emitted = EmittedLayers()
-    name = context.step("chunk", context.work_at)
+    name = context.step(CHUNK, context.work_at)
     symbols = tuple(range(len(context.node.labels)))
     counts = tuple(map(len, context.tiling.cuts))
     reads = kernel.symbols if isinstance(kernel, GroupFold) else (symbols,) * len(context.inputs)
@@ -54,7 +54,7 @@ def emit_fold(kernel: Fold, context: LoweringContext) -> EmittedLayers:
 def emit_arg_fold(kernel: ArgFold, context: LoweringContext) -> EmittedLayers:
     """Write a reduction to the index of an extremum."""
     emitted = EmittedLayers()
-    name = context.step("chunk", context.work_at)
+    name = context.step(CHUNK, context.work_at)
     source = context.inputs[0]
     starts = [bounds(cuts)[:-1] for cuts in context.tiling.cuts]
     tasks: Tasks = {}

@@ -150,7 +150,8 @@ def _explain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> in
     is_default = options.workers is None and options.scheduler is None
     if is_default and explanation.nodes and explanation.workers == 1 and not options.json:
         print(f"\n{_ONE_WORKER}")
-    if options.workers is not None and options.workers > 1 and not options.json:
+    is_local = options.workers is not None and options.workers > 1
+    if is_local and explanation.nodes and not options.json:
         print(f"\n{_NO_PLUGIN}")
     return 0
 

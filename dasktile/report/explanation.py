@@ -509,14 +509,10 @@ class Explanation:
         line = f"{format_count(self.workers, 'worker')}, {moved} ({self._certificate()})"
         if self.run_tasks_before is None or self.run_tasks_after is None:
             # those that run are unknown
-            line += f"; {self._tasks(self.tasks_before, self.tasks_after)}"
+            line += f"; {_tasks(self.tasks_before, self.tasks_after)}"
+            if self.bundle:
+                line += f", which run in bundles of up to {self.bundle:,}"
         return [line]
-
-    def _tasks(self, before: int, after: int) -> str:
-        """The tasks of the plan and of the input."""
-        bundles = f" in bundles of up to {self.bundle:,}" if self.bundle else ""
-        instead = ", as before" if after == before else f" instead of {before:,}"
-        return f"{format_count(after, 'task')}{bundles}{instead}"
 
     def _unchanged(self) -> list[str]:
         workers, moved = format_count(self.workers, "worker"), format_bytes(self.bytes_before)
@@ -542,7 +538,9 @@ class Explanation:
         if tasks is None or before is None:
             because = f"as it runs: not predicted, as {self.unpredicted}"
             return [because] if self.unpredicted else []
-        line = f"as it runs: {self._tasks(before, tasks)}"
+        line = f"as it runs: {_tasks(before, tasks)}"
+        if self.bundle:
+            line += ", each bundle counted once"
         first, last = self.received_before, self.received_after
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
@@ -688,6 +686,12 @@ def _instead(verb: str, before: int, after: int, what: str) -> str:
     if format_bytes(before) == format_bytes(after):
         return f"{verb} {format_bytes(after)}{what}, as before"
     return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
+
+
+def _tasks(before: int, after: int) -> str:
+    """The tasks of a plan, and of the input."""
+    instead = ", as before" if after == before else f" instead of {before:,}"
+    return f"{format_count(after, 'task')}{instead}"
 
 
 def _plain(value: object) -> object:

@@ -172,13 +172,13 @@ def test_plans_with_as_many_tasks_say_so() -> None:
     text = " ".join(str(bundled).split())
     # those of the model are not beside those that run
     assert "15 tasks" not in text
-    assert "as it runs: 20 tasks in bundles of up to 32 instead of 1,000," in text
+    assert "as it runs: 20 tasks instead of 1,000, each bundle counted once," in text
     stock, planned = runs_of(5, 6)
     assert stock is not None and planned is not None
     as_many = describe_plan(same, runs=(stock, replace(planned, tasks=stock.tasks)))
     assert "as it runs: 1,000 tasks, as before," in str(as_many)
     assert bundled.bundle == 32 and describe_plan(gram(tiled=False), bundle=32).bundle == 0
-    assert "15 tasks in bundles of up to 32 instead of 1,206 reads" in " ".join(
+    assert "15 tasks instead of 1,206, which run in bundles of up to 32 reads" in " ".join(
         str(describe_plan(gram(), bundle=32)).split()
     )
 

@@ -15,7 +15,7 @@ from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.rules.sources import Create
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
-from dasktile.ir import hand_over, hand_over_evenly
+from dasktile.ir import Kind, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
@@ -30,6 +30,9 @@ from dasktile.tiling.settings import Settings
 #: By the index of an output, bytes that workers receive for its final chunks, of the input and of a
 #: plan.
 HandedOver = tuple[dict[int, int], dict[int, int]]
+
+#: Share of the blocks of an array that is needed, below which the others are not computed (chosen).
+MOST_NEEDED = 0.75
 
 #: Why the input is unchanged where keys are part of a task's arguments.
 SHUFFLED = "blocks of this type are rechunked by a shuffle of distributed, whose keys cannot change"
@@ -63,12 +66,8 @@ class PlannedRequest:
 
     def watched(self) -> list[int]:
         """Indices of nodes whose unneeded tiles must not be computed."""
-        effects = has_effects(self.captured)
-        return [
-            index
-            for index, node in enumerate(self.captured.program.nodes)
-            if effects[index] and node.name in self.needed
-        ]
+        checked = _checked(self.captured, self.needed)
+        return [index for index, check in enumerate(checked) if check]
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,11 +362,7 @@ def plan_request(
         captured = extend(captured, plan.program, plan.origin)
     if needed and plan.tiled is not None:
         nodes = plan.program.nodes
-        effects = has_effects(captured)
-        culled = [
-            effect and node.name in needed for effect, node in zip(effects, nodes, strict=True)
-        ]
-        downstream = plan.program.downstream(culled)
+        downstream = plan.program.downstream(_checked(captured, needed))
         blocks = {
             index: needed[node.name]
             for index, node in enumerate(nodes)
@@ -397,18 +392,31 @@ def _needed(
 ) -> dict[str, Needed]:
     """The needed blocks of every array of which not all blocks are needed.
 
-    Empty if no task with effects (a user's function, a read) is among the unneeded ones.
+    Empty if no task with effects (a user's function, a read), and few others, are unneeded.
     """
-    program, effects = captured.program, has_effects(captured)
+    program = captured.program
     outputs = {array.name: array.numblocks for array in request.arrays}
-    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
-    if not any(effect and cull for effect, cull in zip(effects, culled, strict=True)):
+    if not any(tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])):
         return {}
     numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
     needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
     partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
-    nodes = zip(program.nodes, effects, strict=True)
-    return partial if any(effect and node.name in partial for node, effect in nodes) else {}
+    return partial if any(_checked(captured, partial)) else {}
+
+
+def _checked(captured: Captured, needed: Mapping[str, Needed]) -> list[bool]:
+    """For every node, whether its unneeded blocks must not be computed.
+
+    Those whose tasks have effects must not, nor many blocks that take time.
+    """
+    effects = has_effects(captured)
+    checked = []
+    for node, effect in zip(captured.program.nodes, effects, strict=True):
+        blocks = needed.get(node.name)
+        takes_time = not node.resident and node.kind is not Kind.VIEW
+        few = blocks is not None and takes_time and float(blocks.mean()) < MOST_NEEDED
+        checked.append(blocks is not None and (effect or few))
+    return checked
 
 
 #: Premise of the bytes and the bound of a plan that computes only parts of arrays.

@@ -14,6 +14,7 @@ import dask.array as da
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+from dask.callbacks import Callback
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from hypothesis import HealthCheck, given, note, reject, settings
 
@@ -591,3 +592,39 @@ def test_only_keys_of_blocks_mark_blocks(key: Any, expected: list[bool]) -> None
     graph = HighLevelGraph({"x": MaterializedLayer({("x", i): i for i in range(3)})}, {"x": set()})
     needed = needed_blocks(graph, [key], {"x": x.numblocks})
     assert needed["x"].tolist() == expected
+
+
+def bytes_made(array: da.Array) -> int:
+    """Bytes of the results of all tasks that run."""
+    made = []
+
+    class Noted(Callback):
+        def _posttask(self, key: Any, value: Any, *others: Any) -> None:
+            made.append(getattr(value, "nbytes", 0))
+
+    with Noted():
+        array.compute(scheduler="sync")
+    return sum(made)
+
+
+@pytest.mark.parametrize(
+    ("build", "needed"),
+    [
+        (lambda x: (x + 1)[:20].sum(), 0.1),
+        (lambda x: (x * 2)[[3, 250, 999]].sum(axis=1), 0.3),
+        (lambda x: (x * 2).sum(axis=1)[:20], 0.1),
+        (lambda x: np.sqrt(x + 1)[300:400].T, 0.1),
+    ],
+    ids=["slice", "take", "sum", "transposed"],
+)
+@pytest.mark.parametrize("source", ["numpy", "random"])
+def test_few_blocks_of_an_array_are_computed(build: Any, needed: float, source: str) -> None:
+    values = np.random.default_rng(0).random((1000, 1000))
+    x = da.from_array(values, chunks=100)
+    if source == "random":
+        x = da.random.default_rng(0).random((1000, 1000), chunks=100)
+    array = build(x)
+    planned = dasktile.optimize(array, workers=4)
+    np.testing.assert_allclose(*dask.compute(array, planned, scheduler="sync"))
+    # of each needed block up to four results are made
+    assert bytes_made(planned) < 4 * needed * x.nbytes

@@ -626,5 +626,5 @@ def test_few_blocks_of_an_array_are_computed(build: Any, needed: float, source: 
     array = build(x)
     planned = dasktile.optimize(array, workers=4)
     np.testing.assert_allclose(*dask.compute(array, planned, scheduler="sync"))
-    # of each needed block up to four results are made
-    assert bytes_made(planned) < 4 * needed * x.nbytes
+    # of each needed block up to five results are made
+    assert bytes_made(planned) <= 5 * needed * x.nbytes

@@ -81,8 +81,8 @@ class Suite:
         return noted
 
     def _counting(self, plan: Any) -> Any:
-        def counted(*arguments: Any) -> Any:
-            planned = plan(*arguments)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            planned = plan(*arguments, **options)
             captured, decided = planned.captured, planned.plan
             if self.mode == "random" and not _too_large(captured.program):
                 # seeded by the test, so that equal graphs are rewritten equally

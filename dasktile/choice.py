@@ -123,7 +123,7 @@ def _is_planned(request: Request) -> bool:
 
 
 def chosen_plan(request: Request) -> Candidate:
-    """The plan that is carried out, unless the graph is quick.
+    """The plan that is carried out, unless the graph is quick or has a plan.
 
     With the method ``"auto"``, and where tasks are bundled, the usual plan is compared with others
     by predicted runs.
@@ -138,8 +138,6 @@ def chosen_plan(request: Request) -> Candidate:
     TooManyTasksError
         If a limit that the user gave makes too many tasks.
     """
-    if needs_no_plan(request):
-        return _unchanged(request, AGAIN, keep=AGAIN)
     captured = capture(request, {})
     refuse_many_tasks(request, captured)
     tables = SearchTables()
@@ -200,6 +198,8 @@ def _predicted_plan(request: Request) -> Candidate:
     if is_quick(request):
         # the search for tiles within a limit may take long, and they are not used
         chosen = _unchanged(request, QUICK, keep=QUICK if request.machine.limit_given else "")
+    elif needs_no_plan(request):
+        chosen = _unchanged(request, AGAIN, keep=AGAIN)
     else:
         try:
             chosen = chosen_plan(request)
@@ -280,7 +280,8 @@ def _bytes_made(planned: PlannedRequest) -> int:
     made = 0.0
     for node in planned.captured.program.nodes:
         if node.kind is not Kind.VIEW and not node.resident:
-            made += node.nbytes * _needed_share(planned, node.name)
+            needed = planned.needed.get(node.name, planned.wanted.get(node.name))
+            made += node.nbytes * (1 if needed is None else float(needed.mean()))
     return int(made)
 
 
@@ -341,12 +342,6 @@ def _is_far_better(request: Request, plan: Candidate) -> bool:
     enough = math.ceil(SAME_SECONDS * run.seconds / Speeds().scheduler)
     merged = optimize_blockwise(request.graph, keys=[(name,) for name in request.names])
     return least_run(merged, request.keys, enough) > enough
-
-
-def _needed_share(planned: PlannedRequest, name: str) -> float:
-    """The share of the blocks of an array that is needed."""
-    needed = planned.needed.get(name, planned.wanted.get(name))
-    return 1.0 if needed is None else float(needed.mean())
 
 
 def _may_spill(request: Request, planned: PlannedRequest) -> bool:

@@ -15,7 +15,7 @@ from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.rules.sources import Create
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
-from dasktile.ir import Kind, hand_over, hand_over_evenly
+from dasktile.ir import Kind, Node, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
@@ -146,10 +146,8 @@ def candidate(
         if handed is not None and _moves_more(request, planned.plan, handed):
             if "keep" in options or not request.machine.placed:
                 return unchanged(chosen, HANDED)
-            tables = options.get("tables")
-            return candidate(
-                request, captured, settings, is_worth_writing, keep=HANDED, tables=tables
-            )
+            options = {"keep": HANDED, "tables": options.get("tables")}
+            return candidate(request, captured, settings, is_worth_writing, **options)
         lowered = lower_plan(request, planned)
         if handed is not None and _has_costly_tasks(request, planned.plan, lowered, handed):
             return unchanged(chosen, MANY_PIECES)
@@ -396,7 +394,8 @@ def _needed(
     """
     program = captured.program
     outputs = {array.name: array.numblocks for array in request.arrays}
-    if not any(tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])):
+    culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
+    if not any(cull and takes_time(node) for node, cull in zip(program.nodes, culled, strict=True)):
         return {}
     numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
     needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
@@ -409,14 +408,16 @@ def _checked(captured: Captured, needed: Mapping[str, Needed]) -> list[bool]:
 
     Those whose tasks have effects must not, nor many blocks that take time.
     """
-    effects = has_effects(captured)
-    checked = []
-    for node, effect in zip(captured.program.nodes, effects, strict=True):
-        blocks = needed.get(node.name)
-        takes_time = not node.resident and node.kind is not Kind.VIEW
-        few = blocks is not None and takes_time and float(blocks.mean()) < MOST_NEEDED
-        checked.append(blocks is not None and (effect or few))
-    return checked
+    return [
+        node.name in needed
+        and (effect or (takes_time(node) and bool(needed[node.name].mean() < MOST_NEEDED)))
+        for node, effect in zip(captured.program.nodes, has_effects(captured), strict=True)
+    ]
+
+
+def takes_time(node: Node) -> bool:
+    """Whether blocks of an array are computed."""
+    return not node.resident and node.kind is not Kind.VIEW
 
 
 #: Premise of the bytes and the bound of a plan that computes only parts of arrays.

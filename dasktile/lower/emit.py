@@ -65,7 +65,7 @@ class LoweringContext:
     @property
     def work_at(self) -> Where:
         """Where the blocks of the loop nest run; all on one worker, if the plan has no mesh."""
-        return self.tiling.work_at or (Share(),) * len(self.node.labels)
+        return work_at(self.tiling)
 
     @property
     def held_at(self) -> Where:
@@ -90,13 +90,25 @@ class LoweringContext:
 
     def step(self, step: str, where: Where | None) -> str:
         """The name of the layer of an intermediate step, whose blocks are `where`."""
-        decided = None if where is None else self.tiling.held_at
-        return step_layer_name(self.name, step, placement(self.mesh, decided, where or ()))
+        return step_layer(self.name, step, self.mesh, self.tiling, where)
 
     @cached_property
     def home_position(self) -> Callable[[Sequence[int]], int]:
         """Position in the mesh of the home worker of a block of the loop nest."""
         return home_position(self.mesh, self.work_at, self.leader)
+
+
+def work_at(tiling: Tiling) -> Where:
+    """Where the blocks of a loop nest run; all on one worker, if the plan has no mesh."""
+    return tiling.work_at or (Share(),) * len(tiling.cuts)
+
+
+def step_layer(
+    name: str, step: str, mesh: tuple[int, ...], tiling: Tiling, where: Where | None
+) -> str:
+    """The name of the layer of an intermediate step of layer `name`, whose blocks are `where`."""
+    decided = None if where is None else tiling.held_at
+    return step_layer_name(name, step, placement(mesh, decided, where or ()))
 
 
 def placement(

@@ -46,7 +46,14 @@ from dasktile.ir import (
 from dasktile.lower.anchored import anchor_tasks
 from dasktile.lower.block_groups import block_groups
 from dasktile.lower.bundle import Bundled, bundle
-from dasktile.lower.emit import LoweringContext, emit, home_position, placement
+from dasktile.lower.emit import (
+    LoweringContext,
+    emit,
+    home_position,
+    placement,
+    step_layer,
+    work_at,
+)
 from dasktile.lower.fuse import Fused, FuseLimits, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
@@ -59,7 +66,6 @@ from dasktile.lower.names import (
     KEPT,
     RETILE,
     new_layer_name,
-    step_layer_name,
 )
 from dasktile.lower.placed import placed_tasks
 from dasktile.lower.reshard import (
@@ -1024,7 +1030,8 @@ class _Writer:
             name: (self.views[name].held(chunks), size) if name in self.views else (chunks, size)
             for name, (chunks, size) in (tiles | made).items()
         }
-        return held | {self.step(index, CHUNK): self.partials(index) for index in self.made}
+        reductions = [index for index in self.made if self.node(index).partial]
+        return held | {self.step(index, CHUNK): self.partials(index) for index in reductions}
 
     def partials(self, index: int) -> tuple[Chunks, float]:
         """Of the partial results of a reduction: elements along every label, and their bytes."""
@@ -1048,9 +1055,7 @@ class _Writer:
     def step(self, index: int, step: str) -> str:
         """The name of the layer of an intermediate step of a node."""
         tiling = self.tiling(index)
-        work_at = tiling.work_at or (Share(),) * len(tiling.cuts)
-        where = placement(self.tiled.mesh, tiling.held_at, work_at)
-        return step_layer_name(self.made[index], step, where)
+        return step_layer(self.made[index], step, self.tiled.mesh, tiling, work_at(tiling))
 
     def positions(self, index: int) -> dict[tuple[int, ...], int]:
         """Mesh positions of the blocks of an array whose name has no placement, if any."""

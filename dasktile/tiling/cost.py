@@ -142,14 +142,13 @@ class Costs:
                     share = sent_share(made, producer.held, held, needs, blocks)
                     tables[key] = elements * share * made.itemsize
                 self.between[source, index] = tables[key]
-                root = made
-                if root.root and not producer.keep and producer.node not in outputs:
+                if made.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
-                    least = self._least_saved(root)
-                    moving = (key, root.chunks, least)
+                    least = self._least_saved(made)
+                    moving = (key, made.chunks, least)
                     if moving not in tables:
-                        elements = made_where_read(root.chunks, needs, blocks, self._model)
-                        moved = elements * root.itemsize
+                        elements = made_where_read(made.chunks, needs, blocks, self._model)
+                        moved = elements * made.itemsize
                         fewer = moved + least < tables[key]
                         tables[moving] = np.where(fewer, moved + MOVING, tables[key])
                     self.between[source, index] = tables[moving]

@@ -59,9 +59,7 @@ def sent_share(
     return np.where(whole, share, 1.0)
 
 
-def _whole(
-    node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]
-) -> npt.NDArray[np.bool_]:
+def _whole(node: Node, need: Boxes, own: Sequence[int], inner: Sequence[int]) -> Bools:
     """For every candidate, whether all workers read whole windows, one after another."""
     if any(need.step(axis).step != 1 for axis in own):
         return np.zeros(len(need.lo), dtype=bool)

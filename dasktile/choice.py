@@ -15,7 +15,6 @@ from dask.core import flatten
 from dasktile import config
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed, least_run
-from dasktile.ir import Kind
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.names import is_of_bundles
 from dasktile.lower.writer import wanted_keys
@@ -27,6 +26,7 @@ from dasktile.planning import (
     lower_plan,
     most_bundled,
     plan_request,
+    takes_time,
     unchanged,
     wanted_blocks,
 )
@@ -279,7 +279,7 @@ def _bytes_made(planned: PlannedRequest) -> int:
     """Bytes of all arrays that functions make, as far as they are needed."""
     made = 0.0
     for node in planned.captured.program.nodes:
-        if node.kind is not Kind.VIEW and not node.resident:
+        if takes_time(node):
             needed = planned.needed.get(node.name, planned.wanted.get(node.name))
             made += node.nbytes * (1 if needed is None else float(needed.mean()))
     return int(made)

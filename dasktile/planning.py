@@ -416,7 +416,13 @@ def _checked(captured: Captured, needed: Mapping[str, Needed]) -> list[bool]:
 
 
 def takes_time(node: Node) -> bool:
-    """Whether blocks of an array are computed."""
+    """Whether blocks of an array take time to compute.
+
+    Parameters
+    ----------
+    node
+        The array.
+    """
     return not node.resident and node.kind is not Kind.VIEW
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed, follows_effects, needed_blocks
 from dasktile.capture.references import head_of
 from dasktile.capture.rules.blockwise import Map
-from dasktile.capture.rules.sources import Create, InMemory, Read
+from dasktile.capture.rules.sources import Create, InMemory
 from dasktile.capture.rules.stencils import Sliding
 from dasktile.capture.rules.views import Gather
 from dasktile.ir import (
@@ -34,12 +34,10 @@ from dasktile.ir import (
     Follow,
     Kind,
     Node,
-    Role,
     Share,
     TiledProgram,
     Tiling,
     Where,
-    bounds,
     hand_over,
     windows,
 )
@@ -51,17 +49,12 @@ from dasktile.lower.emit import (
     emit,
     home_position,
     placement,
-    step_layer,
-    work_at,
 )
-from dasktile.lower.fuse import Fused, FuseLimits, fuse
+from dasktile.lower.fuse import Fused, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import (
-    CARRY,
-    CHUNK,
-    END,
     JOIN,
     KEPT,
     RETILE,
@@ -81,8 +74,8 @@ from dasktile.lower.reshard import (
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.window_views import WindowView, viewing
+from dasktile.lower.written import WrittenArrays
 from dasktile.schedule.peaks import PlacedTasks
-from dasktile.schedule.placement import Placement, decode, token
 
 __all__ = ["Lowered", "lower", "wanted_keys"]
 
@@ -248,7 +241,8 @@ def lower(
             raise ValueError(f"{argument} has {given} entries, the program needs {expected}")
     carried, kept = _settle(captured, handed, names)
     needed = _needed(captured, carried)
-    writer = _Writer(captured, tiled, _received(captured, carried, needed, predicted), settings)
+    received = _received(captured, carried, needed, predicted)
+    writer = _Writer(captured, tiled, settings, predicted=received)
     for index in needed:
         if carried[index]:
             writer.carry(index)
@@ -425,36 +419,19 @@ def _nearest(mesh: tuple[int, ...], where: Where | None, copies: Copies) -> Plac
 
 
 @dataclass
-class _Writer:
-    """The part of the graph that is written so far."""
+class _Writer(WrittenArrays):
+    """The part of the graph that is written so far, and how the rest is written."""
 
-    captured: Captured
-    tiled: TiledProgram
+    #: For every node, bytes that workers will receive so that it can run.
     predicted: Sequence[int] = ()
-    settings: LowerSettings = DEFAULTS
-    #: The layer that holds the array of a node, in the chunks of its tiling.
-    made: dict[int, str] = field(default_factory=dict)
-    layers: dict[str, Layer] = field(default_factory=dict)
     dependencies: dict[str, set[str]] = field(default_factory=dict)
-    #: Layers that hold the array of a node cut by some windows.
-    cut: dict[tuple[int, Windows], str] = field(default_factory=dict)
-    #: The same, where the mesh divides the windows in a certain way.
-    cut_at: dict[tuple[int, Windows, object], str] = field(default_factory=dict)
     #: Layers with the kept chunks of arrays that have several readers.
     kept: dict[int, _Source] = field(default_factory=dict)
     #: Names of layers whose tasks Dask does not fuse with their readers.
     anchored: set[str] = field(default_factory=set)
-    #: By the name of a layer that holds extended tiles, the views that its readers make of them.
-    views: dict[str, WindowView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.effects = follows_effects(self.captured)
-
-    def node(self, index: int) -> Node:
-        return self.captured.program.nodes[index]
-
-    def tiling(self, index: int) -> Tiling:
-        return self.tiled.tilings[index]
 
     def add(self, name: str, layer: Mapping[Any, Any], reads: set[str]) -> None:
         if name not in self.views:
@@ -952,127 +929,8 @@ class _Writer:
             for name, layer in graph.layers.items()
             if name not in written and not graph.dependencies[name] and _is_of_roots(layer)
         }
-        limits = replace(self.limits(fuse_bytes, input_bytes, threads), chained=roots)
+        limits = replace(self.fuse_limits(fuse_bytes, input_bytes, threads), chained=roots)
         return fuse(graph.layers, graph.dependencies, written | roots, outputs, limits)
-
-    def bundle_limits(
-        self, most: int, work: int, threads: int, working: Mapping[Any, int]
-    ) -> BundleLimits:
-        """What may be bundled: at most `most` tasks, with `work` bytes in memory."""
-        fusing = self.limits(work, 0, threads)
-        size = dict(fusing.size)
-        positions, placements = {}, {}
-        for index, name in self.made.items():
-            node, code = self.node(index), name.rpartition("-")[2]
-            if node.partial and code in size:
-                # the steps of an operation have its token
-                size[name] = size[code]
-                # a sum that is scattered is cut afterwards
-                pieces = math.prod(map(len, self.tiling(index).chunks)) // math.prod(
-                    len(self.tiling(index).cuts[axis.label])
-                    for axis in node.out
-                    if axis.label is not None
-                )
-                partial = node.partial * _groups_in_tile(node, self.tiling(index))
-                size[code] = math.ceil(size[code] * pieces * partial / node.itemsize)
-                size |= self.carries(index, size[code])
-        for index, node in enumerate(self.captured.program.nodes):
-            blocks, own = self.positions(index), self.made.get(index, node.name)
-            if blocks:
-                positions[token(own)] = blocks
-            held = self.tiling(index).held_at
-            if blocks and isinstance(held, tuple) and decode(own) is None:
-                placements[own] = Placement(self.tiled.mesh, held)
-        return BundleLimits(
-            mesh=self.tiled.mesh,
-            size=size,
-            free=fusing.free,
-            tasks=most,
-            work=work,
-            threads=threads,
-            positions=positions,
-            placements=placements,
-            tiles=self.tiles(),
-            working=working,
-            settings=self.settings,
-        )
-
-    def carries(self, index: int, nbytes: int) -> dict[str, int]:
-        """Bytes of what a running reduction hands from one tile to the next, by names of keys.
-
-        They are those of one element along its axis; a tile has `nbytes`.
-        """
-        lengths = [
-            max(sizes, default=1)
-            for label, sizes in zip(self.node(index).labels, self.tiling(index).cuts, strict=True)
-            if label.role is Role.SCAN
-        ]
-        if not lengths:
-            return {}
-        edge = math.ceil(nbytes / max(1, *lengths))
-        return {self.step(index, step): edge for step in (CARRY, END)}
-
-    def tiles(self) -> dict[str, tuple[Chunks, float]]:
-        """By the name of a layer that holds an array, its chunks and the bytes of an element."""
-        # tiles that were cut for readers may be far smaller than the largest of them
-        cut = [
-            *self.cut.items(),
-            *(((index, windows), name) for (index, windows, _), name in self.cut_at.items()),
-        ]
-        tiles = {
-            name: (lengths(windows), self.node(index).itemsize) for (index, windows), name in cut
-        }
-        made = {
-            name: (self.tiling(index).chunks, self.node(index).itemsize)
-            for index, name in self.made.items()
-        }
-        held = {
-            name: (self.views[name].held(chunks), size) if name in self.views else (chunks, size)
-            for name, (chunks, size) in (tiles | made).items()
-        }
-        reductions = [index for index in self.made if self.node(index).partial]
-        return held | {self.step(index, CHUNK): self.partials(index) for index in reductions}
-
-    def partials(self, index: int) -> tuple[Chunks, float]:
-        """Of the partial results of a reduction: elements along every label, and their bytes."""
-        node, tiling = self.node(index), self.tiling(index)
-        chunks = []
-        # axes in one piece, such as that of all groups
-        whole = [
-            size for axis, size in zip(node.out, node.shape, strict=True) if axis.label is None
-        ]
-        itemsize = node.partial * (math.prod(whole) if node.groups is None else 1)
-        for label, cuts in zip(node.labels, tiling.cuts, strict=True):
-            if label.role is not Role.REDUCE:
-                chunks.append(cuts)
-            elif node.groups is None or label is not node.labels[-1]:
-                chunks.append((1,) * len(cuts))
-            else:
-                ends = pairwise(bounds(cuts))
-                chunks.append(tuple(node.groups.within(lo, hi) for lo, hi in ends))
-        return tuple(chunks), itemsize
-
-    def step(self, index: int, step: str) -> str:
-        """The name of the layer of an intermediate step of a node."""
-        tiling = self.tiling(index)
-        return step_layer(self.made[index], step, self.tiled.mesh, tiling, work_at(tiling))
-
-    def positions(self, index: int) -> dict[tuple[int, ...], int]:
-        """Mesh positions of the blocks of an array whose name has no placement, if any."""
-        node, held = self.node(index), self.tiling(index).held_at
-        blocks = product(*(range(len(sizes)) for sizes in node.chunks))
-        if node.homes is not None:
-            places = zip(blocks, node.homes, strict=True)
-            return {block: homes[0] for block, homes in places if homes}
-        # arrays that only layers of the input graph read are not made, but are in it
-        is_own = self.made.get(index, node.name) == node.name
-        if held is None or not self.tiled.mesh or not is_own:
-            return {}
-        if self.tiling(index).chunks != node.chunks:
-            return {}
-        leader = self.node(held.node) if isinstance(held, Follow) else None
-        position = home_position(self.tiled.mesh, held, leader)
-        return {block: position(block) for block in blocks}
 
     def computed(
         self,
@@ -1092,43 +950,6 @@ class _Writer:
         }
         made = needed_blocks(graph, keys, tiles)
         return {index: made[self.made[index]] for index in watched if index in self.made}
-
-    def limits(self, work: int, inputs: int, threads: int) -> FuseLimits:
-        """What may be fused."""
-        light, free, size = set(), set(), {}
-        for index, name in self.made.items():
-            kernel, node = self.captured.kernels[index], self.node(index)
-            chunks, nbytes = self.tiling(index).chunks, node.nbytes
-            if name in self.views:
-                held = self.views[name].held(chunks)
-                nbytes = math.prod(map(sum, held)) * node.itemsize
-            size[name.rpartition("-")[2]] = nbytes // max(1, math.prod(map(len, chunks)))
-            if isinstance(kernel, Read):
-                light.add(name)
-                free.add(kernel.source or f"{name}-array")
-            elif (
-                isinstance(kernel, Map)
-                and len(node.edges) == 1
-                and node.nbytes >= self.node(node.edges[0].producer).nbytes
-            ):
-                light.add(name)
-        for name, layer in self.layers.items():
-            notes = layer.collection_annotations or {}
-            if "chunks" in notes and "dtype" in notes:
-                size.setdefault(
-                    name.rpartition("-")[2],
-                    math.prod(notes["chunksize"]) * notes["dtype"].itemsize,
-                )
-        return FuseLimits(light, free, size, work, inputs, threads, settings=self.settings)
-
-
-def _groups_in_tile(node: Node, tiling: Tiling) -> float:
-    """Share of all groups that the partial results of tiles have on average; 1 for others."""
-    if node.groups is None:
-        return 1.0
-    edges = bounds(tiling.cuts[-1])
-    found = [node.groups.within(lo, hi) for lo, hi in pairwise(edges)]
-    return sum(found) / max(1, len(found) * node.groups.count)
 
 
 def _is_of_roots(layer: Layer) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from dask.array import Array
@@ -122,8 +122,10 @@ def capture_graph(
     correct_arrays(view)
     view = declare_reads(view)
     errors: list[Exception] = []
-    answers = _walk(view, [root.name for root in roots], alone or {}, errors)
-    order = _sorted(answers, [root.name for root in roots])
+    names = [root.name for root in roots]
+    answers = _walk(view, names, alone or {}, errors)
+    _join_sources(view, answers, names)
+    order = _sorted(answers, names)
     index = {name: number for number, name in enumerate(order)}
 
     def producer(name: str) -> int:
@@ -220,6 +222,81 @@ def _sorted(answers: Mapping[str, _Answer], names: Iterable[str]) -> list[str]:
                 order[name] = None
                 stack.pop()
     return list(order)
+
+
+def _join_sources(view: GraphView, answers: dict[str, _Answer], names: Sequence[str]) -> None:
+    """Make one node of many unchanged sources of one block, and of the array that joins them.
+
+    Such arrays, as of ``da.stack`` of ``da.from_delayed``, would each be on one worker alone, and
+    on the same one.  The blocks of the joined array are divided among the workers.
+    """
+    readers = Counter(names)
+    for answer in answers.values():
+        readers.update(set(_reads(answer)))
+    joined: set[str] = set()
+    for name in _sorted(answers, names):
+        reads, info = _reads(answers[name]), view.array(name)
+        if len(reads) < 2 or view.layers[name].annotations or not _takes_blocks(view, name):
+            continue
+        inside: set[str] = set()
+        for read in reads:
+            private = _private(view, answers, readers, joined, read)
+            if not private:
+                break
+            inside |= private
+        else:
+            assert info is not None
+            first = next(read for read in _sorted(answers, reads) if not _reads(answers[read]))
+            reason = getattr(answers[first], "reason", "")
+            answers[name] = _opaque(view, info, reason, inside)
+            joined.add(name)
+
+
+def _takes_blocks(view: GraphView, name: str) -> bool:
+    """Whether every block of an array is made from one block of another, each from its own."""
+    if isinstance(view.layers[name], Blockwise):
+        return False
+    reads = [task.dependencies for task in view.tasks(name).values()]
+    return all(len(keys) == 1 for keys in reads) and len({*reads}) == len(reads)
+
+
+def _private(
+    view: GraphView,
+    answers: Mapping[str, _Answer],
+    readers: Mapping[str, int],
+    joined: Collection[str],
+    name: str,
+) -> set[str]:
+    """The arrays that only this one is made of, all of one block, and this array itself.
+
+    Empty if no unchanged source is among them, or if something else reads this array.  They may
+    read other arrays of one block.
+    """
+    found: set[str] = set()
+    has_source = False
+    stack = [name]
+    while stack:
+        read = stack.pop()
+        answer, info = answers[read], view.array(read)
+        assert info is not None
+        whole = read in joined and read == name
+        if isinstance(answer, Rechunked) or not (whole or _has_one_block(info)):
+            return set()
+        if readers[read] > 1:
+            if read == name:
+                return set()
+            continue
+        if answer.resident or view.layers[read].annotations:
+            return set()
+        found.add(read)
+        reads = _reads(answer)
+        has_source |= whole or (answer.kind is Kind.OPAQUE and not reads)
+        stack.extend(reads)
+    return found if has_source else set()
+
+
+def _has_one_block(array: ArrayInfo) -> bool:
+    return math.prod(array.numblocks) == 1
 
 
 def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception]) -> _Answer:
@@ -324,10 +401,15 @@ def _lies_within(labels: Sequence[Label], label: int, lo: int, hi: int) -> bool:
     return 0 <= label < len(labels) and 0 <= lo < hi <= labels[label].size
 
 
-def _opaque(view: GraphView, info: ArrayInfo, reason: str) -> Operation:
-    """An unchanged node, with all layers it needs down to the next arrays of known shape."""
-    members, arrays = _members(view, info.name)
-    one_block = math.prod(map(len, info.chunks)) == 1
+def _opaque(
+    view: GraphView, info: ArrayInfo, reason: str, inside: Collection[str] = ()
+) -> Operation:
+    """An unchanged node, with all layers it needs down to the next arrays of known shape.
+
+    Arrays named in `inside` are part of it.
+    """
+    members, arrays = _members(view, info.name, inside)
+    one_block = _has_one_block(info)
     return Operation(
         op=key_split(info.name),
         kind=Kind.OPAQUE,
@@ -370,7 +452,9 @@ def _is_spread(view: GraphView, members: tuple[str, ...], array: ArrayInfo) -> b
     )
 
 
-def _members(view: GraphView, name: str) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
+def _members(
+    view: GraphView, name: str, inside: Collection[str] = ()
+) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
     """Layers of an opaque node, that of its array last, and the arrays they read."""
     members: dict[str, None] = {}
     arrays: dict[str, ArrayInfo] = {}
@@ -380,7 +464,7 @@ def _members(view: GraphView, name: str) -> tuple[tuple[str, ...], tuple[ArrayIn
         waiting: list[str] = []
         for other in view.dependencies(member):
             array = view.array(other)
-            if array is not None and has_blocks(view.layers[other], array):
+            if array is not None and other not in inside and has_blocks(view.layers[other], array):
                 arrays[other] = array
             elif other not in members:
                 waiting.append(other)

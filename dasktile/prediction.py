@@ -66,7 +66,7 @@ SLOW_NETWORK = 1e8
 #: ``dasktile.plan.disk-bandwidth``).
 DISK_SPEED = 400e6
 
-#: Bytes of results on a worker that are not worth a search for less (chosen).
+#: Bytes on a worker of which less is worth neither a search nor seconds (chosen).
 SMALL_PEAK = 2**23
 
 
@@ -127,8 +127,8 @@ class Prediction:
 
     @property
     def cost(self) -> float:
-        """Seconds, times a power of the memory."""
-        return self.run_seconds * max(1, self.peak) ** MEMORY_EXPONENT
+        """Seconds, times a power of the memory; of little memory, less is worth nothing."""
+        return self.run_seconds * max(SMALL_PEAK, self.peak) ** MEMORY_EXPONENT
 
     def excess(self, other: Prediction) -> float:
         """Memory of a run over 1.25 times that of another run, or over 24 MiB; at least 1.

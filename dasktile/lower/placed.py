@@ -85,7 +85,7 @@ def guessed_share(tasks: GraphTasks) -> float:
     tasks
         The tasks.
     """
-    if any(not tasks.sizes[number] for number in tasks.guessed):
+    if tasks.unknown:
         return math.inf
     return sum(tasks.sizes[number] for number in tasks.guessed) / max(1, sum(tasks.sizes))
 

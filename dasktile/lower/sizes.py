@@ -220,6 +220,15 @@ class _Estimate:
             if type(tasks.tasks[number]) is Alias and len(tasks.reads[number]) == 1:
                 sizes[number] = sizes[tasks.reads[number][0]]
                 continue
+            aliases = [
+                reader
+                for reader in tasks.readers[number]
+                if reader not in unknown and type(tasks.tasks[reader]) is Alias
+            ]
+            if aliases:
+                # a block that a delayed function makes
+                sizes[number] = sizes[aliases[0]]
+                continue
             pieces = self.pieces(number)
             if pieces:
                 # a scattered sum: its pieces are of one size, or nearly so

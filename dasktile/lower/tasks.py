@@ -9,7 +9,6 @@ inputs and its layer.  So does a future, a block of a persisted array.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -32,6 +31,7 @@ from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import whole_layer_name
+from dasktile.lower.places import places_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import NotedBlocks, estimated_sizes, noted_blocks
@@ -155,6 +155,8 @@ class GraphTasks:
         By the name of a layer, its blocks according to its annotations.
     sizes, guessed
         Bytes of every result, and the tasks for which they are a guess.
+    unknown
+        Those of them for which nothing is known; each counts as an equal share of a bundle.
     working
         Bytes that every task holds while it runs, besides its inputs and its result.
     """
@@ -185,18 +187,28 @@ class GraphTasks:
         ]
         self.readers = readers_of(self.reads)
         self.inputs_first = self._inputs_first()
-        #: By mesh position, the tasks there that combine results of several.
-        self._combining: Counter[int | None] = Counter()
         self._placements: dict[str, Placement | None] = {}
         self.sizes, self.guessed = estimated_sizes(self)
+        self.unknown = {at for at in self.guessed if not self.sizes[at]}
+        for at in self.unknown:
+            # a result that may be large should not be kept from one bundle to another
+            self.sizes[at] = limits.work // max(1, limits.tasks)
         self.working = [limits.working.get(key, 0) for key in self.keys]
+
+    @property
+    def positions(self) -> int:
+        """Number of mesh positions; 0 where all tasks run in one process."""
+        return math.prod(self.limits.mesh) if self.limits.mesh else 0
+
+    @property
+    def settings(self) -> LowerSettings:
+        """Numbers of the policy."""
+        return self.limits.settings
 
     @cached_property
     def homes(self) -> list[int | None]:
         """The mesh position of each task that a bundle may run, None for others."""
-        return [
-            place if self._may_run(number) else None for number, place in enumerate(self.places)
-        ]
+        return [place if self.may_run(number) else None for number, place in enumerate(self.places)]
 
     @cached_property
     def kept(self) -> set[int]:
@@ -216,7 +228,7 @@ class GraphTasks:
             sources=self.frozen,
             loose={number for number in numbers if self.is_loose(number)},
             working=self.working,
-            cuts={number for number in numbers if self._is_cut(number)},
+            cuts={number for number in numbers if self.is_cut(number)},
         )
 
     def is_output(self, number: int) -> bool:
@@ -245,7 +257,7 @@ class GraphTasks:
         roots = (
             number
             for number in range(len(self.reads))
-            if not self._moved(number) and self.is_loose(number) and not self.is_output(number)
+            if not self.moved(number) and self.is_loose(number) and not self.is_output(number)
         )
         return any(
             self.places[reader] != self.places[root]
@@ -256,13 +268,13 @@ class GraphTasks:
     def _using(self, number: int) -> Iterator[int]:
         """The tasks that read a result, or slices of it."""
         for reader in self.readers[number]:
-            yield from self.readers[reader] if self._is_cut(reader) else (reader,)
+            yield from self.readers[reader] if self.is_cut(reader) else (reader,)
 
-    def _moved(self, number: int) -> list[int]:
+    def moved(self, number: int) -> list[int]:
         """What a task reads that is not on every worker."""
         return [read for read in self.reads[number] if not self.is_free(read)]
 
-    def _is_cut(self, number: int) -> bool:
+    def is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""
         if len(self.reads[number]) != 1:
             return False
@@ -388,90 +400,21 @@ class GraphTasks:
             return None
         return placement.position_of(key[1:])
 
-    def _location(self, number: int) -> int | None:
+    def location(self, number: int) -> int | None:
         """The mesh position that the plan gives a task, None if it gives none."""
         key = self.keys[number]
         blocks = self.limits.positions.get(token(self.heads[number]))
         return blocks.get(key[1:]) if blocks and type(key) is tuple else self.placed_home(number)
 
-    def _may_run(self, number: int) -> bool:
+    def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""
         annotated = bool(self.graph.layers[self.layer[number]].annotations)
         return number not in self.frozen and not annotated and type(self.tasks[number]) in _PLAIN
 
-    def _place_of_inputs(self, number: int, places: Sequence[int | None]) -> int | None:
-        """The mesh position of the inputs of a task, or of nearly all of their bytes.
-
-        A task that combines many results of several workers runs on one of them that has most, and
-        the next such task on another.
-        """
-        reads = [read for read in self._moved(number) if type(self.tasks[read]) is not DataNode]
-        there = {places[read] for read in reads}
-        if len(there) == 1:
-            return there.pop()
-        if not there or not self.guessed.isdisjoint(reads):
-            return None
-        held = dict.fromkeys(there, 0)
-        for read in reads:
-            held[places[read]] += self.sizes[read]
-        if None not in held and len(reads) > self.limits.settings.many_inputs * len(held):
-            least = self.limits.settings.equal_inputs * max(held.values())
-            most = min(
-                (place for place in held if held[place] >= least),
-                key=lambda place: (self._combining[place], place or 0),
-            )
-            self._combining[most] += 1
-            return most
-        most = max(held, key=lambda place: (held[place], place is None, place or 0))
-        enough = self.limits.settings.near_inputs * sum(held.values())
-        return most if held[most] > enough else None
-
-    def _place_of_readers(self, number: int, places: Sequence[int | None]) -> int | None:
-        """The mesh position that reads most bytes of a result, the first of several."""
-        read: dict[int, int] = {}
-        for reader in self.readers[number]:
-            is_cut = self._is_cut(reader)
-            part, after = (reader, self.readers[reader]) if is_cut else (number, [reader])
-            there = (places[each] for each in after)
-            for place in dict.fromkeys(place for place in there if place is not None):
-                # several slices of it may overlap
-                read[place] = min(read.get(place, 0) + self.sizes[part], self.sizes[number])
-        return max(read, key=lambda place: (read[place], -place), default=None)
-
     @cached_property
     def places(self) -> list[int | None]:
         """The mesh position of each task, None if it is unknown."""
-        if not self.limits.mesh:
-            return [0] * len(self.keys)
-        places = [self._location(number) for number in range(len(self.keys))]
-        unknown = [
-            number
-            for number in self.inputs_first
-            if places[number] is None and self._may_run(number)
-        ]
-        # a slice, and any task with nearly all of its inputs on one worker, runs where these are
-        for number in unknown:
-            places[number] = self._place_of_inputs(number, places)
-        # a task without inputs runs where its only readers are; not all inputs of a sum of many
-        # blocks, which would leave the other workers idle
-        near = list(places)
-        known = [
-            place is not None or len(self.reads[number]) == 1 for number, place in enumerate(places)
-        ]
-        for number in reversed(unknown):
-            readers = self.readers[number]
-            if near[number] is None and readers and all(known[reader] for reader in readers):
-                if not self._moved(number):
-                    near[number] = self._place_of_readers(number, near)
-                elif len(there := {near[reader] for reader in readers}) == 1:
-                    near[number] = there.pop()
-        for number in unknown:
-            reads = self._moved(number)
-            if places[number] is None and all(places[read] == near[number] for read in reads):
-                places[number] = near[number]
-            if places[number] is None and len(reads) == 1 and self._is_cut(number):
-                places[number] = places[reads[0]]
-        return places
+        return places_of(self)
 
 
 def _is_basic(index: Any) -> bool:

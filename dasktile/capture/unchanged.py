@@ -1,0 +1,138 @@
+"""Unchanged nodes: arrays that no recogniser knows, with all layers that make them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
+from dask.utils import key_split
+
+from dasktile._compat.dask import Task
+from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation, Verbatim, has_blocks
+from dasktile.capture.references import head_of
+from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+
+
+def opaque(
+    view: GraphView, info: ArrayInfo, reason: str, inside: Collection[str] = ()
+) -> Operation:
+    """An unchanged node, with all layers it needs down to the next arrays of known shape.
+
+    Parameters
+    ----------
+    view, info
+        The graph, and the array.
+    reason
+        Why it is unchanged.
+    inside
+        Names of arrays that are part of it.
+    """
+    members, arrays = _members(view, info.name, inside)
+    one_block = has_one_block(info)
+    return Operation(
+        op=key_split(info.name),
+        kind=Kind.OPAQUE,
+        labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
+        out=tuple(AxisMap(axis) for axis in range(len(info.shape))),
+        kernel=Verbatim(members, tuple(array.name for array in arrays)),
+        inputs=tuple(
+            Input(
+                array.name,
+                _known_maps(view.layers[info.name], info, array),
+                array.chunks,
+                # blocks of a node with several are known to be made apart
+                spread=one_block and _is_spread(view, members, array),
+            )
+            for array in arrays
+        ),
+        reason=reason,
+        root=members == (info.name,) and _is_root(view, info.name),
+    )
+
+
+def _is_root(view: GraphView, name: str) -> bool:
+    """Whether the tasks of a layer read nothing and may run on any worker."""
+    layer = view.layers[name]
+    if view.graph.dependencies.get(name) or layer.annotations:
+        return False
+    return isinstance(layer, Blockwise) or all(
+        type(task) is Task and not task.dependencies for task in view.tasks(name).values()
+    )
+
+
+def _is_spread(view: GraphView, members: tuple[str, ...], array: ArrayInfo) -> bool:
+    """Whether no task of some layers reads more than half of the blocks of an array."""
+    blocks = math.prod(map(len, array.chunks))
+    return blocks > 1 and all(
+        2 * sum(head_of(key) == array.name for key in task.dependencies) <= blocks
+        for member in members
+        if array.name in view.dependencies(member)
+        for task in view.tasks(member).values()
+    )
+
+
+def _members(
+    view: GraphView, name: str, inside: Collection[str] = ()
+) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
+    """Layers of an opaque node, that of its array last, and the arrays they read."""
+    members: dict[str, None] = {}
+    arrays: dict[str, ArrayInfo] = {}
+    stack = [name]
+    while stack:
+        member = stack[-1]
+        waiting: list[str] = []
+        for other in view.dependencies(member):
+            array = view.array(other)
+            if array is not None and other not in inside and has_blocks(view.layers[other], array):
+                arrays[other] = array
+            elif other not in members:
+                waiting.append(other)
+        if waiting and member not in members:
+            stack.extend(reversed(waiting))
+        else:
+            members[member] = None
+            stack.pop()
+    return tuple(members), tuple(arrays.values())
+
+
+def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMap, ...]:
+    """The part of an array that the blocks of a layer read, from its index symbols."""
+    maps = [AxisMap(None)] * len(array.shape)
+    if not isinstance(layer, Blockwise):
+        return tuple(maps)
+    uses = [
+        symbols
+        for argument, symbols in layer.indices
+        # an argument without symbols is a literal of any type
+        if symbols is not None and argument == array.name
+    ]
+    if len(uses) != 1 or len(uses[0]) != len(maps):
+        return tuple(maps)
+    for axis, symbol in enumerate(uses[0]):
+        if symbol in layer.output_indices:
+            label = layer.output_indices.index(symbol)
+            maps[axis] = _block_map(label, info.chunks[label], array.chunks[axis])
+    return tuple(maps)
+
+
+def _block_map(label: int, own: tuple[int, ...], read: tuple[int, ...]) -> AxisMap:
+    """The map by which every block of a label reads the block of an axis with its number."""
+    if len(own) != len(read) or not own[0]:
+        return AxisMap(None)
+    ratio = max(1, read[0] // own[0])
+    candidate = AxisMap(label, 0, ratio, ratio)
+    inner, outer, size = bounds(own), bounds(read), sum(read)
+    fits = all(
+        candidate.interval(lo, hi, size) == interval
+        for lo, hi, interval in zip(
+            inner[:-1], inner[1:], zip(outer[:-1], outer[1:], strict=True), strict=True
+        )
+    )
+    return candidate if fits else AxisMap(None)
+
+
+def has_one_block(array: ArrayInfo) -> bool:
+    """Whether an array is in one block."""
+    return math.prod(array.numblocks) == 1

@@ -1,0 +1,202 @@
+"""The mesh position at which each task of a graph should run.
+
+The plan places arrays.  Other tasks run where their inputs or their readers are.  Where most of the
+tasks of a graph are placed by neither, as those of delayed functions, they are divided: tasks that
+are made of the same inputs run on one worker, and neighbours too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Protocol
+
+from dasktile._compat.dask import DataNode
+from dasktile.lower.settings import LowerSettings
+
+Place = int | None
+
+
+class PlacedGraph(Protocol):
+    """The tasks of a graph by number, as `dasktile.lower.tasks.GraphTasks` has them."""
+
+    tasks: list[Any]
+    reads: list[list[int]]
+    readers: list[list[int]]
+    inputs_first: list[int]
+    sizes: list[int]
+    guessed: set[int]
+
+    @property
+    def positions(self) -> int: ...
+
+    @property
+    def settings(self) -> LowerSettings: ...
+
+    def moved(self, number: int) -> list[int]: ...
+
+    def is_cut(self, number: int) -> bool: ...
+
+    def may_run(self, number: int) -> bool: ...
+
+    def location(self, number: int) -> Place: ...
+
+
+def places_of(graph: PlacedGraph) -> list[Place]:
+    """The mesh position of each task; None for tasks that may run anywhere.
+
+    Parameters
+    ----------
+    graph
+        The tasks.
+    """
+    if not graph.positions:
+        return [0] * len(graph.tasks)
+    places = [graph.location(number) for number in range(len(graph.tasks))]
+    return _Places(graph, places).found()
+
+
+class _Places:
+    """The places that are known so far.
+
+    Parameters
+    ----------
+    graph
+        The tasks.
+    places
+        Their places according to the plan.
+    """
+
+    def __init__(self, graph: PlacedGraph, places: list[Place]) -> None:
+        self.graph, self.places = graph, places
+        #: Tasks of which the plan gives no place, each after its inputs.
+        self.unknown = [
+            number
+            for number in graph.inputs_first
+            if places[number] is None and graph.may_run(number)
+        ]
+        #: By place, the tasks there that combine results of several.
+        self.combining: Counter[Place] = Counter()
+
+    def found(self) -> list[Place]:
+        self.place_by_inputs()
+        self.place_by_readers()
+        left = [number for number in self.unknown if self.places[number] is None]
+        if len(left) >= self.graph.settings.divided_share * len(self.places):
+            self.divide(left)
+            self.place_by_inputs()
+        return self.places
+
+    def place_by_inputs(self) -> None:
+        """Run a slice, and any task with nearly all of its inputs on one worker, there."""
+        for number in self.unknown:
+            if self.places[number] is None:
+                self.places[number] = self.place_of_inputs(number)
+
+    def place_by_readers(self) -> None:
+        """Run a task without inputs where its only readers are.
+
+        Not all inputs of a sum of many blocks: that would leave the other workers idle.
+        """
+        graph, places = self.graph, self.places
+        near = list(places)
+        known = [
+            place is not None or len(graph.reads[number]) == 1
+            for number, place in enumerate(places)
+        ]
+        for number in reversed(self.unknown):
+            readers = graph.readers[number]
+            if near[number] is None and readers and all(known[reader] for reader in readers):
+                if not graph.moved(number):
+                    near[number] = self.place_of_readers(number, near)
+                elif len(there := {near[reader] for reader in readers}) == 1:
+                    near[number] = there.pop()
+        for number in self.unknown:
+            reads = graph.moved(number)
+            if places[number] is None and all(places[read] == near[number] for read in reads):
+                places[number] = near[number]
+            if places[number] is None and len(reads) == 1 and graph.is_cut(number):
+                places[number] = places[reads[0]]
+
+    def divide(self, left: Sequence[int]) -> None:
+        """Divide tasks without a place: neighbours run on one worker, and have equal shares."""
+        groups = self.groups(left)
+        count = len(groups)
+        if count < self.graph.settings.divided_groups * self.graph.positions:
+            return
+        ends = list(accumulate(map(len, groups)))
+        for group, end in zip(groups, ends, strict=True):
+            middle = end - len(group) / 2
+            place: Place = int(middle * self.graph.positions / ends[-1])
+            beside = Counter(
+                there
+                for number in group
+                for reader in self.graph.readers[number]
+                if (there := self.places[reader]) is not None
+            )
+            if beside:
+                place = min(beside, key=lambda at: (-beside[at], at))
+            for number in group:
+                self.places[number] = place
+
+    def groups(self, left: Sequence[int]) -> list[list[int]]:
+        """Tasks with the same inputs, in the order of these."""
+        group: dict[int, list[int]] = {}
+        for number in left:
+            reads = self.read_by(number)
+            if not reads:
+                group[number] = [number]
+                continue
+            found = {id(group[read]): group[read] for read in reads if read in group}
+            if len(found) == 1 and all(read in group for read in reads):
+                [only] = found.values()
+                only.append(number)
+                group[number] = only
+        return list({id(each): each for each in group.values()}.values())
+
+    def read_by(self, number: int) -> list[int]:
+        """What a task reads that is made by tasks."""
+        graph = self.graph
+        return [read for read in graph.moved(number) if type(graph.tasks[read]) is not DataNode]
+
+    def place_of_inputs(self, number: int) -> Place:
+        """The mesh position of the inputs of a task, or of nearly all of their bytes.
+
+        A task that combines many results of several workers runs on one of them that has most, and
+        the next such task on another.
+        """
+        graph, places = self.graph, self.places
+        reads = self.read_by(number)
+        there = {places[read] for read in reads}
+        if len(there) == 1:
+            return there.pop()
+        if not there or not graph.guessed.isdisjoint(reads):
+            return None
+        held = dict.fromkeys(there, 0)
+        for read in reads:
+            held[places[read]] += graph.sizes[read]
+        if None not in held and len(reads) > graph.settings.many_inputs * len(held):
+            least = graph.settings.equal_inputs * max(held.values())
+            most = min(
+                (place for place in held if held[place] >= least),
+                key=lambda place: (self.combining[place], place or 0),
+            )
+            self.combining[most] += 1
+            return most
+        most = max(held, key=lambda place: (held[place], place is None, place or 0))
+        enough = graph.settings.near_inputs * sum(held.values())
+        return most if held[most] > enough else None
+
+    def place_of_readers(self, number: int, places: Sequence[Place]) -> Place:
+        """The mesh position that reads most bytes of a result, the first of several."""
+        graph = self.graph
+        read: dict[int, int] = {}
+        for reader in graph.readers[number]:
+            is_cut = graph.is_cut(reader)
+            part, after = (reader, graph.readers[reader]) if is_cut else (number, [reader])
+            there = (places[each] for each in after)
+            for place in dict.fromkeys(place for place in there if place is not None):
+                # several slices of it may overlap
+                read[place] = min(read.get(place, 0) + graph.sizes[part], graph.sizes[number])
+        return max(read, key=lambda place: (read[place], -place), default=None)

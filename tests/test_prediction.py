@@ -13,7 +13,7 @@ import pytest
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
-from dasktile import choice
+from dasktile import choice, prediction
 from dasktile.cluster.target import Machine
 from dasktile.planning import Candidate
 from dasktile.prediction import (
@@ -57,8 +57,9 @@ EXPRESSIONS = [rechunked_sum, residuals, neighbours]
 
 @pytest.mark.parametrize("make", EXPRESSIONS)
 def test_a_plan_needs_no_more_memory_than_dask(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # other plans are tried although the arrays are small
-    monkeypatch.setattr(choice, "SMALL_PEAK", 0)
+    # memory counts although the arrays are small
+    for module in (choice, prediction):
+        monkeypatch.setattr(module, "SMALL_PEAK", 0)
     array = make()
     optimized = dasktile.optimize(array)
     (stock_tasks, stock), (tasks, planned) = simulated([array], 4), simulated([optimized], 4)
@@ -124,10 +125,12 @@ def test_an_error_of_the_prediction_leaves_the_usual_plan(monkeypatch: pytest.Mo
 
 
 def test_the_cost_of_a_run() -> None:
-    run = Prediction(2.0, 100, 1000)
-    assert Prediction(2.0, 100, 500).cost == pytest.approx(run.cost / 2**0.3)
-    slower = Prediction(4.0 + LEAST_SECONDS, 100, 1000)
+    run = Prediction(2.0, 100, 10**9)
+    assert Prediction(2.0, 100, 5 * 10**8).cost == pytest.approx(run.cost / 2**0.3)
+    slower = Prediction(4.0 + LEAST_SECONDS, 100, 10**9)
     assert slower.cost == pytest.approx(2 * run.cost)
+    # of little memory, less is worth nothing
+    assert Prediction(2.0, 100, 10**6).cost == Prediction(2.0, 100, 10**3).cost < run.cost
     assert rough_cost(100, 1000) < rough_cost(200, 1000)
     assert 0 < CLEARLY_LESS < 1
 
@@ -216,6 +219,30 @@ def test_plans_are_compared_although_sizes_are_guesses() -> None:
     _, stock = simulated([y], 4)
     assert run.seconds < stock.seconds
     np.testing.assert_allclose(dasktile.optimize(y).compute(), y.compute())
+
+
+def stacked() -> da.Array:
+    """Blocks of delayed functions, whose sizes are those of the arrays made of them."""
+    parts = [dask.delayed(np.full)((100, 100), number) for number in range(80)]
+    return da.stack([da.from_delayed(part, (100, 100), float) for part in parts])
+
+
+@pytest.mark.parametrize(
+    "reduce", [lambda x: x.mean(axis=0), lambda x: (x * 2 + 1).sum(axis=(1, 2)), lambda x: x.T[0]]
+)
+def test_delayed_blocks_are_made_where_they_are_needed(reduce: Any) -> None:
+    array = reduce(stacked())
+    told = dasktile.explain(array)
+    optimized = dasktile.optimize(array)
+    (tasks, planned), (stock_tasks, stock) = simulated([optimized], 4), simulated([array], 4)
+    assert tasks < stock_tasks / 4
+    # tuples of results have some bytes of their own
+    assert planned.moved <= min(stock.moved, 3 * 80_000 + 1000)
+    # every worker makes its share
+    assert max(planned.peaks) < 2 * min(planned.peaks)
+    assert told.received_before is not None
+    assert told.received_after == pytest.approx(planned.moved, rel=0.05, abs=1000)
+    np.testing.assert_allclose(*dask.compute(array, optimized, scheduler="sync"))
 
 
 def test_kept_arrays_may_have_more_axes_than_labels() -> None:

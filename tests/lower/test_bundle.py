@@ -177,6 +177,34 @@ def test_tasks_that_combine_results_of_all_workers_are_divided(workers) -> None:
     assert_homes_are_even(new)
 
 
+def test_tasks_of_delayed_functions_are_divided(workers) -> None:
+    """A step of k-means: labels and sums by delayed functions of the blocks, as in dask-ml."""
+    workers(4)
+    x = da.random.default_rng(0).random((12_000, 20), chunks=(100, 20))
+    nearest = dask.delayed(lambda block: (block[:, 0] > 0.5).astype(int))
+    blocks = x.to_delayed().flatten()
+    labels = da.concatenate([da.from_delayed(nearest(each), (100,), int) for each in blocks])
+    sums = da.blockwise(
+        lambda block, mine: block[mine > 0].sum(axis=0)[None], "ij", x, "ij", labels, "i",
+        adjust_chunks={"i": 1}, dtype=x.dtype,
+    )  # fmt: skip
+    total = da.from_delayed(sum(sums.to_delayed().flatten()), (1, 20), x.dtype)
+    array = total / labels.sum()
+    new = dasktile.optimize(array)
+    assert_homes_are_even(new)
+    graph = tasks_of(new)
+    assert len(graph) < 0.4 * len(tasks_of(array))
+    # bundles keep no blocks of unknown size for each other
+    kept = [
+        key
+        for task in bundles_of(graph).values()
+        for key in flatten([task.args[1]])
+        if str(key[0]).startswith("random")
+    ]
+    assert not kept
+    np.testing.assert_allclose(new.compute(scheduler="sync"), array.compute(scheduler="sync"))
+
+
 def assert_homes_are_even(array: da.Array) -> None:
     """Check that no worker runs more than twice its share of the tasks in bundles."""
     steps: Counter[int] = Counter()

@@ -148,3 +148,40 @@ def test_persisted_scalars() -> None:
         for results in (dask.compute(*planned), dask.compute(*together)):
             for result, values in zip(results, expected, strict=True):
                 np.testing.assert_allclose(result, values)
+
+
+def image(number: int) -> np.ndarray:
+    return np.full((100, 200), float(number))
+
+
+@pytest.mark.parametrize("way", ["optimize", "hook"])
+def test_images_that_are_read_one_by_one(way: str) -> None:
+    """No worker reads more than its share, and only partial means are sent."""
+
+    @gen_cluster(
+        client=True,
+        nthreads=[("127.0.0.1", 1)] * 4,
+        config={
+            "dasktile.workers": 4,
+            "dasktile.raise-errors": True,
+            **(HOOK if way == "hook" else {}),
+        },
+        worker_kwargs={"memory_limit": 0},
+    )
+    async def run(c: Client, s: Any, *workers: Any) -> None:
+        await dasktile.enable(c)
+        parts = [
+            da.from_delayed(dask.delayed(image)(number), (100, 200), float) for number in range(80)
+        ]
+        stack = da.stack(parts)
+        array = abs(stack - stack.mean(axis=0)).sum()
+        if way == "optimize":
+            array = dasktile.optimize(array, workers=4)
+        result = await c.compute(array)
+        assert result == np.abs(np.arange(80) - 39.5).sum() * 100 * 200
+        measured = await dasktile.metrics(c)
+        # three partial means to one worker, and the mean to three
+        assert measured.bytes_received <= 6 * 160_000 + SMALL
+        assert measured.bytes_received <= 1.05 * measured.bytes_predicted + SMALL
+
+    run()

@@ -1,9 +1,10 @@
-"""Reproducers of threads about slow or large array computations, with smaller blocks."""
+"""Reproducers of threads and posts about slow or large array computations, with smaller blocks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pandas as pd
@@ -89,3 +90,15 @@ def xarray_10928(size: float = 1, source: Source = random) -> Collections:
         for name in "ab"
     )
     return [xr.concat([floats, mask > 0.5], dim="x")]
+
+
+def image_stack(size: float = 1, source: Source = random) -> Collections:
+    """blog.dask.org, "Load Large Image Data with Dask Array": images, each read by a function."""
+    frames = source("image_stack", (scaled(300, size, least=8), 200, 200), (1, 200, 200))
+    read = dask.delayed(np.squeeze, pure=True)
+    images = [
+        da.from_delayed(read(frame, axis=0), (200, 200), frames.dtype)
+        for frame in frames.to_delayed().flatten()
+    ]
+    stack = da.stack(images)
+    return [stack.max(axis=0), (stack - stack.mean(axis=0)).std()]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import operator
+import pickle
 import warnings
+from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
 import pytest
+from dask.sizeof import sizeof
 
 from dasktile.capture.base import ArrayInfo, Captured, GraphView, NotRecognised
 from dasktile.capture.rules.folds import RECOGNISERS, ArgFold, Fold
@@ -182,10 +185,13 @@ def test_labels_maps_and_partials():
     assert operation.inputs[0].layer == x.name
     assert operation.inputs[0].axes == (AxisMap(0), AxisMap(1))
     assert isinstance(operation.kernel, Fold)
-    assert operation.partial == 16
+    # all counts of a tile are one number
+    assert operation.partial == 8
+    assert recognised(da.nanmean(x, axis=0)).partial == 16
     assert recognised(x.sum(axis=1)).partial == 8
-    assert recognised(x.var()).partial == 24
-    assert recognised(da.moment(x, 4)).partial == 40
+    assert recognised(x.var()).partial == 16
+    assert recognised(da.nanvar(x)).partial == 24
+    assert recognised(da.moment(x, 4)).partial == 32
     assert recognised(x.argmin(axis=1)).partial == 16
     assert isinstance(recognised(x.argmin(axis=1)).kernel, ArgFold)
     assert isinstance(recognised(x.cumsum(axis=1)).kernel, Scan)
@@ -401,6 +407,31 @@ def test_masked_arrays():
     np.testing.assert_allclose(y.compute(scheduler="sync"), a.sum(axis=0))
     y, _ = tiled(da.ma.count(x, axis=1), {x.name: a}, ((5, 7), (4, 5)))
     np.testing.assert_array_equal(y.compute(scheduler="sync"), a.count(axis=1))
+
+
+@pytest.mark.parametrize("function", [da.mean, da.var, da.nanmean])
+@pytest.mark.parametrize("combined", [False, True])
+def test_bytes_of_partial_results(function: Any, combined: bool) -> None:
+    a = values("f8", (24, 20))
+    operation = recognised(function(da.from_array(a, (6, 5)), axis=0))
+    fold = operation.kernel
+    assert isinstance(fold, Fold)
+    made = fold.chunk(a)
+    if combined:
+        made = fold.combine([fold.chunk(a[:10]), fold.chunk(a[10:])])
+    assert pickle.loads(pickle.dumps(made))["n"].tolist() == [[24] * 20]
+    sent = sum(sizeof(array) - sizeof(np.empty(0)) for array in made.values())
+    assert sent == pytest.approx(20 * operation.partial, abs=16)
+
+
+def test_counts_of_masked_arrays_differ() -> None:
+    a = np.ma.masked_greater(values("f8", (24, 20)), 1)
+    operation = recognised(da.from_array(np.zeros((24, 20)), (6, 5)).mean(axis=0))
+    fold = operation.kernel
+    assert isinstance(fold, Fold)
+    made = fold.combine([fold.chunk(a[:10]), fold.chunk(a[10:])])
+    np.testing.assert_array_equal(made["n"][0], a.count(axis=0))
+    np.testing.assert_allclose(fold.aggregate([made]), a.mean(axis=0))
 
 
 SCATTERED = [

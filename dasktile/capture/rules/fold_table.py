@@ -79,11 +79,25 @@ class Reduction:
     def partial(self, dtype: np.dtype[Any], first: Call) -> float:
         """Bytes of a partial result per element of the result."""
         items = 1
-        if first.function is mean_chunk:
-            items = 2
-        elif first.function is moment_chunk:
-            items = 1 + first.keywords.get("order", 2)
+        if first.function is moment_chunk:
+            items = first.keywords.get("order", 2)
+        if first.function in _COUNTING and not has_one_count(first):
+            items += 1
         return float(items * dtype.itemsize)
+
+
+def has_one_count(first: Call) -> bool:
+    """Whether a step counts the elements of its tile, and their number is the same everywhere."""
+    return first.function in _COUNTING and first.keywords.get("numel") in (None, numel)
+
+
+def with_one_count(partial: Any) -> Any:
+    """The same partial result, with its equal counts in the memory of one."""
+    counts = partial["n"]
+    # those of masked arrays differ
+    if type(counts) is not np.ndarray or counts.size < 2:
+        return partial
+    return {**partial, "n": np.broadcast_to(counts.flat[0], counts.shape)}
 
 
 def is_supported(reduction: Reduction, first: Call, between: Call | None, last: Call) -> bool:
@@ -203,6 +217,9 @@ REDUCTIONS: Mapping[tuple[Function, Function], Reduction] = {
     for functions, reduction in _REDUCTIONS.items()
     if available(*functions, *reduction.combines)
 }
+
+#: Functions that begin a reduction whose partial results have counts.
+_COUNTING = frozenset({mean_chunk, moment_chunk})
 
 #: Functions that add or multiply in the dtype of the array if no dtype is given.
 SUMS = frozenset({np.sum, np.prod, np.nansum, np.nanprod})

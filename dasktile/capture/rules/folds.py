@@ -37,8 +37,10 @@ from dasktile.capture.rules.fold_table import (
     ARG_REDUCTIONS,
     REDUCTIONS,
     Reduction,
+    has_one_count,
     is_precise,
     is_supported,
+    with_one_count,
 )
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
@@ -134,14 +136,14 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
         dtype = step.call.keywords.get("dtype") or array.dtype
         return NotRecognised(f"{reduction.op} of {dtype} is rounded differently in other chunks")
     axes = tree.last.axes
-    fold = Fold(
-        partial(step.call.function, **step.call.keywords, axis=axes, keepdims=True),
-        tree.between.function
-        if tree.between
-        else bind(reduction.combine(step.call, tree.last.call), tree.last),
-        tree.last.function,
-        tuple(sorted(axes)),
-    )
+    first = partial(step.call.function, **step.call.keywords, axis=axes, keepdims=True)
+    if tree.between is not None:
+        combined = tree.between.function
+    else:
+        combined = bind(reduction.combine(step.call, tree.last.call), tree.last)
+    if has_one_count(step.call):
+        first, combined = (compose(with_one_count, function) for function in (first, combined))
+    fold = Fold(first, combined, tree.last.function, tuple(sorted(axes)))
     return _operation(view, name, reduction, fold, array, tree, step)
 
 

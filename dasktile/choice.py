@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
@@ -50,6 +51,7 @@ from dasktile.schedule.placement import decode, is_written
 from dasktile.tiling.growth import TooManyTasksError
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.planner import SearchTables
+from dasktile.tiling.settings import Settings
 
 logger = logging.getLogger("dasktile")
 
@@ -76,6 +78,10 @@ FAR_LESS = 0.3
 #: Seconds to write the graph of a plan and to predict its run, per task of the plan (measured: the
 #: median of the corpus in ``benchmarks/corpus``).
 PLANNING_SECONDS = 5e-5
+
+#: Bytes on a worker up to which a plan that surely takes less time than Dask's own graph is carried
+#: out without a simulation of that graph (chosen).
+SURE_PEAK = 2**24
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
@@ -310,15 +316,31 @@ def _cheapest(
     if not _is_predictable(request):
         return usual
     work = _work(request, usual.planned)
+    small = None
     if usual.planned.plan.tiled is not None:
         usual = _with_own_prediction(request, usual, work)
-        if usual.after is None or _is_far_better(request, usual):
+        if usual.after is None:
             return usual
+        if _takes_less_time(request, usual):
+            # Dask's own graph, which may be large, need not be simulated
+            if usual.after.peak > SMALL_PEAK:
+                small = _small_plan(request, captured, tables, usual)
+            best = usual
+            if small is not None and _is_better(small, usual) and _moves_no_more(small, usual):
+                best = small
+            assert best.after is not None
+            is_fast = best is usual or _takes_less_time(request, best)
+            if is_fast and best.after.peak <= SURE_PEAK:
+                return best
     before = _predict_input(request, usual.planned, work)
     if before is None:
         return usual
     usual = replace(usual, before=before, after=usual.after or before)
-    best = _with_smaller_bundles(request, _with_less_memory(request, captured, tables, usual))
+    if small is not None:
+        small = replace(small, before=before)
+    best = _with_smaller_bundles(
+        request, _with_less_memory(request, captured, tables, usual, small)
+    )
     if best.planned.plan.tiled is None or best.after is None:
         return best
     if not (before.is_sound and best.after.is_sound):
@@ -329,14 +351,11 @@ def _cheapest(
     return own if better and _may_replace(request, own, best) else best
 
 
-def _is_far_better(request: Request, plan: Candidate) -> bool:
-    """Whether a plan takes less time than Dask's own graph, and hardly any memory.
-
-    That graph, which may be large, need not be simulated then.
-    """
+def _takes_less_time(request: Request, plan: Candidate) -> bool:
+    """Whether a plan surely takes less time than Dask's own graph, and fits in memory."""
     run = plan.after
     assert run is not None
-    if not run.is_sound or run.spilled or run.peak > SMALL_PEAK:
+    if not run.is_sound or run.spilled:
         return False
     # the scheduler handles tasks one by one
     enough = math.ceil(SAME_SECONDS * run.seconds / Speeds().scheduler)
@@ -349,35 +368,67 @@ def _may_spill(request: Request, planned: PlannedRequest) -> bool:
     return request.machine.room is not None and _bytes_made(planned) > request.machine.room
 
 
-def _with_less_memory(
+def _small_plan(
     request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+) -> Candidate | None:
+    """A plan with small tiles, with a prediction of its run; None if it is not worth that."""
+    settings = request.machine.settings().for_less_memory()
+    return _other_plan(request, captured, tables, usual, [usual], settings, force=True)
+
+
+def _other_plan(
+    request: Request,
+    captured: Captured,
+    tables: SearchTables,
+    usual: Candidate,
+    tried: Sequence[Candidate],
+    settings: Settings,
+    **options: Any,
+) -> Candidate | None:
+    """A plan that may take the place of the usual one, with a prediction of its run.
+
+    None if it is one of those that were tried, or could not cost clearly less than all of them.
+    """
+
+    def is_worth_writing(plan: Candidate) -> bool:
+        is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
+        pays = all(_may_pay(plan, other) for other in tried)
+        return is_new and pays and _may_replace(request, plan, usual)
+
+    other = candidate(request, captured, settings, is_worth_writing, tables=tables, **options)
+    # it may have become that of the input's own graph
+    if other is None or not _may_replace(request, other, usual):
+        return None
+    assert usual.after is not None
+    return _with_prediction(request, replace(other, before=usual.before), usual.after.work)
+
+
+def _with_less_memory(
+    request: Request,
+    captured: Captured,
+    tables: SearchTables,
+    usual: Candidate,
+    small: Candidate | None,
 ) -> Candidate:
     """The usual plan, or one that is predicted to be better, by its memory.
 
     If the usual plan needs more memory than the input, or more than there is, a plan with small
-    tiles is tried, and then the input's own chunks.
+    tiles is tried, which may be known already, and then the input's own chunks.
     """
     before, after = usual.before, usual.after
     assert before is not None and after is not None
     if _needs_little_memory(after, before):
         return usual
-    settings = request.machine.settings()
-    best = usual
-    tried: list[Candidate] = []
+    best, tried = usual, [usual]
 
-    def is_worth_writing(plan: Candidate) -> bool:
-        is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
-        return is_new and _may_replace(request, plan, usual) and _may_pay(plan, best)
+    def others() -> Iterator[Candidate | None]:
+        yield small or _small_plan(request, captured, tables, usual)
+        settings = request.machine.settings()
+        yield _other_plan(request, captured, tables, usual, tried, settings, keep=OWN_CHUNKS)
 
-    search = partial(candidate, request, captured, tables=tables)
-    small = partial(search, settings.for_less_memory(), force=True)
-    own = partial(search, settings, keep=OWN_CHUNKS)
-    for plan in (small, own):
-        other = plan(is_worth_writing=is_worth_writing)
-        # it may have become that of the input's own graph
-        if other is None or not _may_replace(request, other, usual):
+    for other in others():
+        if other is None:
             continue
-        other = _with_prediction(request, replace(other, before=before), before.work)
         tried.append(other)
         if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
@@ -396,16 +447,18 @@ def _may_pay(plan: Candidate, best: Candidate) -> bool:
     """Whether a plan could cost clearly less than the best, with the time to write its graph.
 
     It is estimated as if its tasks filled their bundles, and as if it needed as much memory as the
-    input.
+    input, or little if that is unknown.
     """
     before, after = best.before, best.after
-    assert before is not None and after is not None
+    assert after is not None
     if plan.planned.plan.tiled is None:
         return True
     tasks = sum(plan.planned.plan.after.tasks)
-    spent = PLANNING_SECONDS * (before.tasks + sum(best.planned.plan.after.tasks))
-    work = before.work + spent + PLANNING_SECONDS * tasks
-    rough = rough_cost(tasks / config.bundle_tasks(), before.peak, work)
+    simulated = 0 if before is None else before.tasks
+    spent = PLANNING_SECONDS * (simulated + sum(best.planned.plan.after.tasks))
+    work = after.work + spent + PLANNING_SECONDS * tasks
+    peak = SMALL_PEAK if before is None else before.peak
+    rough = rough_cost(tasks / config.bundle_tasks(), peak, work)
     return rough < CLEARLY_LESS * replace(after, work=after.work + spent).cost
 
 
@@ -439,13 +492,14 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
 def _is_better(plan: Candidate, other: Candidate) -> bool:
     """Whether `plan` is predicted to cost clearly less than `other`.
 
-    If `plan` is clearly faster than the input, the costs are multiplied by `Prediction.excess`.
+    If `plan` is known to be clearly faster than the input, the costs are multiplied by
+    `Prediction.excess`.
     """
     run, least, before = plan.after, other.after, plan.before
-    if run is None or least is None or before is None:
+    if run is None or least is None:
         return False
     cost, least_cost = run.cost, least.cost
-    if run.run_seconds < CLEARLY_LESS * before.run_seconds:
+    if before is not None and run.run_seconds < CLEARLY_LESS * before.run_seconds:
         cost *= run.excess(before)
         least_cost *= least.excess(before)
     return cost < CLEARLY_LESS * least_cost
@@ -453,9 +507,10 @@ def _is_better(plan: Candidate, other: Candidate) -> bool:
 
 def _moves_no_more(plan: Candidate, usual: Candidate) -> bool:
     """Whether a plan is predicted to move hardly more bytes than the usual one."""
-    run, least, before = plan.after, usual.after, usual.before
-    if run is None or least is None or before is None:
+    run, least = plan.after, usual.after
+    if run is None or least is None:
         return False
+    before = least if usual.before is None else usual.before
     return run.moved <= least.moved + MORE_MOVED * before.moved
 
 

@@ -13,6 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.sizeof import sizeof
+from distributed.protocol import pickle as protocol
 
 from dasktile.capture.base import ArrayInfo, Captured, GraphView, NotRecognised
 from dasktile.capture.rules.folds import RECOGNISERS, ArgFold, Fold
@@ -422,6 +423,15 @@ def test_bytes_of_partial_results(function: Any, combined: bool) -> None:
     assert pickle.loads(pickle.dumps(made))["n"].tolist() == [[24] * 20]
     sent = sum(sizeof(array) - sizeof(np.empty(0)) for array in made.values())
     assert sent == pytest.approx(20 * operation.partial, abs=16)
+
+
+@pytest.mark.parametrize("name", ["argmin", "argmax", "nanargmin", "nanargmax", "mean", "var"])
+def test_graphs_from_another_process(name: str) -> None:
+    """A scheduler tiles what a client has sent."""
+    a = values("f8", (24, 20))
+    x = getattr(da, name)(da.from_array(a, (6, 5)), axis=0)
+    sent = da.Array(protocol.loads(protocol.dumps(x.dask)), x.name, x.chunks, dtype=x.dtype)
+    assert recognised(sent).op == name == recognised(x).op
 
 
 def test_counts_of_masked_arrays_differ() -> None:

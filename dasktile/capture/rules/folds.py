@@ -38,6 +38,7 @@ from dasktile.capture.rules.fold_table import (
     REDUCTIONS,
     Reduction,
     has_one_count,
+    in_this_process,
     is_precise,
     is_supported,
     with_one_count,
@@ -225,13 +226,15 @@ def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:
     out = view.array(name)
     assert isinstance(task, Task) and array is not None
     first, last, axes = unwrap(task.func), tree.last.call, tree.last.axes
-    reduction = ARG_REDUCTIONS.get((*first.args, last.function)) if len(first.args) == 2 else None
-    if reduction is None or last.args != first.args[1:] or first.keywords or last.keywords:
-        return None
+    searches = tuple(map(in_this_process, first.args))
+    reduction = ARG_REDUCTIONS.get((*searches, last.function)) if len(searches) == 2 else None
     combine = tree.between.call if tree.between else None
-    if combine is not None and (
-        combine.function is not arg_combine or combine.args != last.args or combine.keywords
-    ):
+    if combine is not None and combine.function is not arg_combine:
+        return None
+    calls = [last] if combine is None else [last, combine]
+    if reduction is None or any(call.keywords for call in (first, *calls)):
+        return None
+    if any(tuple(map(in_this_process, call.args)) != searches[1:] for call in calls):
         return None
     ndim = len(array.shape)
     if array.dtype.kind not in "biufc" or not tree.last.concatenates or task.args[1] != axes:
@@ -249,7 +252,7 @@ def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:
     order = (_sorted_by_position,) if flat and ndim > 1 else ()
     joined = partial(concatenate2, axes=sorted(axes))
     fold = ArgFold(
-        partial(arg_chunk, first.args[0], search),
+        partial(arg_chunk, searches[0], search),
         compose(partial(arg_combine, search, axis=axes, keepdims=True), *order, joined),
         compose(
             partial(last.function, search, axis=axes, keepdims=tree.last.keepdims),

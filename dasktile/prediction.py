@@ -66,7 +66,7 @@ SLOW_NETWORK = 1e8
 #: ``dasktile.plan.disk-bandwidth``).
 DISK_SPEED = 400e6
 
-#: Bytes on a worker of which less is worth neither a search nor seconds (chosen).
+#: Bytes on a worker below which less memory is not worth a search, nor seconds (chosen).
 SMALL_PEAK = 2**23
 
 

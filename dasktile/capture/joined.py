@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Sequence
 
 from dask.blockwise import Blockwise
 
 from dasktile.capture.answers import Answer, producers_first, reads_of
 from dasktile.capture.base import GraphView, Operation, Rechunked
+from dasktile.capture.references import head_of
+from dasktile.capture.settings import SETTINGS
 from dasktile.capture.unchanged import has_one_block, opaque
 from dasktile.ir import Kind
 
@@ -17,7 +19,8 @@ def join_sources(view: GraphView, answers: dict[str, Answer], names: Sequence[st
     """Make one node of many unchanged sources of one block, and of the array that joins them.
 
     Such arrays, as of ``da.stack`` of ``da.from_delayed``, would each be on one worker alone, and
-    on the same one.  The blocks of the joined array are divided among the workers.
+    on the same one.  The blocks of the joined array are divided among the workers.  Operations on
+    the single blocks are part of the node.
 
     Parameters
     ----------
@@ -28,74 +31,126 @@ def join_sources(view: GraphView, answers: dict[str, Answer], names: Sequence[st
     names
         The outputs.
     """
-    readers = Counter(names)
-    for answer in answers.values():
-        readers.update(set(reads_of(answer)))
-    #: By joined array, the arrays that are part of it.
-    joined: dict[str, set[str]] = {}
-    for name in producers_first(answers, names):
-        reads, info = reads_of(answers[name]), view.array(name)
-        if len(reads) < 2 or view.layers[name].annotations:
-            continue
-        parts = []
-        for read in reads:
-            parts.append(_part(view, answers, readers, joined, read))
-            if not parts[-1]:
-                break
-        else:
-            if info is not None and _takes_blocks(view, name):
-                joined[name] = set().union(*parts)
-                answers[name] = opaque(view, info, _reason(answers, reads[0]), joined[name])
+    if sum(map(_is_source, answers.values())) < SETTINGS.joined_sources:
+        return
+    joins = _Joins(view, answers, names)
+    order = producers_first(answers, names)
+    for name in order:
+        joins.find(name)
+    for name in reversed(order):
+        joins.apply(name)
 
 
-def _reason(answers: Mapping[str, Answer], name: str) -> str:
-    """Why the first source of an array is unchanged."""
-    for source in producers_first(answers, [name]):
-        answer = answers[source]
-        if isinstance(answer, Operation) and answer.kind is Kind.OPAQUE:
-            return answer.reason
-    return ""
+def _is_source(answer: Answer) -> bool:
+    """Whether an array is unchanged, reads no other, and is in no worker's memory."""
+    return (
+        isinstance(answer, Operation)
+        and answer.kind is Kind.OPAQUE
+        and not answer.inputs
+        and not answer.resident
+    )
 
 
-def _takes_blocks(view: GraphView, name: str) -> bool:
-    """Whether every block of an array is made from one block of another, each from its own."""
-    if isinstance(view.layers[name], Blockwise):
-        return False
-    reads = [task.dependencies for task in view.tasks(name).values()]
-    return all(len(keys) == 1 for keys in reads) and len({*reads}) == len(reads)
+class _Joins:
+    """The arrays that join sources, as far as they are known.
 
-
-def _part(
-    view: GraphView,
-    answers: Mapping[str, Answer],
-    readers: Mapping[str, int],
-    joined: Mapping[str, set[str]],
-    name: str,
-) -> set[str]:
-    """An array that is joined, and the arrays of one block of which only it is made.
-
-    Empty if no unchanged source is among them, or if something else reads the array, too.
+    Parameters
+    ----------
+    view, answers, names
+        As those of :func:`join_sources`.
     """
-    found: set[str] = set()
-    has_source = False
-    stack = [name]
-    while stack:
-        read = stack.pop()
-        answer, info = answers[read], view.array(read)
-        assert info is not None
-        whole = read in joined and read == name
-        if isinstance(answer, Rechunked) or not (whole or has_one_block(info)):
-            return set()
-        if answer.resident or view.layers[read].annotations:
-            return set()
-        reads = reads_of(answer)
-        is_source = whole or (answer.kind is Kind.OPAQUE and not reads)
-        # the tasks of a source have the same keys in all nodes, so that they run once
-        if readers[read] > 1 and (whole or not is_source):
-            if read == name:
-                return set()
-            continue
-        found |= {read, *joined.get(read, ())}
-        has_source |= is_source
-        stack.extend(reads)
-    return found if has_source else set()
+
+    def __init__(self, view: GraphView, answers: dict[str, Answer], names: Sequence[str]) -> None:
+        self.view, self.answers = view, answers
+        #: By array, those that read it; an output is read by what has no name.
+        self.readers: dict[str, set[str]] = {name: {""} for name in names}
+        for name, answer in answers.items():
+            for read in reads_of(answer):
+                self.readers.setdefault(read, set()).add(name)
+        #: The place of every array in an order in which it is after all that it reads.
+        self.place = {name: at for at, name in enumerate(producers_first(answers, names))}
+        #: By array that joins sources: the arrays that are part of it, and the number of sources.
+        self.joined: dict[str, tuple[set[str], int]] = {}
+        #: Arrays that are part of a node.
+        self.inside: set[str] = set()
+
+    def find(self, name: str) -> None:
+        """Note an array that joins others, all of which were looked at before."""
+        reads = reads_of(self.answers[name])
+        if len(reads) < 2 or not self.takes_blocks(name, set(reads)):
+            return
+        inside: set[str] = set()
+        sources = 0
+        for read in reads:
+            part, count = self.part(read, name)
+            if not part:
+                return
+            inside |= part
+            sources += count
+        self.joined[name] = inside, sources
+
+    def apply(self, name: str) -> None:
+        """Make an array one node with the sources that it joins, if there are many."""
+        inside, sources = self.joined.get(name, (set(), 0))
+        info = self.view.array(name)
+        if info is None or name in self.inside or sources < SETTINGS.joined_sources:
+            return
+        self.inside |= inside
+        reason, inputs = self.reason(inside), self.answers.keys() - inside
+        self.answers[name] = opaque(self.view, info, reason, inputs)
+
+    def takes_blocks(self, name: str, reads: set[str]) -> bool:
+        """Whether every block of an array is made of one block of another, and each of another one.
+
+        As those of a stack are, not those of a product or a sum.
+        """
+        layer = self.view.layers[name]
+        if isinstance(layer, Blockwise) or layer.annotations:
+            return False
+        keys = [task.dependencies for task in self.view.tasks(name).values()]
+        return (
+            all(len(each) == 1 for each in keys)
+            and len(set(keys)) == len(keys)
+            and all(head_of(key) in reads for each in keys for key in each)
+        )
+
+    def part(self, name: str, reader: str) -> tuple[set[str], int]:
+        """The arrays of one block of which only a joined array is made, and that array itself.
+
+        Also the number of sources among them.  There are none where something else than `reader`
+        reads the array, or where it has no place in a joined node.
+        """
+        if name in self.joined and self.readers[name] == {reader}:
+            inside, sources = self.joined[name]
+            return {name, *inside}, sources
+        found: set[str] = set()
+        sources = 0
+        # readers before what they read
+        heap = [(-self.place.get(name, 0), name)]
+        while heap:
+            _, read = heapq.heappop(heap)
+            if read in found:
+                continue
+            answer, info = self.answers[read], self.view.array(read)
+            if info is None or isinstance(answer, Rechunked) or not has_one_block(info):
+                return set(), 0
+            if answer.resident or self.view.layers[read].annotations:
+                return set(), 0
+            # the tasks of a source have the same keys in all nodes, so that they run once
+            if not _is_source(answer) and not self.readers[read] <= {*found, reader}:
+                if read == name:
+                    return set(), 0
+                continue  # an input
+            found.add(read)
+            sources += _is_source(answer)
+            for other in reads_of(answer):
+                heapq.heappush(heap, (-self.place.get(other, 0), other))
+        return found, sources
+
+    def reason(self, inside: set[str]) -> str:
+        """Why the first source is unchanged."""
+        for name in sorted(inside & self.place.keys(), key=self.place.__getitem__):
+            answer = self.answers[name]
+            if isinstance(answer, Operation) and _is_source(answer):
+                return answer.reason
+        return ""

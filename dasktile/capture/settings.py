@@ -37,6 +37,8 @@ class CaptureSettings:
     runs
         Number of runs of equal groups, or of equal positions of a take, up to which those of a
         tile are counted; with more, a tile is taken to have all.  It bounds the time of planning.
+    joined_sources
+        Unchanged sources of one block that are joined from which they are one node.
     join_work
         Operations of a matrix product that take the time of one iteration of any other join
         in an ``einsum``, whose result is written to memory and read by the reduction.
@@ -50,6 +52,7 @@ class CaptureSettings:
     reshape_coarsening: int = 4
     reshape_iterations: int = 8
     runs: int = 20_000
+    joined_sources: int = 8
     join_work: float = 20.0
 
 

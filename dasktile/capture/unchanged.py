@@ -15,8 +15,13 @@ from dasktile.capture.references import head_of
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
+def has_one_block(array: ArrayInfo) -> bool:
+    """Whether an array is in one block."""
+    return math.prod(array.numblocks) == 1
+
+
 def opaque(
-    view: GraphView, info: ArrayInfo, reason: str, inside: Collection[str] = ()
+    view: GraphView, info: ArrayInfo, reason: str, inputs: Collection[str] | None = None
 ) -> Operation:
     """An unchanged node, with all layers it needs down to the next arrays of known shape.
 
@@ -26,10 +31,10 @@ def opaque(
         The graph, and the array.
     reason
         Why it is unchanged.
-    inside
-        Names of arrays that are part of it.
+    inputs
+        Names of the arrays that it may read; others are part of it.  None for any.
     """
-    members, arrays = _members(view, info.name, inside)
+    members, arrays = _members(view, info.name, inputs)
     one_block = has_one_block(info)
     return Operation(
         op=key_split(info.name),
@@ -64,9 +69,9 @@ def _is_root(view: GraphView, name: str) -> bool:
 
 def _is_spread(view: GraphView, members: tuple[str, ...], array: ArrayInfo) -> bool:
     """Whether no task of some layers reads more than half of the blocks of an array."""
-    blocks = math.prod(map(len, array.chunks))
-    return blocks > 1 and all(
-        2 * sum(head_of(key) == array.name for key in task.dependencies) <= blocks
+    return not has_one_block(array) and all(
+        2 * sum(head_of(key) == array.name for key in task.dependencies)
+        <= math.prod(array.numblocks)
         for member in members
         if array.name in view.dependencies(member)
         for task in view.tasks(member).values()
@@ -74,7 +79,7 @@ def _is_spread(view: GraphView, members: tuple[str, ...], array: ArrayInfo) -> b
 
 
 def _members(
-    view: GraphView, name: str, inside: Collection[str] = ()
+    view: GraphView, name: str, inputs: Collection[str] | None = None
 ) -> tuple[tuple[str, ...], tuple[ArrayInfo, ...]]:
     """Layers of an opaque node, that of its array last, and the arrays they read."""
     members: dict[str, None] = {}
@@ -85,7 +90,8 @@ def _members(
         waiting: list[str] = []
         for other in view.dependencies(member):
             array = view.array(other)
-            if array is not None and other not in inside and has_blocks(view.layers[other], array):
+            is_input = array is not None and (inputs is None or other in inputs)
+            if is_input and array is not None and has_blocks(view.layers[other], array):
                 arrays[other] = array
             elif other not in members:
                 waiting.append(other)
@@ -131,8 +137,3 @@ def _block_map(label: int, own: tuple[int, ...], read: tuple[int, ...]) -> AxisM
         )
     )
     return candidate if fits else AxisMap(None)
-
-
-def has_one_block(array: ArrayInfo) -> bool:
-    """Whether an array is in one block."""
-    return math.prod(array.numblocks) == 1

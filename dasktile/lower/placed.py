@@ -85,7 +85,7 @@ def guessed_share(tasks: GraphTasks) -> float:
     tasks
         The tasks.
     """
-    if tasks.unknown:
+    if tasks.unsized:
         return math.inf
     return sum(tasks.sizes[number] for number in tasks.guessed) / max(1, sum(tasks.sizes))
 

@@ -54,7 +54,7 @@ def places_of(graph: PlacedGraph) -> list[Place]:
     if not graph.positions:
         return [0] * len(graph.tasks)
     places = [graph.location(number) for number in range(len(graph.tasks))]
-    return _Places(graph, places).found()
+    return _Places(graph, places).complete()
 
 
 class _Places:
@@ -71,7 +71,7 @@ class _Places:
     def __init__(self, graph: PlacedGraph, places: list[Place]) -> None:
         self.graph, self.places = graph, places
         #: Tasks of which the plan gives no place, each after its inputs.
-        self.unknown = [
+        self.unplaced = [
             number
             for number in graph.inputs_first
             if places[number] is None and graph.may_run(number)
@@ -79,18 +79,18 @@ class _Places:
         #: By place, the tasks there that combine results of several.
         self.combining: Counter[Place] = Counter()
 
-    def found(self) -> list[Place]:
+    def complete(self) -> list[Place]:
         self.place_by_inputs()
         self.place_by_readers()
-        left = [number for number in self.unknown if self.places[number] is None]
-        if len(left) >= self.graph.settings.divided_share * len(self.places):
-            self.divide(left)
+        rest = [number for number in self.unplaced if self.places[number] is None]
+        if len(rest) >= self.graph.settings.divided_share * len(self.places):
+            self.divide(rest)
             self.place_by_inputs()
         return self.places
 
     def place_by_inputs(self) -> None:
         """Run a slice, and any task with nearly all of its inputs on one worker, there."""
-        for number in self.unknown:
+        for number in self.unplaced:
             if self.places[number] is None:
                 self.places[number] = self.place_of_inputs(number)
 
@@ -105,52 +105,65 @@ class _Places:
             place is not None or len(graph.reads[number]) == 1
             for number, place in enumerate(places)
         ]
-        for number in reversed(self.unknown):
+        for number in reversed(self.unplaced):
             readers = graph.readers[number]
             if near[number] is None and readers and all(known[reader] for reader in readers):
                 if not graph.moved(number):
                     near[number] = self.place_of_readers(number, near)
                 elif len(there := {near[reader] for reader in readers}) == 1:
                     near[number] = there.pop()
-        for number in self.unknown:
+        for number in self.unplaced:
             reads = graph.moved(number)
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
             if places[number] is None and len(reads) == 1 and graph.is_cut(number):
                 places[number] = places[reads[0]]
 
-    def divide(self, left: Sequence[int]) -> None:
-        """Divide tasks without a place: neighbours run on one worker, and have equal shares."""
-        groups = self.groups(left)
-        count = len(groups)
-        if count < self.graph.settings.divided_groups * self.graph.positions:
+    def divide(self, rest: Sequence[int]) -> None:
+        """Divide tasks without a place: neighbours run on one worker, and have equal shares.
+
+        They stay without a place where shares would not be equal, as where most of them read one
+        result.
+        """
+        graph, groups = self.graph, self.groups(rest)
+        if len(groups) < graph.settings.divided_groups * graph.positions:
             return
-        ends = list(accumulate(map(len, groups)))
-        for group, end in zip(groups, ends, strict=True):
-            middle = end - len(group) / 2
-            place: Place = int(middle * self.graph.positions / ends[-1])
-            beside = Counter(
-                there
-                for number in group
-                for reader in self.graph.readers[number]
-                if (there := self.places[reader]) is not None
-            )
-            if beside:
-                place = min(beside, key=lambda at: (-beside[at], at))
+        places = [self.place_beside(group) for group in groups]
+        free = [at for at, place in enumerate(places) if place is None]
+        ends = list(accumulate(len(groups[at]) for at in free))
+        for at, end in zip(free, ends, strict=True):
+            middle = end - len(groups[at]) / 2
+            places[at] = int(middle * graph.positions / ends[-1])
+        loads: Counter[Place] = Counter()
+        for group, place in zip(groups, places, strict=True):
+            loads[place] += len(group)
+        if max(loads.values()) > graph.settings.divided_balance * len(rest) / graph.positions:
+            return
+        for group, place in zip(groups, places, strict=True):
             for number in group:
                 self.places[number] = place
 
-    def groups(self, left: Sequence[int]) -> list[list[int]]:
+    def place_beside(self, group: Sequence[int]) -> Place:
+        """The place of most tasks that read the results of a group; None if none has one."""
+        beside = Counter(
+            place
+            for number in group
+            for reader in self.graph.readers[number]
+            if (place := self.places[reader]) is not None
+        )
+        return min(beside, key=lambda place: (-beside[place], place), default=None)
+
+    def groups(self, rest: Sequence[int]) -> list[list[int]]:
         """Tasks with the same inputs, in the order of these."""
         group: dict[int, list[int]] = {}
-        for number in left:
+        for number in rest:
             reads = self.read_by(number)
             if not reads:
                 group[number] = [number]
                 continue
-            found = {id(group[read]): group[read] for read in reads if read in group}
-            if len(found) == 1 and all(read in group for read in reads):
-                [only] = found.values()
+            several = {id(group[read]): group[read] for read in reads if read in group}
+            if len(several) == 1 and all(read in group for read in reads):
+                [only] = several.values()
                 only.append(number)
                 group[number] = only
         return list({id(each): each for each in group.values()}.values())

@@ -53,9 +53,10 @@ class LowerSettings:
         Inputs for each worker that has some above which a task combines the results of these
         workers; and the share of the bytes of the worker that has most with which it may run on
         another one (chosen).
-    divided_share, divided_groups
+    divided_share, divided_groups, divided_balance
         Share of the tasks of a graph that have no place, from which these are divided among the
-        workers; and groups of them for each worker at least (chosen).
+        workers; groups of them for each worker at least; and tasks of the worker with most over
+        the mean at most (chosen).
     most_pieces
         Pieces that tiles are joined from, over the blocks and the tiles, above which neighbouring
         blocks are joined first (chosen).
@@ -80,6 +81,7 @@ class LowerSettings:
     equal_inputs: float = 0.9
     divided_share: float = 0.5
     divided_groups: int = 3
+    divided_balance: float = 1.25
     most_pieces: float = 4.0
     most_growth: float = 1.5
 

@@ -155,8 +155,8 @@ class GraphTasks:
         By the name of a layer, its blocks according to its annotations.
     sizes, guessed
         Bytes of every result, and the tasks for which they are a guess.
-    unknown
-        Those of them for which nothing is known; each counts as an equal share of a bundle.
+    unsized
+        Those of them for which nothing is known.  Their size is an equal share of a bundle.
     working
         Bytes that every task holds while it runs, besides its inputs and its result.
     """
@@ -189,8 +189,8 @@ class GraphTasks:
         self.inputs_first = self._inputs_first()
         self._placements: dict[str, Placement | None] = {}
         self.sizes, self.guessed = estimated_sizes(self)
-        self.unknown = {at for at in self.guessed if not self.sizes[at]}
-        for at in self.unknown:
+        self.unsized = {at for at in self.guessed if not self.sizes[at]}
+        for at in self.unsized:
             # a result that may be large should not be kept from one bundle to another
             self.sizes[at] = limits.work // max(1, limits.tasks)
         self.working = [limits.working.get(key, 0) for key in self.keys]

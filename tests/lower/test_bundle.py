@@ -205,6 +205,26 @@ def test_tasks_of_delayed_functions_are_divided(workers) -> None:
     np.testing.assert_allclose(new.compute(scheduler="sync"), array.compute(scheduler="sync"))
 
 
+@pytest.mark.parametrize("most", [2, 300])
+def test_tasks_that_read_one_result_are_not_all_on_one_worker(workers, most: int) -> None:
+    workers(4)
+    load = dask.delayed(lambda number: np.full((20, 20), float(number)), pure=True)
+    part = dask.delayed(lambda image, factor: float(image.sum() * factor), pure=True)
+    total = dask.delayed(lambda *parts: np.array([float(sum(map(np.sum, parts)))]), pure=True)
+    parts = [
+        part(load(number), factor)
+        for number, count in enumerate([most] + [2] * 63)
+        for factor in range(count)
+    ]
+    sums = [total(*parts[at : at + 8]) for at in range(0, len(parts), 8)]
+    x = da.random.default_rng(0).random((4000, 20), chunks=(1000, 20))
+    array = (x - da.from_delayed(total(*sums), (1,), float)).mean(axis=0)
+    new = dasktile.optimize(array)
+    assert_homes_are_even(new)
+    assert bool(bundles_of(tasks_of(new))) is (most == 2)
+    np.testing.assert_allclose(new.compute(scheduler="sync"), array.compute(scheduler="sync"))
+
+
 def assert_homes_are_even(array: da.Array) -> None:
     """Check that no worker runs more than twice its share of the tasks in bundles."""
     steps: Counter[int] = Counter()

@@ -248,6 +248,22 @@ def test_it_is_still_tiled() -> None:
 
 
 @pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("taken", [[0, 0], [1, 1], [0], [1]])
+def test_one_of_several_delayed_arrays(taken: list[int]) -> None:
+    ran: list[int] = []
+
+    def read(number: int) -> np.ndarray:
+        ran.append(number)
+        return np.full((4, 6), float(number))
+
+    first, second = (da.from_delayed(dask.delayed(read)(at), (4, 6), float) for at in (0, 1))
+    array = da.concatenate([first[None], second.rechunk((2, 3))[None]])
+    for lazy in (array[taken].sum(), (array + array)[taken].max(axis=0)):
+        ran.clear()
+        dasktile.optimize(lazy, workers=4).compute(scheduler="sync")
+        assert set(ran) == set(taken)
+
+
 def test_a_block_that_fails_but_is_not_needed() -> None:
     def fails(block: np.ndarray, block_id: Any = None) -> np.ndarray:
         if block_id != (0, 0):

@@ -542,6 +542,14 @@ def masked_blocks_unannounced() -> Any:
     return lazy.T[::-1], np.ma.masked_greater(X, 2).T[::-1]
 
 
+def masked_blocks_repeated() -> Any:
+    part = dask.delayed(np.ma.masked_greater)(X, 2)
+    lazy = da.from_delayed(part, X.shape, dtype="f8")
+    value = np.ma.masked_greater(X, 2)
+    stack = da.stack([lazy, lazy])
+    return (stack * 2, stack.sum(axis=0)), (np.ma.stack([value, value]) * 2, value * 2)
+
+
 def wider_blocks_than_announced() -> Any:
     wide = x().map_blocks(lambda a: a / 3, dtype="f8").map_blocks(np.negative, dtype="f4")
     lazy = (wide.T @ wide).map_blocks(lambda a: a.astype("f4"), dtype="f4")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import operator
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from dask.blockwise import Blockwise
 
+from dasktile._compat.dask import Alias, Task
 from dasktile.capture.answers import Answer, producers_first, reads_of
 from dasktile.capture.base import GraphView, Operation, Rechunked
-from dasktile.capture.references import head_of
+from dasktile.capture.references import head_of, references
 from dasktile.capture.settings import SETTINGS
 from dasktile.capture.unchanged import has_one_block, opaque
 from dasktile.ir import Kind
@@ -95,6 +99,8 @@ class _Joins:
         info = self.view.array(name)
         if info is None or name in self.inside or sources < SETTINGS.joined_sources:
             return
+        if self.are_items(inside):
+            return
         self.inside |= inside
         reason, inputs = self.reason(inside), self.answers.keys() - inside
         self.answers[name] = opaque(self.view, info, reason, inputs)
@@ -146,6 +152,31 @@ class _Joins:
             for other in reads_of(answer):
                 heapq.heappush(heap, (-self.place.get(other, 0), other))
         return found, sources
+
+    def are_items(self, inside: set[str]) -> bool:
+        """Whether most sources are items of one result, as of a function that returns a list.
+
+        All of that result would be sent to every worker that makes one of the blocks.
+        """
+        taken: Counter[Any] = Counter()
+        sources = [name for name in inside if _is_source(self.answers[name])]
+        for name in sources:
+            task = self.made_by(name)
+            if isinstance(task, Task) and task.func is operator.getitem:
+                taken.update(references(task))
+        return bool(taken) and 2 * max(taken.values()) > len(sources)
+
+    def made_by(self, name: str) -> Any:
+        """The task that makes a source of one block, below aliases; None for others."""
+        answer = self.answers[name]
+        assert isinstance(answer, Operation)
+        layers = getattr(answer.kernel, "layers", ())
+        tasks = [self.view.tasks(layer) for layer in layers]
+        [task] = self.view.tasks(name).values() if len(self.view.tasks(name)) == 1 else [None]
+        while isinstance(task, Alias):
+            target = task.target
+            task = next((found[target] for found in tasks if target in found), None)
+        return task
 
     def reason(self, inside: set[str]) -> str:
         """Why the first source is unchanged."""

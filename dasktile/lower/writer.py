@@ -339,8 +339,21 @@ def _unchanged(captured: Captured, taken: Iterable[str]) -> list[bool]:
             isinstance(kernel, Verbatim)
             and all(carried[edge.producer] for edge in node.edges)
             and tainted.isdisjoint(kernel.layers)
+            and not _reads_rechunked(captured, node, kernel)
         )
     return carried
+
+
+def _reads_rechunked(captured: Captured, node: Node, kernel: Verbatim) -> bool:
+    """Whether a rechunk is between a node and an array that it reads.
+
+    Dask's own rechunk, whose tasks have no homes, would be carried over with the node.
+    """
+    nodes = captured.program.nodes
+    return any(
+        read != nodes[edge.producer].name
+        for read, edge in zip(kernel.reads, node.edges, strict=True)
+    )
 
 
 def _needed(captured: Captured, carried: Sequence[bool]) -> list[int]:

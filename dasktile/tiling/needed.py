@@ -61,23 +61,21 @@ def may_be_culled(program: Program, complete: Sequence[bool]) -> list[bool]:
 
 def _reads_all(node: Node, edge: Edge, producer: Node) -> bool:
     """True if a node, all of whose blocks are needed, reads every block of an array."""
-    if edge.within is not None:
-        label, lo, hi = edge.within
-        if hi - lo < 1 or label >= len(node.labels):
-            return False
+    label, lo, hi = edge.within or (None, 0, 0)
+    if label is not None and (hi - lo < 1 or label >= len(node.labels)):
+        return False
+
+    def covers(axis: AxisMap, size: int) -> bool:
+        if axis.label is None:
+            # a map without a label may read a part of the axis in views and opaque nodes
+            return node.kind not in (Kind.VIEW, Kind.OPAQUE)
+        first, last = (lo, hi) if axis.label == label else (0, node.labels[axis.label].size)
+        return axis.width >= abs(axis.step) and axis.interval(first, last, size) == (0, size)
+
     return all(
-        len(sizes) == 1 or _covers(node, axis, sum(sizes))
+        len(sizes) == 1 or covers(axis, sum(sizes))
         for axis, sizes in zip(edge.axes, producer.chunks, strict=True)
     )
-
-
-def _covers(node: Node, axis: AxisMap, size: int) -> bool:
-    if axis.label is None:
-        # a map without a label may read a part of the axis in views and opaque nodes
-        return node.kind not in (Kind.VIEW, Kind.OPAQUE)
-    return axis.width >= abs(axis.step) and axis.interval(
-        0, node.labels[axis.label].size, size
-    ) == (0, size)
 
 
 def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> TiledProgram:

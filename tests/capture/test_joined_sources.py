@@ -164,6 +164,33 @@ def test_few_sources_are_nodes() -> None:
     assert len(ops(da.stack(images()[:8]))) == 1
 
 
+def items() -> da.Array:
+    """Every block would be sent with all others."""
+    every = dask.delayed(lambda: IMAGES)()
+    return da.stack([da.from_delayed(every[at], (3, 4), dtype="f8") for at in range(10)])
+
+
+def items_of_lists() -> da.Array:
+    lists = [dask.delayed(lambda at: IMAGES[at : at + 2])(at) for at in range(0, 10, 2)]
+    return da.stack(
+        [da.from_delayed(lists[at // 2][at % 2], (3, 4), dtype="f8") for at in range(10)]
+    )
+
+
+def with_a_handle() -> da.Array:
+    """Every function reads the same small result."""
+    handle = dask.delayed(lambda: 1.0)()
+    read = dask.delayed(lambda factor, at: IMAGES[at] * factor)
+    return da.stack([da.from_delayed(read(handle, at), (3, 4), dtype="f8") for at in range(10)])
+
+
+@pytest.mark.parametrize(("build", "nodes"), [(items, 11), (items_of_lists, 1), (with_a_handle, 1)])
+def test_items_of_one_result_are_not_divided(build: Callable[[], da.Array], nodes: int) -> None:
+    assert len(ops(build())) == nodes
+    new = dasktile.optimize(build().sum(axis=0), workers=4)
+    np.testing.assert_array_equal(new.compute(scheduler="sync"), sum(IMAGES))
+
+
 def annotated_sources() -> da.Array:
     with dask.annotate(workers=["a"]):
         parts = images()

@@ -90,7 +90,7 @@ def _task(
         return Task(key, np.transpose, TaskRef(read), tuple(order))
     if ndim == 0:
         # the input may be a plain Python number
-        return Task(key, np.broadcast_to, TaskRef(read), tuple(shape))
+        return Task(key, repeated, TaskRef(read), tuple(shape))
     return Task(key, arrange, TaskRef(read), tuple(order), tuple(shape))
 
 
@@ -106,7 +106,15 @@ def arrange(block: Any, order: tuple[int | None, ...], shape: tuple[int, ...]) -
         block = block.transpose(places)
     if len(places) < len(order):
         block = block[tuple(None if axis is None else slice(None) for axis in order)]
-    return block if block.shape == shape else np.broadcast_to(block, shape)
+    return block if block.shape == shape else repeated(block, shape)
+
+
+def repeated(block: Any, shape: tuple[int, ...]) -> Any:
+    """A block that is repeated along axes of length one; a masked one stays masked."""
+    if not isinstance(block, np.ma.MaskedArray):
+        return np.broadcast_to(block, shape)
+    data, mask = (np.broadcast_to(part, shape) for part in (block.data, np.ma.getmask(block)))
+    return np.ma.MaskedArray(data, mask, fill_value=block.fill_value)
 
 
 def element(block: Any) -> Any:

@@ -13,7 +13,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
 from dask.utils import funcname, key_split
 
-from dasktile._compat.dask import enforce_dtype
+from dasktile._compat.dask import Alias, enforce_dtype
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
@@ -52,6 +52,8 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         return ALREADY_TILED
     operation = key_split(name)
     others = _no_arrays(view, name)
+    if others and all(isinstance(task, Alias) for task in view.tasks(name).values()):
+        return f"its blocks are results of the delayed function {others}"
     if others:
         return f"{operation} reads results of {others}, which are not the blocks of an array"
     if any(key_split(key) != operation for key in itertools.islice(layer, SETTINGS.sampled_keys)):

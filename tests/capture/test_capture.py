@@ -681,7 +681,7 @@ def test_programs_do_not_depend_on_names():
         (lambda: da.linalg.svd(x.rechunk((4, -1)))[1] + 1, "getitem reads results of svd, which"),
         (
             lambda: da.from_delayed(dask.delayed(np.ones)(4), (4,), float) + 1,
-            "from-value reads results of ones, which are not the blocks of an array",
+            "its blocks are results of the delayed function ones",
         ),
         (lambda: da.quantile(x, [0.1], axis=0) + 1, "there is no rule for quantile with these"),
         (lambda: da.percentile(x[0], 50) + 1, "there is no rule for the tasks of percentile"),

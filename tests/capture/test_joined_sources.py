@@ -43,7 +43,7 @@ def test_a_stack_is_one_source() -> None:
     source, mean = captured.program.nodes
     assert (source.op, source.kind, source.edges) == ("stack", Kind.OPAQUE, ())
     assert source.chunks == ((1,) * 10, (3,), (4,))
-    assert "results of image" in source.reason
+    assert source.reason == "its blocks are results of the delayed function image"
     assert mean.op == "mean"
     kernel = captured.kernels[0]
     assert isinstance(kernel, Verbatim)

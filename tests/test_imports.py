@@ -185,6 +185,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "tiling.growth",
             "tiling.plan",
             "tiling.planner",
+            "tiling.settings",
         },
         {"dask"},
     ),

@@ -13,7 +13,7 @@ import pytest
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
-from dasktile import choice, prediction
+from dasktile import choice, pipeline, prediction
 from dasktile.cluster.target import Machine
 from dasktile.planning import Candidate
 from dasktile.prediction import (
@@ -508,7 +508,7 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     assert not simulated_inputs
     # what explain shows is complete
     assert dasktile.explain(array).peak_before is not None and simulated_inputs
-    monkeypatch.setattr(choice, "_is_far_better", lambda *_: False)
+    monkeypatch.setattr(choice, "_takes_less_time", lambda *_: False)
     assert dasktile.optimize(array).dask.layers.keys() == quick.dask.layers.keys()
     # few of the tasks are needed: they do not take far more time than the plan
     simulated_inputs.clear()
@@ -529,20 +529,59 @@ def test_chains_that_dask_fuses_are_few_tasks(monkeypatch: pytest.MonkeyPatch) -
     assert dasktile.optimize(array) is array
 
 
-def test_plans_that_are_not_far_better(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_that_may_take_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[Any] = []
-    is_far_better = choice._is_far_better
-    monkeypatch.setattr(choice, "_is_far_better", lambda *each: compared.append(each))
+    takes_less_time = choice._takes_less_time
+    monkeypatch.setattr(choice, "_takes_less_time", lambda *each: compared.append(each))
     array = noise((2000, 2000), (50, 50)).sum(axis=0)
     dasktile.optimize(array)
     [(request, plan)] = compared
     run = Prediction(0.001, 0, 2**20, None, 4, 2**20)
-    assert is_far_better(request, replace(plan, after=run))
-    much = 2**26
-    assert not is_far_better(request, replace(plan, after=replace(run, peak=much, results=much)))
+    assert takes_less_time(request, replace(plan, after=run))
     # the scheduler takes a millisecond for each of the 1,600 tasks of Dask
-    assert is_far_better(request, replace(plan, after=replace(run, seconds=1.5)))
-    assert not is_far_better(request, replace(plan, after=replace(run, seconds=2.5)))
-    assert not is_far_better(request, replace(plan, after=replace(run, guessed=0.5)))
+    assert takes_less_time(request, replace(plan, after=replace(run, seconds=1.5)))
+    assert not takes_less_time(request, replace(plan, after=replace(run, seconds=2.5)))
+    assert not takes_less_time(request, replace(plan, after=replace(run, guessed=0.5)))
     spilled = replace(run, room=2**19)
-    assert not is_far_better(request, replace(plan, after=spilled))
+    assert not takes_less_time(request, replace(plan, after=spilled))
+
+
+@pytest.mark.parametrize(
+    ("peak", "small", "compared", "lean"),
+    [
+        (2**22, None, False, False),  # hardly any memory
+        (2**23 + 1, None, False, False),  # little memory
+        (2**25, None, True, False),
+        (2**25, 2**22, False, True),  # small tiles need less
+        (2**23 + 1, 2**22, False, False),  # which is worth nothing
+        (2**27, 2**25, True, True),
+    ],
+)
+def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
+    peak: int, small: int | None, compared: bool, lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs: list[Any] = []
+
+    def predict(request: Any, captured: Any, tables: Any, usual: Candidate) -> Candidate | None:
+        return None if small is None else replace(usual, after=replace(run, peak=small))
+
+    run = Prediction(0.01, 0, peak, None, 4, peak)
+    monkeypatch.setattr(choice, "_takes_less_time", lambda *_: True)
+    monkeypatch.setattr(
+        choice, "_with_own_prediction", lambda _, plan, __: replace(plan, after=run)
+    )
+    monkeypatch.setattr(choice, "_small_plan", predict)
+    monkeypatch.setattr(choice, "_predict_input", lambda *each: inputs.append(each))
+    plans: list[Candidate] = []
+
+    def chosen(request: Any) -> Candidate:
+        plans.append(choice.chosen_plan(request))
+        return plans[-1]
+
+    monkeypatch.setattr(pipeline, "chosen_plan", chosen)
+    dasktile.optimize(noise((2000, 2000), (50, 50)).sum(axis=0))
+    assert bool(inputs) is compared
+    if not compared:
+        [plan] = plans
+        assert plan.after is not None
+        assert plan.after.peak == (small if lean else peak)

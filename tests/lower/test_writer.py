@@ -606,10 +606,10 @@ def test_opaque_parts_read_their_own_chunks(names: bool) -> None:
 
 def test_unchanged_parts_are_carried_over() -> None:
     x = blocky(da.random.default_rng(0).random((8, 8), chunks=4))
-    y = blocky(x.rechunk((8, 2)))
+    y = blocky(x)
     builder = Builder(y.dask)
     a = opaque(builder, x)
-    b = opaque(builder, y, (a, x.rechunk((8, 2))))
+    b = opaque(builder, y, (a, x))
     c = builder.map(np.negative, (a, "ij"), out="ij")
     captured = builder.captured(b, c)
     nodes = captured.program.nodes
@@ -622,6 +622,21 @@ def test_unchanged_parts_are_carried_over() -> None:
     # nor is it written only because the output has a given name
     named = builder.check(captured, tiled, output_names=[y.name, "negative"])
     assert named.graph.layers[y.name] is y.dask.layers[y.name]
+
+
+def test_a_rechunk_between_unchanged_parts_is_written() -> None:
+    """Dask's tasks for it have no homes."""
+    x = blocky(da.random.default_rng(0).random((8, 8), chunks=4))
+    y = blocky(x.rechunk((8, 2)))
+    builder = Builder(y.dask)
+    a = opaque(builder, x)
+    b = opaque(builder, y, (a, x.rechunk((8, 2))))
+    captured = builder.captured(b)
+    nodes = captured.program.nodes
+    tiled = TiledProgram(captured.program, MESH, (own(nodes[0]), own(nodes[1])))
+    lowered = builder.check(captured, tiled)
+    assert lowered.graph.layers[x.name] is y.dask.layers[x.name]
+    assert not [name for name in lowered.graph.layers if name.startswith("rechunk")]
 
 
 def test_readers_of_a_layer_whose_name_an_output_takes_are_written() -> None:

@@ -66,8 +66,11 @@ SLOW_NETWORK = 1e8
 #: ``dasktile.plan.disk-bandwidth``).
 DISK_SPEED = 400e6
 
-#: Bytes on a worker below which less memory is not worth a search, nor seconds (chosen).
+#: Bytes of results on a worker that are not worth a search for less (chosen).
 SMALL_PEAK = 2**23
+
+#: Bytes on a worker below which less memory is not worth any seconds (chosen).
+LEAST_PEAK = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class Prediction:
     @property
     def cost(self) -> float:
         """Seconds, times a power of the memory; of little memory, less is worth nothing."""
-        return self.run_seconds * max(SMALL_PEAK, self.peak) ** MEMORY_EXPONENT
+        return self.run_seconds * max(LEAST_PEAK, self.peak) ** MEMORY_EXPONENT
 
     def excess(self, other: Prediction) -> float:
         """Memory of a run over 1.25 times that of another run, or over 24 MiB; at least 1.

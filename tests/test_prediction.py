@@ -58,8 +58,8 @@ EXPRESSIONS = [rechunked_sum, residuals, neighbours]
 @pytest.mark.parametrize("make", EXPRESSIONS)
 def test_a_plan_needs_no_more_memory_than_dask(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # memory counts although the arrays are small
-    for module in (choice, prediction):
-        monkeypatch.setattr(module, "SMALL_PEAK", 0)
+    monkeypatch.setattr(choice, "SMALL_PEAK", 0)
+    monkeypatch.setattr(prediction, "LEAST_PEAK", 0)
     array = make()
     optimized = dasktile.optimize(array)
     (stock_tasks, stock), (tasks, planned) = simulated([array], 4), simulated([optimized], 4)
@@ -553,7 +553,7 @@ def test_plans_that_may_take_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
         (2**23 + 1, None, False, False),  # little memory
         (2**25, None, True, False),
         (2**25, 2**22, False, True),  # small tiles need less
-        (2**23 + 1, 2**22, False, False),  # which is worth nothing
+        (2**23 + 1, 2**22, False, True),
         (2**27, 2**25, True, True),
     ],
 )

@@ -38,10 +38,9 @@ def join_sources(view: GraphView, answers: dict[str, Answer], names: Sequence[st
     if sum(map(_is_source, answers.values())) < SETTINGS.joined_sources:
         return
     joins = _Joins(view, answers, names)
-    order = producers_first(answers, names)
-    for name in order:
+    for name in joins.place:
         joins.find(name)
-    for name in reversed(order):
+    for name in reversed(joins.place):
         joins.apply(name)
 
 
@@ -106,9 +105,9 @@ class _Joins:
         self.answers[name] = opaque(self.view, info, reason, inputs)
 
     def takes_blocks(self, name: str, reads: set[str]) -> bool:
-        """Whether every block of an array is made of one block of another, and each of another one.
+        """Whether each block of an array is made of a single block of those that it reads.
 
-        As those of a stack are, not those of a product or a sum.
+        No two are made of the same one.  This holds for a stack, not for a product or a sum.
         """
         layer = self.view.layers[name]
         if isinstance(layer, Blockwise) or layer.annotations:
@@ -167,16 +166,16 @@ class _Joins:
         return bool(taken) and 2 * max(taken.values()) > len(sources)
 
     def made_by(self, name: str) -> Any:
-        """The task that makes a source of one block, below aliases; None for others."""
-        answer = self.answers[name]
-        assert isinstance(answer, Operation)
-        layers = getattr(answer.kernel, "layers", ())
-        tasks = [self.view.tasks(layer) for layer in layers]
-        [task] = self.view.tasks(name).values() if len(self.view.tasks(name)) == 1 else [None]
-        while isinstance(task, Alias):
-            target = task.target
-            task = next((found[target] for found in tasks if target in found), None)
-        return task
+        """The task that makes a source of one block, below aliases; None if it has none."""
+        answer, info = self.answers[name], self.view.array(name)
+        assert isinstance(answer, Operation) and info is not None
+        layers = [self.view.tasks(layer) for layer in answer.kernel.layers]
+        key: Any = (name, *(0 for _ in info.shape))
+        while True:
+            task = next((tasks[key] for tasks in layers if key in tasks), None)
+            if not isinstance(task, Alias):
+                return task
+            key = task.target
 
     def reason(self, inside: set[str]) -> str:
         """Why the first source is unchanged."""

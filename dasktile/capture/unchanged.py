@@ -90,8 +90,8 @@ def _members(
         waiting: list[str] = []
         for other in view.dependencies(member):
             array = view.array(other)
-            is_input = array is not None and (inputs is None or other in inputs)
-            if is_input and array is not None and has_blocks(view.layers[other], array):
+            may_read = inputs is None or other in inputs
+            if may_read and array is not None and has_blocks(view.layers[other], array):
                 arrays[other] = array
             elif other not in members:
                 waiting.append(other)

@@ -41,6 +41,20 @@ def source(rows: int, columns: int, chunks: tuple[int, int]) -> da.Array:
     return da.random.default_rng(0).random((rows, columns), chunks=chunks)
 
 
+def on_four_workers(way: str) -> Any:
+    """Run a test on a cluster, with the hook if that is the way."""
+    return gen_cluster(
+        client=True,
+        nthreads=[("127.0.0.1", 1)] * 4,
+        config={
+            "dasktile.workers": 4,
+            "dasktile.raise-errors": True,
+            **(HOOK if way == "hook" else {}),
+        },
+        worker_kwargs={"memory_limit": 0},
+    )
+
+
 def centred() -> da.Array:
     x = source(400, 400, (40, 40))
     return x - x.mean(axis=0)
@@ -57,16 +71,7 @@ def gram() -> da.Array:
 def test_all_tasks_have_home_workers_and_move_the_predicted_bytes(
     expression: Callable[[], Any], way: str, end: str, tmp_path: Path
 ) -> None:
-    @gen_cluster(
-        client=True,
-        nthreads=[("127.0.0.1", 1)] * 4,
-        config={
-            "dasktile.workers": 4,
-            "dasktile.raise-errors": True,
-            **(HOOK if way == "hook" else {}),
-        },
-        worker_kwargs={"memory_limit": 0},
-    )
+    @on_four_workers(way)
     async def run(c: Client, s: Any, *workers: Any) -> None:
         await dasktile.enable(c)
         array = expression()
@@ -158,16 +163,7 @@ def image(number: int) -> np.ndarray:
 def test_images_that_are_read_one_by_one(way: str) -> None:
     """No worker reads more than its share, and only partial means are sent."""
 
-    @gen_cluster(
-        client=True,
-        nthreads=[("127.0.0.1", 1)] * 4,
-        config={
-            "dasktile.workers": 4,
-            "dasktile.raise-errors": True,
-            **(HOOK if way == "hook" else {}),
-        },
-        worker_kwargs={"memory_limit": 0},
-    )
+    @on_four_workers(way)
     async def run(c: Client, s: Any, *workers: Any) -> None:
         await dasktile.enable(c)
         parts = [

@@ -17,8 +17,10 @@ from dask.array.core import Array
 from dask.base import is_dask_collection
 from dask.highlevelgraph import HighLevelGraph
 
+from dasktile._compat.expressions import is_readable
 from dasktile.capture.base import ArrayInfo
 from dasktile.collections.boundary import boundary, reachable, splice
+from dasktile.collections.expressions import ExpressionArrays
 from dasktile.ir import Chunks
 
 
@@ -96,9 +98,11 @@ class Holders:
     unknown
         Arrays with unknown chunk sizes: only the arrays they are computed from can be tiled.
     unsupported
-        True if there are array expressions, which are not supported.
+        True if there are arrays of Dask's own array expressions, which are not supported.
     groups
         Arrays of one xarray object, which must have the same chunks along each shared dimension.
+    expressions
+        The arrays of the package ``dask_array``.
     """
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
@@ -109,6 +113,7 @@ class Holders:
     unknown: dict[str, Array] = field(default_factory=dict)
     unsupported: bool = False
     groups: list[tuple[Member, ...]] = field(default_factory=list)
+    expressions: ExpressionArrays = field(default_factory=ExpressionArrays)
 
     def open(self, value: Any) -> Rebuild:
         """Record the arrays in a value; returns a function that rebuilds the value."""
@@ -125,6 +130,8 @@ class Holders:
             return self._sequence(
                 list(value.values()), lambda items: dict(zip(value, items, strict=True)), value
             )
+        if is_readable(value):
+            return self._expression(value)
         if is_expression(value):
             self.unsupported = True
         elif is_xarray(value):
@@ -144,6 +151,20 @@ class Holders:
         self.graphs.append(value.dask)
         self.keys.append(value.__dask_keys__())
         return lambda new: new.array(value)
+
+    def _expression(self, value: Any) -> Rebuild:
+        array = self.expressions.read(value)
+        rebuild = self._array(array)
+
+        def expression(new: Rewritten) -> Any:
+            result = rebuild(new)
+            if result is array:
+                return value
+            read = self.expressions.arrays
+            results = [new.array(each) for each in read if each.name in new.names]
+            return self.expressions.written(value, result, new.graph, results)
+
+        return expression
 
     def _sequence(
         self,

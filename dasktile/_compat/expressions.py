@@ -1,0 +1,144 @@
+"""What dasktile uses of the package ``dask_array``: the nodes of its expressions.
+
+An expression is a tree of nodes.  The class of a node says what it computes, its operands from what;
+the classes, and the functions in the operands, are not documented.  ``dask_array`` is never
+imported here: its arrays come from a process that has imported it.  A node is described by the
+methods that this module calls.  Where a release of ``dask_array`` lacks one of them,
+:func:`is_readable` is False, and its arrays are returned unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from types import CodeType, FunctionType
+from typing import Any, Final
+
+Function = Callable[..., Any]
+
+#: Releases of ``dask_array``, without their last number, whose nodes were checked.
+CHECKED: Final = ("0.7",)
+
+#: The methods of nodes that this module calls.
+_METHODS: Final = ("_layer", "_lower", "_name", "dependencies", "operand", "simplify")
+
+#: Modules of Dask that have the functions of ``dask_array`` under the same names.
+_MODULES: Final = ("chunk", "reductions", "core", "routines", "overlap", "einsumfuncs", "ufunc")
+
+#: Functions of ``dask_array`` with other code than Dask's of the same name, which compute the same.
+#: The partial results of means and moments have one count where Dask's have one for each element.
+_SAME: Final = frozenset({"mean_chunk", "moment_chunk", "_tensordot", "_matmul", "_concatenate2"})
+
+
+def is_readable(array: Any) -> bool:
+    """Whether this is an array of ``dask_array`` whose expression can be read."""
+    kind = type(array)
+    if kind.__module__.partition(".")[0] != "dask_array" or not hasattr(kind, "expr"):
+        return False
+    node = array.expr
+    return all(hasattr(type(node), method) for method in _METHODS)
+
+
+def simplified(array: Any) -> Any:
+    """The root of an array's expression, after the rewrites of ``dask_array`` itself."""
+    return array.expr.simplify()
+
+
+def kinds(node: Any) -> tuple[str, ...]:
+    """Names of a node's class and of its base classes."""
+    return tuple(kind.__name__ for kind in type(node).__mro__)
+
+
+def name_of(node: Any) -> str:
+    """The name in the keys of a node's blocks."""
+    return str(node._name)
+
+
+def meta_of(node: Any) -> Any:
+    """An empty array of the type of a node's blocks."""
+    return node._meta
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The nodes that a node reads."""
+    return list(node.dependencies())
+
+
+def lowered(node: Any) -> Any:
+    """The nodes that ``dask_array`` writes a node with; None if it writes the tasks of the node."""
+    new = node._lower()
+    return None if new is None or new._name == node._name else new
+
+
+def names_in_tasks(node: Any) -> list[str]:
+    """The names in the keys with which tasks refer to the blocks of a node.
+
+    A few classes ask a node for its keys.  These have the name of what the node is written with,
+    and are computed once for each node.
+    """
+    asked = "_cached_keys" in vars(node)
+    return [node._name, node.lower_completely()._name] if asked else [node._name]
+
+
+def tasks_of(node: Any) -> dict[Any, Any]:
+    """The tasks of a node, by their keys; their inputs are blocks of the nodes that it reads."""
+    return dict(node._layer())
+
+
+def output(array: Any, graph: Mapping[Any, Any], name: str, chunks: Any) -> Any:
+    """An array of ``dask_array`` from a graph that computes its blocks.
+
+    Parameters
+    ----------
+    array
+        The array of ``dask_array`` that it replaces.
+    graph
+        A graph with the blocks of an array `name`, in these `chunks`.
+    """
+    build, (meta, *_) = array.__dask_postpersist__()
+    return build(graph, meta, chunks, [], name)
+
+
+def counterpart(function: Any) -> Any:
+    """The function of Dask that a function of ``dask_array`` is a copy of, else the function.
+
+    ``dask_array`` has its own copies of Dask's functions.  A function is a copy if Dask has one of
+    the same name and with the same code, or if it is one of a few that were compared by hand.
+    """
+    if isinstance(function, partial):
+        arguments = tuple(map(counterpart, function.args))
+        options = {name: counterpart(value) for name, value in function.keywords.items()}
+        return partial(counterpart(function.func), *arguments, **options)
+    if not isinstance(function, FunctionType):
+        return function
+    if function.__module__.partition(".")[0] != "dask_array" or function.__closure__:
+        return function
+    return _counterpart(function)
+
+
+@cache
+def _counterpart(function: FunctionType) -> Any:
+    for module in _MODULES:
+        found = getattr(import_module(f"dask.array.{module}"), function.__qualname__, None)
+        if isinstance(found, FunctionType) and (
+            function.__name__ in _SAME or _has_same_code(function.__code__, found.__code__)
+        ):
+            return found
+    return function
+
+
+def _has_same_code(one: CodeType, other: CodeType) -> bool:
+    names: Sequence[str] = ("co_code", "co_names", "co_varnames", "co_argcount")
+    return all(getattr(one, name) == getattr(other, name) for name in names) and (
+        _plain_constants(one) == _plain_constants(other)
+    )
+
+
+def _plain_constants(code: CodeType) -> list[Any]:
+    # without the documentation, and code of functions inside, which has the name of its file
+    return [
+        value
+        for value in code.co_consts
+        if value is not None and not isinstance(value, (str, CodeType))
+    ]

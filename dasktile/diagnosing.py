@@ -20,6 +20,8 @@ from distributed import Client
 from dasktile import config
 from dasktile._compat.dask import collections_to_expr, graphs_of
 from dasktile._compat.distributed import recording
+from dasktile._compat.expressions import computed_nodes
+from dasktile.capture.expressions import ExpressionReader
 from dasktile.capture.undeclared import UndeclaredReadError
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.target import Machine, machine
@@ -265,6 +267,10 @@ def _collections_in(value: Any) -> Iterator[Any]:
 
 def _computations(expression: Any) -> list[tuple[HighLevelGraph, Any] | Missed]:
     """What an expression computes: the graphs, or the reason for which it is not read."""
+    nodes = computed_nodes(expression)
+    if nodes:
+        reader = ExpressionReader()
+        return [(array.dask, array.__dask_keys__()) for array in map(reader.array, nodes)]
     if _has_array_expression(expression):
         reason = "dasktile does not read array expressions (dask's setting array.query-planning)"
         return [Missed("array expressions", None, reason)]

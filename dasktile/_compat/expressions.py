@@ -1,15 +1,15 @@
 """What dasktile uses of the package ``dask_array``: the nodes of its expressions.
 
-An expression is a tree of nodes.  The class of a node says what it computes, its operands from what;
-the classes, and the functions in the operands, are not documented.  ``dask_array`` is never
-imported here: its arrays come from a process that has imported it.  A node is described by the
-methods that this module calls.  Where a release of ``dask_array`` lacks one of them,
-:func:`is_readable` is False, and its arrays are returned unchanged.
+An expression is a tree of nodes.  The class of a node says what it computes, its operands from
+what; the classes, and the functions in the operands, are not documented.  ``dask_array`` is never
+imported here: its arrays come from a process that has imported it.  Where a release lacks one of
+the methods that this module calls, :func:`is_readable` is False, and its arrays are returned
+unchanged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
 from types import CodeType, FunctionType
@@ -28,21 +28,47 @@ _MODULES: Final = ("chunk", "reductions", "core", "routines", "overlap", "einsum
 
 #: Functions of ``dask_array`` with other code than Dask's of the same name, which compute the same.
 #: The partial results of means and moments have one count where Dask's have one for each element.
-_SAME: Final = frozenset({"mean_chunk", "moment_chunk", "_tensordot", "_matmul", "_concatenate2"})
+_SAME: Final = frozenset(
+    {"mean_chunk", "moment_chunk", "_tensordot", "_matmul", "_chunk_sum", "_concatenate2"}
+)
 
 
 def is_readable(array: Any) -> bool:
     """Whether this is an array of ``dask_array`` whose expression can be read."""
     kind = type(array)
-    if kind.__module__.partition(".")[0] != "dask_array" or not hasattr(kind, "expr"):
-        return False
-    node = array.expr
-    return all(hasattr(type(node), method) for method in _METHODS)
+    return _is_of_package(kind) and hasattr(kind, "expr") and _is_node(array.expr)
 
 
-def simplified(array: Any) -> Any:
-    """The root of an array's expression, after the rewrites of ``dask_array`` itself."""
-    return array.expr.simplify()
+def _is_of_package(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "dask_array"
+
+
+def _is_node(value: Any) -> bool:
+    kind = type(value)
+    return _is_of_package(kind) and all(hasattr(kind, method) for method in _METHODS)
+
+
+def computed_nodes(expression: Any) -> list[Any]:
+    """The nodes whose values a computation returns; none if it is not one of ``dask_array`` only.
+
+    Parameters
+    ----------
+    expression
+        What Dask gives a scheduler: an expression, or a sequence of them.
+    """
+    if _is_node(expression):
+        # the task that joins the blocks of a result
+        joins = type(expression).__name__ == "FinalizeComputeArray"
+        return [expression.operand("arr") if joins else expression]
+    if type(expression).__module__.partition(".")[0] != "dask":
+        return []
+    found = [computed_nodes(each) for each in getattr(expression, "operands", ())]
+    return [node for nodes in found for node in nodes] if all(found) else []
+
+
+def simplified(node: Any) -> Any:
+    """A node after the rewrites of ``dask_array`` itself."""
+    return node.simplify()
 
 
 def kinds(node: Any) -> tuple[str, ...]:
@@ -67,6 +93,9 @@ def inputs_of(node: Any) -> list[Any]:
 
 def lowered(node: Any) -> Any:
     """The nodes that ``dask_array`` writes a node with; None if it writes the tasks of the node."""
+    if type(node).__name__ == "FusedBlockwise":
+        # the nodes that were fused, the last one first
+        return node.operand("exprs")[0]
     new = node._lower()
     return None if new is None or new._name == node._name else new
 
@@ -112,27 +141,27 @@ def counterpart(function: Any) -> Any:
         return partial(counterpart(function.func), *arguments, **options)
     if not isinstance(function, FunctionType):
         return function
-    if function.__module__.partition(".")[0] != "dask_array" or function.__closure__:
+    if function.__module__.partition(".")[0] != "dask_array":
         return function
     return _counterpart(function)
 
 
 @cache
 def _counterpart(function: FunctionType) -> Any:
+    name = function.__name__
     for module in _MODULES:
-        found = getattr(import_module(f"dask.array.{module}"), function.__qualname__, None)
-        if isinstance(found, FunctionType) and (
-            function.__name__ in _SAME or _has_same_code(function.__code__, found.__code__)
-        ):
+        found = getattr(import_module(f"dask.array.{module}"), name, None)
+        if isinstance(found, FunctionType) and (name in _SAME or _has_same_code(function, found)):
             return found
     return function
 
 
-def _has_same_code(one: CodeType, other: CodeType) -> bool:
-    names: Sequence[str] = ("co_code", "co_names", "co_varnames", "co_argcount")
-    return all(getattr(one, name) == getattr(other, name) for name in names) and (
-        _plain_constants(one) == _plain_constants(other)
-    )
+def _has_same_code(one: FunctionType, other: FunctionType) -> bool:
+    if one.__qualname__ != other.__qualname__ or one.__closure__ or other.__closure__:
+        return False
+    names = ("co_code", "co_names", "co_varnames", "co_argcount", "co_kwonlyargcount")
+    same = all(getattr(one.__code__, name) == getattr(other.__code__, name) for name in names)
+    return same and _plain_constants(one.__code__) == _plain_constants(other.__code__)
 
 
 def _plain_constants(code: CodeType) -> list[Any]:

@@ -10,7 +10,7 @@ So both packages give the same program for the same calls.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import getitem
 from typing import Any
 
@@ -43,18 +43,17 @@ Read = Callable[[Any], Array]
 
 
 class ExpressionReader:
-    """Writes arrays of ``dask_array`` with Dask's arrays; common nodes are written once."""
+    """Writes nodes of ``dask_array`` with Dask's arrays, each node once."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
 
-    def array(self, value: Any) -> Array:
-        """A Dask array with the values and the chunks of an array of ``dask_array``."""
-        root = simplified(value)
-        array = self._written(root)
-        if not _same_chunks(array.chunks, value.chunks):
+    def array(self, node: Any) -> Array:
+        """A Dask array with the values and the chunks of a node."""
+        array = self._written(simplified(node))
+        if not _same_chunks(array.chunks, node.chunks):
             # a rewrite of dask_array may choose others, which it takes back at the end
-            array = array.rechunk(value.chunks)
+            array = array.rechunk(node.chunks)
         return array
 
     def _written(self, root: Any) -> Array:
@@ -113,7 +112,9 @@ def _type_of_blocks(meta: Any) -> type:
 def _same_chunks(ours: Any, theirs: Any) -> bool:
     return len(ours) == len(theirs) and all(
         len(one) == len(other)
-        and all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True))
+        and all(
+            a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)
+        )
         for one, other in zip(ours, theirs, strict=True)
     )
 
@@ -143,11 +144,16 @@ def _from_tasks(node: Any, read: Read) -> Array:
                 unknown = min(map(str, read_here - blocks.keys()))
                 raise ValueError(f"task {key} reads {unknown}, which is of no array")
             tasks[key] = task.substitute({old: blocks[old] for old in read_here})
-    graph = HighLevelGraph.from_collections(name, tasks, dependencies=list(arrays.values()))
+    return _array(node, name, tasks, arrays.values())
+
+
+def _array(node: Any, name: str, layer: Any, inputs: Iterable[Any]) -> Array:
+    """An array like a node, of a name, from its layer and the arrays that this reads."""
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=list(inputs))
     return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
 
 
-def _from_array(node: Any, read: Read) -> Array:
+def _from_array(node: Any, read: Read) -> Array | None:
     array, region, chunks = node.operand("array"), node.operand("_region"), node.chunks
     name = name_of(node)
     index: tuple[slice, ...] = ()
@@ -232,20 +238,14 @@ def _blockwise(node: Any, read: Read) -> Array:
         concatenate=node.concatenate,
         **options,
     )
-    graph = HighLevelGraph.from_collections(name, layer, dependencies=arrays)
-    return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
+    return _array(node, name, layer, arrays)
 
 
 def _reduction(node: Any, read: Read) -> Array:
     weights = node.operand("weights")
-    chunk = counterpart(node.operand("chunk"))
-    array = read(node.operand("array"))
-    if getattr(chunk, "__qualname__", "").startswith("_sum_wo_cat."):
-        (axis,) = node.operand("axis")
-        return da.routines._sum_wo_cat(array, axis=axis - array.ndim, dtype=node.operand("dtype"))
     return da.reduction(
-        array,
-        chunk,
+        read(node.operand("array")),
+        counterpart(node.operand("chunk")),
         counterpart(node.operand("aggregate")),
         axis=node.operand("axis"),
         keepdims=node.operand("keepdims"),
@@ -307,9 +307,9 @@ def _arange(node: Any, read: Read) -> Array:
 
 
 def _linspace(node: Any, read: Read) -> Array:
-    bounds = [node.operand(name) for name in ("start", "stop", "num")]
+    start, stop, num = (node.operand(name) for name in ("start", "stop", "num"))
     return da.linspace(
-        *bounds, endpoint=node.operand("endpoint"), chunks=node.chunks, dtype=node.dtype
+        start, stop, num, endpoint=node.operand("endpoint"), chunks=node.chunks, dtype=node.dtype
     )
 
 
@@ -340,7 +340,9 @@ def _stencil(node: Any, read: Read) -> Array:
 
 
 def _shuffled(node: Any, read: Read) -> Array:
-    positions = np.concatenate([np.asarray(group, dtype=np.intp) for group in node.operand("indexer")])
+    positions = np.concatenate(
+        [np.asarray(group, dtype=np.intp) for group in node.operand("indexer")]
+    )
     return da.take(read(node.operand("array")), positions, axis=node.operand("axis"))
 
 
@@ -350,9 +352,7 @@ def _at_points(node: Any, read: Read) -> Array:
 
 
 def _from_delayed(node: Any, read: Read) -> Array:
-    return da.from_delayed(
-        node.operand("value"), node.shape, dtype=node.dtype, meta=meta_of(node)
-    )
+    return da.from_delayed(node.operand("value"), node.shape, dtype=node.dtype, meta=meta_of(node))
 
 
 def _gufunc_result(node: Any, read: Read) -> Array:
@@ -362,11 +362,8 @@ def _gufunc_result(node: Any, read: Read) -> Array:
     name, cores = f"{prefix}_{position}-{token}", (0,) * len(node.operand("ocd"))
     keys = list(flatten(array.__dask_keys__()))
     several = node.operand("nout")
-    tasks = {
-        (name, *key[1:], *cores): (getitem, key, position) if several else key for key in keys
-    }
-    graph = HighLevelGraph.from_collections(name, tasks, dependencies=[array])
-    return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
+    tasks = {(name, *key[1:], *cores): (getitem, key, position) if several else key for key in keys}
+    return _array(node, name, tasks, [array])
 
 
 def _joined(node: Any, read: Read) -> Array:

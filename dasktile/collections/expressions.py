@@ -11,24 +11,40 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.optimization import cull
 
-from dasktile._compat.expressions import output
+from dasktile._compat.expressions import is_readable, output
 from dasktile.capture.expressions import ExpressionReader
 
 Tasks = Mapping[Any, Any]
 
 
+def as_dask_arrays(collections: Sequence[Any]) -> list[Any]:
+    """The same collections, with Dask's arrays for those of ``dask_array``."""
+    reader = ExpressionReader()
+    return [reader.array(each.expr) if is_readable(each) else each for each in collections]
+
+
 class ExpressionArrays:
-    """The arrays of ``dask_array`` among a user's objects."""
+    """The arrays of ``dask_array`` among a user's objects.
+
+    Attributes
+    ----------
+    arrays
+        Dask's arrays for them.
+    names
+        The names of these, by the names of the arrays of ``dask_array``.
+    """
 
     def __init__(self) -> None:
         self._reader = ExpressionReader()
         self._written: tuple[HighLevelGraph, Tasks] | None = None
         self.arrays: list[Array] = []
+        self.names: dict[str, str] = {}
 
     def read(self, value: Any) -> Array:
         """An array of ``dask_array`` as one of Dask, which is also recorded."""
-        array = self._reader.array(value)
+        array = self._reader.array(value.expr)
         self.arrays.append(array)
+        self.names[value.name] = array.name
         return array
 
     def written(

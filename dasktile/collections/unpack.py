@@ -196,8 +196,8 @@ class Holders:
         if isinstance(value, xarray.DataArray):
             return self._data_array(value)
         names = [name for name in value.variables if is_dask_collection(value.variables[name])]
-        self._tie([value.variables[name] for name in names])
         rebuilds = [self._xarray(value.variables[name]) for name in names]
+        self._tie([value.variables[name] for name in names])
 
         def dataset(new: Rewritten) -> Any:
             changed = _changed(names, rebuilds, value.variables, new)
@@ -211,12 +211,16 @@ class Holders:
 
     def _tie(self, variables: Iterable[Any]) -> None:
         members = tuple(
-            Member(variable._data.name, variable.dims, _encoded(variable))
+            Member(self._name(variable._data), variable.dims, _encoded(variable))
             for variable in variables
-            if type(variable._data) is Array
+            if type(variable._data) is Array or is_readable(variable._data)
         )
         if members:
             self.groups.append(members)
+
+    def _name(self, data: Any) -> str:
+        """The name under which an array is recorded."""
+        return data.name if type(data) is Array else self.expressions.names[data.name]
 
     def _data_array(self, value: Any) -> Rebuild:
         names = [name for name in value.coords if is_dask_collection(value.coords[name].variable)]

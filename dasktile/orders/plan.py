@@ -28,6 +28,7 @@ from dasktile import config
 from dasktile._compat.dask import Task, TaskRef
 from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
+from dasktile.collections.expressions import as_dask_arrays
 from dasktile.orders.apply import TaskSet, ordered
 from dasktile.report import html as page
 from dasktile.report.formatting import format_bytes, format_seconds
@@ -199,6 +200,8 @@ class SchedulePlan:
         Returns
         -------
         One for one, a tuple for several; lists, tuples and dicts for those that were planned.
+        Arrays of the package ``dask_array``, whose tasks have no priorities, are returned as arrays
+        of ``dask.array``.
 
         Raises
         ------
@@ -261,7 +264,7 @@ def _unpacked(
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
         raise TypeError(f"{allowed}; got {kinds}")
     found, repack = unpack_collections(*given)
-    return found, lambda new: tuple(repack(new))
+    return as_dask_arrays(found), lambda new: tuple(repack(new))
 
 
 def _change(old: str, new: str) -> str:

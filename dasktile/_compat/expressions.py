@@ -26,11 +26,18 @@ _METHODS: Final = ("_layer", "_lower", "_name", "dependencies", "operand", "simp
 #: Modules of Dask that have the functions of ``dask_array`` under the same names.
 _MODULES: Final = ("chunk", "reductions", "core", "routines", "overlap", "einsumfuncs", "ufunc")
 
-#: Functions of ``dask_array`` with other code than Dask's of the same name, which compute the same.
-#: The partial results of means and moments have one count where Dask's have one for each element.
-_SAME: Final = frozenset(
-    {"mean_chunk", "moment_chunk", "_tensordot", "_matmul", "_chunk_sum", "_concatenate2"}
-)
+#: Functions of ``dask_array`` with other code or another name than those of Dask that compute the
+#: same.  The partial results of means and moments have one count where Dask's have one for each
+#: element.
+_SAME: Final[Mapping[str, str]] = {
+    "_chunk_sum": "_chunk_sum",
+    "_concatenate2": "_concatenate2",
+    "_matmul": "_matmul",
+    "_tensordot": "_tensordot",
+    "_variadic_choose": "variadic_choose",
+    "mean_chunk": "mean_chunk",
+    "moment_chunk": "moment_chunk",
+}
 
 
 def is_readable(array: Any) -> bool:
@@ -150,7 +157,7 @@ def counterpart(function: Any) -> Any:
 def _counterpart(function: FunctionType) -> Any:
     name = function.__name__
     for module in _MODULES:
-        found = getattr(import_module(f"dask.array.{module}"), name, None)
+        found = getattr(import_module(f"dask.array.{module}"), _SAME.get(name, name), None)
         if isinstance(found, FunctionType) and (name in _SAME or _has_same_code(function, found)):
             return found
     return function

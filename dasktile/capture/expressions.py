@@ -26,7 +26,7 @@ from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import key_split
 
-from dasktile._compat.dask import convert_legacy_graph
+from dasktile._compat.dask import Task, TaskRef, convert_legacy_graph, histogram_counts
 from dasktile._compat.expressions import (
     counterpart,
     inputs_of,
@@ -136,15 +136,25 @@ def _from_tasks(node: Any, read: Read) -> Array:
         for old in names_in_tasks(each)
         for key in flatten(array.__dask_keys__())
     }
-    if any(old != new for old, new in blocks.items()):
-        nodes = convert_legacy_graph(tasks, all_keys={*tasks, *blocks})
-        for key, task in nodes.items():
-            read_here = task.dependencies - tasks.keys()
-            if not read_here <= blocks.keys():
-                unknown = min(map(str, read_here - blocks.keys()))
-                raise ValueError(f"task {key} reads {unknown}, which is of no array")
-            tasks[key] = task.substitute({old: blocks[old] for old in read_here})
+    if not arrays:
+        return _array(node, name, tasks, ())
+    nodes = convert_legacy_graph(tasks, all_keys={*tasks, *blocks})
+    for key, task in nodes.items():
+        read_here = task.dependencies - tasks.keys()
+        if not read_here <= blocks.keys():
+            unknown = min(map(str, read_here - blocks.keys()))
+            raise ValueError(f"task {key} reads {unknown}, which is of no array")
+        tasks[key] = _with_function_of_dask(
+            task.substitute({old: blocks[old] for old in read_here})
+        )
     return _array(node, name, tasks, arrays.values())
+
+
+def _with_function_of_dask(task: Any) -> Any:
+    function = counterpart(task.func) if type(task) is Task else None
+    if function is None or function is task.func:
+        return task
+    return Task(task.key, function, *task.args, _data_producer=task.data_producer, **task.kwargs)
 
 
 def _array(node: Any, name: str, layer: Any, inputs: Iterable[Any]) -> Array:
@@ -366,6 +376,23 @@ def _gufunc_result(node: Any, read: Read) -> Array:
     return _array(node, name, tasks, [array])
 
 
+def _histogram(node: Any, read: Read) -> Array | None:
+    """The counts of every block, which a sum adds."""
+    edges = [node.operand(name) for name in ("bins", "range_start", "range_stop")]
+    if any(hasattr(edge, "dependencies") for edge in edges):
+        return None
+    bins, *bounds = edges
+    weights = node.operand("weights")
+    arrays = [read(each) for each in (node.operand("array"), weights) if each is not None]
+    blocks = zip(*(flatten(array.__dask_keys__()) for array in arrays), strict=True)
+    name, bins_range = name_of(node), [bins, tuple(bounds)]
+    tasks = {}
+    for row, (key, *others) in enumerate(blocks):
+        arguments = TaskRef(key), bins_range, *map(TaskRef, others)
+        tasks[name, row, 0] = Task((name, row, 0), histogram_counts, *arguments)
+    return _array(node, name, tasks, arrays)
+
+
 def _joined(node: Any, read: Read) -> Array:
     return da.concatenate(
         list(map(read, node.args)), axis=node.operand("axis"), allow_unknown_chunksizes=True
@@ -391,6 +418,7 @@ RULES: Mapping[str, Callable[[Any, Read], Array | None]] = {
     "FromArray": _from_array,
     "FromDelayed": _from_delayed,
     "GUfuncLeafExpr": _gufunc_result,
+    "HistogramBinned": _histogram,
     "Linspace": _linspace,
     "MapOverlap": _stencil,
     "OverlapInternal": lambda node, read: overlap_internal(

@@ -10,6 +10,7 @@ unchanged.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dis import get_instructions
 from functools import cache, partial
 from importlib import import_module
 from types import CodeType, FunctionType
@@ -166,15 +167,12 @@ def _counterpart(function: FunctionType) -> Any:
 def _has_same_code(one: FunctionType, other: FunctionType) -> bool:
     if one.__qualname__ != other.__qualname__ or one.__closure__ or other.__closure__:
         return False
-    names = ("co_code", "co_names", "co_varnames", "co_argcount", "co_kwonlyargcount")
-    same = all(getattr(one.__code__, name) == getattr(other.__code__, name) for name in names)
-    return same and _plain_constants(one.__code__) == _plain_constants(other.__code__)
+    return _steps(one.__code__) == _steps(other.__code__)
 
 
-def _plain_constants(code: CodeType) -> list[Any]:
-    # without the documentation, and code of functions inside, which has the name of its file
+def _steps(code: CodeType) -> list[tuple[str, Any]]:
+    """The instructions of a function, without the numbers of its constants and lines."""
     return [
-        value
-        for value in code.co_consts
-        if value is not None and not isinstance(value, (str, CodeType))
+        (step.opname, _steps(step.argval) if isinstance(step.argval, CodeType) else step.argval)
+        for step in get_instructions(code)
     ]

@@ -87,7 +87,15 @@ class Homes:
 
     def _clear_tables(self) -> None:
         self._tables: dict[int, tuple[str, ...]] = {}
-        self._positions = {address: number for number, address in enumerate(self.workers)}
+        #: Positions of the workers in the order, once they are asked for: many may join before.
+        self._known_positions: dict[str, int] | None = None
+
+    @property
+    def _positions(self) -> dict[str, int]:
+        if self._known_positions is None:
+            order = enumerate(self.workers)
+            self._known_positions = {address: number for number, address in order}
+        return self._known_positions
 
     def lose(self, address: str) -> None:
         """Remove a worker, and divide its mesh positions among the others."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -264,7 +264,7 @@ def _base36(number: int) -> str:
     return digits or "0"
 
 
-def worker_order(workers: dict[str, tuple[str, object]]) -> list[str]:
+def worker_order(workers: Mapping[str, tuple[str, object]]) -> list[str]:
     """Addresses of workers in mesh order.
 
     Workers of one host are adjacent, so that the first axes of a mesh run between
@@ -275,12 +275,18 @@ def worker_order(workers: dict[str, tuple[str, object]]) -> list[str]:
     workers
         Host and name of each worker, by address.
     """
+    return sorted(workers, key=lambda address: mesh_place(address, *workers[address]))
 
-    def place(address: str) -> tuple[str, bool, int, str, str]:
-        host, name = workers[address]
-        number = name if isinstance(name, int) else None
-        if number is None and isinstance(name, str) and name.isdigit():
-            number = int(name)
-        return host, number is None, number or 0, str(name), address
 
-    return sorted(workers, key=place)
+def mesh_place(address: str, host: str, name: object) -> tuple[str, bool, int, str, str]:
+    """Sort key of a worker in mesh order.
+
+    Parameters
+    ----------
+    address, host, name
+        Of the worker.
+    """
+    number = name if isinstance(name, int) else None
+    if number is None and isinstance(name, str) and name.isdigit():
+        number = int(name)
+    return host, number is None, number or 0, str(name), address

@@ -44,6 +44,8 @@ def nothing_to_run(scheduler: Scheduler, is_ours: Callable[[TaskState], bool]) -
     is_ours
         Whether to count a task without a permitted worker; other such tasks may never run.
     """
+    if not scheduler.tasks:
+        return True
     busy = scheduler.queued or any(map(is_ours, scheduler.unrunnable))
     return not (busy or any(ws.processing for ws in scheduler.workers.values()))
 

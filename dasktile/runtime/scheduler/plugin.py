@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
@@ -42,7 +43,7 @@ from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.plugin import fold_counts
 from dasktile.schedule.families import families
 from dasktile.schedule.homes import Homes, LayerHomes, LayerTable
-from dasktile.schedule.placement import MARK, primary, token, worker_order
+from dasktile.schedule.placement import MARK, mesh_place, primary, token, worker_order
 
 if TYPE_CHECKING:
     from distributed.scheduler import TaskState
@@ -109,6 +110,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         #: Names of arrays whose placement other layers follow, by token.
         self._followed_names: dict[str, str] = {}
         self._reassigning = False
+        #: Whether the homes are those of all present workers in mesh order.
+        self._in_order = False
 
     # -- start and end -------------------------------------------------------------------
 
@@ -260,10 +263,32 @@ class TileSchedulerPlugin(SchedulerPlugin):
         """Assign mesh positions to the present workers, regardless of earlier ones."""
         self._names = {address: ws.name for address, ws in self.scheduler.workers.items()}
         self.homes.replace(self._mesh_order())
+        self._in_order = True
+        self._publish()
+
+    def _place_in(self, address: str) -> Any:
+        ws = self.scheduler.workers[address]
+        return mesh_place(address, ws.host, ws.name)
+
+    def _changed_while_idle(self, address: str) -> None:
+        """Assign mesh positions anew after one worker has joined or left."""
+        if not self._in_order:
+            self._reset_homes()
+            return
+        # at once: thousands of workers may join one after the other
+        order = [worker for worker in self.homes.workers if worker != address]
+        if address in self.scheduler.workers:
+            self._names[address] = self.scheduler.workers[address].name
+            insort(order, address, key=self._place_in)
+        self.homes.replace(order)
         self._publish()
 
     def _check_workers(self) -> None:
         """Add workers that no event has reported, as those whose retirement was cancelled."""
+        present = self.scheduler.workers
+        known = self._in_order and present.keys() == set(self.homes.workers)
+        if known and not any(map(_is_leaving, present.values())):
+            return
         order = self._mesh_order()
         if order != self.homes.workers:
             if self._idle():
@@ -279,8 +304,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _worker_added(self, address: str) -> None:
         name = self.scheduler.workers[address].name
         if self._idle():
-            self._reset_homes()
+            self._changed_while_idle(address)
             return
+        self._in_order = False
         namesakes = [lost for lost in self.homes.vacant if self._names.get(lost) == name]
         self._names[address] = name
         # a restarted worker has the name of the one that it replaces
@@ -290,8 +316,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def _worker_removed(self, address: str) -> None:
         if self._idle():
-            self._reset_homes()
+            self._changed_while_idle(address)
             return
+        self._in_order = False
         self.homes.lose(address)
         self._publish()
         self._reassign_later()
@@ -361,12 +388,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if self._has(Feature.PLACEMENT):
-            self._track_roots(key, start, finish)
+            self._track_roots(key, start, finish, kwargs.get("worker"))
         if self.hints:
             self._guard_hints(self.hint_sender.transition, key, start, finish)
 
-    def _track_roots(self, key: Any, start: str, finish: str) -> None:
-        """Hold or release root tasks after a transition."""
+    def _track_roots(self, key: Any, start: str, finish: str, worker: str | None) -> None:
+        """Hold or release root tasks after a transition, on a worker if that is known."""
         if finish == states.PROCESSING:
             ts = self.scheduler.tasks[key]
             if key in self.roots.families.of:
@@ -384,8 +411,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         elif start in (states.PROCESSING, states.MEMORY):
             if finish == states.RELEASED:
                 self._guard(self._hold_lost_root, key)
-            if self.roots.any_ready:
-                self.roots.request_release()
+            if self.roots.any_ready and start == states.PROCESSING:
+                self.roots.request_release(worker)
 
     def _hold_lost_root(self, key: Any) -> None:
         """Hold a root task that is recomputed because its result was lost."""
@@ -421,6 +448,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         for address in leaving:
             self.homes.lose(address)
         if leaving:
+            self._in_order = False
             self._publish()
         tasks = self.scheduler.tasks
         layers = LayerTable(self.homes)

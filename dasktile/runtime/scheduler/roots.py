@@ -105,6 +105,26 @@ def combining_tasks(most: int) -> Callable[[TaskState], set[Any]]:
     return combining
 
 
+class _Slots(dict[str, int]):
+    """Tasks that may still be sent to running workers, by address, counted when asked for."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+
+    def __missing__(self, address: str) -> int:
+        count = scheduling.slots(self._scheduler, self._scheduler.workers[address])
+        self[address] = count
+        return count
+
+    def __contains__(self, address: object) -> bool:
+        return self._scheduler.workers.get(address) in self._scheduler.running  # type: ignore[call-overload]
+
+    def running(self) -> list[str]:
+        """Addresses of all running workers."""
+        return [ws.address for ws in self._scheduler.running]
+
+
 class Roots:
     """The root tasks that are held, and when they are released.
 
@@ -146,6 +166,9 @@ class Roots:
         self.families = FamilyQueue()
         #: Whether :meth:`release` will be called soon.
         self.release_requested = False
+        #: Addresses of the workers whose slots or tasks have changed, and whether any may have.
+        self._changed: set[str] = set()
+        self._all_changed = False
         self._place = place
         self._guard = guard
         self._available = available
@@ -217,8 +240,7 @@ class Roots:
         if home not in self.ready:
             self.ready[home] = []
         heapq.heappush(self.ready[home], (ts.priority, next(self._counter), ts.key))
-        if not self.release_requested:
-            self.request_release()
+        self.request_release(home)
 
     def change_home(self, ts: TaskState, home: str) -> None:
         """Give a task that is held another home worker."""
@@ -242,8 +264,18 @@ class Roots:
 
     # -- releasing ----------------------------------------------------------------------
 
-    def request_release(self) -> None:
-        """Have :meth:`release` called after the scheduler's current event."""
+    def request_release(self, worker: str | None = None) -> None:
+        """Have :meth:`release` called after the scheduler's current event.
+
+        Parameters
+        ----------
+        worker
+            The address of the worker whose slots or tasks have changed; None if any may have.
+        """
+        if worker is None:
+            self._all_changed = True
+        else:
+            self._changed.add(worker)
         if self._available and not self.release_requested:
             self.release_requested = True
             self._loop.call_soon(self._run_release)
@@ -253,40 +285,62 @@ class Roots:
         self._guard(self.release)
 
     def release(self) -> None:
-        """Send every worker as many root tasks as it has slots for."""
+        """Send workers as many root tasks as they have slots for.
+
+        A worker whose slots and tasks have not changed since the last call gets none, as it would
+        have got them then: there are thousands of workers, and this is called for every task.
+        """
+        slots = _Slots(self.scheduler)
+        if self._all_changed:
+            homes, workers = list(self.ready), slots.running()
+            self.families.leave(workers)
+        else:
+            homes = [home for home in self._changed if home in self.ready]
+            workers = [worker for worker in self._changed if worker in slots]
+        self._changed, self._all_changed = set(), False
+        homes.sort(key=self._place)
+        workers.sort(key=self._place)
         recommendations: dict[Any, Any] = {}
-        slots = {ws.address: scheduling.slots(self.scheduler, ws) for ws in self.scheduler.running}
         if self.families.of:
-            self._release_families(slots, recommendations, urgent=True)
-        for home in sorted(self.ready, key=self._place):
-            waiting = self.ready[home]
-            while waiting and slots:
-                priority, _, key = waiting[0]
-                has_moved = self.homes.get(key) != home
-                if has_moved or not self._is_ready(priority, key, recommendations):
-                    heapq.heappop(waiting)
-                    continue
-                worker = self._choose_worker(home, priority, slots)
-                if worker is None:
-                    break
-                heapq.heappop(waiting)
-                if worker == home:
-                    self._last_served.pop(home, None)
-                self._send(key, worker, slots, recommendations)
-            if not waiting:
-                del self.ready[home]
+            self._release_families(workers, slots, recommendations, urgent=True)
+        for home in homes:
+            self._release_home(home, slots, recommendations)
         if self.families.of:
-            self._release_families(slots, recommendations, urgent=False)
+            self._release_families(workers, slots, recommendations, urgent=False)
         if recommendations:
             scheduling.transition(self.scheduler, recommendations, _STIMULUS)
 
+    def _release_home(self, home: str, slots: _Slots, recommendations: dict[Any, Any]) -> None:
+        """Send a home worker its tasks, or other workers, where that is not possible for long."""
+        waiting = self.ready[home]
+        while waiting:
+            priority, _, key = waiting[0]
+            has_moved = self.homes.get(key) != home
+            if has_moved or not self._is_ready(priority, key, recommendations):
+                heapq.heappop(waiting)
+                continue
+            worker = self._choose_worker(home, priority, slots)
+            if worker is None:
+                return
+            heapq.heappop(waiting)
+            if worker == home:
+                self._last_served.pop(home, None)
+            self._send(key, worker, slots, recommendations)
+        del self.ready[home]
+
     def _release_families(
-        self, slots: dict[str, int], recommendations: dict[Any, Any], urgent: bool
+        self,
+        workers: Iterable[str],
+        slots: _Slots,
+        recommendations: dict[Any, Any],
+        urgent: bool,
     ) -> None:
-        """Send every worker tasks of its family, then of the next family that no worker runs.
+        """Send workers tasks of their family, then of the next family that no worker runs.
 
         Parameters
         ----------
+        workers
+            Addresses of running workers, in the order in which they get tasks.
         slots
             Free slots by worker.
         recommendations
@@ -295,8 +349,7 @@ class Roots:
             Whether only tasks are sent that precede the first task with this home worker.
         """
         families = self.families
-        families.leave(slots)
-        for worker in sorted(slots, key=self._place):
+        for worker in workers:
             before = self.ready.get(worker) if urgent else None
             if urgent and not before:
                 continue
@@ -324,14 +377,12 @@ class Roots:
             and key not in sent
         )
 
-    def _send(
-        self, key: Any, worker: str, slots: dict[str, int], recommendations: dict[Any, Any]
-    ) -> None:
+    def _send(self, key: Any, worker: str, slots: _Slots, recommendations: dict[Any, Any]) -> None:
         restrict_to_home(self.scheduler.tasks[key], worker)
         recommendations[key] = states.PROCESSING
         slots[worker] -= 1
 
-    def _choose_worker(self, home: str, priority: Any, slots: dict[str, int]) -> str | None:
+    def _choose_worker(self, home: str, priority: Any, slots: _Slots) -> str | None:
         """The worker for the first task of a home worker; None if it stays held."""
         if home in slots:
             if slots[home] > 0 or (slots[home] == 0 and self._precedes_queue(priority)):
@@ -341,8 +392,8 @@ class Roots:
                 return None
         # the home worker has left, retires, is paused, or was busy for long: take the worker with
         # the most slots
-        other = max(slots, key=lambda address: (slots[address], address))
-        if slots[other] <= 0 or (home in slots and other in self.ready):
+        other = max(slots.running(), key=lambda address: (slots[address], address), default=None)
+        if other is None or slots[other] <= 0 or (home in slots and other in self.ready):
             return None
         return other
 

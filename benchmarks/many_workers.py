@@ -20,19 +20,18 @@ import argparse
 import asyncio
 import gc
 import json
+import logging
 import statistics
 import time
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import dask
 import dask.array as da
-import distributed
 from distributed import Client, Future, Scheduler
 from distributed.comm import Comm, CommClosedError
+from distributed.versions import get_versions
 from rich.console import Console
 from rich.table import Table
 
@@ -45,6 +44,19 @@ _TICK = 0.002
 
 #: Bytes of every result, as the workers report them.
 _NBYTES = 800
+
+
+#: What the workers say of themselves.
+_METRICS: dict[str, Any] = {
+    "bandwidth": {"total": 1e8, "workers": {}, "types": {}},
+    "digests_total_since_heartbeat": {},
+    "managed_bytes": 0,
+    "memory": 2**27,
+    "spilled_bytes": {"memory": 0, "disk": 0},
+    "task_counts": {},
+    "cpu": 0.0,
+    "event_loop_interval": 0.0,
+}
 
 
 class Worker(Comm):
@@ -117,6 +129,8 @@ class Cluster:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
+        self._versions = get_versions()
+        self._workers: list[Worker] = []
         self._streams: list[asyncio.Task[None]] = []
 
     async def add(self, count: int) -> float:
@@ -132,6 +146,7 @@ class Cluster:
     async def _join(self, number: int) -> None:
         host = f"10.{number // 2**16}.{number // 2**8 % 2**8}.{number % 2**8}"
         worker = Worker(f"tcp://{host}:40000")
+        self._workers.append(worker)
         await self.scheduler.add_worker(
             worker,
             address=worker.address,
@@ -143,18 +158,18 @@ class Cluster:
             now=time.time(),
             resources={},
             memory_limit=2**32,
-            metrics={},
+            metrics=_METRICS,
             services={},
             local_directory="",
-            versions={},
+            versions=self._versions,
             nanny="",
             extra={},
             stimulus_id="join",
         )
 
     async def close(self) -> None:
-        for stream in self._streams:
-            stream.cancel()
+        for worker in self._workers:
+            worker.abort()
         await asyncio.gather(*self._streams, return_exceptions=True)
 
 
@@ -271,7 +286,8 @@ async def run(workers: int, tasks: int, repeat: int) -> list[dict[str, Any]]:
     joined: dict[bool, list[float]] = {True: [], False: []}
     for number in range(repeat):
         for enabled in (True, False) if number % 2 else (False, True):
-            async with Scheduler(protocol="inproc", dashboard_address=None, port=0) as scheduler:
+            options = {"protocol": "inproc", "dashboard": False, "dashboard_address": ":0"}
+            async with Scheduler(**options) as scheduler:
                 cluster = Cluster(scheduler)
                 plugin = TileSchedulerPlugin() if enabled else None
                 if plugin is not None:
@@ -320,6 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
     config = {"distributed.scheduler.worker-ttl": None, "distributed.worker.multiprocessing-method": "fork"}
     with dask.config.set(config):
         for workers in options.workers:

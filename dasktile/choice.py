@@ -371,9 +371,22 @@ def _may_spill(request: Request, planned: PlannedRequest) -> bool:
 def _small_plan(
     request: Request, captured: Captured, tables: SearchTables, usual: Candidate
 ) -> Candidate | None:
-    """A plan with small tiles, with a prediction of its run; None if it is not worth that."""
-    settings = request.machine.settings().for_less_memory()
-    return _other_plan(request, captured, tables, usual, [usual], settings, force=True)
+    """A plan with small tiles, with a prediction of its run; None if it is not worth that.
+
+    Smaller tasks are tried where it still needs more than little memory: a task holds a tile that
+    it reads, in pieces and as a whole, even if it only adds it up.
+    """
+    small: Candidate | None = None
+    for small_tasks in (False, True):
+        settings = request.machine.settings().for_less_memory(small_tasks)
+        tried = [usual] if small is None else [usual, small]
+        other = _other_plan(request, captured, tables, usual, tried, settings, force=True)
+        if other is None or (small is not None and not _is_better(other, small)):
+            continue
+        small = other
+        if small.after is not None and small.after.peak <= SMALL_PEAK:
+            break
+    return small
 
 
 def _other_plan(

@@ -131,12 +131,15 @@ class LocalLimits:
     small_tile, small_tiles
         ``min_tile`` and ``tiles_per_worker`` where tasks are bundled, in plans for less memory
         (chosen).
+    small_task
+        ``usual_task`` in the second of these plans, of tasks that hold less (chosen).
     """
 
     max_cuts: int = 32
     many_tiles: int = 4
     small_tile: int = 2**20
     small_tiles: int = 8
+    small_task: int = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,10 +299,18 @@ class Settings:
     wider: WiderSearch = WiderSearch()
     solver: SolverLimits = SolverLimits()
 
-    def for_less_memory(self) -> Settings:
-        """Settings for plans with small tiles: tasks cost what they cost in bundles."""
+    def for_less_memory(self, small_tasks: bool = False) -> Settings:
+        """Settings for plans with small tiles: tasks cost what they cost in bundles.
+
+        Parameters
+        ----------
+        small_tasks
+            Whether tasks that hold much are made smaller, too.
+        """
+        usual = self.local.small_task if small_tasks else self.usual_task
         return replace(
             self,
+            usual_task=min(self.usual_task, usual),
             model=replace(self.model, join_byte=self.model.scarce_join_byte),
             task_bytes=self.task_bytes * self.model.bundled_task,
             min_tile=min(self.min_tile, self.local.small_tile),

@@ -8,6 +8,7 @@ of their boxes.  A label that is summed across ``r`` workers costs ``r - 1`` par
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -40,6 +41,10 @@ MOVING = 2.0**-24
 #: change any result.
 BLOCK = 2_000_000
 
+
+#: Share of all pairs of a worker and a block above which all are counted (chosen: those that share
+#: elements take about six times as long each as all do).
+FEW = 0.15
 
 #: Steps of a product of matrices for which OpenBLAS starts no threads (by its source).
 ONE_THREAD = 2**18
@@ -369,19 +374,27 @@ def made_where_read(
     edges = [np.asarray(bounds(sizes), dtype=np.int64) for sizes in chunks]
     if len(needs) > model.exact_union:
         needs = [_hull(needs)]
-    columns = len(needs[0].lo)
+    columns, workers = needs[0].active.shape
     elements = np.zeros(columns + len(needed_blocks))
-    step = max(1, BLOCK // max(1, needs[0].lo[0].size * math.prod(map(len, chunks))))
+    # the union of the reads is a sum of what each two, three ... of them have in common
+    groups = [
+        (1 if count % 2 else -1, group)
+        for count in range(1, len(needs) + 1)
+        for group in itertools.combinations(needs, count)
+    ]
+    entries = workers * math.prod(map(len, chunks))
+    step = max(1, BLOCK // max(1, entries))
     for start in range(0, columns, step):
         part = np.arange(start, min(start + step, columns))
-        read: Table | float = 0.0
-        for count in range(1, len(needs) + 1):
-            for group in itertools.combinations(needs, count):
-                common = take(group[0], part)
-                for other in group[1:]:
-                    common = _common(common, take(other, part))
-                read = read + (1 if count % 2 else -1) * _by_block(common, edges)
-        elements[part] = (np.sum(read, axis=1) - np.max(read, axis=1)).sum(axis=1)
+        common = [
+            (sign, functools.reduce(_common, (take(need, part) for need in group)))
+            for sign, group in groups
+        ]
+        found = _received_by_few(common, edges) if step == 1 else None
+        if found is None:
+            read = sum(sign * _by_block(boxes, edges) for sign, boxes in common)
+            found = (np.sum(read, axis=1) - np.max(read, axis=1)).sum(axis=1)
+        elements[part] = found
     whole = Blocks(tuple(edges), np.ones((1, *map(len, chunks)), dtype=bool))
     for column, reads in enumerate(needed_blocks, columns):
         # several reads that follow arrays are received one by one
@@ -389,6 +402,59 @@ def made_where_read(
             by_worker = whole.numbered(need.steps).by_block(need)
             elements[column] += (by_worker.sum(axis=0) - by_worker.max(axis=0)).sum()
     return elements
+
+
+def _received_by_few(reads: Sequence[tuple[int, Boxes]], edges: Sequence[Ints]) -> float | None:
+    """Elements that workers receive for one candidate, if each reads few of the blocks, else None.
+
+    Parameters
+    ----------
+    reads
+        What each worker reads is the sum of these boxes, each with its sign.
+    edges
+        Bounds of the blocks along each axis.
+    """
+    numblocks = [len(bound) - 1 for bound in edges]
+    blocks = math.prod(numblocks)
+    spans = [_spans(boxes, edges) for _, boxes in reads]
+    workers = len(spans[0][1])
+    if sum(int(counts.prod(axis=1).sum()) for _, counts in spans) > FEW * workers * blocks:
+        return None
+    # pairs of a worker and a block that it reads, and the elements of it that it reads
+    pairs, shares = [], []
+    for (sign, boxes), (first, counts) in zip(reads, spans, strict=True):
+        totals = counts.prod(axis=1)
+        worker = np.repeat(np.arange(workers), totals)
+        rest = np.arange(len(worker)) - np.repeat(np.cumsum(totals) - totals, totals)
+        block, share = np.zeros(len(worker), dtype=np.int64), np.full(len(worker), float(sign))
+        for axis, bound in enumerate(edges):
+            at = boxes.step(axis).before(bound)
+            behind = counts[:, axis + 1 :].prod(axis=1)[worker]
+            index = first[worker, axis] + rest // behind
+            rest = rest % behind
+            lo = np.maximum(boxes.lo[0, worker, axis], at[index])
+            share *= np.maximum(np.minimum(boxes.hi[0, worker, axis], at[index + 1]) - lo, 0)
+            block = block * numblocks[axis] + index
+        pairs.append(worker * blocks + block)
+        shares.append(share)
+    pair, position = np.unique(np.concatenate(pairs), return_inverse=True)
+    read = np.bincount(position, np.concatenate(shares), len(pair))
+    most = np.zeros(blocks)
+    np.maximum.at(most, pair % blocks, read)
+    return float(read.sum() - most.sum())
+
+
+def _spans(boxes: Boxes, edges: Sequence[Ints]) -> tuple[Ints, Ints]:
+    """The first block that each worker reads, and how many it reads: (workers, axes)."""
+    firsts, counts = [], []
+    for axis, bound in enumerate(edges):
+        at = boxes.step(axis).before(bound)
+        lo, hi = boxes.lo[0, :, axis], boxes.hi[0, :, axis]
+        first = np.searchsorted(at, lo, side="right") - 1
+        some = boxes.active[0] & (hi > lo)
+        firsts.append(np.where(some, first, 0))
+        counts.append(np.where(some, np.searchsorted(at, hi, side="left") - first, 0))
+    return np.stack(firsts, axis=1), np.stack(counts, axis=1)
 
 
 def _by_block(boxes: Boxes, edges: Sequence[Ints]) -> Table:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dasktile.capture.highlevel import capture
+from dasktile.tiling import cost
 from dasktile.tiling.candidates import Boxes
 from dasktile.tiling.cost import made_where_read
 from dasktile.tiling.settings import CostModel
@@ -31,7 +32,7 @@ def _received(chunks: tuple[tuple[int, ...], ...], reads: list[list[set[tuple[in
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_received_elements(seed: int) -> None:
+def test_received_elements(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(seed)
     chunks = tuple(tuple(map(int, rng.integers(1, 5, rng.integers(1, 5)))) for _ in range(2))
     workers, needs, reads = 4, [], []
@@ -57,8 +58,12 @@ def test_received_elements(seed: int) -> None:
                 for worker in range(workers)
             ]
         )
-    [found] = made_where_read(chunks, needs, [], CostModel())
-    assert found == _received(chunks, reads)
+    expected = _received(chunks, reads)
+    assert made_where_read(chunks, needs, [], CostModel()) == [expected]
+    # pairs of workers and blocks that share elements only, as for many workers
+    monkeypatch.setattr(cost, "BLOCK", 1)
+    monkeypatch.setattr(cost, "FEW", 10.0)
+    assert made_where_read(chunks, needs, [], CostModel()) == [expected]
 
 
 def test_random_arrays_and_data_are_roots() -> None:

@@ -1,17 +1,16 @@
 """The scheduler plugin with thousands of workers, which only speak the protocol.
 
-    python -m benchmarks.many_workers [--workers 256 1024 4096] [--tasks 50000] [--repeat 3]
+    python -m benchmarks.many_workers [--workers 256 1024] [--tasks 50000] [--repeat 1]
         [--json FILE]
 
 The scheduler is distributed's own.  A worker here is the scheduler's end of its connection: it says
 that every task which it receives has finished, and computes nothing.  So any number of them fits in
-one process, and the seconds are those of the scheduler.  The same two graphs are computed with and
-without the plugin, in turns: a plain one, and that of a plan, every task of which has a home worker.
+one process, and the seconds are those of the scheduler.  Two graphs are computed with and without
+the plugin, in turns: a plain one, and that of a plan, every task of which has a home worker.
 
 The report has, for one graph, the processor seconds of the whole process; of them, those inside the
-plugin, in ``update_graph`` and in the transitions of tasks, and its share; the longest time for
-which the event loop was blocked after the graph was received; the bytes that the plugin holds for
-each task; and the time for a worker to join while the graph is computed.
+plugin, when it receives the graph and when tasks change their states; the longest time for which
+the event loop was blocked; and the time in which one worker joins.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dask
 import dask.array as da
@@ -37,6 +37,8 @@ from rich.table import Table
 
 import dasktile
 from benchmarks.plugin_cost import collection
+from dasktile import api
+from dasktile.cluster.target import Machine
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 
 #: Seconds between two ticks that measure the delay of the event loop.
@@ -264,6 +266,29 @@ async def _finish(scheduler: Scheduler, future: Future) -> None:
         await asyncio.sleep(_TICK)
 
 
+def planned(array: da.Array, workers: int) -> da.Array:
+    """The same array with a plan, whose tiles are about as small as the chunks.
+
+    Parameters
+    ----------
+    array
+        A result of `collection`.
+    workers
+        Number of workers.
+    """
+    small = {"max-task": "16 kiB", "usual-task": "4 kiB", "min-tile": "1 kiB"}
+    settings = {f"dasktile.tiling.{name}": size for name, size in small.items()}
+    # workers on which tasks run where a plan places them
+    order = tuple(map(str, range(workers)))
+    machine = Machine(workers, order=order, who_has=lambda blocks: {})
+    with (
+        dask.config.set({**settings, "dasktile.cost.task-bytes": 1, "dasktile.bundle": 0}),
+        mock.patch.object(api, "machine", lambda *_: machine),
+    ):
+        result: da.Array = dasktile.optimize(array)
+    return result
+
+
 async def run(workers: int, tasks: int, repeat: int) -> list[dict[str, Any]]:
     """Measure a plain graph and the graph of a plan, with and without the plugin in turns.
 
@@ -277,11 +302,8 @@ async def run(workers: int, tasks: int, repeat: int) -> list[dict[str, Any]]:
         Number of times that each graph is computed.
     """
     array = collection(tasks)
-    small = {"max-task": "16 kiB", "usual-task": "4 kiB", "min-tile": "1 kiB"}
-    settings = {f"dasktile.tiling.{name}": size for name, size in small.items()}
-    with dask.config.set({**settings, "dasktile.cost.task-bytes": 1, "dasktile.bundle": 0}):
-        planned = dasktile.optimize(array, workers=workers)
-    graphs = {"plain": dask.optimize(array)[0], "planned": dask.optimize(planned)[0]}
+    graphs = {"plain": array, "planned": planned(array, workers)}
+    graphs = {name: dask.optimize(graph)[0] for name, graph in graphs.items()}
     runs: dict[tuple[str, bool], list[dict[str, float]]] = {}
     joined: dict[bool, list[float]] = {True: [], False: []}
     for number in range(repeat):
@@ -330,20 +352,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Command-line arguments; None for those of the process.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[256, 1024, 4096])
+    parser.add_argument("--workers", type=int, nargs="+", default=[256, 1024])
     parser.add_argument("--tasks", type=int, default=50_000)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    config = {"distributed.scheduler.worker-ttl": None, "distributed.worker.multiprocessing-method": "fork"}
-    with dask.config.set(config):
+    with dask.config.set({"distributed.scheduler.worker-ttl": None}):
         for workers in options.workers:
             rows += asyncio.run(run(workers, options.tasks, options.repeat))
-            for row in rows[-2:]: print(row)
+    report(rows, Console())
     if options.json:
         options.json.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def report(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """Print a table of the measurements.
+
+    Parameters
+    ----------
+    rows
+        The measurements.
+    console
+        Where to print.
+    """
+    columns = (f"{row['graph']} {row['tasks']:,}\n{row['workers']:,} workers" for row in rows)
+    table = Table("seconds, with / without", *columns)
+    for title, what in (
+        ("processor time", "seconds"),
+        ("longest time blocked", "longest"),
+    ):
+        table.add_row(
+            title, *(f"{row[f'{what}_with']:.2f} / {row[f'{what}_without']:.2f}" for row in rows)
+        )
+    table.add_row(
+        "milliseconds of a join",
+        *(f"{1e3 * row['join_with']:.2f} / {1e3 * row['join_without']:.2f}" for row in rows),
+    )
+    for title, what in (
+        ("inside the plugin, graph", "graph_inside"),
+        ("inside the plugin, tasks", "transitions_inside"),
+    ):
+        table.add_row(
+            title,
+            *(f"{row[what]:.2f} ({row[what] / row['seconds_with']:.1%})" for row in rows),
+        )
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -140,10 +140,10 @@ def _from_tasks(node: Any, read: Read) -> Array:
         return _array(node, name, tasks, ())
     nodes = convert_legacy_graph(tasks, all_keys={*tasks, *blocks})
     for key, task in nodes.items():
-        read_here = task.dependencies - tasks.keys()
-        if not read_here <= blocks.keys():
-            unknown = min(map(str, read_here - blocks.keys()))
-            raise ValueError(f"task {key} reads {unknown}, which is of no array")
+        read_here = [read for read in task.dependencies if read not in tasks]
+        for unknown in read_here:
+            if unknown not in blocks:
+                raise ValueError(f"task {key} reads {unknown}, which is of no array")
         tasks[key] = _with_function_of_dask(
             task.substitute({old: blocks[old] for old in read_here})
         )

@@ -528,8 +528,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
             slices = {
                 reader.key
                 for reader in ts.dependents
-                if reader.key in near or len(reader.dependencies) == 1
-            } - homes.keys()
+                if (reader.key in near or len(reader.dependencies) == 1) and reader.key not in homes
+            }
             readers = list(ts.dependents)
             for reader in ts.dependents:
                 readers += reader.dependents if reader.key in slices else ()

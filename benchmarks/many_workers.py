@@ -137,11 +137,11 @@ class Cluster:
 
     async def add(self, count: int) -> float:
         """Let workers join; returns the seconds until the scheduler knows them all."""
-        first = len(self._streams)
+        first, wanted = len(self._streams), len(self.scheduler.workers) + count
         start = time.perf_counter()
         for number in range(first, first + count):
             self._streams.append(asyncio.ensure_future(self._join(number)))
-        while len(self.scheduler.workers) < first + count:
+        while len(self.scheduler.workers) < wanted:
             await asyncio.sleep(0)
         return time.perf_counter() - start
 

@@ -113,8 +113,7 @@ def optimize(
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
     holders = Holders()
     rebuilds = [holders.open(collection) for collection in collections]
-    if holders.unsupported:
-        _warn_unsupported()
+    _report_unread(holders)
     results = None
     if holders.arrays and not missing(CAPTURE):
         request = Request.of(holders, keep_chunks, target, method)
@@ -196,8 +195,7 @@ def explain(
     holders = Holders()
     for collection in collections:
         holders.open(collection)
-    if holders.unsupported:
-        _warn_unsupported()
+    _report_unread(holders)
     unknown = list(holders.unknown.values())
     if missing(CAPTURE):
         verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
@@ -261,6 +259,7 @@ def compare(
     holders = Holders()
     for collection in collections:
         holders.open(collection)
+    _report_unread(holders)
     if not holders.arrays:
         return comparison(target.workers, [])
     request = Request.of(holders, False, target, "exact")
@@ -372,11 +371,28 @@ def _method_names(given: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or tuple(name for name in known if name != "exact")
 
 
-def _warn_unsupported() -> None:
+def _report_unread(holders: Holders) -> None:
+    """Warn of arrays that were not read; with the setting `raise-errors`, raise errors."""
+    if holders.unsupported:
+        warn_user(
+            "dasktile does not read array expressions (dask's setting array.query-planning);"
+            " they are returned unchanged",
+            UnsupportedCollectionWarning,
+        )
+    errors = [*holders.failed, *holders.expressions.errors]
+    if errors and config.setting("raise-errors"):
+        raise errors[0]
+    if holders.failed:
+        _warn_failed(holders.failed[0])
+
+
+def _warn_failed(error: Exception) -> None:
+    logger.debug("dasktile failed", exc_info=error)
     warn_user(
-        "dasktile does not read array expressions (dask's setting array.query-planning);"
-        " they are returned unchanged",
-        UnsupportedCollectionWarning,
+        f"dasktile failed with {type(error).__name__}: {error}; the input is used unchanged."
+        " Please report this, with the traceback that dask.config.set({'dasktile.raise-errors':"
+        " True}) shows",
+        InternalErrorWarning,
     )
 
 
@@ -401,11 +417,5 @@ def _guarded(function: Any, *arguments: Any) -> Any:
     except Exception as error:
         if config.setting("raise-errors"):
             raise
-        logger.debug("dasktile failed", exc_info=True)
-        warn_user(
-            f"dasktile failed with {type(error).__name__}: {error}; the input is used unchanged."
-            " Please report this, with the traceback that dask.config.set({'dasktile.raise-errors':"
-            " True}) shows",
-            InternalErrorWarning,
-        )
+        _warn_failed(error)
         return None

@@ -2,9 +2,8 @@
 
 An expression is a tree of nodes.  The class of a node says what it computes, its operands from
 what; the classes, and the functions in the operands, are not documented.  ``dask_array`` is never
-imported here: its arrays come from a process that has imported it.  Where a release lacks one of
-the methods that this module calls, :func:`is_readable` is False, and its arrays are returned
-unchanged.
+imported here: its arrays come from a process that has imported it.  Those of a release that was not
+checked are returned unchanged, as those of Dask's own array expressions are.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dis import get_instructions
 from functools import cache, partial
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FunctionType
 from typing import Any, Final
 
@@ -20,9 +20,6 @@ Function = Callable[..., Any]
 
 #: Releases of ``dask_array``, without their last number, whose nodes were checked.
 CHECKED: Final = ("0.7",)
-
-#: The methods of nodes that this module calls.
-_METHODS: Final = ("_layer", "_lower", "_name", "dependencies", "operand", "simplify")
 
 #: Modules of Dask that have the functions of ``dask_array`` under the same names.
 _MODULES: Final = ("chunk", "reductions", "core", "routines", "overlap", "einsumfuncs", "ufunc")
@@ -44,16 +41,24 @@ _SAME: Final[Mapping[str, str]] = {
 def is_readable(array: Any) -> bool:
     """Whether this is an array of ``dask_array`` whose expression can be read."""
     kind = type(array)
-    return _is_of_package(kind) and hasattr(kind, "expr") and _is_node(array.expr)
+    return _is_of_package(kind) and hasattr(kind, "expr") and _is_checked()
 
 
 def _is_of_package(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "dask_array"
 
 
+@cache
+def _is_checked() -> bool:
+    try:
+        release = version("dask-array")
+    except PackageNotFoundError:
+        return False
+    return release.rpartition(".")[0] in CHECKED
+
+
 def _is_node(value: Any) -> bool:
-    kind = type(value)
-    return _is_of_package(kind) and all(hasattr(kind, method) for method in _METHODS)
+    return _is_of_package(type(value)) and hasattr(type(value), "_layer") and _is_checked()
 
 
 def computed_nodes(expression: Any) -> list[Any]:
@@ -151,6 +156,8 @@ def counterpart(function: Any) -> Any:
         return function
     if function.__module__.partition(".")[0] != "dask_array":
         return function
+    if function.__closure__ and function.__name__ not in _SAME:
+        return function
     return _counterpart(function)
 
 
@@ -165,9 +172,22 @@ def _counterpart(function: FunctionType) -> Any:
 
 
 def _has_same_code(one: FunctionType, other: FunctionType) -> bool:
-    if one.__qualname__ != other.__qualname__ or one.__closure__ or other.__closure__:
+    if one.__qualname__ != other.__qualname__ or other.__closure__:
+        return False
+    if not _has_same_defaults(one, other):
         return False
     return _steps(one.__code__) == _steps(other.__code__)
+
+
+def _has_same_defaults(one: FunctionType, other: FunctionType) -> bool:
+    ours, theirs = (
+        [*(each.__defaults__ or ()), *sorted((each.__kwdefaults__ or {}).items())]
+        for each in (one, other)
+    )
+    return len(ours) == len(theirs) and all(
+        a is b or counterpart(a) is b or (type(a) is type(b) and bool(a == b))
+        for a, b in zip(ours, theirs, strict=True)
+    )
 
 
 def _steps(code: CodeType) -> list[tuple[str, Any]]:

@@ -10,6 +10,7 @@ So both packages give the same program for the same calls.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from operator import getitem
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 import dask.array as da
 import numpy as np
 from dask.array import Array
-from dask.array.core import elemwise
+from dask.array.core import PerformanceWarning, elemwise
 from dask.array.overlap import overlap_internal
 from dask.array.reductions import cumreduction
+from dask.base import unpack_collections
 from dask.blockwise import BlockwiseDep
 from dask.blockwise import blockwise as blockwise_layer
 from dask.core import flatten
@@ -43,14 +45,24 @@ Read = Callable[[Any], Array]
 
 
 class ExpressionReader:
-    """Writes nodes of ``dask_array`` with Dask's arrays, each node once."""
+    """Writes nodes of ``dask_array`` with Dask's arrays, each node once.
+
+    Attributes
+    ----------
+    errors
+        Exceptions of rules; nodes of which a rule failed are written otherwise.
+    """
 
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
+        self.errors: list[Exception] = []
 
     def array(self, node: Any) -> Array:
         """A Dask array with the values and the chunks of a node."""
-        array = self._written(simplified(node))
+        with warnings.catch_warnings():
+            # the user has seen those of dask_array
+            warnings.simplefilter("ignore", PerformanceWarning)
+            array = self._written(simplified(node))
         if not _same_chunks(array.chunks, node.chunks):
             # a rewrite of dask_array may choose others, which it takes back at the end
             array = array.rechunk(node.chunks)
@@ -72,7 +84,11 @@ class ExpressionReader:
         return self._arrays[name_of(root)]
 
     def _node(self, node: Any) -> Array:
-        array = _by_rule(node, self._read)
+        try:
+            array = _by_rule(node, self._read)
+        except Exception as error:
+            self.errors.append(error)
+            array = None
         if array is not None:
             return array
         simpler = lowered(node)
@@ -89,8 +105,8 @@ def _by_rule(node: Any, read: Read) -> Array | None:
         return None
     try:
         array = rule(node, read)
-    except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError):
-        # operands of another release, or a form that dask.array does not have
+    except (NotImplementedError, TypeError, ValueError):
+        # a form that dask.array does not have
         return None
     return array if array is not None and _is_like(array, node) else None
 
@@ -139,15 +155,32 @@ def _from_tasks(node: Any, read: Read) -> Array:
     if not arrays:
         return _array(node, name, tasks, ())
     nodes = convert_legacy_graph(tasks, all_keys={*tasks, *blocks})
+    inner: dict[str, Array] = {}
     for key, task in nodes.items():
-        read_here = [read for read in task.dependencies if read not in tasks]
-        for unknown in read_here:
-            if unknown not in blocks:
-                raise ValueError(f"task {key} reads {unknown}, which is of no array")
-        tasks[key] = _with_function_of_dask(
-            task.substitute({old: blocks[old] for old in read_here})
-        )
-    return _array(node, name, tasks, arrays.values())
+        read_here = [other for other in task.dependencies if other not in tasks]
+        for other in read_here:
+            if other not in blocks:
+                array = _array_with_task(other, arrays.values())
+                inner[array.name] = array
+        subs = {old: blocks[old] for old in read_here if old in blocks}
+        tasks[key] = _with_function_of_dask(task.substitute(subs))
+    for array in inner.values():
+        # as the factors of linalg.cholesky, which read what is no block of their input
+        tasks = {**array.dask.layers[array.name], **tasks}
+    array = _array(node, name, tasks, arrays.values())
+    if not inner:
+        return array
+    written = [array, *inner.values()]
+    needs = set().union(*(each.dask.dependencies[each.name] for each in written))
+    graph = HighLevelGraph(array.dask.layers, {**array.dask.dependencies, name: needs})
+    return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
+
+
+def _array_with_task(key: Any, arrays: Iterable[Array]) -> Array:
+    for array in arrays:
+        if key in array.dask.layers[array.name]:
+            return array
+    raise ValueError(f"no input has the task {key}")
 
 
 def _with_function_of_dask(task: Any) -> Any:
@@ -195,7 +228,7 @@ def _from_array(node: Any, read: Read) -> Array | None:
     return whole[index] if index else whole
 
 
-def _elemwise(node: Any, read: Read) -> Array:
+def _elemwise(node: Any, read: Read) -> Array | None:
     if node.operand("where") is not True or node.user_kwargs:
         return _blockwise(node, read)
     arguments = [_argument(each, read) for each in node.elemwise_args]
@@ -206,7 +239,7 @@ def _argument(value: Any, read: Read) -> Any:
     return read(value) if hasattr(value, "dependencies") and hasattr(value, "chunks") else value
 
 
-def _blockwise(node: Any, read: Read) -> Array:
+def _blockwise(node: Any, read: Read) -> Array | None:
     pairs = list(zip(node.args[::2], node.args[1::2], strict=True))
     token = key_split(name_of(node))
     options = {name: counterpart(value) for name, value in node.kwargs.items()}
@@ -220,6 +253,9 @@ def _blockwise(node: Any, read: Read) -> Array:
             else (_argument(value, read), tuple(symbols))
         )
     ]
+    literals = [value for value, symbols in pairs if symbols is None]
+    if blocks and unpack_collections(literals, options)[0]:
+        return None  # collections in the arguments of a function that gets positions of blocks
     if not blocks:
         return da.blockwise(
             counterpart(node.func),
@@ -294,8 +330,12 @@ def _broadcast(node: Any, read: Read) -> Array:
 
 
 def _coarsen(node: Any, read: Read) -> Array:
+    reduction = node.operand("reduction")
+    if reduction.__module__.partition(".")[0] == "dask_array":
+        # as dask.array does with its own functions
+        reduction = getattr(np, reduction.__name__)
     return da.coarsen(
-        node.operand("reduction"),
+        reduction,
         read(node.operand("x")),
         node.operand("axes"),
         trim_excess=node.operand("trim_excess"),
@@ -323,7 +363,9 @@ def _linspace(node: Any, read: Read) -> Array:
     )
 
 
-def _scan(node: Any, read: Read, method: str) -> Array:
+def _scan(node: Any, read: Read, method: str) -> Array | None:
+    if not all(size > 0 for size in node.chunks[node.operand("axis")]):
+        return None  # dask.array takes the last element of every block, which has none
     return cumreduction(
         counterpart(node.operand("func")),
         counterpart(node.operand("binop")),

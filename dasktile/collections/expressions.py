@@ -23,6 +23,14 @@ def as_dask_arrays(collections: Sequence[Any]) -> list[Any]:
     return [reader.array(each.expr) if is_readable(each) else each for each in collections]
 
 
+def has_expressions(collection: Any) -> bool:
+    """Whether this is an object of xarray made of arrays of ``dask_array``."""
+    variables = getattr(type(collection), "variables", None) and collection.variables.values()
+    if variables is None and hasattr(type(collection), "variable"):
+        variables = [collection.variable, *(each.variable for each in collection.coords.values())]
+    return any(is_readable(getattr(each, "_data", None)) for each in variables or ())
+
+
 class ExpressionArrays:
     """The arrays of ``dask_array`` among a user's objects.
 
@@ -32,6 +40,8 @@ class ExpressionArrays:
         Dask's arrays for them.
     names
         The names of these, by the names of the arrays of ``dask_array``.
+    errors
+        Exceptions of rules for nodes, which were then written by their tasks.
     """
 
     def __init__(self) -> None:
@@ -39,10 +49,12 @@ class ExpressionArrays:
         self._written: tuple[HighLevelGraph, Tasks] | None = None
         self.arrays: list[Array] = []
         self.names: dict[str, str] = {}
+        self.errors: list[Exception] = []
 
     def read(self, value: Any) -> Array:
         """An array of ``dask_array`` as one of Dask, which is also recorded."""
         array = self._reader.array(value.expr)
+        self.errors = self._reader.errors
         self.arrays.append(array)
         self.names[value.name] = array.name
         return array

@@ -103,6 +103,8 @@ class Holders:
         Arrays of one xarray object, which must have the same chunks along each shared dimension.
     expressions
         The arrays of the package ``dask_array``.
+    failed
+        Exceptions because of which arrays of ``dask_array`` were not read.
     """
 
     arrays: dict[str, ArrayInfo] = field(default_factory=dict)
@@ -114,6 +116,7 @@ class Holders:
     unsupported: bool = False
     groups: list[tuple[Member, ...]] = field(default_factory=list)
     expressions: ExpressionArrays = field(default_factory=ExpressionArrays)
+    failed: list[Exception] = field(default_factory=list)
 
     def open(self, value: Any) -> Rebuild:
         """Record the arrays in a value; returns a function that rebuilds the value."""
@@ -153,7 +156,11 @@ class Holders:
         return lambda new: new.array(value)
 
     def _expression(self, value: Any) -> Rebuild:
-        array = self.expressions.read(value)
+        try:
+            array = self.expressions.read(value)
+        except Exception as error:
+            self.failed.append(error)
+            return lambda new: value
         rebuild = self._array(array)
 
         def expression(new: Rewritten) -> Any:
@@ -213,7 +220,8 @@ class Holders:
         members = tuple(
             Member(self._name(variable._data), variable.dims, _encoded(variable))
             for variable in variables
-            if type(variable._data) is Array or is_readable(variable._data)
+            if type(variable._data) is Array
+            or (is_readable(variable._data) and variable._data.name in self.expressions.names)
         )
         if members:
             self.groups.append(members)

@@ -28,7 +28,7 @@ from dasktile import config
 from dasktile._compat.dask import Task, TaskRef
 from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
-from dasktile.collections.expressions import as_dask_arrays
+from dasktile.collections.expressions import as_dask_arrays, has_expressions
 from dasktile.orders.apply import TaskSet, ordered
 from dasktile.report import html as page
 from dasktile.report.formatting import format_bytes, format_seconds
@@ -264,7 +264,12 @@ def _unpacked(
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
         raise TypeError(f"{allowed}; got {kinds}")
     found, repack = unpack_collections(*given)
-    return as_dask_arrays(found), lambda new: tuple(repack(new))
+    arrays = as_dask_arrays(found)
+    if any(has_expressions(each) for each in arrays):
+        raise TypeError(
+            f"{allowed}; got an object of xarray made of arrays of dask_array: pass these arrays"
+        )
+    return arrays, lambda new: tuple(repack(new))
 
 
 def _change(old: str, new: str) -> str:

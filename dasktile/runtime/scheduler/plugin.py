@@ -110,7 +110,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         #: Names of arrays whose placement other layers follow, by token.
         self._followed_names: dict[str, str] = {}
         self._reassigning = False
-        #: Whether the homes are those of all present workers in mesh order.
+        #: Whether the homes are in mesh order, as if all workers had joined at once.
         self._in_order = False
 
     # -- start and end -------------------------------------------------------------------
@@ -276,9 +276,15 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._reset_homes()
             return
         # at once: thousands of workers may join one after the other
-        order = [worker for worker in self.homes.workers if worker != address]
-        if address in self.scheduler.workers:
-            self._names[address] = self.scheduler.workers[address].name
+        present = self.scheduler.workers
+        order = [
+            worker
+            for worker in self.homes.workers
+            if worker != address and not _is_leaving(present.get(worker))
+        ]
+        self._names.pop(address, None)
+        if address in present:
+            self._names[address] = present[address].name
             insort(order, address, key=self._place_in)
         self.homes.replace(order)
         self._publish()

@@ -169,6 +169,10 @@ class Roots:
         #: Addresses of the workers whose slots or tasks have changed, and whether any may have.
         self._changed: set[str] = set()
         self._all_changed = False
+        #: Home workers with ready tasks that do not run, or have been busy for long.
+        self._stalled: set[str] = set()
+        #: Number of running workers when :meth:`release` was called last.
+        self._running = 0
         self._place = place
         self._guard = guard
         self._available = available
@@ -261,6 +265,7 @@ class Roots:
         self.ready.clear()
         self.families.clear()
         self._last_served.clear()
+        self._stalled.clear()
 
     # -- releasing ----------------------------------------------------------------------
 
@@ -287,31 +292,41 @@ class Roots:
     def release(self) -> None:
         """Send workers as many root tasks as they have slots for.
 
-        A worker whose slots and tasks have not changed since the last call gets none, as it would
-        have got them then: there are thousands of workers, and this is called for every task.
+        There are thousands of workers, and this is called for every task: a worker whose slots and
+        tasks have not changed since the last call is not looked at, as it would have got tasks
+        then.  All workers are looked at when the number of running ones has changed, and in
+        :meth:`check`: nothing says that a task does not need its slot any more, or was stolen.
         """
         slots = _Slots(self.scheduler)
-        if self._all_changed:
+        running = len(self.scheduler.running)
+        if self._all_changed or running != self._running:
             homes, workers = list(self.ready), slots.running()
-            self.families.leave(workers)
+            self.families.leave(set(workers))
         else:
-            homes = [home for home in self._changed if home in self.ready]
+            # tasks of a home worker that cannot run them wait for any other one
+            homes = [home for home in {*self._changed, *self._stalled} if home in self.ready]
             workers = [worker for worker in self._changed if worker in slots]
-        self._changed, self._all_changed = set(), False
+        self._changed, self._all_changed, self._running = set(), False, running
         homes.sort(key=self._place)
         workers.sort(key=self._place)
         recommendations: dict[Any, Any] = {}
         if self.families.of:
             self._release_families(workers, slots, recommendations, urgent=True)
         for home in homes:
-            self._release_home(home, slots, recommendations)
+            self._release_home(home, workers, slots, recommendations)
         if self.families.of:
             self._release_families(workers, slots, recommendations, urgent=False)
         if recommendations:
             scheduling.transition(self.scheduler, recommendations, _STIMULUS)
 
-    def _release_home(self, home: str, slots: _Slots, recommendations: dict[Any, Any]) -> None:
-        """Send a home worker its tasks, or other workers, where that is not possible for long."""
+    def _release_home(
+        self,
+        home: str,
+        workers: Sequence[str],
+        slots: _Slots,
+        recommendations: dict[Any, Any],
+    ) -> None:
+        """Send a home worker its tasks, or one of other `workers` where it cannot run them."""
         waiting = self.ready[home]
         while waiting:
             priority, _, key = waiting[0]
@@ -319,7 +334,7 @@ class Roots:
             if has_moved or not self._is_ready(priority, key, recommendations):
                 heapq.heappop(waiting)
                 continue
-            worker = self._choose_worker(home, priority, slots)
+            worker = self._choose_worker(home, priority, workers, slots)
             if worker is None:
                 return
             heapq.heappop(waiting)
@@ -382,7 +397,9 @@ class Roots:
         recommendations[key] = states.PROCESSING
         slots[worker] -= 1
 
-    def _choose_worker(self, home: str, priority: Any, slots: _Slots) -> str | None:
+    def _choose_worker(
+        self, home: str, priority: Any, workers: Sequence[str], slots: _Slots
+    ) -> str | None:
         """The worker for the first task of a home worker; None if it stays held."""
         if home in slots:
             if slots[home] > 0 or (slots[home] == 0 and self._precedes_queue(priority)):
@@ -392,7 +409,7 @@ class Roots:
                 return None
         # the home worker has left, retires, is paused, or was busy for long: take the worker with
         # the most slots
-        other = max(slots.running(), key=lambda address: (slots[address], address), default=None)
+        other = max(workers, key=lambda address: (slots[address], address), default=None)
         if other is None or slots[other] <= 0 or (home in slots and other in self.ready):
             return None
         return other
@@ -410,8 +427,13 @@ class Roots:
         """Check for held tasks that time out or stall; called regularly."""
         # Tasks that are held do have a worker: they must not fail for lack of one.
         scheduling.restart_timeouts(self.scheduler, self._held())
-        now = scheduling.now()
+        now, slots = scheduling.now(), _Slots(self.scheduler)
         self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
+        self._stalled = {
+            home
+            for home, since in self._last_served.items()
+            if home not in slots or now - since > self.settings.stall_timeout
+        }
         self.request_release()
 
     def free_all(self) -> None:

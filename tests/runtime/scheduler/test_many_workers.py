@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -57,6 +58,26 @@ async def test_a_worker_is_looked_at_when_its_slots_have_changed(
             assert plugin.placed > 0.9 * found["tasks"]
     # those of all workers are counted when the graph is received, and when tasks are lost
     assert counted <= 0.5 * found["tasks"]
+
+
+@gen_test()
+async def test_tasks_of_a_paused_worker_run_elsewhere() -> None:
+    [graph] = dask.optimize(planned(collection(2_000), 4))
+    async with cluster_with_plugin(4) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        plugin._check_timer.cancel()
+        paused = scheduler.workers[min(scheduler.workers)]
+        scheduler.handle_worker_status_change("paused", paused, "pause")
+        async with Client(scheduler.address, asynchronous=True) as client:
+            future = client.compute(graph, optimize_graph=False)
+            while paused.address not in plugin.roots.ready:
+                await asyncio.sleep(0)
+            # that its tasks wait is noticed by time, once; from then on others take them
+            plugin.roots.check()
+            while scheduler.tasks[future.key].state != "memory":
+                await asyncio.sleep(0.01)
+            assert plugin.held == 0
+            assert plugin.errors == 0
 
 
 @gen_test()

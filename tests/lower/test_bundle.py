@@ -409,8 +409,7 @@ def test_blocks_that_are_not_needed_are_in_no_bundle(workers) -> None:
     assert max(Counter(seen).values()) == 1
 
 
-@pytest.mark.parametrize("seed", ["0", "1"])
-def test_names_do_not_depend_on_hashes(seed, workers) -> None:
+def test_names_do_not_depend_on_hashes() -> None:
     code = (
         "import dasktile, dask\n"
         "from dasktile import api\n"
@@ -420,11 +419,13 @@ def test_names_do_not_depend_on_hashes(seed, workers) -> None:
         "array = dasktile.optimize(WORKLOADS['transposed'](0.5))\n"
         "print(sorted(map(str, dask.optimize(array)[0].dask)))\n"
     )
-    env = {**os.environ, "PYTHONHASHSEED": seed, "DASK_DASKTILE__BUNDLE": "16"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
-    workers(4)
-    here = sorted(map(str, dask.optimize(dasktile.optimize(WORKLOADS["transposed"](0.5)))[0].dask))
-    assert run.stdout.decode().strip() == str(here)
+    names = set()
+    for seed in ("0", "1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed, "DASK_DASKTILE__BUNDLE": "16"}
+        run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
+        names.add(run.stdout.decode())
+    assert len(names) == 1
+    assert "bundle" in names.pop()
 
 
 def without_bundles(*args: Any, **options: Any) -> Lowered:

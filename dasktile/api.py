@@ -111,9 +111,7 @@ def optimize(
         )
     target = _arguments(method, workers, memory_limit, keep_chunks)
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
-    holders = Holders()
-    rebuilds = [holders.open(collection) for collection in collections]
-    _report_unread(holders)
+    holders, rebuilds = _opened(collections)
     results = None
     if holders.arrays and not missing(CAPTURE):
         request = Request.of(holders, keep_chunks, target, method)
@@ -192,10 +190,7 @@ def explain(
     """
     target = _arguments(method, workers, memory_limit, keep_chunks)
     collections, keep_chunks = _with_chunks(collections, keep_chunks, chunks)
-    holders = Holders()
-    for collection in collections:
-        holders.open(collection)
-    _report_unread(holders)
+    holders, _ = _opened(collections)
     unknown = list(holders.unknown.values())
     if missing(CAPTURE):
         verdict = f"this Dask lacks {', '.join(missing(CAPTURE))}: expressions are unchanged"
@@ -256,10 +251,7 @@ def compare(
     require(CAPTURE, "dasktile.compare")
     names = _method_names(methods)
     target = _arguments("auto", workers, memory_limit, False)
-    holders = Holders()
-    for collection in collections:
-        holders.open(collection)
-    _report_unread(holders)
+    holders, _ = _opened(collections)
     if not holders.arrays:
         return comparison(target.workers, [])
     request = Request.of(holders, False, target, "exact")
@@ -371,12 +363,17 @@ def _method_names(given: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names)) or tuple(name for name in known if name != "exact")
 
 
-def _report_unread(holders: Holders) -> None:
-    """Warn of arrays that were not read; with the setting `raise-errors`, raise errors."""
+def _opened(collections: Sequence[Any]) -> tuple[Holders, list[Rebuild]]:
+    """The arrays of collections, and functions that rebuild these.
+
+    Warns of arrays that were not read; with the setting `raise-errors`, raises what failed.
+    """
+    holders = Holders()
+    rebuilds = [holders.open(collection) for collection in collections]
     if holders.unsupported:
         warn_user(
-            "dasktile does not read array expressions (dask's setting array.query-planning);"
-            " they are returned unchanged",
+            "dasktile does not read array expressions (dask's setting array.query-planning, or a"
+            " release of dask_array that was not checked); they are returned unchanged",
             UnsupportedCollectionWarning,
         )
     errors = [*holders.failed, *holders.expressions.errors]
@@ -384,6 +381,7 @@ def _report_unread(holders: Holders) -> None:
         raise errors[0]
     if holders.failed:
         _warn_failed(holders.failed[0])
+    return holders, rebuilds
 
 
 def _warn_failed(error: Exception) -> None:

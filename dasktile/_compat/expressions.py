@@ -8,15 +8,13 @@ checked are returned unchanged, as those of Dask's own array expressions are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dis import get_instructions
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from types import CodeType, FunctionType
 from typing import Any, Final
-
-Function = Callable[..., Any]
 
 #: Releases of ``dask_array``, without their last number, whose nodes were checked.
 CHECKED: Final = ("0.7",)
@@ -41,11 +39,12 @@ _SAME: Final[Mapping[str, str]] = {
 def is_readable(array: Any) -> bool:
     """Whether this is an array of ``dask_array`` whose expression can be read."""
     kind = type(array)
-    return _is_of_package(kind) and hasattr(kind, "expr") and _is_checked()
+    return is_of_package(kind) and hasattr(kind, "expr") and _is_checked()
 
 
-def _is_of_package(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "dask_array"
+def is_of_package(thing: Any) -> bool:
+    """Whether a class or a function is one of ``dask_array``."""
+    return str(thing.__module__).partition(".")[0] == "dask_array"
 
 
 @cache
@@ -58,7 +57,7 @@ def _is_checked() -> bool:
 
 
 def _is_node(value: Any) -> bool:
-    return _is_of_package(type(value)) and hasattr(type(value), "_layer") and _is_checked()
+    return is_of_package(type(value)) and hasattr(type(value), "_layer") and _is_checked()
 
 
 def computed_nodes(expression: Any) -> list[Any]:
@@ -152,9 +151,7 @@ def counterpart(function: Any) -> Any:
         arguments = tuple(map(counterpart, function.args))
         options = {name: counterpart(value) for name, value in function.keywords.items()}
         return partial(counterpart(function.func), *arguments, **options)
-    if not isinstance(function, FunctionType):
-        return function
-    if function.__module__.partition(".")[0] != "dask_array":
+    if not isinstance(function, FunctionType) or not is_of_package(function):
         return function
     if function.__closure__ and function.__name__ not in _SAME:
         return function

@@ -9,9 +9,10 @@ So both packages give the same program for the same calls.
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import getitem
 from typing import Any
 
@@ -32,6 +33,7 @@ from dasktile._compat.dask import Task, TaskRef, convert_legacy_graph, histogram
 from dasktile._compat.expressions import (
     counterpart,
     inputs_of,
+    is_of_package,
     kinds,
     lowered,
     meta_of,
@@ -139,21 +141,19 @@ def _from_tasks(node: Any, read: Read) -> Array:
     """A node with its own tasks, which read blocks of the arrays that its inputs are written as."""
     name, tasks = name_of(node), tasks_of(node)
     arrays = {each: read(each) for each in inputs_of(node)}
+    if not arrays:
+        return _array(node, name, tasks, ())
     if not tasks and len(arrays) == 1:
         # the tasks of the node are among those of its input, as for the factors of linalg.lu
         (below,) = arrays.values()
         layers = {**below.dask.layers, name: below.dask.layers[below.name]}
-        reads = {**below.dask.dependencies, name: below.dask.dependencies[below.name]}
-        graph = HighLevelGraph(layers, reads)
-        return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
+        return _with_reads(node, name, layers, below.dask.dependencies, [below])
     blocks = {
         (old, *key[1:]): key
         for each, array in arrays.items()
         for old in names_in_tasks(each)
         for key in flatten(array.__dask_keys__())
     }
-    if not arrays:
-        return _array(node, name, tasks, ())
     nodes = convert_legacy_graph(tasks, all_keys={*tasks, *blocks})
     inner: dict[str, Array] = {}
     for key, task in nodes.items():
@@ -170,10 +170,20 @@ def _from_tasks(node: Any, read: Read) -> Array:
     array = _array(node, name, tasks, arrays.values())
     if not inner:
         return array
-    written = [array, *inner.values()]
-    needs = set().union(*(each.dask.dependencies[each.name] for each in written))
-    graph = HighLevelGraph(array.dask.layers, {**array.dask.dependencies, name: needs})
-    return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
+    readers = [array, *inner.values()]
+    return _with_reads(node, name, array.dask.layers, array.dask.dependencies, readers)
+
+
+def _with_reads(
+    node: Any,
+    name: str,
+    layers: Mapping[str, Any],
+    reads: Mapping[str, Any],
+    arrays: Iterable[Array],
+) -> Array:
+    """An array like a node, whose layer has the tasks of some arrays and reads what these read."""
+    needs: set[str] = set().union(*(each.dask.dependencies[each.name] for each in arrays))
+    return _like(node, name, HighLevelGraph(layers, {**reads, name: needs}))
 
 
 def _array_with_task(key: Any, arrays: Iterable[Array]) -> Array:
@@ -192,7 +202,10 @@ def _with_function_of_dask(task: Any) -> Any:
 
 def _array(node: Any, name: str, layer: Any, inputs: Iterable[Any]) -> Array:
     """An array like a node, of a name, from its layer and the arrays that this reads."""
-    graph = HighLevelGraph.from_collections(name, layer, dependencies=list(inputs))
+    return _like(node, name, HighLevelGraph.from_collections(name, layer, list(inputs)))
+
+
+def _like(node: Any, name: str, graph: HighLevelGraph) -> Array:
     return Array(graph, name, node.chunks, dtype=node.dtype, meta=meta_of(node))
 
 
@@ -240,44 +253,42 @@ def _argument(value: Any, read: Read) -> Any:
 
 
 def _blockwise(node: Any, read: Read) -> Array | None:
-    pairs = list(zip(node.args[::2], node.args[1::2], strict=True))
-    token = key_split(name_of(node))
-    options = {name: counterpart(value) for name, value in node.kwargs.items()}
-    blocks = any(isinstance(value, BlockwiseDep) for value, _ in pairs)
-    arguments = [
-        item
-        for value, symbols in pairs
-        for item in (
-            (counterpart(value), None)
-            if symbols is None
-            else (_argument(value, read), tuple(symbols))
-        )
+    pairs = [
+        (counterpart(value), None) if symbols is None else (_argument(value, read), tuple(symbols))
+        for value, symbols in zip(node.args[::2], node.args[1::2], strict=True)
     ]
-    literals = [value for value, symbols in pairs if symbols is None]
-    if blocks and unpack_collections(literals, options)[0]:
-        return None  # collections in the arguments of a function that gets positions of blocks
-    if not blocks:
-        return da.blockwise(
-            counterpart(node.func),
-            tuple(node.out_ind),
-            *arguments,
-            token=token,
-            dtype=node.dtype,
-            adjust_chunks=node.adjust_chunks,
-            new_axes=node.new_axes,
-            align_arrays=node.align_arrays,
-            concatenate=node.concatenate,
-            meta=meta_of(node),
-            **options,
-        )
-    # what map_blocks of dask.array does with the positions of blocks
-    arrays = [value for value in arguments[::2] if isinstance(value, Array)]
+    options = {name: counterpart(value) for name, value in node.kwargs.items()}
+    if any(isinstance(value, BlockwiseDep) for value, _ in pairs):
+        return _blockwise_with_positions(node, pairs, options)
+    return da.blockwise(
+        counterpart(node.func),
+        tuple(node.out_ind),
+        *itertools.chain(*pairs),
+        token=key_split(name_of(node)),
+        dtype=node.dtype,
+        adjust_chunks=node.adjust_chunks,
+        new_axes=node.new_axes,
+        align_arrays=node.align_arrays,
+        concatenate=node.concatenate,
+        meta=meta_of(node),
+        **options,
+    )
+
+
+def _blockwise_with_positions(
+    node: Any, pairs: Sequence[tuple[Any, Any]], options: Mapping[str, Any]
+) -> Array | None:
+    """What map_blocks of dask.array does for a function that gets the positions of blocks."""
+    if unpack_collections([value for value, symbols in pairs if symbols is None], options)[0]:
+        return None  # collections among the other arguments
+    arrays = [value for value, _ in pairs if isinstance(value, Array)]
+    named = [(value.name if isinstance(value, Array) else value, axes) for value, axes in pairs]
     name = name_of(node)
     layer = blockwise_layer(
         counterpart(node.func),
         name,
         tuple(node.out_ind),
-        *[value.name if isinstance(value, Array) else value for value in arguments],
+        *itertools.chain(*named),
         numblocks={array.name: array.numblocks for array in arrays},
         dependencies=arrays,
         new_axes=node.new_axes,
@@ -331,7 +342,7 @@ def _broadcast(node: Any, read: Read) -> Array:
 
 def _coarsen(node: Any, read: Read) -> Array:
     reduction = node.operand("reduction")
-    if reduction.__module__.partition(".")[0] == "dask_array":
+    if is_of_package(reduction):
         # as dask.array does with its own functions
         reduction = getattr(np, reduction.__name__)
     return da.coarsen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import dask.array.optimization
@@ -46,47 +46,54 @@ class ExpressionArrays:
 
     def __init__(self) -> None:
         self._reader = ExpressionReader()
-        self._written: tuple[HighLevelGraph, Tasks] | None = None
+        self._optimised: tuple[HighLevelGraph, Tasks] | None = None
         self.arrays: list[Array] = []
         self.names: dict[str, str] = {}
-        self.errors: list[Exception] = []
+
+    @property
+    def errors(self) -> Sequence[Exception]:
+        return self._reader.errors
 
     def read(self, value: Any) -> Array:
         """An array of ``dask_array`` as one of Dask, which is also recorded."""
         array = self._reader.array(value.expr)
-        self.errors = self._reader.errors
         self.arrays.append(array)
         self.names[value.name] = array.name
         return array
 
-    def written(
-        self, value: Any, array: Array, graph: HighLevelGraph, results: Sequence[Array]
-    ) -> Any:
-        """What replaces an array of ``dask_array``.
-
-        Its graph has been optimised as Dask does when it computes arrays, because ``dask_array``
-        takes it as it is.
+    def tasks(self, graph: HighLevelGraph, results: Callable[[], Sequence[Array]]) -> Tasks:
+        """The tasks of all results, which are optimised together, so that they have the same ones.
 
         Parameters
         ----------
-        value
-            The array to replace.
-        array
-            The array of Dask with its values.
-        graph, results
-            The graph of all results, and those that replace arrays of ``dask_array``.  These are
-            optimised together, so that they have the same tasks.
+        graph
+            The graph of the results.
+        results
+            Gives those that replace arrays of ``dask_array``, once for a graph.
         """
-        if all(array.name != result.name for result in results):
-            tasks = _optimised(array.dask, [array])
-        else:
-            if self._written is None or self._written[0] is not graph:
-                self._written = graph, _optimised(graph, results)
-            tasks = self._written[1]
-        own, _ = cull(tasks, list(flatten(array.__dask_keys__())))
-        return output(value, own, array.name, array.chunks)
+        if self._optimised is None or self._optimised[0] is not graph:
+            self._optimised = graph, optimised(graph, results())
+        return self._optimised[1]
 
 
-def _optimised(graph: HighLevelGraph, arrays: Sequence[Array]) -> Tasks:
+def optimised(graph: HighLevelGraph, arrays: Sequence[Array]) -> Tasks:
+    """The tasks of arrays as Dask optimises them when it computes arrays of its own.
+
+    ``dask_array`` takes a graph as it is.
+    """
     keys = [key for array in arrays for key in flatten(array.__dask_keys__())]
     return dict(dask.array.optimization.optimize(graph, keys))
+
+
+def written(value: Any, array: Array, tasks: Tasks) -> Any:
+    """What replaces an array of ``dask_array``.
+
+    Parameters
+    ----------
+    value
+        The array to replace.
+    array, tasks
+        The array of Dask with its values, and tasks that compute it, among others.
+    """
+    own, _ = cull(tasks, list(flatten(array.__dask_keys__())))
+    return output(value, own, array.name, array.chunks)

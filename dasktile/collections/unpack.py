@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile._compat.expressions import is_readable
 from dasktile.capture.base import ArrayInfo
 from dasktile.collections.boundary import boundary, reachable, splice
-from dasktile.collections.expressions import ExpressionArrays
+from dasktile.collections.expressions import ExpressionArrays, optimised, written
 from dasktile.ir import Chunks
 
 
@@ -167,9 +167,14 @@ class Holders:
             result = rebuild(new)
             if result is array:
                 return value
-            read = self.expressions.arrays
-            results = [new.array(each) for each in read if each.name in new.names]
-            return self.expressions.written(value, result, new.graph, results)
+            if array.name not in new.names:
+                return written(value, result, optimised(result.dask, [result]))
+
+            def results() -> list[Array]:
+                read = self.expressions.arrays
+                return [new.array(each) for each in read if each.name in new.names]
+
+            return written(value, result, self.expressions.tasks(new.graph, results))
 
         return expression
 
@@ -218,17 +223,18 @@ class Holders:
 
     def _tie(self, variables: Iterable[Any]) -> None:
         members = tuple(
-            Member(self._name(variable._data), variable.dims, _encoded(variable))
+            Member(name, variable.dims, _encoded(variable))
             for variable in variables
-            if type(variable._data) is Array
-            or (is_readable(variable._data) and variable._data.name in self.expressions.names)
+            if (name := self._recorded_name(variable._data)) is not None
         )
         if members:
             self.groups.append(members)
 
-    def _name(self, data: Any) -> str:
-        """The name under which an array is recorded."""
-        return data.name if type(data) is Array else self.expressions.names[data.name]
+    def _recorded_name(self, data: Any) -> str | None:
+        """The name under which an array is recorded, None if it is not."""
+        if type(data) is Array:
+            return str(data.name)
+        return self.expressions.names.get(data.name) if is_readable(data) else None
 
     def _data_array(self, value: Any) -> Rebuild:
         names = [name for name in value.coords if is_dask_collection(value.coords[name].variable)]

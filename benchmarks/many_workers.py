@@ -37,12 +37,12 @@ from rich.console import Console
 from rich.table import Table
 
 import dasktile
-from benchmarks.plugin_cost import collection
+from benchmarks.plugin_cost import SMALL_TILES, Delay, collection
 from dasktile import api
 from dasktile.cluster.target import Machine
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 
-#: Seconds between two ticks that measure the delay of the event loop.
+#: Seconds between two looks at the scheduler.
 _TICK = 0.002
 
 #: Bytes of every result, as the workers report them.
@@ -188,7 +188,7 @@ class Meter:
     """
 
     def __init__(self, plugin: TileSchedulerPlugin | None) -> None:
-        self.graph = self.transitions = self.longest = 0.0
+        self.graph = self.transitions = 0.0
         self._plugin = plugin
 
     async def __aenter__(self) -> Meter:
@@ -196,13 +196,14 @@ class Meter:
             for hook, attribute in (("update_graph", "graph"), ("transition", "transitions")):
                 self._time(self._plugin, hook, attribute)
             self._time(self._plugin.roots, "release", "transitions")
-        self._ticking = asyncio.ensure_future(self._tick())
+        self._delay = Delay()
         self._start = time.process_time()
         return self
 
     async def __aexit__(self, *error: object) -> None:
         self.seconds = time.process_time() - self._start
-        self._ticking.cancel()
+        self._delay.stop()
+        self.longest = self._delay.longest
         if self._plugin is not None:
             del self._plugin.update_graph, self._plugin.transition, self._plugin.roots.release
 
@@ -218,14 +219,6 @@ class Meter:
                 setattr(self, attribute, getattr(self, attribute) + passed)
 
         setattr(owner, hook, timed)
-
-    async def _tick(self) -> None:
-        before = time.perf_counter()
-        while True:
-            await asyncio.sleep(_TICK)
-            now = time.perf_counter()
-            self.longest = max(self.longest, now - before - _TICK)
-            before = now
 
 
 async def measure(
@@ -277,13 +270,11 @@ def planned(array: da.Array, workers: int) -> da.Array:
     workers
         Number of workers.
     """
-    small = {"max-task": "16 kiB", "usual-task": "4 kiB", "min-tile": "1 kiB"}
-    settings = {f"dasktile.tiling.{name}": size for name, size in small.items()}
     # workers on which tasks run where a plan places them
     order = tuple(map(str, range(workers)))
     machine = Machine(workers, order=order, who_has=lambda blocks: {})
     with (
-        dask.config.set({**settings, "dasktile.cost.task-bytes": 1, "dasktile.bundle": 0}),
+        dask.config.set({**SMALL_TILES, "dasktile.bundle": 0}),
         mock.patch.object(api, "machine", lambda *_: machine),
     ):
         result: da.Array = dasktile.optimize(array)

@@ -35,6 +35,15 @@ _TICK = 0.002
 _SETTLE = 1.5
 
 
+#: Settings with which tiles are about as small as the chunks of `collection`.
+SMALL_TILES = {
+    "dasktile.tiling.max-task": "16 kiB",
+    "dasktile.tiling.usual-task": "4 kiB",
+    "dasktile.tiling.min-tile": "1 kiB",
+    "dasktile.cost.task-bytes": 1,
+}
+
+
 def collection(tasks: int) -> da.Array:
     """An array with about `tasks` tasks: a random field, its transpose, anomalies, a sum.
 
@@ -61,14 +70,38 @@ def planned(array: da.Array, client: Client) -> da.Array:
     client
         A client of the cluster to plan for.
     """
-    small = {"max-task": "16 kiB", "usual-task": "4 kiB", "min-tile": "1 kiB"}
-    settings = {f"dasktile.tiling.{name}": size for name, size in small.items()}
-    with dask.config.set({**settings, "dasktile.cost.task-bytes": 1}):
+    with dask.config.set(SMALL_TILES):
         result: da.Array = dasktile.optimize(array, workers=client)
     return result
 
 
 def _nothing() -> None: ...
+
+
+class Delay:
+    """A timer of the longest time for which the running event loop is blocked.
+
+    Attributes
+    ----------
+    longest
+        That time in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0
+        self._ticking = asyncio.ensure_future(self._tick())
+
+    def stop(self) -> None:
+        """End the timing."""
+        self._ticking.cancel()
+
+    async def _tick(self) -> None:
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(_TICK)
+            now = time.perf_counter()
+            self.longest = max(self.longest, now - before - _TICK)
+            before = now
 
 
 class Meter:
@@ -88,7 +121,7 @@ class Meter:
     def __init__(self, scheduler: Scheduler, inside: bool) -> None:
         self.scheduler: Any = scheduler
         self.hooks = ("update_graph", "transition") if inside else ()
-        self.plugin = self.state = self.longest = 0.0
+        self.plugin = self.state = 0.0
         self._overhead = 0.0
         for _ in range(1000):
             self._inside(_nothing)()
@@ -115,11 +148,12 @@ class Meter:
             return result
 
         self.scheduler._create_taskstate_from_graph = timed
-        self.ticking = asyncio.ensure_future(self._tick())
+        self._delay = Delay()
 
     async def stop(self) -> None:
         """Stop timing and restore the replaced methods."""
-        self.ticking.cancel()
+        self._delay.stop()
+        self.longest = self._delay.longest
         del self.scheduler._create_taskstate_from_graph
         for name in self.hooks:
             delattr(self.scheduler.plugins["dasktile"], name)
@@ -132,14 +166,6 @@ class Meter:
                 self.plugin += time.perf_counter() - start - self._overhead
 
         return timed
-
-    async def _tick(self) -> None:
-        before = time.perf_counter()
-        while True:
-            await asyncio.sleep(_TICK)
-            now = time.perf_counter()
-            self.longest = max(self.longest, now - before - _TICK)
-            before = now
 
 
 def measure(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from itertools import pairwise
@@ -22,8 +23,11 @@ from dasktile.ir import (
     Node,
     Program,
     Role,
+    Sharding,
+    Share,
     TiledProgram,
     Tiling,
+    bounds,
     output_chunks,
 )
 from dasktile.lower.writer import Lowered
@@ -73,7 +77,7 @@ def random_tiling(program: Program, rng: random.Random, kept: float = 0.15) -> T
 def _random_node(node: Node, rng: random.Random) -> Tiling:
     if node.kind is Kind.OPAQUE:
         cuts = tuple(label.cuts for label in node.labels)
-        return Tiling((None, None), (None, None), cuts, node.chunks)
+        return Tiling(cuts, node.chunks)
     cuts_of: list[tuple[int, ...]] = []
     for label in node.labels:
         if label.role is Role.PINNED:
@@ -85,17 +89,66 @@ def _random_node(node: Node, rng: random.Random) -> Tiling:
             cuts_of.append(label.cuts if choice < 0.15 else random_cuts(label.size, rng))
     cuts = tuple(cuts_of)
     able = [position for position, sizes in enumerate(cuts) if len(sizes) > 1]
-    mesh = tuple(rng.choice([None, *able]) for _ in MESH)
+    cut_by = tuple(rng.choice([None, *able]) for _ in MESH)
     chunks = [list(sizes) for sizes in output_chunks(node, cuts)]
     scatter: list[int | None] = []
-    for size, label in zip(MESH, mesh, strict=True):
+    for size, label in zip(MESH, cut_by, strict=True):
         target = None
         if label is not None and node.labels[label].role is Role.REDUCE and chunks:
             target = rng.choice([None, *range(len(chunks))])
         if target is not None:
             chunks[target] = [part for whole in chunks[target] for part in _halves(whole, size)]
         scatter.append(target)
-    return Tiling(mesh, tuple(scatter), cuts, tuple(map(tuple, chunks)))
+    return sharded(node, cuts, MESH, cut_by, scatter, tuple(map(tuple, chunks)))
+
+
+def sharded(
+    node: Node,
+    cuts: tuple[tuple[int, ...], ...],
+    mesh: Sequence[int],
+    cut_by: Sequence[int | None],
+    scatter: Sequence[int | None] = (),
+    chunks: Chunks | None = None,
+) -> Tiling:
+    """A node cut into tiles that a mesh divides.
+
+    `cut_by` has the label that each mesh axis cuts, or None; `scatter` the output axis along which
+    sums over it are scattered, None for one worker.
+    """
+    chunks = output_chunks(node, cuts) if chunks is None else chunks
+    work = [share(sizes, mesh, cut_by, label) for label, sizes in enumerate(cuts)]
+    held: list[Share] = []
+    divided: set[int] = set()
+    for place, (axis, sizes) in enumerate(zip(node.out, chunks, strict=True)):
+        if axis.label is None:
+            held.append(Share())
+            continue
+        made, ends = Share(), [0, len(sizes)]
+        # on a diagonal two axes run along one label
+        if axis.label not in divided and work[axis.label].by:
+            divided.add(axis.label)
+            made = work[axis.label]
+            edges = bounds(cuts[axis.label])
+            ends = [bounds(sizes).index(axis.width * edges[at]) for at in bounds(made.runs)]
+        inner = [share(sizes[lo:hi], mesh, scatter, place) for lo, hi in pairwise(ends)]
+        by = made.by + inner[0].by
+        runs = [run for (lo, hi), each in zip(pairwise(ends), inner, strict=True)
+                for run in each.runs or (hi - lo,)]  # fmt: skip
+        held.append(Share(by, tuple(runs)) if by else Share())
+    return Tiling(cuts, chunks, Sharding(tuple(work)), Sharding(tuple(held)))
+
+
+def share(
+    sizes: Sequence[int], mesh: Sequence[int], divides: Sequence[int | None], dim: int
+) -> Share:
+    """How the mesh axes that divide a dimension do so, by the start of its blocks."""
+    by = tuple(axis for axis, divided in enumerate(divides) if divided == dim)
+    if not by:
+        return Share()
+    runs = [0] * math.prod(mesh[axis] for axis in by)
+    for start in bounds(sizes)[:-1]:
+        runs[min(start * len(runs) // max(1, sum(sizes)), len(runs) - 1)] += 1
+    return Share(by, tuple(runs))
 
 
 def _halves(size: int, parts: int) -> list[int]:

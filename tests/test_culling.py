@@ -31,6 +31,7 @@ from dasktile.ir import (
     Node,
     Program,
     Role,
+    Sharding,
     Share,
     TiledProgram,
     Tiling,
@@ -416,27 +417,27 @@ def array(chunks: Any, role: Role = Role.FREE, edges: tuple[Edge, ...] = ()) -> 
 
 
 def tiled(node: Node, chunks: Any, where: Any = None) -> TiledProgram:
-    tiling = Tiling((), (), chunks, chunks, where, where)
+    tiling = Tiling(chunks, chunks, where, where)
     return TiledProgram(Program((node,), (0,)), (), (tiling,))
 
 
 def test_tiles_are_cut_where_needed_blocks_end() -> None:
     node = array(((2, 2, 2, 2), (3, 3)))
     needed = np.array([[True, True], [True, True], [False, True], [False, True]])
-    where = (Share((0,), (1, 1)), Share())
+    where = Sharding((Share((0,), (1, 1)), Share()))
     cut = cut_where_needed(tiled(node, ((5, 3), (6,)), where), {0: needed})
     assert cut.tilings[0].cuts == cut.tilings[0].chunks == ((4, 1, 3), (3, 3))
     # both parts of the first tile are where it was
-    assert cut.tilings[0].work_at == (Share((0,), (2, 1)), Share())
+    assert cut.tilings[0].work_at == Sharding((Share((0,), (2, 1)), Share()))
 
 
 def test_empty_tiles_stay() -> None:
     node = array(((3, 2, 5),))
     needed = np.array([True, False, True])
-    where = (Share((0,), (1, 2)),)
+    where = Sharding((Share((0,), (1, 2)),))
     cut = cut_where_needed(tiled(node, ((5, 0, 5),), where), {0: needed})
     assert cut.tilings[0].chunks == ((3, 2, 0, 5),)
-    assert cut.tilings[0].held_at == (Share((0,), (2, 2)),)
+    assert cut.tilings[0].held_at == Sharding((Share((0,), (2, 2)),))
 
 
 def test_tiles_that_follow_an_array_are_placed_no_more_once_they_are_cut() -> None:

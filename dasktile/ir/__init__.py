@@ -1,7 +1,8 @@
 """Programs before and after tiling, as values of sizes and names.
 
-``program`` describes what is computed; ``tiled`` describes how every array is cut and placed, and
-``handover`` where an array is cut into the chunks that it must have.
+``program`` describes what is computed, ``sharding`` how workers divide an array or the work on it,
+``tiled`` how every array is cut and placed, and ``handover`` where an array is cut into the chunks
+that it must have.
 """
 
 from dasktile.ir.handover import Handover, hand_over, hand_over_evenly
@@ -24,7 +25,8 @@ from dasktile.ir.program import (
     validate,
     windows,
 )
-from dasktile.ir.tiled import Follow, Share, TiledProgram, Tiling, Where, near_even
+from dasktile.ir.sharding import Follow, Sharding, Share, Where, by_position, near_even
+from dasktile.ir.tiled import TiledProgram, Tiling
 
 __all__ = [
     "ALREADY_TILED",
@@ -41,12 +43,14 @@ __all__ = [
     "Picks",
     "Program",
     "Role",
+    "Sharding",
     "Share",
     "TiledProgram",
     "Tiling",
     "Where",
     "Window",
     "bounds",
+    "by_position",
     "hand_over",
     "hand_over_evenly",
     "near_even",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from dasktile.ir.program import Chunks, bounds
-from dasktile.ir.tiled import Share, TiledProgram, near_even
+from dasktile.ir.sharding import Sharding, Share, near_even
+from dasktile.ir.tiled import TiledProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,12 @@ class Handover:
     Parameters
     ----------
     where
-        For every axis, how the mesh divides the final chunks.
+        How the mesh divides the final chunks.
     elements
         Elements that workers receive from each other.
     """
 
-    where: tuple[Share, ...]
+    where: Sharding
     elements: int
 
 
@@ -49,10 +50,10 @@ def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | Non
     """
     tiling, mesh = tiled.tilings[index], tiled.mesh
     tiles = tiled.kept.get(index, tiling.chunks)
-    held = tiled.kept_at.get(index, tiling.held_at)
-    if not mesh or not isinstance(held, tuple) or index in tiled.copied:
+    held = tiled.kept_at.get(index) if index in tiled.kept else tiling.held_at
+    if not mesh or not isinstance(held, Sharding) or held.replicated:
         return None
-    return _between(mesh, held, tiles, chunks)
+    return _between(mesh, held.dims, tiles, chunks)
 
 
 def hand_over_evenly(workers: int, before: Chunks, after: Chunks) -> Handover:
@@ -79,7 +80,7 @@ def _between(
     parts = [_part_bounds(share, sizes) for share, sizes in zip(held, tiles, strict=True)]
     where = _divided(mesh, held, parts, chunks)
     if all(set(bounds(old)) <= set(bounds(new)) for old, new in zip(tiles, chunks, strict=True)):
-        return Handover(where, 0)  # every chunk is cut from one tile, where that is
+        return Handover(Sharding(where), 0)  # every chunk is cut from one tile, where that is
     needed = [_part_bounds(share, sizes) for share, sizes in zip(where, chunks, strict=True)]
     used = {axis for share in (*held, *where) for axis in share.by}
     elements = 0
@@ -94,7 +95,7 @@ def _between(
                 max(0, min(mine[1], its[1]) - max(mine[0], its[0]))
                 for mine, its in zip(have, need, strict=True)
             )
-    return Handover(where, elements)
+    return Handover(Sharding(where), elements)
 
 
 def _part_bounds(share: Share, sizes: Sequence[int]) -> list[int]:

@@ -13,7 +13,8 @@ from itertools import accumulate, pairwise
 
 from dasktile.ir.program import Chunks, Edge, Kind, Node, Program, Role
 from dasktile.ir.program_rules import Fault, covers, is_cut
-from dasktile.ir.tiled import Follow, Share, TiledProgram, Tiling, Where
+from dasktile.ir.sharding import Follow, Share, Where
+from dasktile.ir.tiled import TiledProgram, Tiling
 
 #: Share of an even part by which a part may be longer where all parts have one length (by
 #: definition: lengths of at least 50 elements are rounded up to whole elements).
@@ -74,9 +75,9 @@ def tilings_fault(tiled: TiledProgram) -> Fault:
         return f"there are {len(tiled.tilings)} tilings; expected {count}"
     if any(size < 1 for size in tiled.mesh):
         return f"the mesh is {tiled.mesh}; expected at least 1 worker along each axis"
-    for index in (*tiled.kept, *tiled.copied):
+    for index in tiled.kept:
         if not 0 <= index < count:
-            return f"node {index} is kept or replicated; expected one of {count} nodes"
+            return f"node {index} is kept; expected one of {count} nodes"
     for index in tiled.kept_at:
         if index not in tiled.kept:
             return f"node {index} has a placement of kept chunks; expected kept chunks"
@@ -112,56 +113,25 @@ def _chunks(check: Check, index: int) -> Fault:
         made: tuple[int, ...] = (node.shape[place],)
         if axis.label is not None:
             made = tuple(axis.width * cut for cut in tiling.cuts[axis.label])
-        finer = axis.label is None or place in tiling.scatter
+        finer = axis.label is None or _may_scatter(tiling, axis.label, place)
         if sizes != made and not (finer and set(accumulate(made)) <= set(accumulate(sizes))):
             return f"axis {place} has chunks {sizes}; expected {made}, as its label is cut"
     return None
 
 
-def _mesh(check: Check, index: int) -> Fault:
-    """Every mesh axis cuts a label that may be cut, or none."""
-    node, tiling, axes = check.node(index), check.tiling(index), len(check.tiled.mesh)
-    if len(tiling.mesh) != axes or len(tiling.scatter) != axes:
-        return f"mesh {tiling.mesh} and scatter {tiling.scatter} are given; expected {axes} axes"
-    for axis, label in enumerate(tiling.mesh):
-        if label is None:
-            continue
-        if not 0 <= label < len(node.labels):
-            return f"mesh axis {axis} cuts label {label}; expected one of {len(node.labels)}"
-        if node.labels[label].role is Role.WHOLE:
-            return f"mesh axis {axis} cuts whole label {label}; expected that none does"
-    return None
-
-
-def _partial_sums(check: Check, index: int) -> Fault:
-    """Partial sums are of reduced labels, and are complete in the array that others read.
-
-    A mesh axis that cuts a reduced label divides the array only along the axis on which it
-    scatters the sum.
-    """
-    node, tiling = check.node(index), check.tiling(index)
-    for axis, (label, target) in enumerate(zip(tiling.mesh, tiling.scatter, strict=True)):
-        reduced = label is not None and node.labels[label].role is Role.REDUCE
-        if target is not None and not reduced:
-            return f"mesh axis {axis} scatters a sum; expected that it cuts a reduced label"
-        if target is not None and not 0 <= target < len(node.shape):
-            return f"mesh axis {axis} scatters along axis {target}; expected one of {node.shape}"
-        if reduced and tiling.work_at is not None and node.itemsize and not node.partial > 0:
-            return f"partial sums on mesh axis {axis} have {node.partial} bytes; expected more"
-        if not reduced or not isinstance(tiling.held_at, tuple):
-            continue
-        for place, share in enumerate(tiling.held_at):
-            if axis in share.by and place != target:
-                return (
-                    f"mesh axis {axis} divides partial sums along axis {place}; expected complete "
-                    f"sums, {'on one worker' if target is None else f'scattered on axis {target}'}"
-                )
-    return None
+def _may_scatter(tiling: Tiling, label: int, place: int) -> bool:
+    """Whether sums may be scattered along an axis of the array."""
+    work, held = tiling.work_at, tiling.held_at
+    if work is None or held is None:
+        return True
+    if isinstance(work, Follow) or isinstance(held, Follow):
+        return False
+    return place >= len(held.dims) or not set(held.dims[place].by) <= set(work.dims[label].by)
 
 
 def _work(check: Check, index: int) -> Fault:
-    """Every tile of the loop nest is on one worker, by the mesh axes that cut its labels."""
-    tiling = check.tiling(index)
+    """Every tile of the loop nest is on one worker; mesh axes divide labels that may be cut."""
+    node, tiling = check.node(index), check.tiling(index)
     work = tiling.work_at
     if (work is None) != (tiling.held_at is None):
         return "only the work or only the result has a placement; expected both or none"
@@ -171,18 +141,24 @@ def _work(check: Check, index: int) -> Fault:
     if fault is not None:
         return fault
     if isinstance(work, Follow):
-        if any(label is not None for label in tiling.mesh):
-            return f"mesh {tiling.mesh} cuts a node that follows {work.array!r}; expected no label"
         return None
-    for number, share in enumerate(work):
-        cutting = {axis for axis, label in enumerate(tiling.mesh) if label == number}
-        if set(share.by) != cutting:
-            return f"mesh axes {share.by} divide label {number}; expected {sorted(cutting)}"
+    if work.replicated:
+        return f"work is repeated along mesh axes {work.replicated}; expected that it runs once"
+    for number, (label, share) in enumerate(zip(node.labels, work.dims, strict=True)):
+        if share.by and label.role is Role.WHOLE:
+            return f"mesh axes {share.by} divide whole label {number}; expected that none does"
+        sums = share.by and label.role is Role.REDUCE and node.itemsize
+        if sums and not node.partial > 0:
+            return f"partial sums on mesh axes {share.by} have {node.partial} bytes; expected more"
     return None
 
 
 def _held(check: Check, index: int) -> Fault:
-    """Every tile of the array is on one worker, which is the one that makes it."""
+    """Every tile of the array is on one worker, which is the one that makes it.
+
+    Mesh axes that divide a reduced label make partial sums.  They divide the array along the axis
+    on which the sum is scattered, or not at all.
+    """
     node, tiling = check.node(index), check.tiling(index)
     work, held = tiling.work_at, tiling.held_at
     if work is None or held is None:
@@ -199,23 +175,28 @@ def _held(check: Check, index: int) -> Fault:
         if (held.node, held.dims) != (work.node, dims):
             return f"the result is where {held} is; expected dims {dims}, as its labels"
         return None
+    reduced = {
+        axis
+        for label, share in zip(node.labels, work.dims, strict=True)
+        if label.role is Role.REDUCE
+        for axis in share.by
+    }
     taken: set[int] = set()
-    for place, (axis, share) in enumerate(zip(node.out, held, strict=True)):
-        scattered = {number for number, target in enumerate(tiling.scatter) if target == place}
-        made = Share() if axis.label is None else work[axis.label]
+    for place, (axis, share) in enumerate(zip(node.out, held.dims, strict=True)):
+        made = Share() if axis.label is None else work.dims[axis.label]
         # on a diagonal two axes run along one label
         made = Share() if taken & set(made.by) else made
         taken.update(made.by)
         if axis.label is None and share.by:
             return f"mesh axes {share.by} divide axis {place}; expected none, as it has no label"
-        if axis.label is None:
-            continue
-        if set(share.by) != {*made.by, *scattered} or share.by[: len(made.by)] != made.by:
+        scattered = share.by[len(made.by) :]
+        if share.by[: len(made.by)] != made.by or not reduced.issuperset(scattered):
             return (
                 f"mesh axes {share.by} divide axis {place}; expected {made.by}, which cut its "
-                f"label, and then {sorted(scattered)}, which scatter"
+                f"label, and then some of {sorted(reduced)}, which cut a reduced label"
             )
         if made.by:
+            assert axis.label is not None
             own = [axis.width * end for end in _ends(made, tiling.cuts[axis.label])]
             ends = _ends(share, tiling.chunks[place])[:: len(share.runs) // len(made.runs)]
             if ends != own:
@@ -238,23 +219,20 @@ def _kept(check: Check, index: int) -> Fault:
 
 def _replicas(check: Check, index: int) -> Fault:
     """A replicated array is divided by some mesh axes, and the same along others."""
-    tiled, limit = check.tiled, check.memory_limit
-    if index not in tiled.copied:
+    where, limit, axes = check.tiled.replicas(index), check.memory_limit, len(check.tiled.mesh)
+    if where is None:
         return None
-    where, axes = tiled.copied[index]
-    if not axes or len(set(axes)) != len(axes) or not set(axes) <= set(range(len(tiled.mesh))):
-        return f"replicas are along mesh axes {axes}; expected some of mesh {tiled.mesh}, each once"
-    if isinstance(where, Follow):
-        return f"replicas follow {where.array!r}; expected that mesh axes divide them"
-    chunks = tiled.kept.get(index, check.tiling(index).chunks)
-    fault = _placed(check, where, chunks, "replicated axis", index)
-    if fault is not None:
-        return fault
-    both = sorted({axis for share in where for axis in share.by} & set(axes))
+    copied = where.replicated
+    if len(set(copied)) != len(copied) or not set(copied) <= set(range(axes)):
+        return (
+            f"replicas are along mesh axes {copied}; expected some of mesh {check.tiled.mesh}, "
+            "each once"
+        )
+    both = sorted(where.axes.intersection(copied))
     if both:
         return f"mesh axes {both} divide and replicate the array; expected one of the two"
     largest = check.node(index).itemsize
-    for share, sizes in zip(where, chunks, strict=True):
+    for share, sizes in zip(where.dims, check.tiled.kept[index], strict=True):
         largest *= max(hi - lo for lo, hi in pairwise(_ends(share, sizes)))
     if limit is not None and largest > limit:
         return f"a worker holds {largest} bytes of a replicated array; expected at most {limit}"
@@ -297,10 +275,8 @@ def _read_bytes(check: Check, edge: Edge, longest: Sequence[int]) -> int:
 #: The rules of every node of a tiled program, in their order.
 TILED_RULES: dict[str, Callable[[Check, int], Fault]] = {
     "cuts": _cuts,
-    "chunks": _chunks,
-    "mesh": _mesh,
-    "partial sums": _partial_sums,
     "work": _work,
+    "chunks": _chunks,
     "held": _held,
     "kept": _kept,
     "replicas": _replicas,
@@ -319,7 +295,7 @@ def _placed(check: Check, where: Where, chunks: Chunks, what: str, index: int) -
         check.known[key] = (
             _followed(check, where, chunks, what, own)
             if isinstance(where, Follow)
-            else _divided(check, where, chunks, what)
+            else _divided(check, where.dims, chunks, what)
         )
     return check.known[key]
 

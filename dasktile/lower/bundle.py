@@ -26,7 +26,7 @@ from dask.tokenize import tokenize
 
 from dasktile._compat.dask import FUSE, Alias, Task, TaskRef, fused_tasks, missing
 from dasktile.capture.references import head_of
-from dasktile.ir import Share
+from dasktile.ir import by_position
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
@@ -245,8 +245,7 @@ class _Written:
         ranks = self.run_rank, sorted(self.rank.items())
         self.token = tokenize(repr((sorted(tasks.wanted), tasks.keys, tasks.homes, runs, ranks)))
         mesh = tasks.limits.mesh
-        by_position = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
-        at = Placement(mesh, (by_position,), self._lost()) if mesh else None
+        at = Placement(mesh, by_position(mesh), self._lost()) if mesh else None
         self.name = new_layer_name(BUNDLE, self.token, placement=at)
         #: Name of the tasks without a home.
         self.unplaced = new_layer_name(BUNDLE, self.token)

@@ -9,7 +9,7 @@ from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 
-from dasktile.ir import Chunks, Follow, Node, Share, Tiling, Where
+from dasktile.ir import Chunks, Follow, Node, Sharding, Tiling, Where
 from dasktile.lower.names import step_layer_name
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.schedule.placement import Placement, token
@@ -41,7 +41,7 @@ class LoweringContext:
     graph
         The input graph.
     mesh
-        Sizes of the axes of the worker mesh to which ``tiling.mesh`` refers.
+        Sizes of the axes of the worker mesh to which the shardings refer.
     leader
         The persisted array that the node follows, None if it follows none.
     copied
@@ -70,7 +70,7 @@ class LoweringContext:
     @property
     def held_at(self) -> Where:
         """Where the blocks of the output array are, likewise."""
-        return self.tiling.held_at or (Share(),) * len(self.node.shape)
+        return self.tiling.held_at or Sharding.on_one(len(self.node.shape))
 
     @property
     def result_at(self) -> Where:
@@ -78,15 +78,7 @@ class LoweringContext:
         dims_of = {
             axis.label: dim for dim, axis in enumerate(self.node.out) if axis.label is not None
         }
-        held = self.held_at
-        if isinstance(held, Follow):
-            label_of = {dim: label for label, dim in dims_of.items()}
-            dims = (None if dim is None else label_of.get(dim) for dim in held.dims)
-            return Follow(held.array, held.node, tuple(dims))
-        return tuple(
-            held[dims_of[label]] if label in dims_of else Share()
-            for label in range(len(self.node.labels))
-        )
+        return self.held_at.seen([dims_of.get(label) for label in range(len(self.node.labels))])
 
     def step(self, step: str, where: Where | None) -> str:
         """The name of the layer of an intermediate step, whose blocks are `where`."""
@@ -100,7 +92,7 @@ class LoweringContext:
 
 def work_at(tiling: Tiling) -> Where:
     """Where the blocks of a loop nest run; all on one worker, if the plan has no mesh."""
-    return tiling.work_at or (Share(),) * len(tiling.cuts)
+    return tiling.work_at or Sharding.on_one(len(tiling.cuts))
 
 
 def step_layer(
@@ -108,18 +100,18 @@ def step_layer(
 ) -> str:
     """The name of the layer of an intermediate step of layer `name`, whose blocks are `where`."""
     decided = None if where is None else tiling.held_at
-    return step_layer_name(name, step, placement(mesh, decided, where or ()))
+    return step_layer_name(name, step, placement(mesh, decided, where))
 
 
 def placement(
-    mesh: tuple[int, ...], decided: Where | None, where: Where, predicted: int = 0
+    mesh: tuple[int, ...], decided: Where | None, where: Where | None, predicted: int = 0
 ) -> Placement | None:
     """A placement; None where there is no mesh, or the plan decides none (`decided`)."""
     if not mesh or decided is None:
         return None
     if isinstance(where, Follow):
-        return Placement(mesh, (), predicted, (token(where.array), where.dims))
-    return Placement(mesh, where, predicted)
+        return Placement(mesh, Sharding(), predicted, (token(where.array), where.dims))
+    return Placement(mesh, where or Sharding(), predicted)
 
 
 def home_position(

@@ -34,10 +34,11 @@ from dasktile.ir import (
     Follow,
     Kind,
     Node,
-    Share,
+    Sharding,
     TiledProgram,
     Tiling,
     Where,
+    by_position,
     hand_over,
     windows,
 )
@@ -49,6 +50,7 @@ from dasktile.lower.emit import (
     emit,
     home_position,
     placement,
+    work_at,
 )
 from dasktile.lower.fuse import Fused, fuse
 from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
@@ -409,18 +411,19 @@ def _is_slice(kernel: Any, node: Node) -> bool:
     )
 
 
-def _covers(copied: tuple[Where, tuple[int, ...]] | None, where: Where | None) -> bool:
+def _covers(copied: Sharding | None, where: Where | None) -> bool:
     """True if the workers that need blocks of an array have copies of it."""
-    if copied is None or not isinstance(copied[0], tuple) or not isinstance(where, tuple):
+    if copied is None or not isinstance(where, Sharding):
         return False
     return all(
-        share.by == need.by[: len(share.by)] for share, need in zip(copied[0], where, strict=False)
+        share.by == need.by[: len(share.by)]
+        for share, need in zip(copied.dims, where.dims, strict=False)
     )
 
 
 def _nearest(mesh: tuple[int, ...], where: Where | None, copies: Copies) -> PlaceOf:
     """A function that chooses a copy of a block to read: the reader's own, else the first."""
-    own = home_position(mesh, where) if isinstance(where, tuple) else None
+    own = home_position(mesh, where) if isinstance(where, Sharding) else None
 
     def nearest(block: tuple[int, ...], source: tuple[int, ...], reader: int | None) -> int:
         places = copies[source]
@@ -475,11 +478,14 @@ class _Writer(WrittenArrays):
         chunks, tiling = self.tiled.kept.get(index), self.tiling(index)
         where = self.tiled.kept_at.get(index)
         made = self.made[index]
-        if chunks is None or (chunks == tiling.chunks and where in (None, tiling.held_at)):
+        replicas = self.tiled.replicas(index)
+        if chunks is None or (
+            chunks == tiling.chunks and (replicas or where in (None, tiling.held_at))
+        ):
             return _Source(made, tiling.chunks)
         own = normal(block_windows(chunks))
-        if index in self.tiled.copied and joins(own, tiling.chunks) and self.joined(index):
-            copies = self.copies_kept(index, chunks)
+        if replicas is not None and joins(own, tiling.chunks) and self.joined(index):
+            copies = self.copies_kept(replicas, chunks)
             name = self.copy(index, own, _Source(made, tiling.chunks), copies)
             return _Source(name, chunks, copies)
         step = KEPT if self.node(index).edges else RETILE
@@ -491,10 +497,9 @@ class _Writer(WrittenArrays):
         """False for an array that every reader recomputes from its creation function."""
         return not isinstance(self.captured.kernels[index], Create)
 
-    def copies_kept(self, index: int, chunks: Chunks) -> Copies:
+    def copies_kept(self, where: Sharding, chunks: Chunks) -> Copies:
         """For every block of an array that is kept in copies, the places in the mesh."""
-        where, axes = self.tiled.copied[index]
-        mesh = self.tiled.mesh
+        mesh, axes = self.tiled.mesh, where.replicated
         steps = [
             sum(at * math.prod(mesh[axis + 1 :]) for axis, at in zip(axes, place, strict=True))
             for place in product(*(range(mesh[axis]) for axis in axes))
@@ -546,9 +551,9 @@ class _Writer(WrittenArrays):
             and wanted != normal(block_windows(chunks))
         ):
             # every block is cut from one block, on the worker that has it or a copy of it
-            where = where if _covers(self.tiled.copied.get(index), where) else None
-        at = placement(self.tiled.mesh, where, where or (), predicted)
-        if index in self.tiled.copied and self.node(index).edges:
+            where = where if _covers(self.tiled.replicas(index), where) else None
+        at = placement(self.tiled.mesh, where, where, predicted)
+        if self.tiled.replicas(index) is not None and self.node(index).edges:
             step = KEPT
         name = new_layer_name(step, token, placement=at)
         kernel = self.captured.kernels[index]
@@ -578,9 +583,9 @@ class _Writer(WrittenArrays):
         is_made = source.name == self.made[index]
         where = self.tiling(index).held_at if is_made else self.tiled.kept_at.get(index)
         if not mesh:
-            shares: tuple[Share, ...] = (Share(),) * len(chunks)
-        elif isinstance(where, tuple):
-            shares = where
+            shares = Sharding.on_one(len(chunks)).dims
+        elif isinstance(where, Sharding):
+            shares = where.dims
         else:
             return source  # each block is where one of another array is
         runs = [share.runs if share.by else () for share in shares]
@@ -592,7 +597,7 @@ class _Writer(WrittenArrays):
         joined = (*chunks[:axis], sizes, *chunks[axis + 1 :])
         held = (*shares[:axis], shares[axis].grouped(groups), *shares[axis + 1 :])
         token = new_layer_name("", source.name, joined).rpartition("-")[2]
-        name = new_layer_name(JOIN, token, placement=placement(mesh, where, held))
+        name = new_layer_name(JOIN, token, placement=placement(mesh, where, Sharding(held)))
         blocks_of, halo = normal(block_windows(joined)), None
         view = self.views.get(source.name)
         if view is not None:
@@ -657,7 +662,6 @@ class _Writer(WrittenArrays):
             node.op or node.kind.value,
             node.name if not node.copy else (node.name, node.copy),
             *(("extended",) if viewed else ()),
-            tiling.mesh,
             tiling.cuts,
             tiling.chunks,
             self.tiled.mesh,
@@ -665,7 +669,7 @@ class _Writer(WrittenArrays):
             placement=placement(
                 self.tiled.mesh,
                 tiling.held_at,
-                tiling.held_at or (),
+                tiling.held_at,
                 self.predicted[index] if self.predicted else 0,
             ),
         )
@@ -796,7 +800,7 @@ class _Writer(WrittenArrays):
             if not alone and all(needed <= set(places) for places in have.values()):
                 return self.copy(index, wanted, source, copies)
         made = source
-        if index in self.tiled.copied and source.copies is None:
+        if self.tiled.replicas(index) is not None and source.copies is None:
             # copies are joined from the tiles themselves, not from a joined one
             made = _Source(self.made[index], self.tiling(index).chunks)
         if alone or not self.joined(index):
@@ -808,7 +812,7 @@ class _Writer(WrittenArrays):
     def copies(self, edge: Edge, tiling: Tiling) -> Copies:
         """For every block along an edge, the places in the mesh that need it."""
         needed: dict[tuple[int, ...], set[int]] = {}
-        position = home_position(self.tiled.mesh, tiling.work_at or (), self.leader(tiling))
+        position = home_position(self.tiled.mesh, work_at(tiling), self.leader(tiling))
         for full in product(*(range(len(sizes)) for sizes in tiling.cuts)):
             block = tuple(0 if axis.label is None else full[axis.label] for axis in edge.axes)
             needed.setdefault(block, set()).add(position(full))
@@ -816,9 +820,8 @@ class _Writer(WrittenArrays):
 
     def copy(self, index: int, wanted: Windows, source: _Source, copies: Copies) -> str:
         """A layer of blocks that each worker cuts and joins itself: only pieces are sent."""
-        mesh = self.tiled.mesh
-        every = Share(tuple(range(len(mesh))), (1,) * math.prod(mesh))
-        where = (every, *(Share() for _ in wanted))
+        copies_first = by_position(self.tiled.mesh).dims
+        where = Sharding((*copies_first, *Sharding.on_one(len(wanted)).dims))
         key = (index, wanted, (where, tuple(sorted(copies.items()))))
         if key not in self.cut_at:
             self.cut_at[key] = self.convert(index, wanted, source, where, copies=copies)
@@ -831,12 +834,7 @@ class _Writer(WrittenArrays):
     def needed_at(self, edge: Edge, tiling: Tiling) -> Where | None:
         """Where the blocks of an array are needed, for axes with labels."""
         work = tiling.work_at
-        if work is None:
-            return None
-        labels = [axis.label for axis in edge.axes]
-        if isinstance(work, Follow):
-            return work.seen(labels)
-        return tuple(Share() if label is None else work[label] for label in labels)
+        return None if work is None else work.seen([axis.label for axis in edge.axes])
 
     def anchor(self, edge: Edge, tiling: Tiling, where: Where | None) -> None:
         """Prevent Dask from fusing an array's tasks with those of a reader on another worker."""
@@ -846,15 +844,12 @@ class _Writer(WrittenArrays):
         if where is None or held is None or layer is None or name in self.anchored:
             return
         read = {axis.label for axis in edge.axes}
-        if isinstance(tiling.work_at, Follow):
-            followed = [dim for dim in tiling.work_at.dims if dim is not None]
-            copied = any(label not in read for label in followed)
+        work = work_at(tiling)
+        if isinstance(work, Follow):
+            cut = [dim for dim in work.dims if dim is not None]
         else:
-            copied = any(
-                label is not None and label not in read and size > 1
-                for label, size in zip(tiling.mesh, self.tiled.mesh, strict=True)
-            )
-        if held == where and not copied:
+            cut = [label for label, share in enumerate(work.dims) if len(share.runs) > 1]
+        if held == where and read.issuperset(cut):
             return
         node = self.node(index)
         if node.nbytes >= self.settings.anchor_bytes * math.prod(
@@ -872,11 +867,11 @@ class _Writer(WrittenArrays):
         if all(axis.label is None for axis in edge.axes):
             # block for block is the likely reading where no axis has a label
             return held if counts == tuple(map(len, tiling.chunks)) else None
-        return tuple(
-            Share()
-            if axis.label is None or len(tiling.cuts[axis.label]) != count
-            else work[axis.label]
-            for axis, count in zip(edge.axes, counts, strict=True)
+        return work.seen(
+            [
+                None if axis.label is None or len(tiling.cuts[axis.label]) != count else axis.label
+                for axis, count in zip(edge.axes, counts, strict=True)
+            ]
         )
 
     def output(self, index: int, chunks: Chunks | None, name: str | None) -> tuple[str, Chunks]:

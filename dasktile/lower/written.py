@@ -13,7 +13,7 @@ from dask.highlevelgraph import Layer
 from dasktile.capture.base import Captured
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Read
-from dasktile.ir import Chunks, Follow, Node, Role, TiledProgram, Tiling, bounds
+from dasktile.ir import Chunks, Follow, Node, Role, Sharding, TiledProgram, Tiling, bounds
 from dasktile.lower.emit import home_position, step_layer, work_at
 from dasktile.lower.fuse import FuseLimits
 from dasktile.lower.names import CARRY, CHUNK, END
@@ -113,7 +113,7 @@ class WrittenArrays:
             if blocks:
                 positions[token(own)] = blocks
             held = self.tiling(index).held_at
-            if blocks and isinstance(held, tuple) and decode(own) is None:
+            if blocks and isinstance(held, Sharding) and decode(own) is None:
                 placements[own] = Placement(self.tiled.mesh, held)
         return BundleLimits(
             mesh=self.tiled.mesh,

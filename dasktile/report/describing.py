@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from dasktile.ir import Chunks
+from dasktile.ir import Chunks, Sharding
 from dasktile.report.explanation import Explanation, NodeReport
 from dasktile.tiling.plan import TilingPlan
 
@@ -211,10 +211,11 @@ def _homes(plan: TilingPlan, index: int, final: dict[int, Chunks]) -> tuple[tupl
     if plan.tiled is None or index in final:
         return ()
     tiling, mesh = plan.tiled.tilings[index], plan.tiled.mesh
-    if not isinstance(tiling.held_at, tuple) or len(tiling.held_at) != len(tiling.chunks):
+    held = tiling.held_at
+    if not isinstance(held, Sharding) or len(held.dims) != len(tiling.chunks):
         return ()
     homes = []
-    for share, sizes in zip(tiling.held_at, tiling.chunks, strict=True):
+    for share, sizes in zip(held.dims, tiling.chunks, strict=True):
         workers = _part_workers(share.by, mesh)
         runs = share.runs or (len(sizes),)
         owners = [worker for worker, run in zip(workers, runs, strict=False) for _ in range(run)]

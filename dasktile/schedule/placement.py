@@ -30,7 +30,7 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, TypeVar
 
-from dasktile.ir import Share, near_even
+from dasktile.ir import Sharding, Share, near_even
 
 #: Precedes the placement in names of layers.
 MARK = "-dasktile-"
@@ -60,8 +60,8 @@ class Placement:
     ----------
     mesh
         Sizes of the mesh's axes, that of the slowest network link first.
-    shares
-        For every dimension of the index, how the mesh divides it.
+    sharding
+        How the mesh divides the dimensions of the index.
     predicted
         Predicted bytes that workers receive from other workers for the layer.
     follow
@@ -71,7 +71,7 @@ class Placement:
     """
 
     mesh: tuple[int, ...]
-    shares: tuple[Share, ...] = ()
+    sharding: Sharding
     predicted: int = 0
     follow: tuple[str, tuple[int | None, ...]] | None = None
 
@@ -116,7 +116,7 @@ class Placement:
         """For every divided dimension, the summand of each block in the mesh position."""
         strides = [math.prod(self.mesh[axis + 1 :]) for axis in range(len(self.mesh))]
         divided = []
-        for dimension, share in enumerate(self.shares):
+        for dimension, share in enumerate(self.sharding.dims):
             offsets: list[int] = []
             for part, run in enumerate(share.runs):
                 place, rest = 0, part
@@ -131,7 +131,7 @@ class Placement:
 
 def encode(placement: Placement) -> str:
     """A placement as a part of a layer's name: letters, digits, ``_`` and ``.``."""
-    dims = ["".join(("_", *_encode_share(share))) for share in placement.shares]
+    dims = ["".join(("_", *_encode_share(share))) for share in placement.sharding.dims]
     while dims and dims[-1] == "_":
         dims.pop()
     code = "x".join(map(str, placement.mesh)) + "".join(dims)
@@ -198,7 +198,7 @@ def _decode_code(code: str) -> Placement | None:
                 blocks += sum(shares[-1].runs)
     except (ValueError, IndexError):
         return None
-    return Placement(mesh, tuple(shares), predicted, follow)
+    return Placement(mesh, Sharding(tuple(shares)), predicted, follow)
 
 
 def _decode_share(part: str, mesh: tuple[int, ...], most: int) -> Share:

@@ -19,9 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Chunks, Edge, Groups, Kind, Node, Role, bounds
-from dasktile.tiling.candidates import Boxes, Space, Variable, effort, paired, take
+from dasktile.tiling.boxes import Boxes, paired, take
+from dasktile.tiling.candidates import Space, Variable, effort
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
+from dasktile.tiling.options import reduced_labels
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.solve.eliminate import Problem
 from dasktile.tiling.strided import Strided
@@ -203,9 +205,7 @@ class Costs:
                     both = _common(variable.held, variable.held_second)
                     volume = volume + variable.held_second.volume() - both.volume()
                 boxes = variable.options[: len(volume)]
-                several = [
-                    any(option.replicated) or option.second_mesh is not None for option in boxes
-                ]
+                several = [option.is_replicated for option in boxes]
                 share = node.size / workers
                 more = np.maximum(volume.max(axis=1, initial=0.0) - share, 0.0) * node.itemsize
                 extra[: len(volume)] = np.where(several, more, 0.0)
@@ -253,7 +253,7 @@ class Costs:
     def _tiles(self, variable: Variable, pieces: Sequence[Ints]) -> Table:
         """Boxes into which each candidate divides the work, and the result."""
         node = self.space.program.nodes[variable.node]
-        scattered, of = variable.boxed.scattered()
+        scattered, of = variable.boxed.scattered(reduced_labels(node.labels))
         final = np.array([self.space.mesh.parts(axes) for axes in scattered], dtype=np.int64)[of]
         for axis in node.out:
             if axis.label is not None:

@@ -18,10 +18,24 @@ from functools import lru_cache
 
 import numpy as np
 
-from dasktile.ir import AxisMap, Chunks, Edge, Kind, Node, Role, Share, Tiling, Where, bounds
-from dasktile.tiling.candidates import Option, Space, array_labels
+from dasktile.ir import (
+    AxisMap,
+    Chunks,
+    Edge,
+    Follow,
+    Kind,
+    Node,
+    Role,
+    Sharding,
+    Share,
+    Tiling,
+    Where,
+    bounds,
+)
+from dasktile.tiling.candidates import Space, array_labels
 from dasktile.tiling.conversion import conversion_of, conversion_tables
 from dasktile.tiling.grid import Grid, sizes, split
+from dasktile.tiling.options import Option
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Problem, solve
 from dasktile.tiling.tiles import Choice, LocalCosts, Parts
@@ -69,7 +83,7 @@ class LocalCuts:
 
     Parameters
     ----------
-    tilings, kept, kept_at, copied
+    tilings, kept, kept_at
         As in :class:`~dasktile.ir.TiledProgram`.
     tasks, peak, joined
         As in :class:`~dasktile.tiling.plan.Price`.
@@ -78,7 +92,6 @@ class LocalCuts:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
     kept_at: dict[int, Where]
-    copied: dict[int, tuple[Where, tuple[int, ...]]]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
     joined: tuple[int, ...]
@@ -169,7 +182,6 @@ class Splitter:
     def _choice(self, index: int, keep: bool, option: Option) -> Choice:
         node = self.space.program.nodes[index]
         classes, grids = self.space.axes.members[index], self.space.axes.grids[index]
-        shape = self.space.mesh.shape
         is_moving = not keep and index in self.moving
         if keep:
             axis_classes = tuple(
@@ -198,8 +210,7 @@ class Splitter:
                 for place, cuts in enumerate(fixed)
             )
         mesh_parts = tuple(
-            math.prod(size for size, cut in zip(shape, option.mesh, strict=True) if cut == label)
-            for label in range(len(lengths))
+            self.space.mesh.parts(option.cutting(label)) for label in range(len(lengths))
         )
         if is_moving:
             mesh_parts = (1,) * len(lengths)
@@ -469,14 +480,14 @@ class Splitter:
 
     def _copies(self, choice: Choice, edge: Edge) -> int:
         """Number of workers that need the same part of an array."""
+        work = choice.option.work
+        if isinstance(work, Follow):
+            return 1
         used = {axis.label for axis in edge.axes}
-        return math.prod(
-            size
-            for size, cut, copied in zip(
-                self.space.mesh.shape, choice.option.mesh, choice.option.replicated, strict=True
-            )
-            if (cut is not None and cut not in used) or copied
-        )
+        several = [
+            axis for label, share in enumerate(work.dims) if label not in used for axis in share.by
+        ]
+        return self.space.mesh.parts((*several, *work.replicated))
 
     def _outcome(self, states: Sequence[int], offers: Sequence[_Offer]) -> LocalCuts:
         program = self.space.program
@@ -486,17 +497,14 @@ class Splitter:
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
-        copied: dict[int, tuple[Where, tuple[int, ...]]] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.keep:
                 first = tilings[choice.node]
                 where = self._where(choice, chunks)
-                if any(choice.option.replicated):
-                    axes = (axis for axis, copied in enumerate(choice.option.replicated) if copied)
-                    copied[choice.node] = where, tuple(axes)
-                moved = self.placed and where != first.held_at and not any(choice.option.replicated)
-                if chunks != first.chunks or moved:
+                is_copied = isinstance(where, Sharding) and bool(where.replicated)
+                moved = self.placed and where != first.held_at
+                if chunks != first.chunks or moved or is_copied:
                     kept[choice.node] = chunks
                     kept_at[choice.node] = where
                 if self.retile and chunks != first.chunks:
@@ -505,7 +513,7 @@ class Splitter:
             tasks[choice.node] += self.costs.tasks(choice, parts)
             peak[choice.node] = self.costs.working_set(choice, parts)
             cuts = offer.cuts[state]
-            tiling = Tiling(choice.option.mesh, choice.option.scatter, cuts, chunks)
+            tiling = Tiling(cuts, chunks)
             if choice.node not in self.moving:
                 where, held = self._where(choice, cuts), self._held(choice, chunks)
                 tiling = replace(tiling, work_at=where, held_at=held)
@@ -524,7 +532,6 @@ class Splitter:
             tuple(tilings),
             kept,
             kept_at,
-            copied,
             tuple(math.ceil(count) for count in tasks),
             tuple(peak),
             tuple(joined),
@@ -533,31 +540,30 @@ class Splitter:
     # -- placement -------------------------------------------------------------------
 
     def _where(self, choice: Choice, cuts: Sequence[Sequence[int]]) -> Where:
-        """Placement of the blocks of the loop nest, or of a kept array."""
-        if choice.option.follow is not None:
-            return choice.option.follow
-        return tuple(
-            self._share(choice, label, choice.option.cutting(label), sizes)
-            for label, sizes in enumerate(cuts)
+        """Which workers have the blocks of the loop nest, or of a kept array."""
+        work = choice.option.work
+        if isinstance(work, Follow):
+            return work
+        shares = (
+            self._share(choice, label, share.by, sizes)
+            for label, (share, sizes) in enumerate(zip(work.dims, cuts, strict=True))
         )
+        return Sharding(tuple(shares), work.replicated)
 
     def _held(self, choice: Choice, chunks: Chunks) -> Where:
-        """Placement of the blocks of the result."""
-        shares = []
-        taken: set[int] = set()
-        node = self.space.program.nodes[choice.node]
-        if choice.option.follow is not None:
-            return choice.option.follow.seen([axis.label for axis in node.out])
-        for column, (axis, cuts) in enumerate(zip(node.out, chunks, strict=True)):
-            if axis.label is None:
-                shares.append(Share())
-                continue
-            by = choice.option.cutting(axis.label) + choice.option.scattering(column)
-            # on a diagonal two axes run along one label
-            by = tuple(mesh_axis for mesh_axis in by if mesh_axis not in taken)
-            taken.update(by)
-            shares.append(self._share(choice, axis.label, by, cuts, axis.width))
-        return tuple(shares)
+        """Which workers have the blocks of the result."""
+        held = choice.option.held
+        if isinstance(held, Follow):
+            return held
+        out = self.space.program.nodes[choice.node].out
+        return Sharding(
+            tuple(
+                Share()
+                if axis.label is None
+                else self._share(choice, axis.label, share.by, sizes, axis.width)
+                for axis, share, sizes in zip(out, held.dims, chunks, strict=True)
+            )
+        )
 
     def _share(
         self,
@@ -570,7 +576,7 @@ class Splitter:
         """How these mesh axes divide the blocks of a label."""
         if not by:
             return Share()
-        parts = math.prod(self.space.mesh.shape[axis] for axis in by)
+        parts = self.space.mesh.parts(by)
         grid = choice.grids[label]
         return Share(by, _runs(choice.label_sizes[label], parts, grid, tuple(sizes), width))
 

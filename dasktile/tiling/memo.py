@@ -96,5 +96,4 @@ def _tiled(tiled: TiledProgram, program: Program, names: Sequence[str]) -> Tiled
         tuple(map(placed, tiled.tilings)),
         dict(tiled.kept),
         known(tiled.kept_at),
-        {index: (named(at) or at, axes) for index, (at, axes) in tiled.copied.items()},
     )

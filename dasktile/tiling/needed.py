@@ -24,6 +24,7 @@ from dasktile.ir import (
     Node,
     Program,
     Role,
+    Sharding,
     Share,
     TiledProgram,
     Tiling,
@@ -93,7 +94,7 @@ def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> Tiled
     A label that must stay in one piece is not cut.
     """
     tilings = list(tiled.tilings)
-    kept, kept_at, copied = dict(tiled.kept), dict(tiled.kept_at), dict(tiled.copied)
+    kept, kept_at = dict(tiled.kept), dict(tiled.kept_at)
     for index, blocks in needed.items():
         node = tiled.program.nodes[index]
         edges = _edges(blocks, node.chunks)
@@ -104,18 +105,7 @@ def cut_where_needed(tiled: TiledProgram, needed: Mapping[int, Needed]) -> Tiled
             at = _finer_at(kept_at.pop(index, None), before, edges)
             if at is not None:
                 kept_at[index] = at
-            if index in copied:
-                where, axes = copied.pop(index)
-                finer = _finer_at(where, before, edges)
-                if finer is not None:
-                    copied[index] = finer, axes
-    return replace(
-        tiled,
-        tilings=tuple(tilings),
-        kept=kept,
-        kept_at=kept_at,
-        copied=copied,
-    )
+    return replace(tiled, tilings=tuple(tilings), kept=kept, kept_at=kept_at)
 
 
 def contains_unneeded(made: Needed, tiles: Chunks, needed: Needed, chunks: Chunks) -> bool:
@@ -199,11 +189,11 @@ def _finer_at(where: Where | None, chunks: Chunks, places: Sequence[Sequence[int
     if where is None or isinstance(where, Follow):
         return where if _finer(chunks, places) == chunks else None
     shares = []
-    for share, sizes, more in zip(where, chunks, places, strict=True):
+    for share, sizes, more in zip(where.dims, chunks, places, strict=True):
         edges, runs = bounds(sizes), list(share.runs)
         ends = bounds(share.runs)[1:]
         for position in set(more) - set(edges):
             if share.by:
                 runs[bisect_right(ends, bisect_right(edges, position) - 1)] += 1
         shares.append(Share(share.by, tuple(runs)))
-    return tuple(shares)
+    return Sharding(tuple(shares), where.replicated)

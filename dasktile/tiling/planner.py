@@ -523,7 +523,7 @@ class _Planner:
             self.costs.moving(solution.states),
         ).run()
         tiled = TiledProgram(
-            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.copied
+            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at
         )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 

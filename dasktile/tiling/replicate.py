@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dasktile.tiling.candidates import Space, take
+from dasktile.tiling.boxes import take
+from dasktile.tiling.candidates import Space
 from dasktile.tiling.cost import Costs, transfer
 from dasktile.tiling.rewrite import Replica
 
@@ -17,7 +18,7 @@ def find_replicas(costs: Costs, states: Sequence[int]) -> list[Replica]:
     replicas = []
     for node, index in space.kept.items():
         option = space.variables[index].options[states[index]]
-        if option.second_mesh is not None:
+        if option.second is not None:
             readers = _readers(space, states, node, index)
             if readers:
                 replicas.append(Replica(node, tuple(readers)))

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
-from dasktile.tiling.candidates import Option, Space, effort
+from dasktile.tiling.candidates import Space, effort
 from dasktile.tiling.grid import Grid, sizes
+from dasktile.tiling.options import Option, reduced_labels
 from dasktile.tiling.settings import Settings
 
 #: Number of parts of each label of a node, or of each axis of a kept array.
@@ -212,7 +213,7 @@ class LocalCosts:
                 count for count, label in zip(choice.mesh_parts, node.labels, strict=True)
                 if label.role is Role.REDUCE
             )  # fmt: skip
-            scattered = any(target is not None for target in choice.option.scatter)
+            scattered = choice.option.scattered(reduced_labels(node.labels))
             return every + (tiles * (1 + (partials if scattered else 0)) if partials > 1 else 0)
         if node.kind is Kind.FOLD:
             return every + tiles * max(
@@ -284,11 +285,7 @@ class LocalCosts:
                 chunks.append((size,))
                 continue
             label_cuts = cuts[axis.label]
-            scattered = math.prod(
-                extent
-                for extent, target in zip(self.space.mesh.shape, choice.option.scatter, strict=True)
-                if target == column
-            )
+            scattered = self.space.mesh.parts(choice.option.scattering(column, axis.label))
             if self.retile and scattered > 1 and choice.fixed[axis.label] is None:
                 mesh_cuts = choice.mesh_parts[axis.label] * scattered
                 count = math.lcm(parts[axis.label], mesh_cuts)

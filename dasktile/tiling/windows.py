@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Node
-from dasktile.tiling.candidates import Boxes
+from dasktile.tiling.boxes import Boxes
 from dasktile.tiling.follow import Blocks
 
 Bools = npt.NDArray[np.bool_]

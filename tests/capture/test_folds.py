@@ -28,11 +28,11 @@ from dasktile.ir import (
     Role,
     TiledProgram,
     Tiling,
-    output_chunks,
     validate,
 )
 from dasktile.ir import Edge as ReadEdge
 from dasktile.lower.writer import lower
+from tests.support import sharded
 
 CHUNKS = [((4, 3, 5), (6, 3)), ((12,), (9,)), ((1,) * 12, (2, 3, 4)), ((12,), (3, 3, 3))]
 
@@ -67,7 +67,7 @@ def tiled(x, arrays, cuts=None, mesh=(), cut_by=(), scatter=(), chunks=None):
                  value.itemsize, whole)
         )  # fmt: skip
         kernels.append(InMemory(value))
-        tilings.append(Tiling((None,) * len(mesh), (None,) * len(mesh), whole, whole))
+        tilings.append(Tiling(whole, whole))
         edges.append(ReadEdge(len(nodes) - 1, read.axes))
     node = Node(
         x.name,
@@ -85,10 +85,7 @@ def tiled(x, arrays, cuts=None, mesh=(), cut_by=(), scatter=(), chunks=None):
     )
     nodes.append(node)
     kernels.append(operation.kernel)
-    free = (None,) * len(mesh)
-    tilings.append(
-        Tiling(cut_by or free, scatter or free, cuts, chunks or output_chunks(node, cuts))
-    )
+    tilings.append(sharded(node, cuts, mesh, cut_by or (None,) * len(mesh), scatter, chunks))
     program = Program(tuple(nodes), (len(nodes) - 1,))
     validate(program)
     captured = Captured(program, tuple(kernels), x.dask)

@@ -105,7 +105,7 @@ def written(
         label.cuts if label.role is Role.WHOLE else random_cuts(rng, label.size)
         for label in node.labels
     )
-    tiling = Tiling((), (), cuts, output_chunks(node, cuts))
+    tiling = Tiling(cuts, output_chunks(node, cuts))
     tasks = {}
     for layer in view.graph.layers.values():
         tasks.update(dict(layer))
@@ -583,7 +583,7 @@ def retiled(array: da.Array, rng: random.Random) -> np.ndarray:
             for label in node.labels
         )
         chunks = output_chunks(node, cuts) if free else node.chunks
-        tilings.append(Tiling((), (), cuts, chunks))
+        tilings.append(Tiling(cuts, chunks))
     lowered = lower(captured, TiledProgram(captured.program, (), tuple(tilings)))
     result = da.Array(lowered.graph, lowered.names[0], lowered.chunks[0], dtype=array.dtype)
     return np.asarray(result.compute(scheduler="sync"))

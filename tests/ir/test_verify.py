@@ -30,6 +30,7 @@ from dasktile.ir import (
     Picks,
     Program,
     Role,
+    Sharding,
     Share,
     TiledProgram,
     Tiling,
@@ -47,6 +48,11 @@ from tests.test_same_answers import examples
 X, Y, PRODUCT, SPECTRUM, HELD, SUM, JOINED, PINNED = range(8)
 
 ONE, ROWS, COLUMNS = Share(), Share((0,), (1, 1)), Share((1,), (1, 1))
+
+
+def by(*shares: Share, replicated: tuple[int, ...] = ()) -> Sharding:
+    """The sharding in which the mesh divides dimensions in these ways."""
+    return Sharding(shares, replicated)
 
 
 def legal() -> TiledProgram:
@@ -70,25 +76,23 @@ def legal() -> TiledProgram:
     program = build.program(SUM, JOINED, PINNED)
     follow = Follow(program.nodes[HELD].name, HELD, (0, None))
     half, sixes, whole = (4, 4), (6, 6), (8,)
-    nothing = (None, None)
+    rows, columns = by(ROWS, ONE), by(COLUMNS, ONE)
     tilings = (
-        Tiling((0, 1), nothing, (half, sixes), (half, sixes), (ROWS, COLUMNS), (ROWS, COLUMNS)),
-        Tiling((None, 0), nothing, (sixes, whole), (sixes, whole), (COLUMNS, ONE), (COLUMNS, ONE)),
-        Tiling((0, 1), (None, 1), (half, sixes, whole), (half, half),
-               (ROWS, COLUMNS, ONE), (ROWS, COLUMNS)),
-        Tiling((0, None), nothing, (half, whole), (half, whole), (ROWS, ONE), (ROWS, ONE)),
-        Tiling(nothing, nothing, (half, whole), (half, whole), follow, follow),
-        Tiling(nothing, nothing, (half, whole), (half, whole), follow, follow),
-        Tiling((0, None), nothing, ((8, 8), whole), ((8, 8), whole), (ROWS, ONE), (ROWS, ONE)),
-        Tiling((0, None), nothing, (half, whole), (half, whole), (ROWS, ONE), (ROWS, ONE)),
-    )  # fmt: skip
+        Tiling((half, sixes), (half, sixes), by(ROWS, COLUMNS), by(ROWS, COLUMNS)),
+        Tiling((sixes, whole), (sixes, whole), columns, columns),
+        Tiling((half, sixes, whole), (half, half), by(ROWS, COLUMNS, ONE), by(ROWS, COLUMNS)),
+        Tiling((half, whole), (half, whole), rows, rows),
+        Tiling((half, whole), (half, whole), follow, follow),
+        Tiling((half, whole), (half, whole), follow, follow),
+        Tiling(((8, 8), whole), ((8, 8), whole), rows, rows),
+        Tiling((half, whole), (half, whole), rows, rows),
+    )
     return TiledProgram(
         program,
         (2, 2),
         tilings,
         kept={PRODUCT: (half, whole), Y: (sixes, half)},
-        kept_at={PRODUCT: (ROWS, ONE), Y: (ROWS, ONE)},
-        copied={Y: ((ROWS, ONE), (1,))},
+        kept_at={PRODUCT: rows, Y: by(ROWS, ONE, replicated=(1,))},
     )
 
 
@@ -181,27 +185,18 @@ TILED_CASES = [
     case("chunks", PINNED, "unchanged", with_tiling, chunks=((3, 5), (8,))),
     case("chunks", X, "as its label is cut", with_tiling, chunks=((2, 2, 2, 2), (6, 6))),
     case("chunks", PRODUCT, "as its label is cut", with_tiling, chunks=((2, 6), (4, 4))),
-    case("mesh", X, "expected 2 axes", with_tiling, mesh=(0,)),
-    case("mesh", X, "expected 2 axes", with_tiling, scatter=()),
-    case("mesh", X, "label 2", with_tiling, mesh=(0, 2)),
-    case("mesh", SPECTRUM, "whole label 1", with_tiling, mesh=(0, 1)),
-    case("partial sums", PRODUCT, "have 0.0 bytes", with_node, partial=0.0),
-    case("partial sums", X, "cuts a reduced label", with_tiling, scatter=(None, 0)),
-    case("partial sums", PRODUCT, "along axis 2", with_tiling, scatter=(None, 2),
-         chunks=((4, 4), (8,))),
-    case("partial sums", PRODUCT, "on one worker", with_tiling, scatter=(None, None),
-         chunks=((4, 4), (8,)), held_at=(ROWS, Share((1,), (1, 0)))),
-    case("partial sums", PRODUCT, "scattered on axis 1", with_tiling, held_at=(COLUMNS, ROWS)),
     case("work", X, "both or none", with_tiling, held_at=None),
-    case("work", X, "every label of 2", with_tiling, work_at=(ROWS,)),
-    case("work", X, "one of mesh (2, 2)", with_tiling, work_at=(ROWS, Share((2,), (1, 1)))),
-    case("work", X, "divides one", with_tiling, work_at=(ROWS, ROWS)),
-    case("work", X, "2 runs", with_tiling, work_at=(ROWS, Share((1,), (2,)))),
-    case("work", X, "2 blocks once", with_tiling, work_at=(ROWS, Share((1,), (1, 0)))),
-    case("work", X, "2 blocks once", with_tiling, work_at=(ROWS, Share((1,), (1, 2)))),
-    case("work", X, "2 blocks once", with_tiling, work_at=(ROWS, Share((1,), (3, -1)))),
-    case("work", X, "expected [0]", with_tiling, work_at=(ONE, COLUMNS)),
-    case("work", SUM, "expected no label", with_tiling, mesh=(0, None)),
+    case("work", X, "every label of 2", with_tiling, work_at=by(ROWS)),
+    case("work", X, "one of mesh (2, 2)", with_tiling, work_at=by(ROWS, Share((2,), (1, 1)))),
+    case("work", X, "divides one", with_tiling, work_at=by(ROWS, ROWS)),
+    case("work", X, "2 runs", with_tiling, work_at=by(ROWS, Share((1,), (2,)))),
+    case("work", X, "2 blocks once", with_tiling, work_at=by(ROWS, Share((1,), (1, 0)))),
+    case("work", X, "2 blocks once", with_tiling, work_at=by(ROWS, Share((1,), (1, 2)))),
+    case("work", X, "2 blocks once", with_tiling, work_at=by(ROWS, Share((1,), (3, -1)))),
+    case("work", X, "runs once", with_tiling, work_at=by(ROWS, ONE, replicated=(1,))),
+    case("work", SPECTRUM, "whole label 1", with_tiling,
+         work_at=by(ROWS, Share((1,), (1, 0)))),
+    case("work", PRODUCT, "have 0.0 bytes", with_node, partial=0.0),
     case("work", SUM, "a node of that name", with_tiling, work_at=Follow("other", HELD, (0, None))),
     case("work", SUM, "known places", with_tiling, work_at=Follow("pinned", PINNED, (0, None))),
     case("work", SUM, "one label for each", with_tiling, work_at=Follow(LEADER, HELD, (0,))),
@@ -210,21 +205,23 @@ TILED_CASES = [
     case("work", HELD, "some of 4 workers", with_node, homes=((3,), (4,))),
     case("work", SUM, "no block of it is lost", lambda tiled, node, **changes: with_node(
         tiled, HELD, **changes), homes=((3,), ())),
-    case("held", X, "every axis of 2", with_tiling, held_at=(ROWS,)),
-    case("held", X, "which cut its label", with_tiling, held_at=(ROWS, ONE)),
-    case("held", X, "which cut its label", with_tiling, held_at=(COLUMNS, ROWS)),
-    case("held", PRODUCT, "which scatter", with_tiling, held_at=(ROWS, ONE)),
-    case("held", JOINED, "which they make", with_tiling, held_at=(Share((0,), (2, 0)), ONE)),
-    case("held", SUM, "follows an array", with_tiling, held_at=(ROWS, ONE)),
+    case("held", X, "every axis of 2", with_tiling, held_at=by(ROWS)),
+    case("held", X, "which cut its label", with_tiling, held_at=by(ROWS, ONE)),
+    case("held", X, "which cut its label", with_tiling, held_at=by(COLUMNS, ROWS)),
+    case("held", PRODUCT, "which cut its label", with_tiling, held_at=by(COLUMNS, ROWS)),
+    case("held", Y, "some of [], which cut a reduced label", with_tiling,
+         held_at=by(COLUMNS, Share((0,), (1, 0)))),
+    case("held", JOINED, "which they make", with_tiling, held_at=by(Share((0,), (2, 0)), ONE)),
+    case("held", SUM, "follows an array", with_tiling, held_at=by(ROWS, ONE)),
     case("held", SUM, "as its labels", with_tiling, held_at=Follow(LEADER, HELD, (None, None))),
     case("kept", PRODUCT, "of shape (8, 8)", replace, kept={PRODUCT: ((4, 4), (9,))}, kept_at={}),
-    case("kept", PRODUCT, "2 blocks once", replace, kept_at={PRODUCT: (Share((0,), (1, 2)), ONE)}),
-    case("replicas", Y, "each once", replace, copied={Y: ((ROWS, ONE), (2,))}),
-    case("replicas", Y, "each once", replace, copied={Y: ((ROWS, ONE), ())}),
-    case("replicas", Y, "mesh axes divide", replace,
-         copied={Y: (Follow(LEADER, HELD, (0, None)), (1,))}),
-    case("replicas", Y, "2 blocks once", replace, copied={Y: ((Share((0,), (1, 0)), ONE), (1,))}),
-    case("replicas", Y, "one of the two", replace, copied={Y: ((ROWS, ONE), (0,))}),
+    case("kept", PRODUCT, "2 blocks once", replace,
+         kept_at={PRODUCT: by(Share((0,), (1, 2)), ONE)}),
+    case("replicas", Y, "each once", replace, kept_at={Y: by(ROWS, ONE, replicated=(2,))}),
+    case("replicas", Y, "each once", replace, kept_at={Y: by(ROWS, ONE, replicated=(1, 1))}),
+    case("kept", Y, "2 blocks once", replace,
+         kept_at={Y: by(Share((0,), (1, 0)), ONE, replicated=(1,))}),
+    case("replicas", Y, "one of the two", replace, kept_at={Y: by(ROWS, ONE, replicated=(0,))}),
     case("tilings", None, "expected 8", replace, tilings=legal().tilings[1:]),
     case("tilings", None, "at least 1 worker", replace, mesh=(2, 0)),
     case("tilings", None, "node 8", replace, kept={8: ((4,),)}, kept_at={}),
@@ -301,7 +298,7 @@ def test_errors_can_be_sent_to_other_processes():
 def test_tiles_fit_the_memory_limit():
     # rows of x, all of y, and rows of the product
     need = 8 * (4 * 6 + 6 * 8 + 4 * 8)
-    tiles, where = ((4, 4, 4, 4), (8,)), (Share((0,), (2, 2)), ONE)
+    tiles, where = ((4, 4, 4, 4), (8,)), by(Share((0,), (2, 2)), ONE)
     tiled = with_tiling(legal(), JOINED, cuts=tiles, chunks=tiles, work_at=where, held_at=where)
     verify_tiled(tiled, need)
     with pytest.raises(VerificationError, match=rf"node 2 .* {need} bytes; expected at most"):
@@ -313,7 +310,7 @@ def test_pinned_and_stored_tiles_may_be_larger_than_the_limit():
     build.source((8,), (4,), pinned=True)
     build.source((8,), (4,), stored=(4,))
     program = build.program()
-    tiling = Tiling((), (), ((8,),), ((8,),))
+    tiling = Tiling(((8,),), ((8,),))
     tilings = (replace(tiling, cuts=((4, 4),), chunks=((4, 4),)), tiling)
     verify_tiled(TiledProgram(program, (), tilings), 8)
 
@@ -321,8 +318,9 @@ def test_pinned_and_stored_tiles_may_be_larger_than_the_limit():
 def test_replicas_fit_the_memory_limit():
     build = Builder()
     build.source((1000,), (100,))
-    tiling = Tiling((0,), (None,), ((100,) * 10,), ((100,) * 10,))
-    tiled = TiledProgram(build.program(), (2,), (tiling,), copied={0: ((Share(),), (0,))})
+    chunks = ((100,) * 10,)
+    kept_at = {0: by(ONE, replicated=(0,))}
+    tiled = TiledProgram(build.program(), (2,), (Tiling(chunks, chunks),), {0: chunks}, kept_at)
     verify_tiled(tiled, 8000)
     with pytest.raises(VerificationError, match="holds 8000 bytes of a replicated array"):
         verify_tiled(tiled, 7999)
@@ -337,8 +335,8 @@ def divided(cuts: tuple[int, ...], runs: tuple[int, ...], chunks: tuple[int, ...
     label = Label(size, Role.FREE, (size,))
     node = Node("x", "x", Kind.SOURCE, (label,), (AxisMap(0),), (size,), "f8", 8, ((size,),),
                 stored=(chunks,) if chunks else None)  # fmt: skip
-    share = (Share((0,), runs),)
-    tiling = Tiling((0,), (None,), (cuts,), (cuts,), share, share)
+    where = by(Share((0,), runs))
+    tiling = Tiling((cuts,), (cuts,), where, where)
     verify_tiled(TiledProgram(Program((node,), (0,)), (len(runs),), (tiling,)))
 
 
@@ -379,17 +377,16 @@ def counted(mesh: tuple[int, ...], where: Any, chunks: Any) -> np.ndarray[Any, A
 def check_counts(tiled: TiledProgram) -> None:
     """Count who has every element: exactly one worker, or as many as there are replicas."""
     for index, tiling in enumerate(tiled.tilings):
-        copied = tiled.copied.get(index)
         for where, chunks in (
             (tiling.work_at, tiling.cuts),
             (tiling.held_at, tiling.chunks),
             (tiled.kept_at.get(index), tiled.kept.get(index)),
-            (copied and copied[0], tiled.kept.get(index, tiling.chunks)),
         ):
-            if isinstance(where, tuple):
+            if isinstance(where, Sharding):
                 assert (counted(tiled.mesh, where, chunks).sum(axis=0) == 1).all()
-        if copied is not None:
-            assert not {axis for share in copied[0] for axis in share.by} & set(copied[1])
+        replicas = tiled.replicas(index)
+        if replicas is not None:
+            assert not replicas.axes & set(replicas.replicated)
 
 
 def test_plans_of_random_expressions_have_no_faults():
@@ -429,19 +426,20 @@ def moved_blocks(tiled: TiledProgram, rng: random.Random) -> TiledProgram | None
     places = [
         (index, place)
         for index, tiling in enumerate(tiled.tilings)
-        if isinstance(tiling.held_at, tuple)
-        for place, share in enumerate(tiling.held_at)
+        if isinstance(tiling.held_at, Sharding)
+        for place, share in enumerate(tiling.held_at.dims)
         if share.by
     ]
     if not places:
         return None
     index, place = rng.choice(places)
     held = tiled.tilings[index].held_at
-    assert isinstance(held, tuple)
-    runs = list(held[place].runs)
+    assert isinstance(held, Sharding)
+    runs = list(held.dims[place].runs)
     runs[rng.randrange(len(runs))] += rng.choice([-1, 1])
-    share = Share(held[place].by, tuple(runs))
-    return with_tiling(tiled, index, held_at=(*held[:place], share, *held[place + 1 :]))
+    share = Share(held.dims[place].by, tuple(runs))
+    changed = by(*held.dims[:place], share, *held.dims[place + 1 :])
+    return with_tiling(tiled, index, held_at=changed)
 
 
 def test_a_block_without_a_worker_or_with_two_is_a_fault():

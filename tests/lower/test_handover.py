@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile.ir import Program, Share, TiledProgram, Tiling, hand_over, hand_over_evenly
+from dasktile.ir import Program, Sharding, Share, TiledProgram, Tiling, hand_over, hand_over_evenly
 from dasktile.schedule.placement import Placement
 from tests.support import plan_for_workers
 from tests.traffic import traffic
@@ -113,13 +113,15 @@ def test_elements_received_are_those_with_another_owner(seed: int) -> None:
     axes: list[list[int]] = [[], []]
     for axis in rng.permutation(len(mesh)).tolist():
         axes[rng.integers(2)].append(axis)
-    held = tuple(
-        Share(tuple(by), runs_of(rng, int(np.prod([mesh[axis] for axis in by])), len(sizes)))
-        if by
-        else Share()
-        for by, sizes in zip(axes, tiles, strict=True)
+    held = Sharding(
+        tuple(
+            Share(tuple(by), runs_of(rng, int(np.prod([mesh[axis] for axis in by])), len(sizes)))
+            if by
+            else Share()
+            for by, sizes in zip(axes, tiles, strict=True)
+        )
     )
-    tiling = Tiling((), (), (), tiles, held_at=held)
+    tiling = Tiling((), tiles, held_at=held)
     moved = hand_over(TiledProgram(Program((), ()), mesh, (tiling,)), 0, chunks)
     assert moved is not None
     before, after = owners(mesh, held, tiles), owners(mesh, moved.where, chunks)
@@ -130,10 +132,11 @@ def test_elements_received_are_those_with_another_owner(seed: int) -> None:
 
 
 def test_an_axis_with_too_few_chunks_is_not_made_on_one_worker() -> None:
-    tiling = Tiling((), (), (), ((8,), (2, 2, 2, 2)), held_at=(Share(), Share((0,), (1, 1, 1, 1))))
+    held = Sharding((Share(), Share((0,), (1, 1, 1, 1))))
+    tiling = Tiling((), ((8,), (2, 2, 2, 2)), held_at=held)
     moved = hand_over(TiledProgram(Program((), ()), (4,), (tiling,)), 0, ((1,) * 8, (8,)))
     assert moved is not None
-    assert moved.where == (Share((0,), (2, 2, 2, 2)), Share())
+    assert moved.where == Sharding((Share((0,), (2, 2, 2, 2)), Share()))
     assert moved.elements == 48
 
 

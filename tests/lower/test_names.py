@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dasktile.ir import Share
+from dasktile.ir import Sharding, Share
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import MAX_BLOCKS, Placement, decode, encode
 
@@ -36,7 +36,7 @@ def test_names_of_too_many_blocks_hold_no_placement(code: str) -> None:
 
 @pytest.mark.parametrize("runs", [(MAX_BLOCKS // 2,) * 2, (1, MAX_BLOCKS - 1), (0, 1)])
 def test_names_of_the_maximum_of_blocks_hold_a_placement(runs: tuple[int, ...]) -> None:
-    placement = Placement((2,), (Share((0,), runs),))
+    placement = Placement((2,), Sharding((Share((0,), runs),)))
     assert decode(f"x-dasktile-{encode(placement)}-{HASH}") == placement
 
 

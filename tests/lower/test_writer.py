@@ -36,7 +36,6 @@ from dasktile.ir import (
     Role,
     TiledProgram,
     Tiling,
-    output_chunks,
     validate,
 )
 from dasktile.lower.kernels.blas import accumulate, multiply, total
@@ -51,6 +50,7 @@ from tests.support import (
     random_chunks,
     random_cuts,
     random_tiling,
+    sharded,
 )
 
 EMPTY = HighLevelGraph({}, {})
@@ -90,6 +90,7 @@ class Builder:
                 itemsize=value.dtype.itemsize,
                 chunks=chunks or whole,
                 edges=edges,
+                partial=value.dtype.itemsize if kind is Kind.CONTRACT else 0.0,
             )
         )
         self.kernels.append(kernel)
@@ -209,7 +210,7 @@ def ints(rng: random.Random, *shape: int) -> np.ndarray:
 
 
 def tiling(node: Node, *cuts: tuple[int, ...], mesh: Any = (None, None)) -> Tiling:
-    return Tiling(mesh, (None, None), cuts, output_chunks(node, cuts))
+    return sharded(node, cuts, MESH, mesh)
 
 
 def own(node: Node) -> Tiling:
@@ -339,10 +340,12 @@ def test_many_partial_results_are_summed_by_a_tree() -> None:
     nodes = captured.program.nodes
     cuts = ((4,), (2,) * 20, (4,))
     for scattered in (False, True):
-        product_tiling = Tiling(
+        product_tiling = sharded(
+            nodes[2],
+            cuts,
+            (20, 1),
             (1, None),
             (0 if scattered else None, None),
-            cuts,
             ((1, 1, 1, 1), (4,)) if scattered else ((4,), (4,)),
         )
         tilings = (own(nodes[0]), own(nodes[1]), product_tiling)
@@ -361,7 +364,7 @@ def test_scattered_partials_travel_in_pieces() -> None:
     tilings = (
         own(nodes[0]),
         own(nodes[1]),
-        Tiling((1, None), (0, None), ((8,), (8, 8), (4,)), ((4, 4), (4,))),
+        sharded(nodes[2], ((8,), (8, 8), (4,)), MESH, (1, None), (0, None), ((4, 4), (4,))),
     )
     lowered = builder.check(captured, TiledProgram(captured.program, MESH, tilings))
     assert lowered.chunks == (((4, 4), (4,)),)

@@ -75,9 +75,9 @@ def gram(tiled: bool = True) -> TilingPlan:
     )
     program = Program((x, noise, product), (2,))
     tilings = (
-        Tiling((1,), (None,), ((6000,), (1000,) * 3), x.chunks),
-        Tiling((None,), (None,), (), noise.chunks),
-        Tiling((2,), (0,), ((3000,), (3000,), SIX), ((3000,), (3000,))),
+        Tiling(((6000,), (1000,) * 3), x.chunks),
+        Tiling((), noise.chunks),
+        Tiling(((3000,), (3000,), SIX), ((3000,), (3000,))),
     )
     after = Price((0, 0, 72_000_000), (144_000_000,) * 1 + (0, 0), (3, 3, 9), (1.0,) * 4, (0, 0, 0))
     before = Price((0, 0, 1_300_000_000), (432_000_000, 0, 0), (3, 3, 1200), (1.0,) * 4, (0, 0, 0))

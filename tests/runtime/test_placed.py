@@ -18,7 +18,7 @@ import dasktile
 from benchmarks.sized import Sized, sized
 from dasktile import api
 from dasktile.cluster.target import Machine
-from dasktile.ir import Share, near_even
+from dasktile.ir import Sharding, Share, near_even
 from dasktile.schedule.homes import Homes
 from dasktile.schedule.placement import (
     Placement,
@@ -286,12 +286,12 @@ def test_values_are_the_same_wherever_blocks_are(name, seed, cluster):
 @pytest.mark.parametrize(
     "placement",
     [
-        Placement((2, 2), (Share((0,), (4, 4)), Share((1,), (1, 1)))),
-        Placement((4,), (Share(), Share((0,), (1, 2, 1, 2))), 12345),
-        Placement((2, 3), (Share((1, 0), (1, 0, 2, 5, 1, 1)),)),
-        Placement((2, 2), (), 7),
-        Placement((2, 2), (), 0, ("0a1b2c3d4e", (1, None, 0))),
-        Placement((8,), (Share((0,), (3,) * 8),), 1 << 50),
+        Placement((2, 2), Sharding((Share((0,), (4, 4)), Share((1,), (1, 1))))),
+        Placement((4,), Sharding((Share(), Share((0,), (1, 2, 1, 2)))), 12345),
+        Placement((2, 3), Sharding((Share((1, 0), (1, 0, 2, 5, 1, 1)),))),
+        Placement((2, 2), Sharding(), 7),
+        Placement((2, 2), Sharding(), 0, ("0a1b2c3d4e", (1, None, 0))),
+        Placement((8,), Sharding((Share((0,), (3,) * 8),)), 1 << 50),
     ],
 )
 def test_a_placement_is_read_off_a_name(placement):
@@ -303,9 +303,9 @@ def test_a_placement_is_read_off_a_name(placement):
 
 def test_long_placements_are_nearly_even():
     runs = tuple(1 + (number * 7) % 3 for number in range(64))
-    decoded = decode(f"x-dasktile-{encode(Placement((64,), (Share((0,), runs),)))}-0")
+    decoded = decode(f"x-dasktile-{encode(Placement((64,), Sharding((Share((0,), runs),))))}-0")
     assert decoded is not None
-    assert decoded.shares[0].runs == near_even(sum(runs), 64)
+    assert decoded.sharding.dims[0].runs == near_even(sum(runs), 64)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -315,9 +315,9 @@ def test_parts_of_any_number_of_equal_blocks_are_read_off_a_name(seed):
     blocks = rng.randint(parts, 20 * parts)
     edges = split(100 * blocks, parts, tuple(range(0, 100 * blocks + 1, 100)))
     share = Share((0,), tuple((hi - lo) // 100 for lo, hi in itertools.pairwise(edges)))
-    decoded = decode(f"x-dasktile-{encode(Placement((parts,), (share,)))}-0")
+    decoded = decode(f"x-dasktile-{encode(Placement((parts,), Sharding((share,))))}-0")
     assert decoded is not None
-    assert decoded.shares == (share,)
+    assert decoded.sharding.dims == (share,)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_other_names_hold_no_placement(name):
 
 
 def test_positions_are_in_mesh_order():
-    placement = Placement((2, 3), (Share((1,), (1, 1, 2)), Share((0,), (2, 2))))
+    placement = Placement((2, 3), Sharding((Share((1,), (1, 1, 2)), Share((0,), (2, 2)))))
     assert [placement.position((i, j)) for i in range(4) for j in range(4)] == [
         0, 0, 3, 3, 1, 1, 4, 4, 2, 2, 5, 5, 2, 2, 5, 5,
     ]  # fmt: skip

@@ -341,9 +341,7 @@ def test_products_keep_all_threads_busy(workers, threads):
     product, tiling = program.nodes[1], plan.tiled.tilings[1]
     independent = 1
     for index, (label, cuts) in enumerate(zip(product.labels, tiling.cuts, strict=True)):
-        mesh_cuts = [
-            size for size, cut in zip(plan.tiled.mesh, tiling.mesh, strict=True) if cut == index
-        ]
+        mesh_cuts = [plan.tiled.mesh[axis] for axis in tiling.work_at.dims[index].by]
         independent *= np.prod(mesh_cuts) if label.role is Role.REDUCE else len(cuts)
     assert independent >= workers * threads
 
@@ -353,7 +351,7 @@ def test_small_nodes_need_not_be_divided_but_large_ones_are():
     x = build.source((2_000_000, 3), (2_000_000, 3))
     build.elementwise(x, build.fold(x, (0,), keepdims=True))
     plan = tile(build.program(), workers=4)
-    assert plan.tiled.tilings[2].mesh == (0, 0)
+    assert plan.tiled.tilings[2].work_at.by_axis(2) == (0, 0)
     assert plan.tiled.tilings[1].chunks == ((1,), (3,))
     # three partial sums meet on one worker, and the mean goes out to the other three
     assert plan.after.bytes == 6 * 3 * 8

@@ -125,7 +125,7 @@ def exact_within(program: Program, room: int) -> int:
     assert taken <= room
     assert choice.bound <= choice.cost
     return sum(
-        variable.options[state].second_mesh is not None
+        variable.options[state].second is not None
         for variable, state in zip(space.variables, choice.states, strict=True)
     )
 

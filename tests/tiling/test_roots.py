@@ -8,7 +8,7 @@ import pytest
 
 from dasktile.capture.highlevel import capture
 from dasktile.tiling import cost
-from dasktile.tiling.candidates import Boxes
+from dasktile.tiling.boxes import Boxes
 from dasktile.tiling.cost import made_where_read
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.strided import Strided

@@ -171,7 +171,9 @@ def _nearest(space: Space, variable: Variable, boxes: int, row: Cuts) -> Ints:
         [
             math.prod(
                 size
-                for size, cut, given in zip(space.mesh.shape, option.mesh, row, strict=True)
+                for size, cut, given in zip(
+                    space.mesh.shape, option.labels(len(row)), row, strict=True
+                )
                 if cut == given
             )
             for option in variable.options[:boxes]

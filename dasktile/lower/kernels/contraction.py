@@ -8,7 +8,6 @@ cut first, so that no worker receives more of them than it keeps.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import product
@@ -18,7 +17,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef, getitem
 from dasktile.capture.rules.blockwise import Contract
-from dasktile.ir import Follow, Share, bounds, near_even, output_chunks
+from dasktile.ir import Sharding, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.kernels.blas import accumulate, multiply, total
@@ -94,12 +93,9 @@ def _contract(kernel: Contract, context: LoweringContext) -> EmittedLayers:
 
 def _runs(context: LoweringContext, label: int) -> tuple[int, ...]:
     """Blocks of a label in each of the parts into which the mesh divides it."""
-    blocks, work = len(context.tiling.cuts[label]), context.tiling.work_at
-    if isinstance(work, tuple):
-        return work[label].runs or (blocks,)
-    sizes = zip(context.tiling.mesh, context.mesh, strict=False)
-    parts = math.prod(size for cut, size in sizes if cut == label)
-    return near_even(blocks, max(1, min(blocks, parts)))
+    work = context.tiling.work_at
+    runs = work.dims[label].runs if isinstance(work, Sharding) else ()
+    return runs or (len(context.tiling.cuts[label]),)
 
 
 def _groups(
@@ -141,9 +137,7 @@ def _summed(
 ) -> None:
     """Write the sum of `terms` as `key`, as a tree if there are many."""
     level = 0
-    held = context.held_at
-    where = held.after(2) if isinstance(held, Follow) else (Share(), Share(), *held)
-    name = context.step("sum", where)
+    name = context.step("sum", context.held_at.after(2))
     fan_in = context.settings.fan_in
     while len(terms) > fan_in:
         sums: list[Key] = []

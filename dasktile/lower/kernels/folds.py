@@ -21,7 +21,7 @@ from dasktile.capture.references import head_of
 from dasktile.capture.rules.folds import ArgFold, Fold
 from dasktile.capture.rules.groups import GroupFold
 from dasktile.capture.rules.scans import Scan
-from dasktile.ir import Follow, Share, Where, bounds, output_chunks
+from dasktile.ir import Sharding, Where, bounds, output_chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.names import CARRY, CHUNK, END, slices_layer_name
@@ -74,20 +74,20 @@ def _write_tree(
     """Write the tree over the layer `partials`, which has a block for each of the labels'."""
     counts = list(map(len, context.tiling.cuts))
     fan_in = context.settings.fan_in
-    shares = context.work_at
+    work = context.work_at
     if isinstance(kernel, Fold) and context.leader is not None and not _divided(context):
         _write_followed(kernel, context, emitted, partials, counts)
         return
     level = 0
     runs = [_runs(context, label) if label in kernel.axes else [1] * count
             for label, count in enumerate(counts)]  # fmt: skip
-    if any(len(runs[label]) > 1 for label in kernel.axes) and not isinstance(shares, Follow):
+    if any(len(runs[label]) > 1 for label in kernel.axes) and isinstance(work, Sharding):
         # partials of one worker are combined on it first
         while math.prod(map(_longest, runs)) > 1:
             groups = _fan_in(list(map(_longest, runs)), kernel.axes, fan_in)
             parts = [_parts(lengths, group) for lengths, group in zip(runs, groups, strict=True)]
-            shares = tuple(share.grouped(part) for share, part in zip(shares, parts, strict=True))
-            partials = _level(kernel, context, emitted, partials, parts, level, shares)
+            work = work.grouped(parts)
+            partials = _level(kernel, context, emitted, partials, parts, level, work)
             counts = [len(part) for part in parts]
             runs = [
                 [-(-length // group) for length in lengths]
@@ -182,13 +182,10 @@ def _listed(keys: Sequence[Key], kernel: Fold) -> Any:
 def _runs(context: LoweringContext, label: int) -> list[int]:
     """Numbers of neighbouring blocks along a label that each worker has."""
     count = len(context.tiling.cuts[label])
-    shares = context.work_at
-    if isinstance(shares, tuple) and label < len(shares) and shares[label].by:
-        return [run for run in shares[label].runs if run]
-    parts = math.prod(
-        size for size, cut in zip(context.mesh, context.tiling.mesh, strict=False) if cut == label
-    )
-    return [count // parts] * parts if count % parts == 0 else [1] * count
+    work = context.work_at
+    if isinstance(work, Sharding) and work.dims[label].by:
+        return [run for run in work.dims[label].runs if run]
+    return [count]
 
 
 def _longest(runs: Sequence[int]) -> int:
@@ -310,15 +307,10 @@ def _finish(
     name = context.name
     if divided:
         held = context.held_at
-        name = context.step(
-            "whole",
-            held
-            if isinstance(held, Follow)
-            else tuple(
-                Share() if axis.label is None else share
-                for axis, share in zip(node.out, held, strict=True)
-            ),
-        )
+        if isinstance(held, Sharding):
+            held = held.seen([None if axis.label is None else dim
+                              for dim, axis in enumerate(node.out)])  # fmt: skip
+        name = context.step("whole", held)
     tasks: Tasks = {}
     spans = [range(count) if label in kernel.axes else range(1)
              for label, count in enumerate(counts)]  # fmt: skip

@@ -13,7 +13,7 @@ from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
 from dasktile.capture.rules.reshapes import Repeat, Reshape
 from dasktile.capture.rules.stencils import Sliding, Stencil
 from dasktile.capture.rules.views import Concatenate, Gather, Take
-from dasktile.ir import AxisMap, Follow, Share, Where, Window, bounds, windows
+from dasktile.ir import AxisMap, Follow, Sharding, Where, Window, bounds, windows
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
 from dasktile.lower.names import slices_layer_name, step_layer_name
 from dasktile.lower.reshard import join
@@ -255,12 +255,14 @@ def _join(kernel: Concatenate, context: LoweringContext) -> EmittedLayers:
 
 def _joined_at(work: Where, axes: Sequence[AxisMap], label: int, blocks: Sequence[int]) -> Where:
     """Where the windows of one joined array are needed: only by `blocks` of the label."""
-    if isinstance(work, Follow):
-        return work.seen([axis.label for axis in axes])
-    shares = (Share() if axis.label is None else work[axis.label] for axis in axes)
-    return tuple(
-        share.grouped([[block] for block in blocks]) if axis.label == label else share
-        for axis, share in zip(axes, shares, strict=True)
+    needed = work.seen([axis.label for axis in axes])
+    if isinstance(needed, Follow):
+        return needed
+    return Sharding(
+        tuple(
+            share.grouped([[block] for block in blocks]) if axis.label == label else share
+            for axis, share in zip(axes, needed.dims, strict=True)
+        )
     )
 
 

@@ -15,7 +15,7 @@ def _cut(plan, name):
     """The labels of a node that the mesh cuts."""
     nodes = plan.tiled.program.nodes
     index_of_node = next(index for index, node in enumerate(nodes) if node.name == name)
-    return set(plan.tiled.tilings[index_of_node].mesh)
+    return set(plan.tiled.tilings[index_of_node].work_at.by_axis(len(plan.tiled.mesh)))
 
 
 def test_named_axes_are_cut_by_the_named_axes_of_the_mesh():
@@ -30,7 +30,7 @@ def test_named_axes_are_cut_by_the_named_axes_of_the_mesh():
         ({("matmul-2", 1): (0, 1)}, (2, 2)),
     ):
         plan = tile(program, workers=4, method=forced(cuts), force=True)
-        assert plan.tiled.tilings[c].mesh == mesh
+        assert plan.tiled.tilings[c].work_at.by_axis(len(mesh)) == mesh
         assert plan.method == "by_hand" and plan.lower_bound == 0
 
 
@@ -100,6 +100,6 @@ def test_square_slicing():
     program = chain(False, 400)
     plan = tile(program, workers=4, method=sqrt_slicing(program), force=True)
     for node, tiling in zip(program.nodes, plan.tiled.tilings, strict=True):
-        assert tiling.mesh == (node.out[0].label, node.out[1].label), node.name
+        assert tiling.work_at.by_axis(2) == (node.out[0].label, node.out[1].label), node.name
     # each of three products sends rows of A and columns of B to one other worker each
     assert plan.after.bytes == 3 * 2 * 400 * 400 * 8

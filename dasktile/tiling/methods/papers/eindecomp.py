@@ -82,7 +82,7 @@ def _vertices(costs: Costs) -> dict[int, _Vertex]:
             continue
         rows = np.ones((len(boxes), len(node.labels)), dtype=np.int64)
         for row, option in enumerate(boxes):
-            for size, label in zip(shape, option.mesh, strict=True):
+            for size, label in zip(shape, option.labels(len(shape)), strict=True):
                 if label is not None:
                     rows[row, label] *= size
         # as many calls as there are workers, or as many as the labels allow

@@ -184,7 +184,9 @@ def _agreeing(variable: Variable, forms: Sequence[int | None]) -> np.ndarray:
     agreed = np.array(
         [
             -1 if option.follow is not None
-            else sum(label == form for label, form in zip(option.mesh, forms, strict=True))
+            else sum(
+                label == form for label, form in zip(option.labels(len(forms)), forms, strict=True)
+            )
             for option in variable.options
         ]
     )  # fmt: skip

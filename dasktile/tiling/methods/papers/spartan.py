@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Kind, Node, Program, Role
-from dasktile.tiling.candidates import Option, Variable
+from dasktile.tiling.candidates import Variable
 from dasktile.tiling.cost import Costs
 from dasktile.tiling.methods.papers.tiling_graph import (
     LOST,
@@ -28,6 +28,7 @@ from dasktile.tiling.methods.papers.tiling_graph import (
     whole,
 )
 from dasktile.tiling.methods.restricted import best_of
+from dasktile.tiling.options import Option
 from dasktile.tiling.settings import Settings
 from dasktile.tiling.solve.eliminate import Solution
 
@@ -79,12 +80,12 @@ def _candidates(
     options = variable.options
     everything = np.arange(len(options), dtype=np.int64)
     if variable.keep:
-        fitting = [
-            whole(tile) or not (any(option.replicated) or option.second_mesh) for option in options
-        ]
+        fitting = [whole(tile) or not option.is_replicated for option in options]
     else:
         labels = _work(graph, program, variable.node, tiles)
-        same_labels = [option.follow is None and option.mesh == labels for option in options]
+        same_labels = [
+            option.follow is None and option.labels(len(labels)) == labels for option in options
+        ]
         exact = [
             fits and _lands(node, option, tile)
             for fits, option in zip(same_labels, options, strict=True)
@@ -108,8 +109,9 @@ def _work(graph: TilingGraph, program: Program, index: int, tiles: Sequence[Tile
 
 def _lands(node: Node, option: Option, tile: Tile) -> bool:
     """Whether sums are scattered as in the tile."""
+    axes = len(tile)
     return all(
         target == axis
-        for label, target, axis in zip(option.mesh, option.scatter, tile, strict=True)
+        for label, target, axis in zip(option.labels(axes), option.targets(axes), tile, strict=True)
         if label is not None and node.labels[label].role is Role.REDUCE
     )

@@ -1,0 +1,141 @@
+"""Shardings: which part of an array, or of the work on it, each worker of a mesh has.
+
+The notion and most words are those of GSPMD and JAX: the axes of a mesh of workers divide the
+dimensions of an array, or replicate it.  The work of an operation has a sharding, too, over the
+labels of its loop nest.  Mesh axes that divide a summed label make partial sums; in the sharding of
+the result they divide another dimension, along which the sum is scattered, or none if the sum ends
+on one worker.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dasktile.ir.program import bounds
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How mesh axes divide one dimension.
+
+    Parameters
+    ----------
+    by
+        Mesh axes that divide it, the one that makes the largest parts first; empty where it is not
+        divided.
+    runs
+        For every part, in order, its number of blocks; empty where blocks are not decided.
+    """
+
+    by: tuple[int, ...] = ()
+    runs: tuple[int, ...] = ()
+
+    def grouped(self, groups: Sequence[Sequence[int]]) -> Share:
+        """The share of groups of neighbouring blocks: a group is where its first block is."""
+        if not self.by:
+            return self
+        ends = bounds(self.runs)[1:]
+        owners = [bisect_right(ends, group[0]) if len(group) else 0 for group in groups]
+        return Share(self.by, tuple(owners.count(part) for part in range(len(self.runs))))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharding:
+    """How a mesh of workers divides an array, or the labels of a loop nest.
+
+    Of mesh axes that neither divide nor replicate, the workers at the first position have it.
+
+    Parameters
+    ----------
+    dims
+        For every dimension, the mesh axes that divide it.
+    replicated
+        Mesh axes along which every worker has a replica.
+    """
+
+    dims: tuple[Share, ...] = ()
+    replicated: tuple[int, ...] = ()
+
+    @classmethod
+    def by(cls, axes: Iterable[Sequence[int]], replicated: Sequence[int] = ()) -> Sharding:
+        """The sharding in which these mesh axes divide each dimension; blocks are not decided."""
+        return cls(tuple(Share(tuple(each)) for each in axes), tuple(replicated))
+
+    @classmethod
+    def on_one(cls, dims: int) -> Sharding:
+        """The sharding of an array of some dimensions that one worker has."""
+        return cls((Share(),) * dims)
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The mesh axes that divide a dimension."""
+        return frozenset(axis for share in self.dims for axis in share.by)
+
+    def by_axis(self, axes: int) -> tuple[int | None, ...]:
+        """For each axis of the mesh, the dimension that it divides; None where it divides none."""
+        dim_of = {axis: dim for dim, share in enumerate(self.dims) for axis in share.by}
+        return tuple(dim_of.get(axis) for axis in range(axes))
+
+    def seen(self, places: Sequence[int | None]) -> Sharding:
+        """The sharding for another index, whose dimensions are `places` of this index."""
+        return Sharding(tuple(Share() if place is None else self.dims[place] for place in places))
+
+    def grouped(self, groups: Sequence[Sequence[Sequence[int]]]) -> Sharding:
+        """The sharding of groups of blocks, for every dimension: see :meth:`Share.grouped`."""
+        dims = (share.grouped(each) for share, each in zip(self.dims, groups, strict=True))
+        return Sharding(tuple(dims), self.replicated)
+
+    def after(self, count: int) -> Sharding:
+        """The sharding for an index with `count` more dimensions in front."""
+        return Sharding((*(Share(),) * count, *self.dims))
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A placement that follows a persisted array: each block is where one of its blocks is.
+
+    Parameters
+    ----------
+    array, node
+        Name of the persisted array, and the index of its node.
+    dims
+        For every axis of that array, the label, axis or index dimension along it; None for its
+        first block.
+    """
+
+    array: str
+    node: int
+    dims: tuple[int | None, ...]
+
+    def seen(self, places: Sequence[int | None]) -> Follow:
+        """The placement for another index, whose dimensions are `places` of this index."""
+        return Follow(
+            self.array,
+            self.node,
+            tuple(None if dim is None or dim not in places else places.index(dim)
+                  for dim in self.dims),
+        )  # fmt: skip
+
+    def after(self, count: int) -> Follow:
+        """The placement for an index with `count` more dimensions in front."""
+        dims = tuple(None if dim is None else dim + count for dim in self.dims)
+        return Follow(self.array, self.node, dims)
+
+
+#: Which worker has each block: a mesh divides the dimensions, or each follows a persisted array.
+Where = Sharding | Follow
+
+
+def by_position(mesh: Sequence[int]) -> Sharding:
+    """The sharding of one dimension that has a block for each worker, in their order."""
+    return Sharding((Share(tuple(range(len(mesh))), (1,) * math.prod(mesh)),))
+
+
+def near_even(blocks: int, parts: int, rounded: bool = False) -> tuple[int, ...]:
+    """Numbers of blocks of near-even parts, whose boundaries are rounded down or `rounded`."""
+    half = parts // 2 if rounded else 0
+    edges = [(part * blocks + half) // parts for part in range(parts + 1)]
+    return tuple(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))

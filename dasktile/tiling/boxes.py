@@ -1,0 +1,212 @@
+"""The box of every array that each candidate gives a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import AxisMap, Label, Picks, Sharding
+from dasktile.tiling.grid import Grid, split
+from dasktile.tiling.mesh import Mesh
+from dasktile.tiling.options import Option, Options, reduced_labels
+from dasktile.tiling.strided import ALL, Strided, steps_of
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """A box for every candidate and worker.
+
+    Parameters
+    ----------
+    lo, hi
+        Bounds, (candidates, workers, axes): numbers of elements, among those of `steps`.
+    active
+        False where a worker has no box, (candidates, workers).
+    steps
+        The elements of each axis that count; empty if all of them do.
+    kinds
+        Numbers by which candidates share ranges, (candidates, axes + 1): candidates of one number
+        have the same bounds along the axis; the last column is about `active`.  None if unknown.
+    """
+
+    lo: Ints
+    hi: Ints
+    active: Bools
+    steps: tuple[Strided, ...] = ()
+    kinds: Ints | None = None
+
+    def volume(self) -> npt.NDArray[np.float64]:
+        """Number of elements, (candidates, workers)."""
+        elements: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
+        return elements * self.active
+
+    def step(self, axis: int) -> Strided:
+        """The elements of an axis that count."""
+        return self.steps[axis] if self.steps else ALL
+
+
+def take(boxes: Boxes, chosen: Ints) -> Boxes:
+    """The boxes of some candidates."""
+    kinds = None if boxes.kinds is None else boxes.kinds[chosen]
+    return Boxes(boxes.lo[chosen], boxes.hi[chosen], boxes.active[chosen], boxes.steps, kinds)
+
+
+def paired(first: Ints, second: Ints) -> Ints:
+    """Numbers that are equal where both of two numbers are equal."""
+    pairs = first * (int(second.max(initial=0)) + 1) + second
+    return np.unique(pairs, return_inverse=True)[1]
+
+
+@dataclass
+class BoxBuilder:
+    """Builds the boxes of options; bounds by label and set of mesh axes are cached."""
+
+    mesh: Mesh
+    labels: Sequence[Label]
+    grids: Sequence[Grid]
+    _ranges: dict[tuple[int, tuple[int, ...]], tuple[Ints, Ints]] = field(default_factory=dict)
+
+    def range(self, label: int, cut_by: tuple[int, ...]) -> tuple[Ints, Ints]:
+        """The range of a label that each worker has where these mesh axes cut it: (lo, hi)."""
+        if (label, cut_by) not in self._ranges:
+            edges = np.asarray(
+                split(self.labels[label].size, self.mesh.parts(cut_by), self.grids[label]),
+                dtype=np.int64,
+            )
+            index = self.mesh.digits(cut_by)
+            self._ranges[label, cut_by] = edges[index], edges[index + 1]
+        return self._ranges[label, cut_by]
+
+    def ranges(self, label: int, cuts: Sequence[tuple[int, ...]]) -> tuple[Ints, Ints]:
+        """:meth:`range` for several sets of mesh axes: (lo, hi), each (sets, workers)."""
+        found = [self.range(label, cut_by) for cut_by in cuts]
+        shape = (len(cuts), self.mesh.workers)
+        lo, hi = (np.array([pair[end] for pair in found]).reshape(shape) for end in (0, 1))
+        return lo, hi
+
+    def work(self, options: Options) -> Boxes:
+        """The box of the loop nest that each worker runs."""
+        maps = tuple(AxisMap(position) for position in range(len(self.labels)))
+        sizes = tuple(label.size for label in self.labels)
+        return self.need(options, maps, sizes)
+
+    def need(
+        self,
+        options: Options,
+        axes: Sequence[AxisMap],
+        shape: Sequence[int],
+        within: tuple[int, int, int] | None = None,
+        picks: Picks | None = None,
+    ) -> Boxes:
+        """The box of an array that each worker's loop nest reads.
+
+        Where `within` is ``(label, lo, hi)``, only these iterations of the label read it.  Along
+        the axis of `picks`, the range of these elements is read.
+        """
+        lo, hi, kinds = self._empty(len(options.options), len(axes))
+        active, kinds[:, -1] = self._running(options)
+        steps = steps_of(axes, [label.size for label in self.labels])
+        if within is not None:
+            label, first, last = within
+            cuts, of = options.cutting(label)
+            begin, end = self.ranges(label, cuts)
+            active = active & ((begin < last) & (end > first))[of]
+            kinds[:, -1] = paired(kinds[:, -1], of)
+        for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
+            if axis.label is None and picks is not None and picks.axis == column:
+                cuts, of = options.cutting(picks.label)
+                spans = _spans(picks, *self.ranges(picks.label, cuts))
+                lo[:, :, column], hi[:, :, column] = spans[0][of], spans[1][of]
+                kinds[:, column] = of
+                continue
+            if axis.label is None:
+                lo[:, :, column], hi[:, :, column] = 0, size
+                continue
+            cuts, of = options.cutting(axis.label)
+            begin, end = self.ranges(axis.label, cuts)
+            if within is not None and axis.label == within[0]:
+                begin = np.clip(begin, within[1], within[2])
+                end = np.clip(end, within[1], within[2])
+            if steps and steps[column] is not ALL:
+                length = self.labels[axis.label].size
+                bounds_of = _numbers(axis, steps[column], begin, end, length, size)
+            else:
+                bounds_of = _interval(axis, begin, end, size)
+            lo[:, :, column], hi[:, :, column] = bounds_of[0][of], bounds_of[1][of]
+            kinds[:, column] = of
+        return Boxes(lo, hi, active, steps, kinds)
+
+    def held(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
+        """The box of the finished result that each worker holds."""
+        lo, hi, kinds = self._empty(len(options.options), len(out))
+        summed, of = options.summed(reduced_labels(self.labels))
+        running, kinds[:, -1] = self._running(options)
+        active = running & np.array([self.mesh.first(axes) for axes in summed])[of]
+        kinds[:, -1] = paired(kinds[:, -1], of)
+        for column, (axis, size) in enumerate(zip(out, shape, strict=True)):
+            if axis.label is None:
+                lo[:, :, column], hi[:, :, column] = 0, size
+                continue
+            cuts, of = options.holding(column)
+            begin, end = self.ranges(axis.label, cuts)
+            lo[:, :, column], hi[:, :, column] = begin[of] * axis.width, end[of] * axis.width
+            kinds[:, column] = of
+        return Boxes(lo, hi, active, kinds=kinds)
+
+    def held_second(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
+        """The box that each worker holds in the second sharding; inactive without one."""
+        shardings = [option.second or Sharding.on_one(len(shape)) for option in options.options]
+        boxes = self.held(Options(Option(each, each) for each in shardings), out, shape)
+        has = np.array([option.second is not None for option in options.options], dtype=bool)
+        assert boxes.kinds is not None
+        kinds = boxes.kinds.copy()
+        kinds[:, -1] = paired(kinds[:, -1], has.astype(np.int64))
+        return replace(boxes, active=boxes.active & has[:, None], kinds=kinds)
+
+    def _running(self, options: Options) -> tuple[Bools, Ints]:
+        """True for workers that have a part of the work, and which candidates are alike."""
+        idle, of = options.idle(len(self.mesh.shape))
+        first = [self.mesh.first(axes) for axes in idle]
+        return np.array(first, dtype=bool).reshape(len(idle), self.mesh.workers)[of], of
+
+    def _empty(self, options: int, axes: int) -> tuple[Ints, Ints, Ints]:
+        shape = (options, self.mesh.workers, axes)
+        kinds = np.zeros((options, axes + 1), dtype=np.int64)
+        return np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.int64), kinds
+
+
+def _spans(picks: Picks, lo: Ints, hi: Ints) -> tuple[Ints, Ints]:
+    """The ranges of elements that ranges of iterations read: (start, stop)."""
+    pairs = np.stack([lo, hi], axis=-1).reshape(-1, 2)
+    ranges, of = np.unique(pairs, axis=0, return_inverse=True)
+    spans = np.array([picks.span(*each) for each in ranges.tolist()], dtype=np.int64)
+    found = spans.reshape(-1, 2)[of.reshape(-1)].reshape(*lo.shape, 2)
+    return found[..., 0], found[..., 1]
+
+
+def _numbers(
+    axis: AxisMap, step: Strided, lo: Ints, hi: Ints, length: int, size: int
+) -> tuple[Ints, Ints]:
+    """Numbers of the elements that iterations of a label of some length read, one each."""
+    if axis.step < 0:
+        lo, hi = length - hi, length - lo
+    first, last = step.before(np.array([0, size]))
+    return np.clip(lo, first, last), np.clip(hi, first, last)
+
+
+def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]:
+    """:meth:`AxisMap.interval` for many ranges at once; empty ranges stay empty."""
+    if axis.identity:
+        # of several arrays one after the other, the first one is shorter than the loop
+        return np.minimum(lo, size), np.minimum(hi, size)
+    first = axis.start + axis.step * lo
+    last = axis.start + axis.step * (hi - 1)
+    begin = np.clip(np.minimum(first, last), 0, size)
+    end = np.clip(np.maximum(first, last) + axis.width, 0, size)
+    return begin, np.where(hi > lo, np.maximum(begin, end), begin)

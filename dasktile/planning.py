@@ -15,7 +15,7 @@ from dasktile.capture.highlevel import capture_graph
 from dasktile.capture.rules.sources import Create
 from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
-from dasktile.ir import Kind, Node, hand_over, hand_over_evenly
+from dasktile.ir import Chunks, Kind, Node, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
@@ -196,7 +196,14 @@ def _has_shuffles(captured: Captured) -> bool:
 def unchanged(chosen: Candidate, verdict: str) -> Candidate:
     """The input as it is, for a reason."""
     planned = chosen.planned
-    plan = replace(planned.plan, tiled=None, verdict=verdict)
+    before = planned.plan.before
+    plan = replace(
+        planned.plan,
+        tiled=None,
+        verdict=verdict,
+        after=before,
+        proven_optimal=planned.plan.proven_optimal and before.bytes <= planned.plan.after.bytes,
+    )
     return Candidate(replace(planned, plan=plan), before=chosen.before, after=chosen.before)
 
 
@@ -258,7 +265,7 @@ def lower_plan(request: Request, planned: PlannedRequest) -> Lowered:
 
 
 def _is_converted(request: Request, plan: TilingPlan) -> bool:
-    """Whether an output has other chunks than its tiles, which no cost in the plan contains."""
+    """Whether an output has other chunks than its tiles."""
     assert plan.tiled is not None
     final = zip(plan.program.outputs, request.final_chunks(plan), strict=True)
     return any(
@@ -266,8 +273,19 @@ def _is_converted(request: Request, plan: TilingPlan) -> bool:
     )
 
 
+def _final_chunks(request: Request, captured: Captured) -> tuple[Chunks | None, ...]:
+    """For every output, the chunks that it must have whatever its tiles are; None for others."""
+    return tuple(
+        # arrays that a function creates are created again
+        None
+        if array.name not in request.kept or isinstance(captured.kernels[index], Create)
+        else array.chunks
+        for index, array in zip(captured.program.outputs, request.arrays, strict=True)
+    )
+
+
 def handed_over(request: Request, planned: PlannedRequest) -> HandedOver:
-    """Bytes that workers receive for the final chunks of outputs, where these are not its tiles.
+    """Bytes that workers receive for chunks of outputs that were chosen after the tiles.
 
     Parameters
     ----------
@@ -285,8 +303,7 @@ def handed_over(request: Request, planned: PlannedRequest) -> HandedOver:
     final = request.final_chunks(plan)
     for index, array, chunks in zip(plan.program.outputs, request.arrays, final, strict=True):
         node = plan.program.nodes[index]
-        # arrays that a function creates are created again
-        if chunks is None or isinstance(kernels[index], Create):
+        if chunks is None or array.name in request.kept or isinstance(kernels[index], Create):
             continue
         if array.chunks != node.chunks:
             moved = hand_over_evenly(plan.workers, node.chunks, array.chunks)
@@ -341,6 +358,7 @@ def plan_request(
     """Choose tiles; the options are those of `tile`."""
     target = request.machine
     limit = target.memory_limit
+    options["final"] = _final_chunks(request, captured)
     decide = partial(tile, captured, target, request.method, settings=settings, **options)
     try:
         plan = decide(limit=limit)
@@ -463,6 +481,7 @@ def tile(
     settings: Settings | None = None,
     force: bool = False,
     keep: str = "",
+    final: tuple[Chunks | None, ...] = (),
     tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Tile a captured program; options are as in `dasktile.tiling.tile`."""
@@ -478,5 +497,6 @@ def tile(
         bundled=config.bundle_tasks() > 1,
         force=force,
         keep=keep,
+        final=final,
         tables=tables,
     )

@@ -31,9 +31,9 @@ class Handover:
 def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | None:
     """Where the final chunks of a node's array are made, and what workers receive for that.
 
-    Each worker makes the chunks that lie in its own part.  Where an axis has fewer chunks than
-    parts, the mesh axes that cut it divide the axis with the most chunks a part instead, so that
-    one worker does not make all chunks.
+    Where that was not decided with the tiles, each worker makes the chunks that lie in its own
+    part.  Where an axis has fewer chunks than parts, the mesh axes that cut it divide the axis with
+    the most chunks a part instead, so that one worker does not make all chunks.
 
     Parameters
     ----------
@@ -53,7 +53,9 @@ def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | Non
     held = tiled.kept_at.get(index) if index in tiled.kept else tiling.held_at
     if not mesh or not isinstance(held, Sharding) or held.replicated:
         return None
-    return _between(mesh, held.dims, tiles, chunks)
+    decided = tiled.final.get((index, chunks))
+    where = decided.dims if isinstance(decided, Sharding) else None
+    return _between(mesh, held.dims, tiles, chunks, where)
 
 
 def hand_over_evenly(workers: int, before: Chunks, after: Chunks) -> Handover:
@@ -74,11 +76,15 @@ def hand_over_evenly(workers: int, before: Chunks, after: Chunks) -> Handover:
 
 
 def _between(
-    mesh: tuple[int, ...], held: Sequence[Share], tiles: Chunks, chunks: Chunks
+    mesh: tuple[int, ...],
+    held: Sequence[Share],
+    tiles: Chunks,
+    chunks: Chunks,
+    decided: tuple[Share, ...] | None = None,
 ) -> Handover:
     """From tiles to chunks on the same mesh."""
     parts = [_part_bounds(share, sizes) for share, sizes in zip(held, tiles, strict=True)]
-    where = _divided(mesh, held, parts, chunks)
+    where = _divided(mesh, held, parts, chunks) if decided is None else decided
     if all(set(bounds(old)) <= set(bounds(new)) for old, new in zip(tiles, chunks, strict=True)):
         return Handover(Sharding(where), 0)  # every chunk is cut from one tile, where that is
     needed = [_part_bounds(share, sizes) for share, sizes in zip(where, chunks, strict=True)]

@@ -47,6 +47,9 @@ class TiledProgram:
         because several readers need these: the chunks.
     kept_at
         For the same nodes, which workers have these blocks.
+    final
+        Which workers make the blocks of outputs in the chunks that these must have, by the index of
+        the node and the chunks, as far as that was decided with the tiles.
     """
 
     program: Program
@@ -54,6 +57,7 @@ class TiledProgram:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
+    final: dict[tuple[int, Chunks], Where] = field(default_factory=dict)
 
     def replicas(self, index: int) -> Sharding | None:
         """The sharding of a node's array that is replicated; None for other arrays."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from dasktile.ir.program import Chunks, Edge, Kind, Node, Program, Role
+from dasktile.ir.program import Chunks, Edge, Kind, Node, Role
 from dasktile.ir.program_rules import Fault, covers, is_cut
 from dasktile.ir.sharding import Follow, Share, Where
 from dasktile.ir.tiled import TiledProgram, Tiling
@@ -30,7 +30,7 @@ class Check:
     tiled, memory_limit
         As in :func:`dasktile.ir.verify.verify_tiled`.
     cells
-        By the size of an axis, its longest pinned or stored chunk, in elements.
+        By the size of an axis, its longest pinned, stored or final chunk, in elements.
     known
         The faults of the placements that were checked before.
     """
@@ -49,9 +49,16 @@ class Check:
         return self.tiled.tilings[index]
 
 
-def longest_fixed(program: Program) -> dict[int, int]:
-    """By the size of an axis, its longest pinned or stored chunk: parts may end at any of them."""
+def longest_fixed(tiled: TiledProgram) -> dict[int, int]:
+    """By the size of an axis, its longest chunk that is fixed: parts may end at any of them.
+
+    These are pinned, stored and final chunks.
+    """
+    program = tiled.program
     cells: dict[int, int] = {}
+    for _, chunks in tiled.final:
+        for sizes in chunks:
+            cells[sum(sizes)] = max(cells.get(sum(sizes), 0), *sizes)
     for node in program.nodes:
         pinned = [
             label.cuts
@@ -217,6 +224,20 @@ def _kept(check: Check, index: int) -> Fault:
     return _placed(check, tiled.kept_at[index], chunks, "kept axis", index)
 
 
+def _final(check: Check, index: int) -> Fault:
+    """An output in the chunks that it must have is the whole array, each block on one worker."""
+    shape = check.node(index).shape
+    for (node, chunks), where in check.tiled.final.items():
+        if node != index:
+            continue
+        if not is_cut(chunks, shape):
+            return f"the array has final chunks {chunks}; expected those of shape {shape}"
+        fault = _placed(check, where, chunks, "final axis", index)
+        if fault is not None:
+            return fault
+    return None
+
+
 def _replicas(check: Check, index: int) -> Fault:
     """A replicated array is divided by some mesh axes, and the same along others."""
     where, limit, axes = check.tiled.replicas(index), check.memory_limit, len(check.tiled.mesh)
@@ -280,6 +301,7 @@ TILED_RULES: dict[str, Callable[[Check, int], Fault]] = {
     "held": _held,
     "kept": _kept,
     "replicas": _replicas,
+    "final": _final,
     "memory": _memory,
 }
 
@@ -345,7 +367,7 @@ def _divided(check: Check, where: Sequence[Share], chunks: Chunks, what: str) ->
                 f"{what} {place} is divided into runs of {share.runs} blocks; expected {parts} "
                 f"runs that have each of {len(sizes)} blocks once"
             )
-        # a part ends at the tile or at the pinned or stored chunk nearest to an even share
+        # a part ends at the tile or at the fixed chunk nearest to an even share
         size, step = sum(sizes), max(check.cells.get(sum(sizes), 0), *sizes)
         largest = max(hi - lo for lo, hi in pairwise(_ends(share, sizes)))
         if largest > size / parts * (1 + ROUNDING) + step:

@@ -75,7 +75,7 @@ def verify_tiled(tiled: TiledProgram, memory_limit: int | None = None) -> None:
     """
     verify_program(tiled.program)
     _raise("tilings", "the tiled program", tilings_fault(tiled))
-    check = Check(tiled, memory_limit, longest_fixed(tiled.program))
+    check = Check(tiled, memory_limit, longest_fixed(tiled))
     for index in range(len(tiled.program.nodes)):
         for rule, fault_of in TILED_RULES.items():
             _raise(rule, _subject(tiled.program, index), fault_of(check, index))

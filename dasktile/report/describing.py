@@ -79,8 +79,8 @@ def describe_plan(
     placed
         Whether tasks run on the workers of the plan; the bytes of other runs are not shown.
     handed
-        By the index of an output, bytes that workers receive for its final chunks, of the input and
-        of the plan.
+        By the index of an output, bytes that workers receive for chunks that were chosen after the
+        plan, of the input and of the plan.
     unpredicted
         Why there are no simulated runs.
     layers
@@ -104,8 +104,8 @@ def describe_plan(
             dtype=node.dtype,
             chunks_before=node.chunks,
             chunks_after=_chunks_after(plan, index, final),
-            bytes_before=plan.before.moved[index] + old.get(index, 0),
-            bytes_after=plan.after.moved[index] + new.get(index, 0),
+            bytes_before=plan.before.received(index) + old.get(index, 0),
+            bytes_after=plan.after.received(index) + new.get(index, 0),
             read_before=plan.before.read[index],
             read_after=plan.after.read[index],
             tasks_before=plan.before.tasks[index],
@@ -127,7 +127,7 @@ def describe_plan(
         tasks_before=sum(plan.before.tasks),
         tasks_after=sum(plan.after.tasks),
         lower_bound=plan.lower_bound,
-        # no search contains the bytes for final chunks
+        # the search does not contain bytes for chunks on which arrays agree
         proven_optimal=plan.proven_optimal and not any(new.values()),
         grids=plan.grids,
         changed=plan.tiled is not None,

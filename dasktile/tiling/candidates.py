@@ -69,6 +69,8 @@ class Variable:
         the other candidates.
     boxed
         The candidates of boxes.
+    final
+        For the placement of an output in the chunks that it must have: these chunks.
     """
 
     node: int
@@ -80,6 +82,7 @@ class Variable:
     followed: tuple[Followed, ...] = ()
     held_second: Boxes | None = None
     boxed: Options = field(default_factory=lambda: Options(()), repr=False, compare=False)
+    final: Chunks | None = None
 
 
 @dataclass
@@ -101,6 +104,8 @@ class Space:
         arrays that are kept on some workers only although they could be divided.
     ordered
         Whether several mesh axes cut a label in every order, and not in that of the mesh only.
+    final
+        For every output, the chunks that it must have, or None; empty for none of them.
 
     Attributes
     ----------
@@ -120,6 +125,7 @@ class Space:
     allow_replicas: bool = False
     lean: bool = False
     ordered: bool = False
+    final: tuple[Chunks | None, ...] = ()
     variables: list[Variable] = field(default_factory=list)
     made: list[int] = field(default_factory=list)
     truncated: bool = False
@@ -139,6 +145,9 @@ class Space:
             if len(self.program.consumers(index)) > 1:
                 self.kept[index] = len(self.variables)
                 self.variables.append(self._keep(index, node))
+        for index, chunks in dict.fromkeys(zip(self.program.outputs, self.final, strict=False)):
+            if chunks is not None and self._is_handed_over(index, chunks):
+                self.variables.append(self._final(index, chunks))
 
     def source(self, node: int) -> int:
         """Index of the variable that determines where readers of a node's array find it."""
@@ -262,17 +271,27 @@ class Space:
         # block by block, in other sizes: a stencil, a trim
         return _resized(boxes.work(options), node.labels, edge.chunks or ())
 
-    def handed(self, chunks: Chunks) -> Boxes:
-        """Boxes of an array whose blocks must not be cut.
+    def _is_handed_over(self, index: int, chunks: Chunks) -> bool:
+        """Whether an output may have to be brought into the chunks that it must have."""
+        node = self.program.nodes[index]
+        keeps = not self.axes.free or node.homes is not None
+        return not (keeps and chunks == node.chunks)
 
-        For all ways in which the mesh can divide the blocks.
-        """
+    def _final(self, index: int, chunks: Chunks) -> Variable:
+        """Placements of an output in the chunks that it must have."""
+        options, held = self.handed(chunks)
+        return Variable(
+            index, True, options.options, held, held, (held,), boxed=options, final=chunks
+        )
+
+    def handed(self, chunks: Chunks) -> tuple[Options, Boxes]:
+        """All ways in which the mesh can divide the blocks of an array, which must not be cut."""
         labels = tuple(Label(sum(sizes), Role.PINNED, sizes) for sizes in chunks)
         maps = tuple(AxisMap(axis) for axis in range(len(labels)))
         choices = [None, *(axis for axis, sizes in enumerate(chunks) if len(sizes) > 1)]
         options = Options(divided(choices, len(chunks), len(self.mesh.shape), self.ordered))
         layout = BoxBuilder(self.mesh, labels, tuple(bounds(sizes) for sizes in chunks))
-        return layout.need(options, maps, tuple(label.size for label in labels))
+        return options, layout.need(options, maps, tuple(label.size for label in labels))
 
     def _keep(self, index: int, node: Node) -> Variable:
         """Replicas and other cuts of an array that several nodes read."""

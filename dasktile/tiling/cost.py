@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -90,8 +90,12 @@ class Costs:
             loose: dict[int, Table] = {}
             if variable.keep:
                 self.own.append(np.zeros(len(variable.options)))
-                self.tiles.append(np.zeros(len(variable.options)))
-                reads = {self.space.made[variable.node]: list(range(len(variable.needs)))}
+                idle = np.zeros(len(variable.options))
+                if variable.final is not None:
+                    # of equal ways the one that most workers take part in
+                    idle = (~variable.held.active).sum(axis=1).astype(np.float64)
+                self.tiles.append(idle)
+                reads = {self._source_of(variable): list(range(len(variable.needs)))}
             else:
                 shape = (id(variable.work), tuple(map(id, variable.followed)),
                          node.size, node.partial, node.labels, node.out, node.groups)  # fmt: skip
@@ -133,7 +137,7 @@ class Costs:
                 held = [option_blocks.held for option_blocks in producer.followed]
                 windows = made.edges[0].axes if made.windows > 1 else ()
                 key = (tuple(map(id, needs)), id(producer.held), id(producer.held_second),
-                       made.itemsize, windows,
+                       made.itemsize, windows, variable.final,
                        tuple(id(need) for row in blocks for need in row),
                        tuple(map(id, held)))  # fmt: skip
                 if key not in tables:
@@ -148,6 +152,9 @@ class Costs:
                     )
                     share = sent_share(made, producer.held, held, needs, blocks)
                     tables[key] = elements * share * made.itemsize
+                    if variable.final is not None:
+                        # blocks that follow an array are cut where they are, as far as possible
+                        tables[key][len(producer.held.lo) :] = 0.0
                 self.between[source, index] = tables[key]
                 if made.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
@@ -164,6 +171,12 @@ class Costs:
                 known = self.between.get((source, index), 0.0)
                 self.between[source, index] = known + handing + columns
 
+    def _source_of(self, variable: Variable) -> int:
+        """The variable that a kept array, or an output in its final chunks, is made from."""
+        if variable.final is not None:
+            return self.space.source(variable.node)
+        return self.space.made[variable.node]
+
     @property
     def _model(self) -> CostModel:
         return self.space.settings.model
@@ -175,12 +188,26 @@ class Costs:
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:
         """Bytes moved for every node under an assignment."""
+        own = {
+            index: float(self.own[index][states[index]])
+            for index in range(len(self.space.variables))
+        }
+        return self._by_node(states, own, is_final=False)
+
+    def handed(self, states: Sequence[int]) -> tuple[int, ...]:
+        """Bytes moved to bring every output into its final chunks."""
+        return self._by_node(states, {}, is_final=True)
+
+    def _by_node(
+        self, states: Sequence[int], own: Mapping[int, float], is_final: bool
+    ) -> tuple[int, ...]:
         by_node = [0.0] * len(self.space.program.nodes)
-        for index, variable in enumerate(self.space.variables):
-            by_node[variable.node] += float(self.own[index][states[index]])
+        for index, moved in own.items():
+            by_node[self.space.variables[index].node] += moved
         for (source, index), table in self.between.items():
-            node = self.space.variables[index].node
-            by_node[node] += float(table[states[source], states[index]])
+            variable = self.space.variables[index]
+            if (variable.final is not None) == is_final:
+                by_node[variable.node] += float(table[states[source], states[index]])
         return tuple(math.ceil(moved - 1e-6) for moved in by_node)
 
     def moving(self, states: Sequence[int]) -> frozenset[int]:
@@ -243,7 +270,7 @@ class Costs:
         """Least bytes that bring an array into the chunks of an edge."""
         producer = self.space.variables[source]
         made = self.space.program.nodes[producer.node]
-        handed = self.space.handed(edge.chunks or ())
+        _, handed = self.space.handed(edge.chunks or ())
         ways = table(
             producer.held, [option.held for option in producer.followed], [handed], [], self._model
         )

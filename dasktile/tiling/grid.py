@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dasktile.ir import Kind, Node, Program, Role, bounds, near_even
+from dasktile.ir import Chunks, Kind, Node, Program, Role, bounds, near_even
 from dasktile.tiling.settings import CandidateLimits
 
 
@@ -138,8 +138,16 @@ def own_axes(program: Program) -> Axes:
     return Axes(members, grids, grids, free=False)
 
 
-def free_axes(program: Program, workers: int, limits: CandidateLimits) -> Axes:
-    """Boundaries for a new tiling: those of stored and pinned data, free for all other labels."""
+def free_axes(
+    program: Program,
+    workers: int,
+    limits: CandidateLimits,
+    final: Sequence[Chunks | None] = (),
+) -> Axes:
+    """Boundaries for a new tiling: those of stored and pinned data, free for all other labels.
+
+    Those of outputs that must have some chunks, as in :attr:`Space.final`, are preferred, too.
+    """
     members = axis_classes(program)
     weights_by_class: dict[int, dict[tuple[int, ...], int]] = {}
     fixed: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -149,6 +157,12 @@ def free_axes(program: Program, workers: int, limits: CandidateLimits) -> Axes:
             if len(grid) > 2:
                 weights = weights_by_class.setdefault(members[index][position], {})
                 weights[grid] = weights.get(grid, 0) + node.nbytes
+    for index, chunks in zip(program.outputs, final, strict=False):
+        node = program.nodes[index]
+        for axis, sizes in zip(node.out, chunks or (), strict=False):
+            if axis.label is not None and axis.identity and len(sizes) > 1:
+                weights = weights_by_class.setdefault(members[index][axis.label], {})
+                weights[bounds(sizes)] = weights.get(bounds(sizes), 0) + node.nbytes
     shared: dict[int, Grid] = {}
     for klass, weights in weights_by_class.items():
         common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))

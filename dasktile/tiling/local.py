@@ -83,7 +83,7 @@ class LocalCuts:
 
     Parameters
     ----------
-    tilings, kept, kept_at
+    tilings, kept, kept_at, final
         As in :class:`~dasktile.ir.TiledProgram`.
     tasks, peak, joined
         As in :class:`~dasktile.tiling.plan.Price`.
@@ -92,6 +92,7 @@ class LocalCuts:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
     kept_at: dict[int, Where]
+    final: dict[tuple[int, Chunks], Where]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
     joined: tuple[int, ...]
@@ -137,7 +138,11 @@ class Splitter:
             self.space, self.settings, self.memory_limit, self.threads, self.retile, self.placed
         )
         for variable, state in zip(self.space.variables, self.states, strict=True):
-            self.choices.append(self._choice(variable.node, variable.keep, variable.options[state]))
+            option = variable.options[state]
+            if variable.final is not None:
+                self.choices.append(self._final(variable.node, variable.final, option))
+            else:
+                self.choices.append(self._choice(variable.node, variable.keep, option))
 
     def run(self) -> LocalCuts:
         """Choose the part counts of all variables.
@@ -239,6 +244,24 @@ class Splitter:
         family = self.families.setdefault(alike, len(self.families))
         return Choice(
             index, keep, option, axis_classes, lengths, spots, fixed, own, mesh_parts, family
+        )
+
+    def _final(self, index: int, chunks: Chunks, option: Option) -> Choice:
+        """An output in the chunks that it must have."""
+        shape = self.space.program.nodes[index].shape
+        nothing = (None,) * len(shape)
+        return Choice(
+            index,
+            True,
+            option,
+            (-1,) * len(shape),
+            shape,
+            tuple(map(bounds, chunks)),
+            chunks,
+            nothing,
+            tuple(self.space.mesh.parts(option.cutting(axis)) for axis in range(len(shape))),
+            self.families.setdefault(("final", option, chunks), len(self.families)),
+            True,
         )
 
     def _natural(self, node: Node, label: int) -> tuple[int, ...]:
@@ -448,7 +471,8 @@ class Splitter:
             node = self.space.program.nodes[choice.node]
             if choice.keep:
                 axes = tuple(AxisMap(axis) for axis in range(len(node.shape)))
-                edges.append((self.space.made[choice.node], reader, Edge(choice.node, axes)))
+                made = self.space.source if choice.final else self.space.made.__getitem__
+                edges.append((made(choice.node), reader, Edge(choice.node, axes)))
                 continue
             for edge in dict.fromkeys(node.edges):
                 edges.append((self.space.source(edge.producer), reader, edge))
@@ -497,9 +521,12 @@ class Splitter:
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
+        final: dict[tuple[int, Chunks], Where] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
-            if choice.keep:
+            if choice.final:
+                final[choice.node, chunks] = self._where(choice, chunks)
+            elif choice.keep:
                 first = tilings[choice.node]
                 where = self._where(choice, chunks)
                 is_copied = isinstance(where, Sharding) and bool(where.replicated)
@@ -509,6 +536,7 @@ class Splitter:
                     kept_at[choice.node] = where
                 if self.retile and chunks != first.chunks:
                     peak[choice.node] = max(peak[choice.node], self.costs.joined(choice, parts))
+            if choice.keep:
                 continue
             tasks[choice.node] += self.costs.tasks(choice, parts)
             peak[choice.node] = self.costs.working_set(choice, parts)
@@ -532,6 +560,7 @@ class Splitter:
             tuple(tilings),
             kept,
             kept_at,
+            final,
             tuple(math.ceil(count) for count in tasks),
             tuple(peak),
             tuple(joined),

@@ -96,4 +96,5 @@ def _tiled(tiled: TiledProgram, program: Program, names: Sequence[str]) -> Tiled
         tuple(map(placed, tiled.tilings)),
         dict(tiled.kept),
         known(tiled.kept_at),
+        dict(tiled.final),
     )

@@ -36,6 +36,8 @@ class Price:
         fit; 0 where the memory is unknown.
     joined
         Bytes of the arrays that are joined from pieces for the node.
+    handed
+        Bytes that workers receive so that the node's array has the chunks that it must have.
     """
 
     moved: tuple[int, ...]
@@ -45,10 +47,16 @@ class Price:
     peak: tuple[int, ...]
     spilled: int = 0
     joined: tuple[int, ...] = ()
+    handed: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
-        return sum(self.moved)
+        """Bytes that workers receive from other workers."""
+        return sum(self.moved) + sum(self.handed)
+
+    def received(self, index: int) -> int:
+        """Bytes that workers receive for a node, those for its final chunks included."""
+        return self.moved[index] + (self.handed[index] if self.handed else 0)
 
     @property
     def balance(self) -> float:

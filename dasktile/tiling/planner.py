@@ -72,6 +72,7 @@ def tile(
     bundled: bool = False,
     force: bool = False,
     keep: str = "",
+    final: tuple[Chunks | None, ...] = (),
     tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Decide how every array of a program is tiled.
@@ -103,6 +104,8 @@ def tile(
         methods can be compared.
     keep
         Why the input's own chunks are kept whatever the method decides; empty if they are not.
+    final
+        For every output, the chunks that it must have, or None; empty for none of them.
     tables
         What was found for the same program with other settings; what is found is added.
 
@@ -123,7 +126,7 @@ def tile(
     name = method if isinstance(method, str) else method.choose.__name__
     tables = tables or SearchTables()
     unchanged = _Planner(
-        program, mesh, workers, settings, memory_limit, threads, room, tables=tables
+        program, mesh, workers, settings, memory_limit, threads, room, final=final, tables=tables
     )
     before = unchanged.candidate(get("auto"), TIE)
     if method == "none" or keep:
@@ -153,6 +156,7 @@ def tile(
         ordered=searches_all
         and len(chosen.mesh(count)) <= FEW_AXES
         and len(program.nodes) <= settings.wider.few_nodes,
+        final=final,
         tables=tables,
     )
     least = planner.candidate(chosen, TIE)
@@ -278,6 +282,7 @@ def _aligned(price: Price, more: ExtendedProgram) -> Price:
         tasks=each(price.tasks),
         peak=each(price.peak),
         joined=each(price.joined),
+        handed=each(price.handed),
     )
 
 
@@ -364,7 +369,7 @@ class _Planner:
 
     Parameters
     ----------
-    program, mesh, workers, settings, memory_limit, threads, room, placed
+    program, mesh, workers, settings, memory_limit, threads, room, placed, final
         As in :func:`tile`.
     retile
         False to keep the input's own chunks.
@@ -389,6 +394,7 @@ class _Planner:
     allow_replicas: bool = False
     lean: bool = False
     ordered: bool = False
+    final: tuple[Chunks | None, ...] = ()
     tables: SearchTables = field(default_factory=SearchTables)
 
     def __post_init__(self) -> None:
@@ -403,7 +409,7 @@ class _Planner:
     def _space(self) -> Space:
         """The tilings that are searched."""
         if self.retile:
-            axes = free_axes(self.program, self.workers, self.settings.candidates)
+            axes = free_axes(self.program, self.workers, self.settings.candidates, self.final)
         else:
             axes = own_axes(self.program)
         return Space(
@@ -415,6 +421,7 @@ class _Planner:
             self.allow_replicas,
             self.lean,
             self.ordered,
+            self.final,
         )
 
     def _searched_key(self) -> Hashable:
@@ -430,7 +437,7 @@ class _Planner:
             self.workers if self.retile else None,
             settings,
             self.memory_limit,
-            (self.allow_replicas, self.lean, self.ordered),
+            (self.allow_replicas, self.lean, self.ordered, self.final),
         )
 
     def wider(self, least: _Candidate) -> Iterator[_Planner]:
@@ -523,7 +530,7 @@ class _Planner:
             self.costs.moving(solution.states),
         ).run()
         tiled = TiledProgram(
-            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at
+            self.program, self.mesh.shape, local.tilings, local.kept, local.kept_at, local.final
         )
         return _Candidate(tiled, self._price(solution.states, local), solution)
 
@@ -546,6 +553,7 @@ class _Planner:
             peak=local.peak,
             spilled=self._spilled,
             joined=local.joined,
+            handed=self.costs.handed(states),
         )
 
     @cached_property

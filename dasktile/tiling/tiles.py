@@ -44,6 +44,8 @@ class Choice:
         Parts into which the mesh cuts each label.
     family
         Choices of one family have the same costs, and share their offers.
+    final
+        True for an output in the chunks that it must have; `keep` is true, too.
     """
 
     node: int
@@ -56,6 +58,7 @@ class Choice:
     own: tuple[tuple[int, ...] | None, ...]
     mesh_parts: Parts
     family: int
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,9 @@ from dasktile.schedule.placement import Placement
 from tests.support import plan_for_workers
 from tests.traffic import traffic
 
+#: Bytes of the Python objects in which partial means are sent.
+DICTS = 2000
+
 
 def centred_product(rng: np.random.Generator) -> da.Array:
     a = da.from_array(rng.random((480, 720)), chunks=(24, 720))
@@ -52,10 +55,8 @@ def test_explain_counts_the_bytes_for_kept_chunks(
     assert not homeless
     assert plan.bytes_after <= plan.bytes_before
     if any(node.chunks_after != node.chunks_before for node in plan.nodes):
-        assert sum(moved.values()) == pytest.approx(plan.bytes_after, rel=1e-3)
-    free = dasktile.explain(array)
-    assert free.bytes_after <= plan.bytes_after
-    assert plan.bytes_after == free.bytes_after or not plan.proven_optimal
+        assert sum(moved.values()) == pytest.approx(plan.bytes_after, rel=1e-3, abs=DICTS)
+    assert dasktile.explain(array).bytes_after <= plan.bytes_after
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_explain_counts_the_bytes_for_wanted_chunks(
         return
     moved, homeless = traffic([result], 4)
     assert not homeless
-    assert sum(moved.values()) == pytest.approx(plan.bytes_after, rel=1e-3)
+    assert sum(moved.values()) == pytest.approx(plan.bytes_after, rel=1e-3, abs=DICTS)
 
 
 def chunks_of(rng: np.random.Generator, size: int) -> tuple[int, ...]:
@@ -92,7 +93,7 @@ def runs_of(rng: np.random.Generator, parts: int, count: int) -> tuple[int, ...]
 
 
 def owners(
-    mesh: tuple[int, ...], where: tuple[Share, ...], chunks: tuple[tuple[int, ...], ...]
+    mesh: tuple[int, ...], where: Sharding, chunks: tuple[tuple[int, ...], ...]
 ) -> np.ndarray:
     """For every element, the worker that has it."""
     place = Placement(mesh, where)

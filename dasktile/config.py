@@ -16,7 +16,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from dasktile.defaults import defaults as defaults
 from dasktile.errors import UnknownSettingWarning, warn_user
-from dasktile.tiling.seconds import Calibration
+from dasktile.tiling.calibration import Calibration
 from dasktile.tiling.settings import Settings
 
 #: Limits that measured values are clipped to (bytes, bytes a second, operations a second), so

@@ -21,7 +21,7 @@ from dasktile.cluster.clients import client_of
 from dasktile.report.formatting import format_bytes, format_names, wrapped
 from dasktile.report.tables import text_table
 from dasktile.runtime.install import installed
-from dasktile.tiling.seconds import Calibration
+from dasktile.tiling.calibration import Calibration
 
 #: Packages that dasktile needs.
 _REQUIRED = ("dask", "distributed", "numpy", "opt_einsum", "psutil", "pyyaml", "rich", "scipy")

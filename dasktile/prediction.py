@@ -14,7 +14,7 @@ from dasktile.lower.placed import placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
-from dasktile.tiling.seconds import Calibration
+from dasktile.tiling.calibration import Calibration
 
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
 MAX_TASKS = 10_000

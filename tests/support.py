@@ -95,7 +95,9 @@ def _random_node(node: Node, rng: random.Random) -> Tiling:
     for size, label in zip(MESH, cut_by, strict=True):
         target = None
         if label is not None and node.labels[label].role is Role.REDUCE and chunks:
-            target = rng.choice([None, *range(len(chunks))])
+            # parts of parts of axes with few blocks would be uneven
+            undivided = [at for at, axis in enumerate(node.out) if axis.label not in cut_by]
+            target = rng.choice([None, *undivided])
         if target is not None:
             chunks[target] = [part for whole in chunks[target] for part in _halves(whole, size)]
         scatter.append(target)

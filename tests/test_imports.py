@@ -86,7 +86,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "errors": (set(), set()),
     "defaults": (set(), {"dask", "yaml"}),
-    "config": ({"defaults", "errors", "tiling.seconds", "tiling.settings"}, {"dask"}),
+    "config": ({"defaults", "errors", "tiling.calibration", "tiling.settings"}, {"dask"}),
     "cluster.settings": (set(), set()),
     "cluster.target": (
         {
@@ -94,7 +94,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "cluster.settings",
             "config",
             "tiling.plan",
-            "tiling.seconds",
+            "tiling.calibration",
             "tiling.settings",
         },
         {"dask"},
@@ -173,7 +173,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "collections.rechunked": ({"collections.unpack"}, {"dask"}),
     "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
-    "prediction": ({"cluster.target", "lower", "schedule.peaks", "tiling.seconds"}, {"dask"}),
+    "prediction": ({"cluster.target", "lower", "schedule.peaks", "tiling.calibration"}, {"dask"}),
     "request": (
         {
             "capture.base",
@@ -289,7 +289,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "report.formatting",
             "report.tables",
             "runtime.install",
-            "tiling.seconds",
+            "tiling.calibration",
         },
         {"dask", "distributed"},
     ),
@@ -490,7 +490,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "_compat.distributed",
             "cluster.clients",
             "cluster.settings",
-            "tiling.seconds",
+            "tiling.calibration",
         },
         {"dask", "distributed", "numpy"},
     ),

@@ -20,7 +20,7 @@ from dasktile._compat.dask import CALIBRATE, List, Task, TaskRef, require
 from dasktile._compat.distributed import metadata
 from dasktile.cluster.clients import client_of
 from dasktile.cluster.settings import ClusterSettings
-from dasktile.tiling.seconds import Calibration
+from dasktile.tiling.calibration import Calibration
 
 #: Path of the result in the metadata of the scheduler, where every client can read it.
 KEY = ["dasktile", "calibration"]

@@ -20,8 +20,9 @@ from dask.utils import parse_bytes
 from dasktile import config
 from dasktile._compat.distributed import scheduling
 from dasktile.cluster.settings import ClusterSettings
+from dasktile.tiling.calibration import Calibration
+from dasktile.tiling.objective import predict_seconds
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.seconds import Calibration, predict_seconds
 from dasktile.tiling.settings import Settings
 
 _DEFAULT = ClusterSettings()

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Edge, Follow, Kind, Label, Node, Program, Role, bounds
+from dasktile.ir import AxisMap, Chunks, Edge, Follow, Label, Node, Program, Role, bounds
 from dasktile.tiling.boxes import BoxBuilder, Boxes, take
 from dasktile.tiling.follow import (
     Followed,
@@ -28,6 +28,7 @@ from dasktile.tiling.follow import (
 )
 from dasktile.tiling.grid import Axes, Grid
 from dasktile.tiling.mesh import Mesh
+from dasktile.tiling.objective import effort
 from dasktile.tiling.options import (
     REPLICATED,
     Option,
@@ -38,7 +39,7 @@ from dasktile.tiling.options import (
     picks,
     reduced_labels,
 )
-from dasktile.tiling.settings import CandidateLimits, CostModel, Settings
+from dasktile.tiling.settings import CandidateLimits, Settings
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -385,15 +386,6 @@ def aligned(node: Node, edge: Edge) -> bool:
         == tuple(len(sizes) for sizes in node.chunks)
         == tuple(len(label.cuts) for label in node.labels)
     )
-
-
-def effort(node: Node, model: CostModel) -> float:
-    """Operations per iteration of a node, its memory traffic counted as operations."""
-    if node.homes is not None:
-        return 0.0  # a persisted array is not computed
-    if node.kind is Kind.CONTRACT:
-        return node.work
-    return node.work + model.byte_work * node.itemsize
 
 
 def small_nodes(program: Program, workers: int, settings: Settings) -> set[int]:

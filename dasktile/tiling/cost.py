@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from dasktile.ir import Chunks, Edge, Groups, Kind, Node, Role, bounds
 from dasktile.tiling.boxes import Boxes, paired, take
-from dasktile.tiling.candidates import Space, Variable, effort
+from dasktile.tiling.candidates import Space, Variable
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.grid import sizes
+from dasktile.tiling.objective import effort
 from dasktile.tiling.options import reduced_labels
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.solve.eliminate import Problem

@@ -490,12 +490,13 @@ class Splitter:
         if fused:
             saved = np.array([[_count(chunks)] for chunks in made.chunks])
             tasks = np.where(joined == 0, -saved, tasks)
-        table = tasks * self.settings.task_bytes
+        objective = self.costs.objective
+        table = tasks * objective.task
         if self.retile:
-            table += np.where(joined > 1, self.settings.model.join_byte * producer.held_bytes, 0)
+            table += np.where(joined > 1, objective.joined_byte * producer.held_bytes, 0)
         if self.retile and choice.keep:
             need = np.array([self.costs.joined(choice, parts) for parts in used.parts])
-            table += np.where(joined > 1, self.costs.excess(need), 0)
+            table += np.where(joined > 1, objective.excess(need, self.costs.limit), 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
         if self._copies(choice, edge) > 1 and not joined_by_each:
             # one worker joins a tile and sends all of it to the others

@@ -17,12 +17,12 @@ from dasktile.tiling.grid import free_axes, own_axes
 from dasktile.tiling.local import LocalCuts, MemoryLimitError, Splitter
 from dasktile.tiling.mesh import MAX_AXES, MAX_WORKERS, Mesh, mesh_shape, mesh_shapes
 from dasktile.tiling.methods import Method, get
+from dasktile.tiling.objective import Objective, stock_slowdown
 from dasktile.tiling.plan import RETILED, Price, TilingPlan
 from dasktile.tiling.proof import Proof, Search, strongest
 from dasktile.tiling.rematerialize import late_readers, recompute, spilled_bytes
 from dasktile.tiling.replicate import find_replicas
 from dasktile.tiling.rewrite import ExtendedProgram, Replica, extend
-from dasktile.tiling.seconds import stock_slowdown
 from dasktile.tiling.settings import Acceptance, Settings
 from dasktile.tiling.solve.problem import Solution
 
@@ -310,7 +310,7 @@ def _objection(
     """Why the input's own chunks are kept; empty where the plan is better."""
     if _needs_less(before.price, after.price, limit):
         return ""
-    old, new = unchanged.cost(before.price, stock=True), planner.cost(after.price)
+    old, new = unchanged.stock_cost(before.price), planner.cost(after.price)
     rules = planner.settings.acceptance
     if new >= old * rules.max_cost_ratio:
         return "no other tiles cost clearly less, tasks and moved bytes together"
@@ -348,17 +348,12 @@ def _objection_with_bundles(planner: _Planner, before: _Candidate, after: _Candi
 
     Larger tiles then save little, and to join them takes time and memory.
     """
-    settings = planner.settings
+    objective, rules = planner.objective, planner.settings.acceptance
     old, new = before.price, after.price
     saves = new.bytes < old.bytes or sum(new.read) < sum(old.read) or new.spilled < old.spilled
-    if saves or not _worth_placing(before, settings.acceptance):
+    if saves or not _worth_placing(before, rules):
         return ""
-
-    def cost(price: Price) -> float:
-        task = settings.model.bundled_task * settings.task_bytes
-        return task * sum(price.tasks) + settings.model.join_byte * sum(price.joined)
-
-    if cost(new) < cost(old) * settings.acceptance.max_cost_ratio:
+    if objective.cost_in_bundles(new) < objective.cost_in_bundles(old) * rules.max_cost_ratio:
         return ""
     return "the input's own chunks cost no more in bundles of tasks"
 
@@ -404,6 +399,7 @@ class _Planner:
             costs = self.tables.costs[self._key] = Costs(self._space())
         self.costs = costs
         self.space = self.costs.space
+        self.objective = Objective(self.settings, self.threads)
         self._by_states: dict[tuple[int, ...], _Candidate] = {}
 
     def _space(self) -> Space:
@@ -594,24 +590,13 @@ class _Planner:
             len(label.cuts) for position, label in enumerate(reader.labels) if position not in seen
         )
 
-    def cost(self, price: Price, stock: bool = False) -> float:
-        """The whole cost in bytes: moved, spilled and read bytes, tasks, and lost time.
+    def cost(self, price: Price) -> float:
+        """The whole cost of a tiling in bytes."""
+        return self.objective.cost(price)
 
-        The lost time is the time of the worker with most work beyond an even share.  The even
-        share is the same for every tiling.
-        """
-        busiest = max(price.loads, default=0.0)
-        even = sum(price.loads) / max(len(price.loads), 1)
-        if stock:
-            busiest *= stock_slowdown(self.program, self.settings.model)
-        seconds = (busiest - even) / self.settings.work_per_second / self.threads
-        return (
-            price.bytes
-            + price.spilled
-            + sum(price.read)
-            + sum(price.tasks) * self.settings.task_bytes
-            + seconds * self.settings.bytes_per_second
-        )
+    def stock_cost(self, price: Price) -> float:
+        """The same where Dask's own functions run."""
+        return self.objective.cost(price, stock_slowdown(self.program, self.settings.model))
 
 
 def _reread(stored: tuple[int, ...], chunks: tuple[int, ...]) -> float:

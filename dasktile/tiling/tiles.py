@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from functools import cached_property
 
 from dasktile.ir import AxisMap, Chunks, Kind, Node, Role, bounds
-from dasktile.tiling.candidates import Space, effort
+from dasktile.tiling.candidates import Space
 from dasktile.tiling.grid import Grid, sizes
+from dasktile.tiling.objective import Objective, effort
 from dasktile.tiling.options import Option, reduced_labels
 from dasktile.tiling.settings import Settings
 
@@ -86,6 +85,11 @@ class LocalCosts:
     retile: bool
     placed: bool = False
 
+    @cached_property
+    def objective(self) -> Objective:
+        """What tasks, lost time and memory cost."""
+        return Objective(self.settings, self.threads)
+
     @property
     def shared_read(self) -> float:
         """Share of an array that counts as moved again for each further tile that reads it."""
@@ -126,8 +130,8 @@ class LocalCosts:
         busy = min(self.parallel(choice, parts), threads)
         node = self.space.program.nodes[choice.node]
         work = math.prod(choice.label_sizes) * effort(node, self.settings.model)
-        seconds = work / self.space.mesh.workers / self.settings.work_per_second
-        return seconds * (1 / busy - 1 / threads) * self.settings.bytes_per_second
+        each = work / self.space.mesh.workers
+        return self.objective.lost(each) * (threads / busy - 1)
 
     def parallel(self, choice: Choice, parts: Parts) -> float:
         """Number of tiles of one worker that do not wait for each other.
@@ -156,26 +160,20 @@ class LocalCosts:
         if choice.keep:
             return 0.0
         node = self.space.program.nodes[choice.node]
-        settings, workers = self.settings, self.space.mesh.workers
-        cost = self.tasks(choice, parts) * settings.task_bytes
+        workers = self.space.mesh.workers
+        cost = self.tasks(choice, parts) * self.objective.task
         if self.retile:
             cost += self.shared_read * self.shared(choice, parts)
             target = self.target(node)
             each = math.prod(parts) / math.prod(choice.mesh_parts)
             if each < target:
-                cost += (
-                    settings.model.missing_tile * settings.task_bytes * workers * (target - each)
-                )
+                missing = self.settings.model.missing_tile * workers * (target - each)
+                cost += missing * self.objective.task
             cost += self.idle(choice, parts)
         if self.retile and not node.pinned:
-            cost += float(self.excess(self.working_set(choice, parts)))
+            need = self.working_set(choice, parts)
+            cost += float(self.objective.excess(need, self.limit))
         return cost
-
-    def excess(self, need: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Cost of working sets of these bytes, in bytes; 0 within the limit."""
-        share = np.asarray(need) / self.limit
-        penalty = self.settings.model.over_limit * self.settings.task_bytes
-        return np.where(share > 1, penalty * share, 0.0)
 
     def joined(self, choice: Choice, parts: Parts) -> int:
         """Bytes of a task that joins a tile from pieces: the pieces and the tile."""

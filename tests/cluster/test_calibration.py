@@ -20,8 +20,8 @@ from dasktile.cluster.calibration import KEY, Calibration, _keep, calibrate
 from dasktile.cluster.target import machine
 from dasktile.report.describing import describe_plan
 from dasktile.report.formatting import format_seconds
+from dasktile.tiling.objective import predict_seconds
 from dasktile.tiling.plan import Price, TilingPlan
-from dasktile.tiling.seconds import predict_seconds
 from dasktile.tiling.settings import Settings
 from tests.report.test_explanation import gram
 

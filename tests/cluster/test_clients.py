@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 import dasktile
 from dasktile.cluster.calibration import KEY
 from dasktile.runtime import install
-from dasktile.tiling.seconds import Calibration
+from dasktile.tiling.calibration import Calibration
 
 CALLS = [dasktile.enable, dasktile.disable, dasktile.metrics, dasktile.calibrate]
 

@@ -38,7 +38,7 @@ from dasktile.runtime.install import NAME
 from dasktile.runtime.nextuse import USES
 from dasktile.runtime.scheduler.priorities import ORDER
 from dasktile.runtime.worker.store import TileStore
-from dasktile.tiling.seconds import Calibration
+from dasktile.tiling.calibration import Calibration
 from tests.gated import LIMIT
 
 RNG = np.random.default_rng(0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dasktile.ir import Program
+from dasktile.ir import AxisMap, Edge, Kind, Label, Program, Role
 from dasktile.tiling import Settings, methods, tile
 from dasktile.tiling.plan import TilingPlan
-from tests.programs import BYTES_DECIDE, Builder
+from tests.programs import BYTES_DECIDE, Builder, cuts
 
 #: Rows and columns, divisible by most numbers of workers.
 SIZE = 2880
@@ -78,8 +79,10 @@ def program(node: Node, size: int = SIZE, more: int = 0) -> Program:
     return build.program()
 
 
-def planned(program: Program, workers: int, settings: Settings = BYTES_DECIDE) -> TilingPlan:
-    return tile(program, workers=workers, settings=settings, force=True)
+def planned(
+    program: Program, workers: int, settings: Settings = BYTES_DECIDE, **options: Any
+) -> TilingPlan:
+    return tile(program, workers=workers, settings=settings, force=True, **options)
 
 
 def check_more_operations(node: Node, workers: int, more: int, settings: Settings) -> None:
@@ -120,6 +123,38 @@ def check_method(node: Node, workers: int, method: str) -> None:
     assert other.after.bytes >= plan.lower_bound
 
 
+def pinned_copy(program: Program, chunk: int) -> Program:
+    """The program with a last operation that copies the result in some chunks, as they must be."""
+    index = len(program.nodes) - 1
+    result = program.nodes[index]
+    chunks = tuple(cuts(size, chunk) for size in result.shape)
+    copy = replace(
+        result,
+        name="copy",
+        op="copy",
+        kind=Kind.MAP,
+        labels=tuple(Label(sum(sizes), Role.PINNED, sizes) for sizes in chunks),
+        out=tuple(AxisMap(axis) for axis in range(len(chunks))),
+        chunks=chunks,
+        edges=(Edge(index, tuple(AxisMap(axis) for axis in range(len(chunks)))),),
+        partial=0.0,
+    )
+    return Program((*program.nodes, copy), (index + 1,))
+
+
+def check_kept_chunks(node: Node, workers: int, chunk: int) -> None:
+    """Chunks of the result that must be kept make no plan cheaper, and bounds contain them.
+
+    Copying the result into these chunks is a plan that is known.
+    """
+    free = planned(program(node), workers)
+    final = pinned_copy(program(node), chunk).nodes[-1].chunks
+    kept = planned(program(node), workers, final=(final,))
+    assert kept.after.bytes >= free.lower_bound
+    assert kept.lower_bound <= kept.after.bytes
+    assert kept.lower_bound <= planned(pinned_copy(program(node), chunk), workers).after.bytes
+
+
 #: By check, what it draws besides an expression.
 CHECKS = {
     check_more_operations: (
@@ -130,6 +165,11 @@ CHECKS = {
     check_transposed: (WORKERS,),
     check_operands: (WORKERS,),
     check_sizes: (WORKERS,),
+    check_kept_chunks: (
+        st.sampled_from([2, 3, 4, 6, 8, 12, 16]),
+        # 48 and 96 chunks are even for all of these workers; two and one have parts of their own
+        st.sampled_from([SIZE // 48, SIZE // 96, SIZE // 2, SIZE]),
+    ),
     # some methods know powers of two only
     check_method: (st.sampled_from([2, 4, 8, 16]), st.sampled_from(METHODS)),
 }

@@ -1,0 +1,187 @@
+"""What a tiling costs: one objective for local cuts, for the acceptance of plans and for `explain`.
+
+Costs are bytes.  All that takes time besides bytes between workers counts as the bytes that are
+moved in that time, with the speeds of :class:`~dasktile.tiling.settings.Settings`: defaults, or
+those that ``dasktile.calibrate`` measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dasktile.ir import Kind, Node, Program
+from dasktile.tiling.plan import Price, TilingPlan
+from dasktile.tiling.settings import CostModel, Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What tasks, joins, lost time and memory cost, in bytes moved between workers.
+
+    Parameters
+    ----------
+    settings
+        Speeds, and constants of the cost model.
+    threads
+        Tasks that each worker runs at once.
+    """
+
+    settings: Settings
+    threads: int = 1
+
+    @property
+    def task(self) -> float:
+        """The cost of a task."""
+        return self.settings.task_bytes
+
+    @property
+    def joined_byte(self) -> float:
+        """The cost of a byte that a worker copies to join tiles."""
+        return self.settings.model.join_byte
+
+    def lost(self, operations: float) -> float:
+        """The cost of time in which all threads of a worker run some operations.
+
+        Parameters
+        ----------
+        operations
+            Floating-point operations, as :func:`effort` counts them.
+        """
+        seconds = operations / self.settings.work_per_second / self.threads
+        return seconds * self.settings.bytes_per_second
+
+    def excess(self, need: npt.ArrayLike, limit: int) -> npt.NDArray[np.float64]:
+        """The cost of tasks that hold too much: above any other; 0 for those within the limit.
+
+        Parameters
+        ----------
+        need
+            Bytes that each task holds.
+        limit
+            Bytes that a task should not exceed.
+        """
+        share = np.asarray(need) / limit
+        return np.where(share > 1, self.settings.model.over_limit * self.task * share, 0.0)
+
+    def cost(self, price: Price, slowdown: float = 1.0) -> float:
+        """The whole cost of a tiling: bytes moved, spilled and read, tasks, and lost time.
+
+        The lost time is that of the worker with most work beyond an even share, which is the same
+        for every tiling.
+
+        Parameters
+        ----------
+        price
+            The tiling's price.
+        slowdown
+            Factor by which the functions that run take longer than ours.
+        """
+        busiest = max(price.loads, default=0.0) * slowdown
+        even = sum(price.loads) / max(len(price.loads), 1)
+        return (
+            price.bytes
+            + price.spilled
+            + sum(price.read)
+            + sum(price.tasks) * self.task
+            + self.lost(busiest - even)
+        )
+
+    def cost_in_bundles(self, price: Price) -> float:
+        """The cost of the tasks of a tiling if they are bundled, and of joining tiles.
+
+        Parameters
+        ----------
+        price
+            The tiling's price.
+        """
+        bundled = self.settings.model.bundled_task * self.task
+        return bundled * sum(price.tasks) + self.joined_byte * sum(price.joined)
+
+
+def effort(node: Node, model: CostModel) -> float:
+    """Operations per iteration of a node, its memory traffic counted as operations."""
+    if node.homes is not None:
+        return 0.0  # a persisted array is not computed
+    if node.kind is Kind.CONTRACT:
+        return node.work
+    return node.work + model.byte_work * node.itemsize
+
+
+def stock_slowdown(program: Program, model: CostModel) -> float:
+    """Factor by which stock Dask computes longer than the number of operations implies."""
+    work = slow = 0.0
+    for node in program.nodes:
+        operations = node.iterations * effort(node, model)
+        work += operations
+        slow += operations * _slowdown(node, model)
+    return slow / work if work else 1.0
+
+
+def _slowdown(node: Node, model: CostModel) -> float:
+    return model.einsum_slowdown if node.kind is Kind.CONTRACT and "einsum" in node.op else 1.0
+
+
+def predict_seconds(
+    plan: TilingPlan,
+    settings: Settings,
+    task_seconds: float,
+    threads: int = 1,
+    memory: float | None = None,
+) -> tuple[float, float]:
+    """Seconds that the input's own chunks take, and seconds that the plan takes.
+
+    A rough model that compares the two: the operations of the worker with most work at full speed,
+    plus the bytes moved at the bandwidth of all workers together, plus the overhead of all tasks.
+    In reality the three overlap in part.  The mix of products and other operations is assumed to be
+    the same on all workers.  Reading from storage, spilling and waiting are not counted.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    settings
+        Speeds and constants of the cost model.
+    task_seconds
+        Seconds that each task adds.
+    threads
+        Tasks that each worker runs at once.
+    memory
+        Bytes a second that a thread writes as results of operations other than matrix
+        products; None if these operations are as fast as matrix products.
+
+    Returns
+    -------
+    Seconds before and seconds after.
+    """
+
+    def seconds(price: Price, stock: bool) -> float:
+        # each place of a mesh with fewer places than workers is a group of workers
+        group = -(-plan.workers // max(1, len(price.loads)))
+        work = max(price.loads, default=0.0)
+        return (
+            work * _seconds_per_operation(plan.program, settings, memory, stock) / (threads * group)
+            + price.bytes / (settings.bytes_per_second * plan.workers)
+            + sum(price.tasks) * task_seconds
+        )
+
+    before = seconds(plan.before, stock=True)
+    return before, before if plan.tiled is None else seconds(plan.after, stock=False)
+
+
+def _seconds_per_operation(
+    program: Program, settings: Settings, memory: float | None, stock: bool
+) -> float:
+    """Mean seconds of one operation of a program."""
+    products = 1 / settings.work_per_second
+    # other operations are bound by memory, and counted by the bytes that they write
+    others = products if memory is None else 1 / (settings.model.byte_work * memory)
+    work = total = 0.0
+    for node in program.nodes:
+        operations = node.iterations * effort(node, settings.model)
+        work += operations
+        each = products if node.kind is Kind.CONTRACT else others
+        total += operations * each * (_slowdown(node, settings.model) if stock else 1.0)
+    return total / work if work else products

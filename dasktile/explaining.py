@@ -20,6 +20,7 @@ from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
 from dasktile.report.describing import describe_plan
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
+from dasktile.tiling.plan import TilingPlan
 
 
 def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
@@ -44,7 +45,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         plan,
         request.final_chunks(plan),
         unknown,
-        seconds=request.machine.seconds(plan),
+        seconds=_seconds(request, chosen, plan),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen),
         assumed_room=request.machine.assumed_room,
@@ -56,6 +57,17 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         bundle=most_bundled(request.machine),
     )
     return replace(explanation, refused=True) if chosen.refused else explanation
+
+
+def _seconds(request: Request, chosen: Candidate, plan: TilingPlan) -> tuple[float, float] | None:
+    """Seconds of the input and of the plan: of simulated runs, as far as there are any.
+
+    None without a calibration.
+    """
+    rough = request.machine.seconds(plan)
+    if rough is None or chosen.before is None or chosen.after is None:
+        return rough
+    return chosen.before.run_seconds, chosen.after.run_seconds
 
 
 def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:

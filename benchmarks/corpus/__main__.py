@@ -42,7 +42,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import dask
 import distributed
@@ -96,11 +96,20 @@ class Engine(Hosted):
         As in `benchmarks.hosted.Hosted`.
     bundle
         Tasks in a bundle at most; 0 for no bundles.
+    calibrated
+        Whether the speed of the cluster is measured first, and plans use it.
     """
 
-    def __init__(self, name: str, workers: int, bundle: int = 0) -> None:
+    def __init__(self, name: str, workers: int, bundle: int = 0, calibrated: bool = False) -> None:
         super().__init__(name, workers)
         self.bundle = bundle
+        self.calibrated = calibrated
+
+    def __enter__(self) -> Self:
+        super().__enter__()
+        if self.calibrated:
+            dasktile.calibrate(self.cluster.client)
+        return self
 
     def cell(
         self, workload: Workload, size: float, source: Source, values: bool
@@ -139,13 +148,18 @@ class Engine(Hosted):
         self.restart()
         return failure, []
 
-    def predicted(self, workload: Workload, size: float, source: Source) -> int | None:
-        """What `dasktile.explain` says of the results in memory of the worker that holds most.
+    def predicted(self, workload: Workload, size: float, source: Source) -> dict[str, Any]:
+        """What `dasktile.explain` says of a run.
 
         Parameters
         ----------
         workload, size, source
             The workload, its size and the source of its inputs.
+
+        Returns
+        -------
+        ``predicted``, bytes of results in memory of the worker that holds most, and
+        ``predicted_seconds``; None for each without a prediction.
         """
         with (
             self.cluster.client.as_current(),
@@ -158,7 +172,9 @@ class Engine(Hosted):
                 workers=self.cluster.client,
                 keep_chunks=workload.keep_chunks,
             )
-        return told.results_after if self.planned else told.results_before
+        if self.planned:
+            return {"predicted": told.results_after, "predicted_seconds": told.seconds_after}
+        return {"predicted": told.results_before, "predicted_seconds": told.seconds_before}
 
 
 def _failure(error: Exception) -> dict[str, Any]:
@@ -175,6 +191,7 @@ def run(
     size: float = 1,
     engines: Sequence[str] = USUAL_ENGINES,
     bundle: int = 0,
+    calibrated: bool = False,
     console: Console | None = None,
     done: Callable[[list[dict[str, Any]]], None] = lambda cells: None,
 ) -> list[dict[str, Any]]:
@@ -196,6 +213,8 @@ def run(
         Names of engines.
     bundle
         Tasks in a bundle of dasktile at most; 0 for no bundles.
+    calibrated
+        Whether the speed of the clusters is measured first.
     console
         Where progress is printed.
     done
@@ -209,7 +228,7 @@ def run(
     cells: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dasktile-corpus-")))
-        hosts = [stack.enter_context(Engine(name, workers, bundle)) for name in engines]
+        hosts = [stack.enter_context(Engine(name, workers, bundle, calibrated)) for name in engines]
         for kind in kinds:
             for workload in workloads:
                 started = time.perf_counter()
@@ -261,7 +280,7 @@ def _cell(
                 if key != "same"
             },
             "same": by_round[0]["same"],
-            "predicted": engine.predicted(workload, size, source),
+            **engine.predicted(workload, size, source),
             "rounds": by_round,
         }
     gc.collect()
@@ -404,6 +423,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=float, default=1)
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(USUAL_ENGINES))
     parser.add_argument("--bundle", type=int, default=32, metavar="TASKS")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="measure the cluster first, and predict seconds"
+    )
     parser.add_argument("--simulate", action="store_true", help="without a cluster")
     parser.add_argument(
         "--bandwidth", type=float, metavar="BYTES", help="a second between two simulated workers"
@@ -482,6 +504,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         size=options.size,
         engines=options.engines,
         bundle=options.bundle,
+        calibrated=options.calibrate,
         done=lambda cells: save(cells, summary=summary(cells)),
     )
     report(cells, console)

@@ -37,6 +37,9 @@ from dasktile.schedule.peaks import Simulated, Speeds, simulate
 #: Relative error of a predicted peak up to which it counts as right.
 NEAR = 0.2
 
+#: Factor up to which predicted seconds count as right.
+NEAR_SECONDS = 1.5
+
 
 def simulated(
     collections: Sequence[Any], workers: int, speeds: Speeds | None = None
@@ -260,7 +263,7 @@ def report(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 
 def report_predictions(cells: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Print for how many cells `dasktile.explain` predicts the peak of memory."""
+    """Print for how many cells `dasktile.explain` predicts the peak of memory, and the seconds."""
     for engine, whose in (("stock", "Dask's graphs"), ("dasktile", "plans")):
         pairs = [
             (cell["predicted"], cell["held"])
@@ -271,3 +274,17 @@ def report_predictions(cells: Sequence[Mapping[str, Any]], console: Console) -> 
         console.print(
             f"explain predicts the peak within {NEAR:.0%} for {close} of {len(pairs)} {whose}"
         )
+        times = [
+            (cell["predicted_seconds"], cell["seconds"] - cell["planning"])
+            for cell in cells
+            if cell["engine"] == engine and cell.get("predicted_seconds") is not None
+        ]
+        if times:
+            near = sum(
+                max(predicted, taken) <= NEAR_SECONDS * min(predicted, taken)
+                for predicted, taken in times
+            )
+            console.print(
+                f"explain predicts the seconds within a factor {NEAR_SECONDS} for {near} of "
+                f"{len(times)} {whose}"
+            )

@@ -114,6 +114,8 @@ class Space:
         For every node, the index of the variable of its own tiling.
     kept
         For every node with several readers, the index of the variable of the kept array.
+    small
+        Nodes that one worker may compute.
     truncated
         Whether some candidates were left out.  Bounds then do not hold for the whole problem.
     """
@@ -139,10 +141,10 @@ class Space:
 
     def __post_init__(self) -> None:
         self.leaders = leaders(self.program)
-        small = small_nodes(self.program, self.mesh.workers, self.settings)
+        self.small = small_nodes(self.program, self.mesh.workers, self.settings)
         for index, node in enumerate(self.program.nodes):
             self.made.append(len(self.variables))
-            self.variables.append(self._own(index, node, index in small))
+            self.variables.append(self._own(index, node, index in self.small))
             if len(self.program.consumers(index)) > 1:
                 self.kept[index] = len(self.variables)
                 self.variables.append(self._keep(index, node))

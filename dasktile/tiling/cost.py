@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,10 @@ TIE = 2.0**-20
 
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
 MOVING = 2.0**-24
+
+#: Cost of a worker that has no part of a result in its final chunks, in bytes: of equal ways, the
+#: one that most workers take part in is chosen.
+IDLE = 2.0**-12
 
 #: Entries of a temporary float64 array while a table is computed; it bounds memory and does not
 #: change any result.
@@ -90,12 +94,8 @@ class Costs:
             node = self.space.program.nodes[variable.node]
             loose: dict[int, Table] = {}
             if variable.keep:
-                self.own.append(np.zeros(len(variable.options)))
-                idle = np.zeros(len(variable.options))
-                if variable.final is not None:
-                    # of equal ways the one that most workers take part in
-                    idle = (~variable.held.active).sum(axis=1).astype(np.float64)
-                self.tiles.append(idle)
+                self.own.append(self._idle(variable))
+                self.tiles.append(np.zeros(len(variable.options)))
                 reads = {self._source_of(variable): list(range(len(variable.needs)))}
             else:
                 shape = (id(variable.work), tuple(map(id, variable.followed)),
@@ -172,6 +172,13 @@ class Costs:
                 known = self.between.get((source, index), 0.0)
                 self.between[source, index] = known + handing + columns
 
+    def _idle(self, variable: Variable) -> Table:
+        """Costs of workers without a part of a large result in its final chunks."""
+        if variable.final is None or variable.node in self.space.small:
+            return np.zeros(len(variable.options))
+        idle: Table = IDLE * (~variable.held.active).sum(axis=1)
+        return idle
+
     def _source_of(self, variable: Variable) -> int:
         """The variable that a kept array, or an output in its final chunks, is made from."""
         if variable.final is not None:
@@ -188,28 +195,25 @@ class Costs:
         return Problem(unary, self.between)
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:
-        """Bytes moved for every node under an assignment."""
-        own = {
-            index: float(self.own[index][states[index]])
-            for index in range(len(self.space.variables))
-        }
-        return self._by_node(states, own, is_final=False)
+        """Bytes moved for every node under an assignment, without those for final chunks."""
+        by_node = self._received(states, is_final=False)
+        for index, variable in enumerate(self.space.variables):
+            if variable.final is None:
+                by_node[variable.node] += float(self.own[index][states[index]])
+        return _whole(by_node)
 
     def handed(self, states: Sequence[int]) -> tuple[int, ...]:
         """Bytes moved to bring every output into its final chunks."""
-        return self._by_node(states, {}, is_final=True)
+        return _whole(self._received(states, is_final=True))
 
-    def _by_node(
-        self, states: Sequence[int], own: Mapping[int, float], is_final: bool
-    ) -> tuple[int, ...]:
+    def _received(self, states: Sequence[int], is_final: bool) -> list[float]:
+        """For every node, the bytes received for variables of final chunks, or for all others."""
         by_node = [0.0] * len(self.space.program.nodes)
-        for index, moved in own.items():
-            by_node[self.space.variables[index].node] += moved
         for (source, index), table in self.between.items():
             variable = self.space.variables[index]
             if (variable.final is not None) == is_final:
                 by_node[variable.node] += float(table[states[source], states[index]])
-        return tuple(math.ceil(moved - 1e-6) for moved in by_node)
+        return by_node
 
     def moving(self, states: Sequence[int]) -> frozenset[int]:
         """Roots whose blocks are made where they are read, since that moves fewer bytes."""
@@ -301,6 +305,11 @@ class Costs:
             ]
             pieces.append(np.array(counts, dtype=np.int64)[of])
         return pieces
+
+
+def _whole(moved: Sequence[float]) -> tuple[int, ...]:
+    """Bytes without what breaks ties."""
+    return tuple(math.ceil(each - 1e-6) for each in moved)
 
 
 def _product(pieces: Sequence[Ints], candidates: int) -> Ints:

@@ -112,6 +112,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self._reassigning = False
         #: Whether the homes are in mesh order, as if all workers had joined at once.
         self._in_order = False
+        #: Whether tasks have home workers; asked for at every transition of a task.
+        self._places = False
 
     # -- start and end -------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
         self.unavailable = checks.check_scheduler(scheduler)
+        self._places = self._has(Feature.PLACEMENT)
         self.hints = self.hints and self._has(Feature.HINTS) and self._has(Feature.METRICS)
         self.hint_sender = HintSender(
             scheduler,
@@ -393,7 +396,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self._place, tasks)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        if self._has(Feature.PLACEMENT):
+        if self._places:
             self._track_roots(key, start, finish, kwargs.get("worker"))
         if self.hints:
             self._guard_hints(self.hint_sender.transition, key, start, finish)
@@ -416,14 +419,15 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self.roots.forget(key)
         elif start in (states.PROCESSING, states.MEMORY):
             if finish == states.RELEASED:
-                self._guard(self._hold_lost_root, key)
+                ts = self.scheduler.tasks[key]
+                if ts.waiters or ts.who_wants:
+                    self._guard(self._hold_lost_root, ts)
             if self.roots.any_ready and start == states.PROCESSING:
                 self.roots.request_release(worker)
 
-    def _hold_lost_root(self, key: Any) -> None:
+    def _hold_lost_root(self, ts: TaskState) -> None:
         """Hold a root task that is recomputed because its result was lost."""
-        ts = self.scheduler.tasks[key]
-        if not is_placed(ts) or not (ts.waiters or ts.who_wants) or not self.roots.throttled:
+        if not is_placed(ts) or not self.roots.throttled:
             return
         home = self._location(ts, {})
         if home is not None and home != HELD and is_root(ts):

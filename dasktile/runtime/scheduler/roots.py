@@ -125,6 +125,38 @@ class _Slots(dict[str, int]):
         return [ws.address for ws in self._scheduler.running]
 
 
+class _Free:
+    """Those of some workers that have free slots.
+
+    Parameters
+    ----------
+    workers
+        Addresses of running workers.
+    slots
+        Free slots by worker; while this is in use they only become fewer.
+    """
+
+    def __init__(self, workers: Sequence[str], slots: _Slots) -> None:
+        self._workers = workers
+        self._slots = slots
+        #: A heap of (-slots, address); as most calls of `Roots.release` need none, built late.
+        self._heap: list[tuple[int, str]] | None = None
+
+    def most(self) -> str | None:
+        """The worker with the most free slots; None if none has any."""
+        if self._heap is None:
+            self._heap = [(-self._slots[address], address) for address in self._workers]
+            heapq.heapify(self._heap)
+        while self._heap:
+            count, address = self._heap[0]
+            if count >= 0:
+                return None
+            if count == -self._slots[address]:
+                return address
+            heapq.heapreplace(self._heap, (-self._slots[address], address))
+        return None
+
+
 class Roots:
     """The root tasks that are held, and when they are released.
 
@@ -170,7 +202,7 @@ class Roots:
         self._changed: set[str] = set()
         self._all_changed = False
         #: Home workers with ready tasks that do not run, or have been busy for long.
-        self._stalled: set[str] = set()
+        self._stalled: list[str] = []
         #: Number of running workers when :meth:`release` was called last.
         self._running = 0
         self._place = place
@@ -254,10 +286,13 @@ class Roots:
 
     def forget(self, key: Any) -> bool:
         """Remove a task that runs, will not run, or may run anywhere; whether it was held."""
-        known = self.homes.pop(key, None) or self.families.of.pop(key, None)
-        if known is not None and not self.holding:
+        if key not in self.homes and key not in self.families.of:
+            return False
+        self.homes.pop(key, None)
+        self.families.of.pop(key, None)
+        if not self.holding:
             self.clear()
-        return known is not None
+        return True
 
     def clear(self) -> None:
         """Remove all tasks."""
@@ -296,6 +331,7 @@ class Roots:
         tasks have not changed since the last call is not looked at, as it would have got tasks
         then.  All workers are looked at when the number of running ones has changed, and in
         :meth:`check`: nothing says that a task does not need its slot any more, or was stolen.
+        Tasks of a home worker that cannot run them wait for any other worker with a free slot.
         """
         slots = _Slots(self.scheduler)
         running = len(self.scheduler.running)
@@ -303,17 +339,22 @@ class Roots:
             homes, workers = list(self.ready), slots.running()
             self.families.leave(set(workers))
         else:
-            # tasks of a home worker that cannot run them wait for any other one
-            homes = [home for home in {*self._changed, *self._stalled} if home in self.ready]
+            homes = [home for home in self._changed if home in self.ready]
             workers = [worker for worker in self._changed if worker in slots]
         self._changed, self._all_changed, self._running = set(), False, running
         homes.sort(key=self._place)
         workers.sort(key=self._place)
+        free = _Free(workers, slots)
         recommendations: dict[Any, Any] = {}
         if self.families.of:
             self._release_families(workers, slots, recommendations, urgent=True)
         for home in homes:
-            self._release_home(home, workers, slots, recommendations)
+            self._release_home(home, free, slots, recommendations)
+        for home in self._stalled:
+            if free.most() is None:
+                break
+            if home in self.ready:
+                self._release_home(home, free, slots, recommendations)
         if self.families.of:
             self._release_families(workers, slots, recommendations, urgent=False)
         if recommendations:
@@ -322,11 +363,11 @@ class Roots:
     def _release_home(
         self,
         home: str,
-        workers: Sequence[str],
+        free: _Free,
         slots: _Slots,
         recommendations: dict[Any, Any],
     ) -> None:
-        """Send a home worker its tasks, or one of other `workers` where it cannot run them."""
+        """Send a home worker its tasks, or another one with free slots where it cannot run them."""
         waiting = self.ready[home]
         while waiting:
             priority, _, key = waiting[0]
@@ -334,7 +375,7 @@ class Roots:
             if has_moved or not self._is_ready(priority, key, recommendations):
                 heapq.heappop(waiting)
                 continue
-            worker = self._choose_worker(home, priority, workers, slots)
+            worker = self._choose_worker(home, priority, free, slots)
             if worker is None:
                 return
             heapq.heappop(waiting)
@@ -397,9 +438,7 @@ class Roots:
         recommendations[key] = states.PROCESSING
         slots[worker] -= 1
 
-    def _choose_worker(
-        self, home: str, priority: Any, workers: Sequence[str], slots: _Slots
-    ) -> str | None:
+    def _choose_worker(self, home: str, priority: Any, free: _Free, slots: _Slots) -> str | None:
         """The worker for the first task of a home worker; None if it stays held."""
         if home in slots:
             if slots[home] > 0 or (slots[home] == 0 and self._precedes_queue(priority)):
@@ -407,12 +446,9 @@ class Roots:
             waited = scheduling.now() - self._last_served.get(home, math.inf)
             if waited <= self.settings.stall_timeout:
                 return None
-        # the home worker has left, retires, is paused, or was busy for long: take the worker with
-        # the most slots
-        other = max(workers, key=lambda address: (slots[address], address), default=None)
-        if other is None or slots[other] <= 0 or (home in slots and other in self.ready):
-            return None
-        return other
+        # the home worker has left, retires, is paused, or was busy for long
+        other = free.most()
+        return None if home in slots and other in self.ready else other
 
     def _precedes_queue(self, priority: Any) -> bool:
         """Whether a task precedes all tasks in the scheduler's own queue.
@@ -429,11 +465,11 @@ class Roots:
         scheduling.restart_timeouts(self.scheduler, self._held())
         now, slots = scheduling.now(), _Slots(self.scheduler)
         self._last_served = {home: self._last_served.get(home, now) for home in self.ready}
-        self._stalled = {
+        self._stalled = [
             home
             for home, since in self._last_served.items()
             if home not in slots or now - since > self.settings.stall_timeout
-        }
+        ]
         self.request_release()
 
     def free_all(self) -> None:

@@ -84,7 +84,7 @@ class Delay:
     Attributes
     ----------
     longest
-        That time in seconds.
+        That time, in processor seconds of the thread, so that other work hardly changes it.
     """
 
     def __init__(self) -> None:
@@ -96,11 +96,11 @@ class Delay:
         self._ticking.cancel()
 
     async def _tick(self) -> None:
-        before = time.perf_counter()
+        before = time.thread_time()
         while True:
             await asyncio.sleep(_TICK)
-            now = time.perf_counter()
-            self.longest = max(self.longest, now - before - _TICK)
+            now = time.thread_time()
+            self.longest = max(self.longest, now - before)
             before = now
 
 

@@ -82,10 +82,18 @@ class Worker(Comm):
         self.address = address
         self._replies: asyncio.Queue[list[dict[str, Any]] | None] = asyncio.Queue()
         self._closed = False
+        #: The run of every task that the worker has and has not reported.
+        self._runs: dict[Any, int] = {}
 
     async def write(self, msg: Any, serializers: Any = None, on_error: Any = None) -> int:
-        messages = msg if isinstance(msg, (list, tuple)) else [msg]
-        replies = [_finished(each) for each in messages if each.get("op") == "compute-task"]
+        replies = []
+        for each in msg if isinstance(msg, (list, tuple)) else [msg]:
+            if each.get("op") == "compute-task":
+                self._runs[each["key"]] = each["run_id"]
+                replies.append(_finished(each))
+            elif each.get("op") == "free-keys":
+                for key in each["keys"]:
+                    self._runs.pop(key, None)
         if replies:
             self._replies.put_nowait(replies)
         return 0
@@ -94,7 +102,11 @@ class Worker(Comm):
         replies = await self._replies.get()
         if replies is None:
             raise CommClosedError
-        return replies
+        # as a worker does: nothing of tasks that the scheduler has freed or sent again since
+        current = [each for each in replies if self._runs.get(each["key"]) == each["run_id"]]
+        for each in current:
+            del self._runs[each["key"]]
+        return current
 
     async def close(self) -> None:
         self.abort()
@@ -181,6 +193,12 @@ class Cluster:
             extra={},
             stimulus_id="join",
         )
+
+    def lose(self, address: str) -> None:
+        """Break the connection to a worker."""
+        for worker in self._workers:
+            if worker.address == address:
+                worker.abort()
 
     async def close(self) -> None:
         """Let all workers leave at once, with the scheduler.

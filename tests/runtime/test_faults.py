@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, wait, worker_client
 from distributed.core import Status
-from distributed.utils_test import gen_cluster
+from distributed.utils import open_port
+from distributed.utils_test import gen_cluster, gen_test
 
 import dasktile
 from dasktile.runtime.install import NAME
@@ -146,6 +148,24 @@ async def test_all_pause_and_one_resumes(c, s, *workers, tmp_path):
     await nothing_stuck(s)
 
 
+@three_workers
+async def test_twenty_workers_are_lost_in_a_row(c, s, *workers, tmp_path):
+    await dasktile.enable(c)
+    s.allowed_failures = 20
+    future = await under_way(c, s, tmp_path / "gate")
+    present = list(workers)
+    async with AsyncExitStack() as stack:
+        for _ in range(20):
+            await until(lambda: all(ws.processing for ws in s.workers.values()))
+            lost = present.pop(0)
+            await lost.close(executor_wait=False)
+            await until(lambda lost=lost: lost.address not in s.workers)
+            present.append(await stack.enter_async_context(Worker(s.address, nthreads=1)))
+        (tmp_path / "gate").touch()
+        await check(future)
+        await nothing_stuck(s)
+
+
 # Clients ----------------------------------------------------------------------------
 
 
@@ -209,16 +229,53 @@ async def test_cancelled_and_computed_again(c, s, *workers, tmp_path):
 @three_workers
 async def test_the_cluster_restarts(c, s, *workers, tmp_path):
     await dasktile.enable(c)
-    future = await under_way(c, s, tmp_path / "gate")
-    restarting = asyncio.create_task(c.restart(wait_for_workers=False, timeout=LIMIT))
-    await until(lambda: not s.tasks)
-    (tmp_path / "gate").touch()
-    await asyncio.wait_for(restarting, LIMIT)
-    assert future.cancelled()
-    async with Worker(s.address, nthreads=1), Worker(s.address, nthreads=1):
-        await check(c.compute(planned(tmp_path / "gate")))
-        await nothing_stuck(s)
-        assert plugin_of(s).placed
+    for gate in (tmp_path / "first", tmp_path / "second"):
+        future = await under_way(c, s, gate)
+        restarting = asyncio.create_task(c.restart(wait_for_workers=False, timeout=LIMIT))
+        await until(lambda: not s.tasks)
+        gate.touch()
+        await asyncio.wait_for(restarting, LIMIT)
+        assert future.cancelled()
+        assert not plugin_of(s).roots.holding
+        new = [Worker(s.address, nthreads=1) for _ in workers]
+        await asyncio.gather(*new)
+    await check(c.compute(planned(tmp_path / "second")))
+    await nothing_stuck(s)
+    assert plugin_of(s).placed
+    await asyncio.gather(*(worker.close() for worker in new))
+
+
+@gen_test(timeout=LIMIT)
+async def test_the_scheduler_is_replaced(tmp_path):
+    """Distributed's workers end with their scheduler; its clients connect to the next one."""
+    options = {"port": open_port(), "dashboard_address": ":0"}
+
+    @asynccontextmanager
+    async def cluster():
+        async with (
+            Scheduler(**options) as s,
+            Worker(s.address, nthreads=1),
+            Worker(s.address, nthreads=1),
+            Worker(s.address, nthreads=1),
+        ):
+            yield s
+
+    with dask.config.set(SMALL_TILES):
+        async with AsyncExitStack() as stack:
+            async with cluster() as s:
+                c = await stack.enter_async_context(Client(s.address, asynchronous=True))
+                await dasktile.enable(c)
+                future = await under_way(c, s, tmp_path / "gate")
+                (tmp_path / "gate").touch()
+            await until(future.cancelled)
+            async with cluster() as s:
+                await until(lambda: c.id in s.clients)
+                # a scheduler without the plugin computes graphs of plans, too
+                await check(c.compute(planned(tmp_path / "gate")))
+                await dasktile.enable(c)
+                await check(c.compute(planned(tmp_path / "gate")))
+                await nothing_stuck(s)
+                assert plugin_of(s).placed
 
 
 # The plugin -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from benchmarks.plugin_cost import collection
 from dasktile._compat.distributed import scheduling
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
 from dasktile.schedule.placement import worker_order
+from tests.gated import LIMIT, until
 
 WORKERS = 64
 
@@ -32,6 +33,24 @@ async def cluster_with_plugin(workers: int) -> AsyncIterator[tuple[Cluster, Tile
         await cluster.add(workers)
         yield cluster, plugin
         await cluster.close()
+
+
+async def until_computed(scheduler: Scheduler, key: Any) -> None:
+    await until(lambda: key in scheduler.tasks and scheduler.tasks[key].state == "memory")
+
+
+async def end(scheduler: Scheduler, plugin: TileSchedulerPlugin) -> None:
+    """Wait until the scheduler has no tasks, and check that the plugin keeps nothing of them."""
+    await until(lambda: not scheduler.tasks)
+    roots, hints = plugin.roots, plugin.hint_sender
+    await until(lambda: not roots.release_requested and not hints._send_scheduled)
+    families = roots.families
+    assert not any((roots.homes, roots.ready, roots._last_served, roots._stalled, roots._changed))
+    assert not any((families.of, families._waiting, families._served))
+    assert not any((hints._hints, hints._ran))
+    assert not scheduler.unrunnable
+    assert set(plugin.homes.workers) == set(scheduler.workers)
+    assert plugin.errors == 0
 
 
 @gen_test()
@@ -95,3 +114,92 @@ async def test_homes_are_in_mesh_order_while_workers_join_and_leave() -> None:
             hosts = {address: (ws.host, ws.name) for address, ws in scheduler.workers.items()}
             assert plugin.homes.workers == worker_order(hosts)
             assert plugin.errors == 0
+
+
+@gen_test(timeout=LIMIT)
+async def test_twenty_workers_are_lost_in_a_row() -> None:
+    [graph] = dask.optimize(planned(collection(4_000), WORKERS))
+    async with cluster_with_plugin(WORKERS) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        scheduler.allowed_failures = 20
+        async with Client(scheduler.address, asynchronous=True) as client:
+            future = client.compute(graph, optimize_graph=False)
+            for left in range(WORKERS - 1, WORKERS - 21, -1):
+                await until(lambda: any(ws.has_what for ws in scheduler.workers.values()))
+                # the one with the most results, which other tasks need or the client
+                most = max(scheduler.workers.values(), key=lambda ws: len(ws.has_what))
+                cluster.lose(most.address)
+                await until(lambda left=left: len(scheduler.workers) == left)
+            await until_computed(scheduler, future.key)
+            del future
+            await end(scheduler, plugin)
+
+
+@gen_test(timeout=LIMIT)
+async def test_workers_join_and_leave_while_tasks_run() -> None:
+    [graph] = dask.optimize(planned(collection(4_000), WORKERS))
+    async with cluster_with_plugin(WORKERS) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        rng = random.Random(0)
+        async with Client(scheduler.address, asynchronous=True) as client:
+            future = client.compute(graph, optimize_graph=False)
+            await until(lambda: scheduler.tasks)
+            for _ in range(20):
+                if rng.random() < 0.5:
+                    await cluster.add(rng.randrange(1, 5))
+                else:
+                    leaving = rng.sample(sorted(scheduler.workers), 4)
+                    for address in leaving:
+                        await scheduler.remove_worker(address, stimulus_id="leave", expected=True)
+            await until_computed(scheduler, future.key)
+            del future
+            await end(scheduler, plugin)
+
+
+@gen_test(timeout=LIMIT)
+async def test_two_clients_cancel_again_and_again() -> None:
+    graphs = [planned(collection(2_000), 16), collection(2_000)]
+    graphs = list(dask.optimize(*graphs))
+    async with cluster_with_plugin(16) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        rng = random.Random(0)
+        async with (
+            Client(scheduler.address, asynchronous=True) as one,
+            Client(scheduler.address, asynchronous=True, set_as_default=False) as other,
+        ):
+
+            def clients() -> list[Any]:
+                return [scheduler.clients[client.id] for client in (one, other)]
+
+            for _ in range(6):
+                kept = one.compute(rng.choice(graphs), optimize_graph=False)
+                cancelled = other.compute(rng.choice(graphs), optimize_graph=False)
+                # a graph that is cancelled before it has arrived would stay
+                await until(lambda: all(client.wants_what for client in clients()))
+                await asyncio.sleep(0.01 * rng.random())
+                await other.cancel([cancelled])
+                if rng.random() < 0.5:
+                    await one.cancel([kept])
+                else:
+                    await until_computed(scheduler, kept.key)
+                del kept, cancelled
+                await end(scheduler, plugin)
+
+
+@gen_test(timeout=LIMIT)
+async def test_the_cluster_restarts_again_and_again() -> None:
+    [graph] = dask.optimize(planned(collection(2_000), 16))
+    async with cluster_with_plugin(16) as (cluster, plugin):
+        scheduler = cluster.scheduler
+        async with Client(scheduler.address, asynchronous=True) as client:
+            for _ in range(2):
+                future = client.compute(graph, optimize_graph=False)
+                await until(lambda: any(ts.state == "memory" for ts in scheduler.tasks.values()))
+                await client.restart(wait_for_workers=False)
+                assert future.cancelled()
+                await end(scheduler, plugin)
+                await cluster.add(16)
+            future = client.compute(graph, optimize_graph=False)
+            await until_computed(scheduler, future.key)
+            del future
+            await end(scheduler, plugin)

@@ -21,6 +21,7 @@ dasktile is imported, and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -411,19 +412,28 @@ NAMES: Final[tuple[Name, ...]] = tuple(_names)
 def run_fused(tasks: Mapping[Any, Any], key: Any, reads: Collection[Any], *values: Any) -> Any:
     """Run the tasks of a fused task; each result is released once its last reader has run.
 
-    It does what ``_execute_subgraph`` does, but Dask's optimisation does not rewrite tasks that
-    call it.
+    ``_execute_subgraph`` does the same in Dask's own order, which it computes in every task and
+    which may need far more memory.  Dask's optimisation does not rewrite tasks that call this
+    function.
 
     Parameters
     ----------
     tasks
-        The tasks, by key.
+        The tasks, by key, each after its inputs.
     key
         Key of the last, whose result is returned.
     reads, values
         Keys and values of the inputs.
     """
-    return execute_subgraph(tasks, key, reads, *values)
+    known = dict(zip(reads, values, strict=True))
+    unread = Counter(read for task in tasks.values() for read in task.dependencies)
+    for name, task in tasks.items():
+        known[name] = task(known)
+        for read in task.dependencies:
+            unread[read] -= 1
+            if not unread[read]:
+                del known[read]
+    return known[key]
 
 
 def fused_tasks(task: Any) -> Mapping[Any, Any]:

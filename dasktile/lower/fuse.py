@@ -29,7 +29,7 @@ from dasktile.capture.references import head_of
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import part_layer_name
-from dasktile.lower.run_order import live_bytes
+from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import with_key
 from dasktile.schedule.placement import MARK, decode, token
@@ -410,7 +410,9 @@ class _Fusion:
         self._rename(groups)
         layers = dict(self.layers)
         reads = {name: set(names) for name, names in self.dependencies.items()}
-        fused = {last: numbers for last, numbers in groups.items() if len(numbers) > 1}
+        fused = {
+            last: self._in_order(numbers) for last, numbers in groups.items() if len(numbers) > 1
+        }
         changed = {self.layer[number] for numbers in fused.values() for number in numbers}
         for name in sorted(changed):
             layer = self.layers[name]
@@ -433,6 +435,16 @@ class _Fusion:
                 else:
                     layers[name] = self.layers[name]
         return Fused(_with_names(layers, reads, parts), working)
+
+    def _in_order(self, numbers: Sequence[int]) -> list[int]:
+        """The tasks of a group, in an order in which they need little memory."""
+        place = {number: at for at, number in enumerate(numbers)}
+        reads = [
+            [place[read] for read in self.reads[number] if read in place] for number in numbers
+        ]
+        sizes = [self.sizes[number] for number in numbers]
+        order = run_order(reads, sizes, [0] * len(numbers), kept=[len(numbers) - 1])
+        return [numbers[at] for at in order]
 
     def _working(self, numbers: Sequence[int]) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last."""

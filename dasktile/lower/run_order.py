@@ -288,7 +288,7 @@ class _DepthFirst:
         if len(after) != 1 or self.missing[after[0]] == 1:
             return False
         most = max((self.sizes[read] for read in self.reads[number]), default=0)
-        if self.sizes[number] * SAME_SIZE < most:
+        if self.sizes[number] * SAME_SIZE < max(most, self.released[number]):
             return False
         others = self.postponed.setdefault(after[0], [])
         if len(others) + 1 == self.missing[after[0]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -14,6 +16,7 @@ from dask.array.chunk import getitem
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 import dasktile
+from dasktile._compat.dask import fused_tasks, run_fused
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.fuse import FuseLimits, fuse
 from tests.support import plan_for_workers
@@ -73,6 +76,48 @@ def diamond() -> Graph:
     graph.add("c", "a")
     graph.add("d", "b", "c")
     return graph
+
+
+def test_blocks_that_are_read_twice_are_read_group_by_group() -> None:
+    graph = Graph()
+    for group in range(4):
+        blocks = [f"block{group}{number}" for number in range(4)]
+        for block in blocks:
+            graph.add(block)
+        graph.add(f"mean{group}", *blocks)
+        for block in blocks:
+            graph.add(f"part{block}", block, f"mean{group}")
+    # the sum has the blocks in another order than the means
+    ends = [f"partblock{group}{number}" for number in range(4) for group in range(4)]
+    graph.add("sum", *ends)
+    fused = graph.fused("sum", work=1000, sum=0, **dict.fromkeys(ends, 0))
+    running: list[int] = []
+
+    def count(known: Mapping[Any, Any]) -> None:
+        running.append(sum("block" in key[0] and "part" not in key[0] for key in known))
+
+    [task, _] = fused.layers[name("sum")].values()
+    steps = {key: Observed(step, count) for key, step in fused_tasks(task).items()}
+    assert len(steps) == 37
+    run_fused(steps, *task.args[1:])
+    # those of one mean, of 16
+    assert max(running) == 4
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A task, and a function that gets the results in memory before the task runs."""
+
+    task: Any
+    observe: Callable[[Mapping[Any, Any]], None]
+
+    @property
+    def dependencies(self) -> Any:
+        return self.task.dependencies
+
+    def __call__(self, known: Mapping[Any, Any]) -> Any:
+        self.observe(known)
+        return self.task(known)
 
 
 def test_a_diamond_is_one_task() -> None:

@@ -128,3 +128,27 @@ def test_time_is_in_proportion_to_the_reads() -> None:
 
     assert count_lines(one_reader(400)) < 2.5 * count_lines(one_reader(200))
     assert count_lines(all_read_all(40)) < 5 * count_lines(all_read_all(20))
+
+
+def test_several_sums_of_one_array_are_combined_as_it_is_read() -> None:
+    """Partial results of all sums are released early, not those of the first one only."""
+    reads: list[list[int]] = []
+    sizes: list[int] = []
+
+    def add(size: int, *inputs: int) -> int:
+        reads.append(list(inputs))
+        sizes.append(size)
+        return len(reads) - 1
+
+    partials: list[list[int]] = [[], []]
+    for _ in range(16):
+        block = add(10)
+        for each in partials:
+            each.append(add(3, block))
+    for each in partials:
+        combined = [add(3, *each[start : start + 4]) for start in range(0, 16, 4)]
+        add(3, *combined)
+    order = run_order(reads, sizes, [0] * len(reads), set())
+    assert is_valid(order, reads)
+    # a block, three partial results of two sums, those of the groups before, and one that is made
+    assert peak(order, reads, sizes, [0] * len(reads), set()) <= 10 + 2 * 3 * (4 + 3) + 3

@@ -44,6 +44,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "lower": (
         {
             "_compat.dask",
+            "_compat.flox",
             "ir",
             "capture",
             "lower",

@@ -32,6 +32,7 @@ from dasktile.lower.names import part_layer_name
 from dasktile.lower.run_order import live_bytes, run_order
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import with_key
+from dasktile.lower.working import working_bytes
 from dasktile.schedule.placement import MARK, decode, token
 
 
@@ -449,9 +450,23 @@ class _Fusion:
     def _working(self, numbers: Sequence[int]) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last."""
         live = live_bytes(
-            numbers, self.reads.__getitem__, self.sizes.__getitem__, returned=numbers[-1:]
+            numbers,
+            self.reads.__getitem__,
+            self.sizes.__getitem__,
+            returned=numbers[-1:],
+            working=self._working_alone,
         )
         return live - self.sizes[numbers[-1]]
+
+    def _working_alone(self, number: int) -> int:
+        """Bytes that one task holds while it runs, besides its inputs and its result."""
+        inputs = {self.keys[read]: self.sizes[read] for read in self.reads[number]}
+        return working_bytes(self.tasks[number], inputs, self.sizes[number], self._value)
+
+    def _value(self, key: Any) -> Any:
+        """The value of a key that is data of the graph; None for other keys."""
+        task = self.layers.get(str(head_of(key)), {}).get(key)
+        return getattr(task, "value", task)
 
     def _rename(self, groups: dict[int, list[int]]) -> None:
         """Add an alias whose name gives no home to the group that it is the only reader of.

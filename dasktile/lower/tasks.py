@@ -35,6 +35,7 @@ from dasktile.lower.places import places_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.sizes import NotedBlocks, estimated_sizes, noted_blocks
+from dasktile.lower.working import working_bytes
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
 
@@ -193,7 +194,7 @@ class GraphTasks:
         for at in self.unsized:
             # a result that may be large should not be kept from one bundle to another
             self.sizes[at] = limits.work // max(1, limits.tasks)
-        self.working = [limits.working.get(key, 0) for key in self.keys]
+        self.working = [self._working(at) for at in range(len(self.keys))]
 
     @property
     def positions(self) -> int:
@@ -282,6 +283,19 @@ class GraphTasks:
         if self.heads[number].startswith(SLICE_PREFIX):
             return True
         return getattr(task, "func", None) is getitem and _is_basic(task.args[1])
+
+    def _working(self, number: int) -> int:
+        """Bytes that a task holds while it runs, besides its inputs and its result."""
+        known = self.limits.working.get(self.keys[number])
+        if known is not None:
+            return known
+        inputs = {self.keys[read]: self.sizes[read] for read in self.reads[number]}
+        return working_bytes(self.tasks[number], inputs, self.sizes[number], self._value)
+
+    def _value(self, key: Key) -> Any:
+        """The value of a key that is data of the graph; None for other keys."""
+        number = self.number.get(key)
+        return None if number is None else getattr(self.tasks[number], "value", None)
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""

@@ -289,26 +289,40 @@ def _equal_chunks(chunks: Any, others: Chunks) -> bool:
     return tuple(tuple(int(size) for size in sizes) for sizes in chunks) == others
 
 
-def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
-    """Chunks of the store.
+def store_of(array: Any) -> Any:
+    """The array-like with chunks that an array-like is, or wraps; None if there is none.
 
-    Wrappers of the same shape are unwrapped.  With sharding these are the chunks inside a
-    shard, which can be read separately.
+    Parameters
+    ----------
+    array
+        An array-like; wrappers of the same shape are unwrapped.
     """
+    shape = getattr(array, "shape", None)
     for _ in range(SETTINGS.store_wrappers):
-        if array is None or getattr(array, "shape", None) != info.shape:
+        if array is None or getattr(array, "shape", None) != shape:
             return None
-        chunks = getattr(array, "chunks", None)
-        if isinstance(chunks, tuple) and len(chunks) == len(info.shape):
-            if not all(isinstance(size, int) and size > 0 for size in chunks):
-                return None
-            return tuple(
-                tuple(min(size, length - start) for start in range(0, length, size)) or (0,)
-                for size, length in zip(chunks, info.shape, strict=True)
-            )
+        if isinstance(getattr(array, "chunks", None), tuple):
+            return array
         inner = getattr(array, "array", None)
         array = getattr(array, "_array", None) if inner is None else inner
     return None
+
+
+def _stored(array: Any, info: ArrayInfo) -> Chunks | None:
+    """Chunks of the store.
+
+    With sharding these are the chunks inside a shard, which can be read separately.
+    """
+    store = store_of(array)
+    chunks = getattr(store, "chunks", ())
+    if store is None or store.shape != info.shape or len(chunks) != len(info.shape):
+        return None
+    if not all(isinstance(size, int) and size > 0 for size in chunks):
+        return None
+    return tuple(
+        tuple(min(size, length - start) for start in range(0, length, size)) or (0,)
+        for size, length in zip(chunks, info.shape, strict=True)
+    )
 
 
 def _are_unions(chunks: Chunks, stored: Chunks) -> bool:

@@ -1,0 +1,215 @@
+"""Bytes that tasks hold while they run, besides their inputs and their results.
+
+Most functions of NumPy write into their result at once.  Some copy their input, as those that skip
+NaNs and those that join partial results before they reduce them, and zarr decodes several stored
+chunks at the same time.  The same rules hold for the tasks of Dask's own graphs and for those of
+plans.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dasktile._compat.dask import (
+    DataNode,
+    TaskRef,
+    arg_chunk,
+    concatenate2,
+    fused_tasks,
+    getter,
+    getter_inline,
+    getter_nofancy,
+    mean_agg,
+    mean_combine,
+    moment_agg,
+    moment_chunk,
+    moment_combine,
+    wrapped_qr,
+)
+from dasktile._compat.flox import flox_names
+from dasktile.capture.rules.sources import store_of
+from dasktile.lower.run_order import live_bytes
+
+Key = Any
+
+#: Functions that read a part of a stored array.
+_READING = (getter, getter_nofancy, getter_inline, operator.getitem)
+
+#: Stored chunks that zarr decodes at the same time: the default of its ``async.concurrency``.
+_DECODED_AT_ONCE = 10
+
+#: Bytes that zarr holds for such a chunk, over those of its elements (measured: the chunk as it is
+#: stored, here hardly compressed, and its elements).
+_DECODED = 2.0
+
+#: Bytes that functions hold, as a share of those of their inputs (measured with float64; the
+#: moments of float32 hold twice as much).
+_COPIED: dict[Any, float] = {
+    np.nansum: 1.125,
+    np.nanprod: 1.125,
+    moment_chunk: 2.0,
+    arg_chunk: 1.0,
+    concatenate2: 1.0,
+    mean_combine: 0.5,
+    mean_agg: 0.5,
+    moment_combine: 0.75,
+    moment_agg: 0.75,
+    wrapped_qr: 1.0,
+    np.linalg.qr: 1.0,
+}
+
+#: The same for the step of flox, which sorts a copy, of twice the bytes for float32, and replaces
+#: NaNs in another one (measured: 2 to 6).
+_GROUPED = 4.0
+
+#: Bytes that flox holds to combine partial results, over those of the result for each of them: they
+#: get all groups, and are joined (measured: 0.9 to 2).
+_GROUPS_JOINED = 1.5
+
+
+def working_bytes(
+    task: Any, inputs: Mapping[Key, int], size: int, value: Callable[[Key], Any]
+) -> int:
+    """Bytes that a task holds while it runs, besides its inputs and its result.
+
+    Parameters
+    ----------
+    task
+        The task.
+    inputs
+        Bytes of the results that it reads, by key.
+    size
+        Bytes of its result.
+    value
+        The value of a key that is data of the graph; None for other keys.
+    """
+    steps = fused_tasks(task)
+    if steps:
+        return _fused_bytes(task, steps, inputs, size, value)
+    function = getattr(task, "func", None)
+    if function is None:
+        return 0
+    if function in _READING:
+        return _decoded_bytes(task.args[0], task.args[1], value) if len(task.args) >= 2 else 0
+    every = sum(inputs.values())
+    held = 0.0
+    flox = flox_names()
+    for part in (task.kwargs.get("sum"), *_called(function)):
+        if flox is not None and part is flox.chunk:
+            held += _GROUPED * every
+        elif flox is not None and part in (flox.combine, flox.aggregate):
+            held += _GROUPS_JOINED * max(size * len(inputs), every)
+        elif callable(part):
+            held += _COPIED.get(part, 0.0) * every
+    return int(held)
+
+
+def _called(function: Any) -> Iterator[Any]:
+    """The functions within partials and compositions, and those that moments sum with."""
+    if isinstance(function, partial):
+        yield function.keywords.get("sum")
+        yield from _called(function.func)
+    elif hasattr(function, "first") and hasattr(function, "funcs"):
+        # tlz.compose, of toolz or of cytoolz
+        for part in (function.first, *function.funcs):
+            yield from _called(part)
+    else:
+        yield function
+
+
+def _decoded_bytes(array: Any, index: Any, value: Callable[[Key], Any]) -> int:
+    """Bytes that zarr holds to read a part of an array, besides that part; 0 for other arrays."""
+    store = store_of(_value(array, value))
+    index = _value(index, value)
+    if not type(store).__module__.startswith("zarr.") or type(index) is not tuple:
+        return 0
+    read = 1
+    for part, chunk, length in zip(index, store.chunks, store.shape, strict=False):
+        if type(part) is slice:
+            lo, hi, _ = part.indices(length)
+            read *= max(1, -(-hi // chunk) - lo // chunk)
+    chunk_bytes = math.prod(store.chunks) * store.dtype.itemsize
+    return int(min(read, _DECODED_AT_ONCE) * _DECODED * chunk_bytes)
+
+
+def _value(argument: Any, value: Callable[[Key], Any]) -> Any:
+    """The value of an argument of a task; None if it is no data."""
+    if isinstance(argument, TaskRef):
+        argument = value(argument.key)
+    return argument.value if isinstance(argument, DataNode) else argument
+
+
+def _fused_bytes(
+    task: Any,
+    steps: Mapping[Key, Any],
+    inputs: Mapping[Key, int],
+    size: int,
+    value: Callable[[Key], Any],
+) -> int:
+    """Bytes that a task holds which runs several, besides its inputs and its result.
+
+    The sizes of their results are guesses: that of what is read of a store, else that of the
+    largest input.
+    """
+    last, names, *arguments = task.args[1:]
+    #: By what the steps call them, the arguments of the task.
+    outside = dict(zip(names, arguments, strict=False))
+    sizes = {
+        name: inputs.get(argument.key, 0)
+        for name, argument in outside.items()
+        if isinstance(argument, TaskRef)
+    }
+
+    def known(key: Key) -> Any:
+        return _value(outside.get(key, TaskRef(key)), value)
+
+    working: dict[Key, int] = {}
+    order = _inputs_first(steps, last)
+    for name in order:
+        step = steps[name]
+        reads = {read: sizes.get(read, 0) for read in step.dependencies}
+        sizes[name] = size if name == last else _guessed_bytes(step, reads, known)
+        working[name] = working_bytes(step, reads, sizes[name], known)
+    live = live_bytes(
+        order,
+        lambda name: steps[name].dependencies,
+        sizes.__getitem__,
+        returned=(last,),
+        working=working.__getitem__,
+    )
+    return max(0, live - size)
+
+
+def _guessed_bytes(task: Any, reads: Mapping[Key, int], value: Callable[[Key], Any]) -> int:
+    """Bytes of a result: those of what is read of a store, else those of the largest input."""
+    if getattr(task, "func", None) in _READING and len(task.args) >= 2:
+        store, index = (_value(argument, value) for argument in task.args[:2])
+        dtype = getattr(store, "dtype", None)
+        if dtype is not None and type(index) is tuple and len(index) == len(store.shape):
+            read = (
+                len(range(*part.indices(length))) if type(part) is slice else 1
+                for part, length in zip(index, store.shape, strict=True)
+            )
+            return int(math.prod(read) * dtype.itemsize)
+    return max(reads.values(), default=0)
+
+
+def _inputs_first(steps: Mapping[Key, Any], last: Key) -> list[Key]:
+    """The keys of some tasks that the last one needs, each after its inputs."""
+    order: dict[Key, None] = {}
+    stack = [last]
+    while stack:
+        waiting = [
+            read for read in steps[stack[-1]].dependencies if read in steps and read not in order
+        ]
+        if waiting:
+            stack += sorted(waiting, key=str)
+        else:
+            order[stack.pop()] = None
+    return list(order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -81,7 +81,7 @@ PLANNING_SECONDS = 5e-5
 
 #: Bytes on a worker up to which a plan that surely takes less time than Dask's own graph is carried
 #: out without a simulation of that graph (chosen).
-SURE_PEAK = 2**24
+SURE_PEAK = 2**23
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
@@ -316,31 +316,24 @@ def _cheapest(
     if not _is_predictable(request):
         return usual
     work = _work(request, usual.planned)
-    small = None
+    plans = [usual]
     if usual.planned.plan.tiled is not None:
         usual = _with_own_prediction(request, usual, work)
+        plans = [usual]
         if usual.after is None:
             return usual
         if _takes_less_time(request, usual):
-            # Dask's own graph, which may be large, need not be simulated
-            if usual.after.peak > SMALL_PEAK:
-                small = _small_plan(request, captured, tables, usual)
-            best = usual
-            if small is not None and _is_better(small, usual) and _moves_no_more(small, usual):
-                best = small
+            plans = _with_smaller_tiles(request, captured, tables, usual)
+            best = _best(plans)
             assert best.after is not None
-            is_fast = best is usual or _takes_less_time(request, best)
-            if is_fast and best.after.peak <= SURE_PEAK:
+            # Dask's own graph, which may be large, need not be simulated
+            if best.after.peak <= SURE_PEAK and (best is usual or _takes_less_time(request, best)):
                 return best
     before = _predict_input(request, usual.planned, work)
     if before is None:
         return usual
-    usual = replace(usual, before=before, after=usual.after or before)
-    if small is not None:
-        small = replace(small, before=before)
-    best = _with_smaller_bundles(
-        request, _with_less_memory(request, captured, tables, usual, small)
-    )
+    plans = [replace(plan, before=before, after=plan.after or before) for plan in plans]
+    best = _with_smaller_bundles(request, _with_less_memory(request, captured, tables, plans))
     if best.planned.plan.tiled is None or best.after is None:
         return best
     if not (before.is_sound and best.after.is_sound):
@@ -368,25 +361,32 @@ def _may_spill(request: Request, planned: PlannedRequest) -> bool:
     return request.machine.room is not None and _bytes_made(planned) > request.machine.room
 
 
-def _small_plan(
+def _with_smaller_tiles(
     request: Request, captured: Captured, tables: SearchTables, usual: Candidate
-) -> Candidate | None:
-    """A plan with small tiles, with a prediction of its run; None if it is not worth that.
-
-    Smaller tasks are tried where it still needs more than little memory: a task holds a tile that
-    it reads, in pieces and as a whole, even if it only adds it up.
-    """
-    small: Candidate | None = None
-    for small_tasks in (False, True):
-        settings = request.machine.settings().for_less_memory(small_tasks)
-        tried = [usual] if small is None else [usual, small]
-        other = _other_plan(request, captured, tables, usual, tried, settings, force=True)
-        if other is None or (small is not None and not _is_better(other, small)):
-            continue
-        small = other
-        if small.after is not None and small.after.peak <= SMALL_PEAK:
+) -> list[Candidate]:
+    """The usual plan, and plans with smaller and smaller tiles, as long as these cost less."""
+    plans, run = [usual], usual.after
+    assert run is not None
+    for settings in request.machine.settings().for_less_memory():
+        if run.peak <= SMALL_PEAK:
             break
-    return small
+        other = _other_plan(request, captured, tables, usual, plans, settings, force=True)
+        if other is None or other.after is None:
+            continue
+        plans.append(other)
+        if other.after.cost >= run.cost:
+            break
+        run = other.after
+    return plans
+
+
+def _best(plans: Sequence[Candidate]) -> Candidate:
+    """The plan that is predicted to cost clearly less than the others; the first one if none is."""
+    best = plans[0]
+    for plan in plans[1:]:
+        if _is_better(plan, best) and _moves_no_more(plan, plans[0]):
+            best = plan
+    return best
 
 
 def _other_plan(
@@ -417,38 +417,26 @@ def _other_plan(
 
 
 def _with_less_memory(
-    request: Request,
-    captured: Captured,
-    tables: SearchTables,
-    usual: Candidate,
-    small: Candidate | None,
+    request: Request, captured: Captured, tables: SearchTables, plans: Sequence[Candidate]
 ) -> Candidate:
-    """The usual plan, or one that is predicted to be better, by its memory.
+    """The best of some plans, the usual one first, or of more if all need too much memory.
 
-    If the usual plan needs more memory than the input, or more than there is, a plan with small
-    tiles is tried, which may be known already, and then the input's own chunks.
+    These are plans with smaller tiles, if none was tried, and one with the input's own chunks.
     """
-    before, after = usual.before, usual.after
-    assert before is not None and after is not None
-    if _needs_little_memory(after, before):
-        return usual
-    best, tried = usual, [usual]
-
-    def others() -> Iterator[Candidate | None]:
-        yield small or _small_plan(request, captured, tables, usual)
-        settings = request.machine.settings()
-        yield _other_plan(request, captured, tables, usual, tried, settings, keep=OWN_CHUNKS)
-
-    for other in others():
-        if other is None:
-            continue
-        tried.append(other)
-        if _is_better(other, best) and _moves_no_more(other, usual):
-            best = other
-            assert best.after is not None
-            if _needs_little_memory(best.after, before):
-                break
-    return best
+    usual, before = plans[0], plans[0].before
+    best = _best(plans)
+    assert before is not None and best.after is not None
+    if _needs_little_memory(best.after, before):
+        return best
+    if len(plans) == 1:
+        plans = _with_smaller_tiles(request, captured, tables, usual)
+        best = _best(plans)
+        assert best.after is not None
+        if _needs_little_memory(best.after, before):
+            return best
+    settings = request.machine.settings()
+    own = _other_plan(request, captured, tables, usual, plans, settings, keep=OWN_CHUNKS)
+    return best if own is None else _best([*plans, own])
 
 
 def _needs_little_memory(after: Prediction, before: Prediction) -> bool:

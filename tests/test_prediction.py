@@ -549,8 +549,8 @@ def test_plans_that_may_take_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("peak", "small", "compared", "lean"),
     [
-        (2**22, None, False, False),  # hardly any memory
-        (2**23 + 1, None, False, False),  # little memory
+        (2**21, None, False, False),  # hardly any memory
+        (2**23, None, False, False),  # little memory
         (2**25, None, True, False),
         (2**25, 2**22, False, True),  # small tiles need less
         (2**23 + 1, 2**22, False, True),
@@ -562,15 +562,16 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
 ) -> None:
     inputs: list[Any] = []
 
-    def predict(request: Any, captured: Any, tables: Any, usual: Candidate) -> Candidate | None:
-        return None if small is None else replace(usual, after=replace(run, peak=small))
+    def smaller(request: Any, captured: Any, tables: Any, usual: Candidate) -> list[Candidate]:
+        plans = [usual]
+        return plans if small is None else [*plans, replace(usual, after=replace(run, peak=small))]
 
     run = Prediction(0.01, 0, peak, None, 4, peak)
     monkeypatch.setattr(choice, "_takes_less_time", lambda *_: True)
     monkeypatch.setattr(
         choice, "_with_own_prediction", lambda _, plan, __: replace(plan, after=run)
     )
-    monkeypatch.setattr(choice, "_small_plan", predict)
+    monkeypatch.setattr(choice, "_with_smaller_tiles", smaller)
     monkeypatch.setattr(choice, "_predict_input", lambda *each: inputs.append(each))
     plans: list[Candidate] = []
 

@@ -10,12 +10,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import dask
-from dask._task_spec import Alias, DataNode, convert_legacy_graph
+from dask._task_spec import Alias, DataNode, Task, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
 from dask.sizeof import sizeof
@@ -27,6 +28,7 @@ from benchmarks.corpus import Workload
 from benchmarks.corpus.inputs import source_of
 from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
+from dasktile._compat.dask import fused_tasks, run_fused
 from dasktile.cluster.target import Machine
 from dasktile.lower.bundle import pick, run_bundle
 from dasktile.lower.placed import TaskMemory, placed
@@ -74,20 +76,16 @@ def simulated(
 def measured_sizes(
     graph: Mapping[Any, Any], ends: set[Any]
 ) -> tuple[dict[Any, int], dict[Any, int]]:
-    """Compute a graph: bytes of every result, and bytes that bundles hold besides it."""
+    """Compute a graph: bytes of every result, and what tasks of several steps hold besides it."""
     readers = Counter(read for task in graph.values() for read in task.dependencies)
     values: dict[Any, Any] = {}
     sizes: dict[Any, int] = {}
     working: dict[Any, int] = {}
     for key in dask.core.toposort(graph):
         task = graph[key]
-        if getattr(task, "func", None) is run_bundle:
-            values[key], peak = _run(task, values)
-            sizes[key] = sizeof(values[key])
-            working[key] = max(0, peak - sizes[key])
-        else:
-            values[key] = task(values)
-            sizes[key] = sizeof(values[key])
+        values[key], peak = _measured(task, values)
+        sizes[key] = sizeof(values[key])
+        working[key] = max(0, peak - sizes[key])
         for read in task.dependencies:
             readers[read] -= 1
             if not readers[read] and read not in ends:
@@ -95,6 +93,33 @@ def measured_sizes(
         if not readers[key]:
             del values[key]
     return sizes, working
+
+
+def _measured(task: Any, values: Mapping[Any, Any]) -> tuple[Any, int]:
+    """The value of a task, and the bytes of results of its steps that are in memory together."""
+    if getattr(task, "func", None) is run_bundle:
+        return _run(task, values)
+    steps = fused_tasks(task)
+    if not steps:
+        value = task(values)
+        return value, sizeof(value)
+    last, names, *arguments = task.args[1:]
+    inputs = Task(None, lambda *each: each, *arguments)(values)
+    known = dict(zip(names, inputs, strict=True))
+    readers = Counter(read for step in steps.values() for read in step.dependencies)
+    sizes: dict[Any, int] = {}
+    peak = 0
+    inner = {key: steps.keys() & step.dependencies for key, step in steps.items()}
+    order = steps if task.func is run_fused else TopologicalSorter(inner).static_order()
+    for key in order:
+        known[key], live = _measured(steps[key], known)
+        peak = max(peak, live + sum(sizes.get(other, 0) for other in known))
+        sizes[key] = sizeof(known[key])
+        for read in steps[key].dependencies:
+            readers[read] -= 1
+            if not readers[read]:
+                del known[read]
+    return known[last], peak
 
 
 @dataclass(frozen=True)

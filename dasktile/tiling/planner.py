@@ -425,7 +425,13 @@ class _Planner:
         model = replace(self.settings.model, join_byte=0.0, scarce_join_byte=0.0)
         # only local cuts, and the weight of tiles, depend on these settings
         settings = replace(
-            self.settings, model=model, task_bytes=0.0, min_tile=0, tiles_per_worker=0
+            self.settings,
+            model=model,
+            task_bytes=0.0,
+            min_tile=0,
+            tiles_per_worker=0,
+            usual_task=0,
+            max_task=0,
         )
         return (
             self.program,

@@ -128,17 +128,16 @@ class LocalLimits:
         Combinations of part counts among which the solver chooses for one node.
     many_tiles
         Factor over the target number of tiles beyond which no more are made for overlap.
-    small_tile, small_tiles
-        ``min_tile`` and ``tiles_per_worker`` where tasks are bundled, in plans for less memory
-        (chosen).
+    small_tiles
+        ``min_tile`` and ``tiles_per_worker`` of plans for less memory, whose tasks are bundled, in
+        the order in which they are tried (chosen).
     small_task
-        ``usual_task`` in the second of these plans, of tasks that hold less (chosen).
+        ``usual_task`` of these plans (chosen).
     """
 
     max_cuts: int = 32
     many_tiles: int = 4
-    small_tile: int = 2**20
-    small_tiles: int = 8
+    small_tiles: tuple[tuple[int, int], ...] = ((2**20, 8), (2**18, 128))
     small_task: int = 8 * 2**20
 
 
@@ -299,20 +298,16 @@ class Settings:
     wider: WiderSearch = WiderSearch()
     solver: SolverLimits = SolverLimits()
 
-    def for_less_memory(self, small_tasks: bool = False) -> Settings:
-        """Settings for plans with small tiles: tasks cost what they cost in bundles.
-
-        Parameters
-        ----------
-        small_tasks
-            Whether tasks that hold much are made smaller, too.
-        """
-        usual = self.local.small_task if small_tasks else self.usual_task
-        return replace(
-            self,
-            usual_task=min(self.usual_task, usual),
-            model=replace(self.model, join_byte=self.model.scarce_join_byte),
-            task_bytes=self.task_bytes * self.model.bundled_task,
-            min_tile=min(self.min_tile, self.local.small_tile),
-            tiles_per_worker=max(self.tiles_per_worker, self.local.small_tiles),
+    def for_less_memory(self) -> tuple[Settings, ...]:
+        """Settings for plans with small tiles: tasks cost what they cost in bundles."""
+        return tuple(
+            replace(
+                self,
+                usual_task=min(self.usual_task, self.local.small_task),
+                model=replace(self.model, join_byte=self.model.scarce_join_byte),
+                task_bytes=self.task_bytes * self.model.bundled_task,
+                min_tile=min(self.min_tile, tile),
+                tiles_per_worker=max(self.tiles_per_worker, tiles),
+            )
+            for tile, tiles in self.local.small_tiles
         )

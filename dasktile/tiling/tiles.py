@@ -120,9 +120,8 @@ class LocalCosts:
             [node.nbytes] + [self.space.program.nodes[edge.producer].nbytes for edge in node.edges]
         )
         each = most / self.space.mesh.workers
-        overlap = self.settings.tiles_per_worker
-        targets = (max(overlap, self.threads), overlap)
-        return next((tiles for tiles in targets if each >= tiles * self.settings.min_tile), 1)
+        tiles = max(self.settings.tiles_per_worker, self.threads)
+        return max(1, min(tiles, int(each // self.settings.min_tile)))
 
     def idle(self, choice: Choice, parts: Parts) -> float:
         """Cost of the time that a node takes longer than if all threads of a worker were busy."""

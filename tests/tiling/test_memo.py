@@ -102,7 +102,7 @@ def test_tables_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = SearchTables()
     tile(program, tables=tables, **OPTIONS)
     first = len(made)
-    small = {**OPTIONS, "settings": OPTIONS["settings"].for_less_memory()}
+    small = {**OPTIONS, "settings": OPTIONS["settings"].for_less_memory()[0]}
     tile(program, tables=tables, **small)
     assert len(made) == first > 0
     tile(program, tables=tables, **{**OPTIONS, "workers": 6})

@@ -72,11 +72,13 @@ def test_plans_for_less_memory_join_no_blocks(chunk):
     program = build.program()
     options = {"workers": 4, "placed": True, "bundled": True, "force": True}
     usual = tile(program, **options)
-    small = tile(program, settings=Settings().for_less_memory(), **options)
-    assert sum(usual.after.tasks) < sum(small.after.tasks)
-    assert sum(usual.after.joined) > sum(small.after.joined) == 0
-    assert max(small.after.peak) < max(usual.after.peak) / 4
-    assert small.after.bytes == usual.after.bytes
+    assert sum(usual.after.joined) > 0
+    for settings in Settings().for_less_memory():
+        small = tile(program, settings=settings, **options)
+        assert sum(usual.after.tasks) < sum(small.after.tasks)
+        assert sum(small.after.joined) == 0
+        assert max(small.after.peak) < max(usual.after.peak) / 4
+        assert small.after.bytes == usual.after.bytes
 
 
 def test_solver_agrees_with_trying_everything():

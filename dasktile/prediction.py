@@ -67,10 +67,10 @@ SLOW_NETWORK = 1e8
 DISK_SPEED = 400e6
 
 #: Bytes of results on a worker that are not worth a search for less (chosen).
-SMALL_PEAK = 2**21
+SMALL_PEAK = 2**22
 
 #: Bytes on a worker below which less memory is not worth any seconds (chosen).
-LEAST_PEAK = 2**21
+LEAST_PEAK = 2**22
 
 
 @dataclass(frozen=True, slots=True)

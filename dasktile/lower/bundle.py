@@ -262,7 +262,7 @@ class _Written:
         self.remote: dict[int, _Part] = {}
         #: For every run, the keys of its picks, and the place of each in its value.
         self.picks: list[list[tuple[Key, Path]]] = []
-        #: By run, the block of an output that is an alias of it, as its name gives no home.
+        #: By run, the block of an output that is an alias of it, as no name gives its home.
         self.alias: dict[int, Key] = {}
         for number, run in enumerate(runs):
             self._lay_out(number, run)
@@ -330,6 +330,19 @@ class _Written:
         new = self.tasks.limits.placements.get(name) if name in self.names else None
         return self.tasks.placed_home(number, new)
 
+    def _gives_home(self, run: Run, output: int) -> bool:
+        """Whether the scheduler plugin finds the home of a run whose key is that of an output."""
+        tasks = self.tasks
+        home = tasks.homes[output]
+        if home is None or self._named_home(output) == home:
+            return True
+        if MARK in self.names.get(tasks.heads[output], tasks.heads[output]):
+            return False
+        steps = (tasks.tasks[number] for number in run.tasks)
+        inside = [key for step in steps for key in (*keys_in(step), step.key)]
+        named = (key for key in reversed(inside) if decode(head_of(key)) is not None)
+        return tasks.home_of(next(named, None)) == home
+
     def _output_key(self, number: int) -> Key:
         name, *block = self.tasks.keys[number]
         return (self.names.get(name, name), *block)
@@ -344,7 +357,7 @@ class _Written:
             key = self.key_of[only]
             if only not in tasks.kept:
                 key = (self.name, home, rank)
-            elif only not in self.shared and home is not None and self._named_home(only) != home:
+            elif only not in self.shared and not self._gives_home(run, only):
                 self.alias[number], key = key, (self.name, home, rank)
             self.key.append(key)
             self.value.append(tasks.keys[only])
@@ -558,8 +571,8 @@ class _Written:
         reads, places = self._inputs(run.tasks)
         free = all(read in tasks.number and tasks.is_free(tasks.number[read]) for read in reads)
         is_root = free and any(task.data_producer for task in steps)
-        # Dask fuses an alias with its bundle
-        kind = Task if at in self.alias else Anchored
+        # Dask fuses an alias with its bundle, and the only reader of a block that keeps its name
+        kind = Anchored if MARK in str(head_of(key)) and at not in self.alias else Task
         yield (
             key,
             kind(
@@ -622,6 +635,12 @@ def run_bundle(
 def tasks_in(task: Any) -> tuple[Any, ...]:
     """The tasks that a bundle runs, each after its inputs; empty for any other task."""
     return tuple(task.args[0]) if getattr(task, "func", None) is run_bundle else ()
+
+
+def keys_in(task: Any) -> tuple[Key, ...]:
+    """Keys of the tasks that a bundle or a fused task runs, inputs first; empty for others."""
+    parts = tasks_in(task) or tuple(fused_tasks(task).values())
+    return tuple(key for part in parts for key in (*keys_in(part), part.key))
 
 
 def has_bundle(task: Any) -> bool:

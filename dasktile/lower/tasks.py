@@ -403,7 +403,14 @@ class GraphTasks:
 
         `placement` is that of another name that the task will have.
         """
-        placement, key = placement or self._placement(self.heads[number]), self.keys[number]
+        return self.home_of(self.keys[number], placement)
+
+    def home_of(self, key: Key, placement: Placement | None = None) -> int | None:
+        """The mesh position that a key gives, None if it gives none.
+
+        `placement` is that of another name that the task will have.
+        """
+        placement = placement or self._placement(str(head_of(key)))
         if placement is None or type(key) is not tuple:
             return None
         if placement.follow is not None:

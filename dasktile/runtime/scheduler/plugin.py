@@ -21,7 +21,7 @@ from distributed import Scheduler, SchedulerPlugin, Status
 from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import checks, metadata, plugins, scheduling, states
 from dasktile._compat.distributed.features import Feature
-from dasktile.lower.bundle import has_bundle
+from dasktile.lower.bundle import has_bundle, keys_in
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import set_priorities
@@ -358,11 +358,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
             key: Any = ts.key
             name = key[0] if type(key) is tuple else key
             layer = layers[name]
-            if layer is None and (planned := _fused_into(ts, layers)) is not None:
+            if layer is None and (planned := _planned_in(ts, layers)) is not None:
                 key = planned
                 layer = layers[key[0]]
             before = self._location(ts, {})
-            if layer is None and any(map(_is_marked, (ts.key, *fused_keys(ts.run_spec)))):
+            if layer is None and any(map(_is_marked, (ts.key, *keys_in(ts.run_spec)))):
                 free.append(ts)  # the plan has fewer workers than there are now
                 continue
             home = None
@@ -479,7 +479,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 continue
             planned = key
             if layer is None:
-                planned = _fused_into(ts, layers)
+                planned = _planned_in(ts, layers)
                 if planned is None:
                     others.append(key)
                     continue
@@ -487,7 +487,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 layer = layers[name]
             if name not in first:
                 first[name] = ts
-                for part in _fused_parts(ts, layers):
+                for part in _of_plans(fused_keys(ts.run_spec), layers):
                     first.setdefault(part[0], ts)
             if has_bundle(ts.run_spec):
                 bundles.append(ts)
@@ -677,19 +677,17 @@ class TileSchedulerPlugin(SchedulerPlugin):
             del self.rows[next(iter(self.rows))]
 
 
-def _fused_parts(ts: TaskState, layers: LayerTable) -> list[Any]:
-    """Keys of the tasks of a plan that are fused into a task, inputs first."""
-    return [
-        key for key in fused_keys(ts.run_spec) if type(key) is tuple and layers[key[0]] is not None
-    ]
+def _of_plans(keys: Iterable[Any], layers: LayerTable) -> list[Any]:
+    """The keys of tasks of a plan."""
+    return [key for key in keys if type(key) is tuple and layers[key[0]] is not None]
 
 
-def _fused_into(ts: TaskState, layers: LayerTable) -> Any:
-    """The key of the last task of a plan that is fused into a task; None if there is none.
+def _planned_in(ts: TaskState, layers: LayerTable) -> Any:
+    """The key of the last task of a plan that a task runs; None if there is none.
 
     A task whose layer has a placement is preferred.
     """
-    parts = _fused_parts(ts, layers)
+    parts = _of_plans(keys_in(ts.run_spec), layers)
     placed = [
         key
         for key in parts

@@ -40,10 +40,13 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         return ALREADY_TILED
     if declined:
         return declined
+    function, keywords = called_function(layer)
+    grouping = _GROUPING.get((getattr(function, "__module__", "") or "").partition(".")[0])
+    if grouping:
+        return f"a step of {grouping}, whose result depends on the chunks"
     for other in view.dependencies(name):
         if view.array(other) is None and _is_array(view.layers[other]):
             return "reads an array of unknown chunk sizes"
-    function, keywords = called_function(layer)
     if isinstance(layer, Blockwise):
         if function is enforce_dtype:
             function = keywords.get("enforce_dtype_function")
@@ -84,8 +87,6 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
     if use is not None:
         return f"this call does not match how user function {_name(function)} is registered"
     package = module.partition(".")[0]
-    if package in _GROUPING:
-        return f"a step of {_GROUPING[package]}, whose result depends on the chunks"
     if _name(function).startswith("_") and "." in module:
         # a private function of a package is not the user's own
         return (

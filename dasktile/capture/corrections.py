@@ -45,16 +45,16 @@ def correct_arrays(view: GraphView) -> None:
     """Correct the arrays of layers with wrong annotations; None where the array is unknown."""
     flox = flox_names()
     for name, layer in view.layers.items():
+        if isinstance(layer, Blockwise) and flox is not None and layer.task.func is flox.extract:
+            # a group-by of single blocks gives dicts of arrays, which have other sizes
+            for read in view.dependencies(name):
+                if isinstance(view.layers[read], Blockwise):
+                    view._arrays[read] = None
         if name in view.roots:
             continue
         if isinstance(layer, Blockwise):
             if any(layer.task.func is each for each in _UNKNOWN_PARTS):
                 view._arrays[name] = None
-            elif flox is not None and layer.task.func is flox.extract:
-                # a group-by of single blocks gives dicts of arrays, which have other sizes
-                for read in view.dependencies(name):
-                    if isinstance(view.layers[read], Blockwise):
-                        view._arrays[read] = None
             continue
         function, keywords = called_function(layer)
         if function is None:

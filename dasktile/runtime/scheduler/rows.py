@@ -19,7 +19,7 @@ from dasktile.lower.bundle import reader_in, tasks_in
 from dasktile.lower.names import JOIN, KEPT, RETILE
 from dasktile.runtime.scheduler.roots import is_data
 from dasktile.schedule.homes import LayerTable
-from dasktile.schedule.placement import MARK, SLICE_PREFIX
+from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode
 from dasktile.schedule.ranks import BUNDLE
 
 if TYPE_CHECKING:
@@ -247,11 +247,12 @@ def _second_names(
         first = ends.setdefault(layer.rpartition(MARK)[2], layer)
         if first != layer and predicted(layer):
             names[layer] = first
-    starts: dict[str, list[str]] = {}
+    # the same placement may be written in two ways
+    alike: dict[tuple[str, Placement | None], list[str]] = {}
     for layer in sorted(set(outside) - names.keys(), reverse=True):
-        starts.setdefault(layer.rpartition("-")[0], []).append(layer)
+        alike.setdefault((layer.partition(MARK)[0], decode(layer)), []).append(layer)
     for layer in sorted(inside):
-        same = starts.get(layer.rpartition("-")[0])
+        same = alike.get((layer.partition(MARK)[0], decode(layer)))
         if same and predicted(layer):
             names[layer] = same.pop()
     return names

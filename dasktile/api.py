@@ -147,10 +147,10 @@ def explain(
       not do: it moves more;
     - *lower bound*: what any tiling that uses all workers evenly moves at least, on the grids of
       workers that are named; *proven optimal* if the plan moves no more;
+    - *workers receive ... in all*: with what the tasks of one operation receive from each other, as
+      of ``da.linalg.solve``, where that is more; ``bytes_predicted``, which ``metrics`` shows, too;
     - *as it runs*: the tasks of the graph that Dask runs, and the bytes received in a simulation
-      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan; it also counts what
-      *moves* leaves out: bytes of steps whose placement or sizes the model does not know (functions
-      of the user, ``argmax`` of groups);
+      of Dask's own graph, whose tasks Dask's scheduler places, and of the plan;
     - *results in memory*: the bytes of the worker that holds most, in the same simulation.
 
     The table has two lines for each array: its *chunks* in the input and, below, its *tiles* in the

@@ -55,6 +55,7 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         unpredicted=choice.unpredicted(request, chosen),
         layers=_layers(chosen),
         bundle=most_bundled(request.machine),
+        unplanned=0 if chosen.lowered is None else chosen.lowered.bundled.unplanned,
     )
     return replace(explanation, refused=True) if chosen.refused else explanation
 

@@ -62,6 +62,9 @@ class Bundled:
         The tasks of which the bundles are formed; None for a graph without bundles.
     runs
         The tasks of each bundle.
+    unplanned
+        Bytes that workers receive beside those that the plan predicts: those that the tasks of one
+        operation receive from each other, as of ``da.linalg.solve``.
     """
 
     graph: HighLevelGraph
@@ -69,6 +72,7 @@ class Bundled:
     memory: GraphMemory | None = None
     source: _Unbundled | None = None
     runs: Sequence[Run] = ()
+    unplanned: int = 0
 
     def resized(self, share: float) -> Bundled:
         """The graph with bundles of a share of the bytes; the same object if these are the same.
@@ -146,12 +150,18 @@ class _Unbundled:
             new = written.graph()
             outputs = {written.names.get(name, name) for name in self.tasks.wanted}
             if _most_tasks(new, outputs) < sum(self.tasks.table.counts):
-                return Bundled(new, written.names, written.memory(), self, runs)
-        if not self.tasks.has_split_roots:
+                return self.result(written, new)
+        if not self.tasks.needs_names:
             return Bundled(self.graph)
         # no bundles, but names that give homes
         written = _Written(self.tasks, (), self.named)
-        return Bundled(written.graph(), written.names, written.memory(), self, runs)
+        return self.result(written, written.graph())
+
+    def result(self, written: _Written, graph: HighLevelGraph) -> Bundled:
+        """A graph that was written."""
+        return Bundled(
+            graph, written.names, written.memory(), self, written.runs, written.unplanned
+        )
 
 
 def _run_limits(limits: BundleLimits, share: float = 1.0) -> RunLimits:
@@ -245,7 +255,10 @@ class _Written:
         ranks = self.run_rank, sorted(self.rank.items())
         self.token = tokenize(repr((sorted(tasks.wanted), tasks.keys, tasks.homes, runs, ranks)))
         mesh = tasks.limits.mesh
-        at = Placement(mesh, by_position(mesh), self._lost()) if mesh else None
+        #: Bytes that workers receive beside those that names of layers predict.
+        self.unplanned = self._unplanned()
+        predicted = self._lost() + self.unplanned
+        at = Placement(mesh, by_position(mesh), predicted) if mesh else None
         self.name = new_layer_name(BUNDLE, self.token, placement=at)
         #: Name of the tasks without a home.
         self.unplaced = new_layer_name(BUNDLE, self.token)
@@ -296,8 +309,15 @@ class _Written:
             for number, key in enumerate(tasks.keys)
             if number in tasks.kept or (number not in self.changed and number not in self.run_of)
         }
-        placements = [decode(head) for head in {head_of(key) for key in tasks.keys} - keeps]
-        return sum(placement.predicted for placement in placements if placement is not None)
+        return _predicted({head_of(key) for key in tasks.keys} - keeps)
+
+    def _unplanned(self) -> int:
+        """Bytes that workers receive beside those that the names of layers predict."""
+        tasks = self.tasks
+        inside = {head_of(key) for task in tasks.tasks for key in keys_in(task)}
+        planned = _predicted({head_of(key) for key in tasks.keys} | inside)
+        received = tasks.received()
+        return received - planned if received > tasks.settings.unplanned * planned else 0
 
     def _names(self, named: Collection[str]) -> dict[str, str]:
         """New names for the outputs that may have any name, where one of their tasks changes."""
@@ -594,6 +614,12 @@ class _Written:
 def _layer(tasks: Mapping[Key, Any], before: Layer | None) -> MaterializedLayer:
     """A layer of tasks with the annotations of another layer."""
     return MaterializedLayer(tasks, annotations=before.annotations if before else None)
+
+
+def _predicted(layers: Iterable[Any]) -> int:
+    """Predicted bytes in names of layers."""
+    placements = map(decode, layers)
+    return sum(placement.predicted for placement in placements if placement is not None)
 
 
 def run_bundle(

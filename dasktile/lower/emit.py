@@ -47,6 +47,8 @@ class LoweringContext:
     copied
         Edges whose arrays have a copy for each worker: their keys are
         ``(inputs[e], place, *block)``, with the :meth:`home_position` of the reader's block.
+    homes
+        By the name of an array of the input graph, where the plan holds its blocks.
     settings
         Numbers of the policy by which tasks are written.
     """
@@ -60,6 +62,7 @@ class LoweringContext:
     mesh: tuple[int, ...] = ()
     leader: Node | None = None
     copied: frozenset[int] = frozenset()
+    homes: Mapping[str, Placement] = field(default_factory=dict)
     settings: LowerSettings = DEFAULTS
 
     @property

@@ -18,6 +18,9 @@ from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, e
 #: have the same keys in plans with other readers.
 RETILE, JOIN, KEPT = "retile", "join", "kept"
 
+#: The operation of layers with tasks that make several arrays.
+COMMON = "common"
+
 #: The step of reductions that makes a partial result of every tile.
 CHUNK = "chunk"
 

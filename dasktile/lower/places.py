@@ -86,6 +86,7 @@ class _Places:
         if len(rest) >= self.graph.settings.divided_share * len(self.places):
             self.divide(rest)
             self.place_by_inputs()
+        self.place_rest()
         return self.places
 
     def place_by_inputs(self) -> None:
@@ -118,6 +119,46 @@ class _Places:
                 places[number] = near[number]
             if places[number] is None and len(reads) == 1 and graph.is_cut(number):
                 places[number] = places[reads[0]]
+
+    def place_rest(self) -> None:
+        """Run a task with inputs on several workers where the fewest bytes are received for it."""
+        graph, places = self.graph, self.places
+        near = self.beside_readers()
+        received: set[tuple[int, Place]] = set()
+        added: Counter[Place] = Counter()
+        for number in self.unplaced:
+            reads = graph.moved(number)
+            there = {places[read] for read in reads}
+            is_known = there and None not in there and graph.guessed.isdisjoint(reads)
+            if places[number] is not None or not is_known:
+                continue
+
+            def cost(place: Place, number: int = number, reads: list[int] = reads) -> int:
+                missing = (
+                    read
+                    for read in reads
+                    if places[read] != place and (read, place) not in received
+                )
+                result = graph.sizes[number] if near[number] not in (None, place) else 0
+                return sum(graph.sizes[read] for read in missing) + result
+
+            best = min(
+                {*there, near[number]} - {None},
+                key=lambda place: (cost(place), added[place], place or 0),
+            )
+            places[number] = best
+            added[best] += 1
+            received.update((read, best) for read in reads)
+
+    def beside_readers(self) -> list[Place]:
+        """For every task, its place, or else that where most of its readers will probably run."""
+        near = list(self.places)
+        for number in reversed(self.unplaced):
+            counts = Counter(near[reader] for reader in self.graph.readers[number])
+            del counts[None]
+            if near[number] is None and counts:
+                near[number] = min(counts, key=lambda place: (-counts[place], place or 0))
+        return near
 
     def divide(self, rest: Sequence[int]) -> None:
         """Divide tasks without a place: neighbours run on one worker, and have equal shares.

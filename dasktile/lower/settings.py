@@ -53,6 +53,9 @@ class LowerSettings:
         Inputs for each worker that has some above which a task combines the results of these
         workers; and the share of the bytes of the worker that has most with which it may run on
         another one (chosen).
+    unplanned
+        Bytes received over those that the plan predicts, above which the difference is predicted,
+        too (chosen: counts beside sums are not worth it).
     divided_share, divided_groups, divided_balance
         Share of the tasks of a graph that have no place, from which these are divided among the
         workers; groups of them for each worker at least; and tasks of the worker with most over
@@ -80,6 +83,7 @@ class LowerSettings:
     many_inputs: int = 2
     equal_inputs: float = 0.9
     divided_share: float = 0.5
+    unplanned: float = 1.05
     divided_groups: int = 3
     divided_balance: float = 1.25
     most_pieces: float = 4.0

@@ -7,7 +7,7 @@ stacks, products and QR decompositions of known blocks follow.  Others are guess
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import getitem as operator_getitem
@@ -19,7 +19,11 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile._compat.dask import (
     Alias,
     DataNode,
+    GraphNode,
+    TaskRef,
     getitem,
+    identity_cast,
+    list_to_container,
     mean_chunk,
     moment_chunk,
     nannumel,
@@ -39,11 +43,6 @@ Shape = tuple[int, ...]
 #: Functions that slice.
 _SLICING = (operator_getitem, getitem, getitem_any)
 
-#: Functions that decompose a matrix in two factors.
-_DECOMPOSING = (np.linalg.qr, wrapped_qr)
-
-#: Functions whose results have sizes that follow from those of their inputs.
-_SIZED = (*_SLICING, *_DECOMPOSING, np.vstack, np.dot, take)
 
 #: Types of blocks that are no arrays, as Dask notes them.
 _NO_ARRAYS = ("tuple", "list", "dict")
@@ -282,30 +281,24 @@ class _Estimate:
 
     def result_of(self, number: int, sizes: Sequence[int]) -> _Result | None:
         """A result that follows from known inputs; None for other tasks."""
-        tasks = self.tasks
-        task, reads = tasks.tasks[number], tasks.reads[number]
-        function = getattr(task, "func", None)
-        if type(task) is not Alias and function not in _SIZED:
-            return None
-        if function is take:
+        task = self.tasks.tasks[number]
+        if getattr(task, "func", None) is take:
             return self.taken(task, sizes)
-        inputs = [self.known(read, sizes[read]) for read in reads]
-        known = [each for each in inputs if each is not None]
-        if not known or not len(known) == len(reads) == len(task.dependencies):
+        return self.value(task, sizes)
+
+    def value(self, task: Any, sizes: Sequence[int]) -> _Result | None:
+        """The value of a task, or of a task within one; None if its size is unknown."""
+        if isinstance(task, (Alias, TaskRef)):
+            number = self.tasks.number.get(task.target if isinstance(task, Alias) else task.key)
+            return None if number is None else self.known(number, sizes[number])
+        rule = _RULES.get(_name(getattr(task, "func", None)))
+        if rule is None:
             return None
-        if type(task) is Alias:
-            return known[0]
-        if len(known) == 1 and function in _SLICING:
-            return _sliced(known[0], task.args)
-        if len(known) == 1 and function in _DECOMPOSING:
-            return _decomposed(known[0])
-        if function is np.vstack:
-            return _stacked(known)
-        if function is np.dot and len(known) == 2 and len(task.args) == 2:
-            # reads are in the order of their numbers
-            first = tasks.number.get(getattr(task.args[0], "key", None))
-            return _product(known if first == reads[0] else known[::-1])
-        return None
+        arguments = list(_flat(task.args))
+        inputs = [self.value(each, sizes) for each in arguments if _is_task(each)]
+        known = [each for each in inputs if each is not None]
+        literals = [each for each in arguments if not _is_task(each)]
+        return rule(known, literals) if len(known) == len(inputs) else None
 
     def taken(self, task: Any, sizes: Sequence[int]) -> _Result | None:
         """Elements at positions of one axis of a block, whose axes are then arranged."""
@@ -328,10 +321,29 @@ def _adds(task: Any) -> bool:
     return getattr(task, "func", None) in (total, aggregate)
 
 
-def _sliced(source: _Result, arguments: Sequence[Any]) -> _Result | None:
-    if len(arguments) != 2:
+def _is_task(argument: Any) -> bool:
+    return isinstance(argument, (GraphNode, TaskRef))
+
+
+def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
+    """The arguments of a task; those in lists and tuples of tasks one by one."""
+    for argument in arguments:
+        if getattr(argument, "func", None) in (tuple, list_to_container, identity_cast):
+            yield from _flat(argument.args)
+        else:
+            yield argument
+
+
+def _name(function: Any) -> str:
+    """The module and the name of a function; modules of a package below its first one count."""
+    module = str(getattr(function, "__module__", ""))
+    return f"{module.partition('.')[0]}.{getattr(function, '__name__', '')}"
+
+
+def _sliced(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    if len(sources) != 1 or len(literals) != 1:
         return None
-    index = arguments[1]
+    [source], [index] = sources, literals
     if not source.is_array:
         one = type(index) is int and 0 <= index < len(source.shapes)
         return _Result((source.shapes[index],), source.itemsize) if one else None
@@ -347,24 +359,84 @@ def _sliced(source: _Result, arguments: Sequence[Any]) -> _Result | None:
     return _Result(((*cut, *shape[len(index) :]),), source.itemsize)
 
 
-def _decomposed(source: _Result) -> _Result | None:
+def _factors(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
     """The factors Q and R of a matrix."""
-    if not source.is_array or len(source.shapes[0]) != 2:
+    if not _are_matrices(sources, 1):
         return None
+    [source] = sources
     rows, columns = source.shapes[0]
     inner = min(rows, columns)
     return _Result(((rows, inner), (inner, columns)), source.itemsize, is_array=False)
 
 
-def _stacked(sources: Sequence[_Result]) -> _Result | None:
-    if not all(each.is_array and len(each.shapes[0]) == 2 for each in sources):
+def _stacked(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    if not sources or not _are_matrices(sources, len(sources)):
         return None
     rows = sum(each.shapes[0][0] for each in sources)
     return _Result(((rows, sources[0].shapes[0][1]),), sources[0].itemsize)
 
 
-def _product(sources: Sequence[_Result]) -> _Result | None:
-    first, second = sources
-    if not all(each.is_array and len(each.shapes[0]) == 2 for each in sources):
+def _product(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    if not _are_matrices(sources[:1], 1) or len(sources) != 2 or not sources[1].is_array:
         return None
-    return _Result(((first.shapes[0][0], second.shapes[0][1]),), first.itemsize)
+    first, second = sources
+    return _Result(((first.shapes[0][0], *second.shapes[0][1:]),), first.itemsize)
+
+
+def _are_matrices(sources: Sequence[_Result], count: int) -> bool:
+    """Whether there are so many results, all of them matrices."""
+    return len(sources) == count and all(
+        each.is_array and len(each.shapes[0]) == 2 for each in sources
+    )
+
+
+def _triangular(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    """The factors P, L and U of a square matrix."""
+    if not _are_matrices(sources, 1):
+        return None
+    return replace(sources[0], shapes=sources[0].shapes * 3, is_array=False)
+
+
+def _singular(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    """The factors U and V of a matrix, and its singular values between them."""
+    factors = _factors(sources, literals)
+    if factors is None:
+        return None
+    left, right = factors.shapes
+    return replace(factors, shapes=(left, left[1:], right))
+
+
+def _zeros(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    # without another argument, numbers of double precision
+    whole = not sources and all(isinstance(each, (int, np.integer)) for each in literals)
+    return _Result((tuple(map(int, literals)),), 8) if whole else None
+
+
+def _transposed(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    if not _are_matrices(sources, 1) or literals:
+        return None
+    return replace(sources[0], shapes=(sources[0].shapes[0][::-1],))
+
+
+def _like_last(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    """A result of the shape of the last input: a sum or a difference, or a solution."""
+    return sources[-1] if sources and all(each.is_array for each in sources) else None
+
+
+_Rule = Callable[[Sequence[_Result], Sequence[Any]], _Result | None]
+
+#: By the name of a function, the result that follows from those of its inputs and from literals.
+_RULES: Mapping[str, _Rule] = {
+    **{_name(function): _sliced for function in _SLICING},
+    **{_name(function): _factors for function in (np.linalg.qr, wrapped_qr)},
+    "numpy.vstack": _stacked,
+    "numpy.dot": _product,
+    "numpy.transpose": _transposed,
+    "numpy.zeros": _zeros,
+    "numpy.svd": _singular,
+    "scipy.lu": _triangular,
+    "_operator.sub": _like_last,
+    "builtins.sum": _like_last,
+    "dask._solve_triangular_lower": _like_last,
+    "dask.solve_triangular_safe": _like_last,
+}

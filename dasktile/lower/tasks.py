@@ -266,6 +266,16 @@ class GraphTasks:
             for reader in self._using(root)
         )
 
+    @cached_property
+    def needs_names(self) -> bool:
+        """Whether a task whose name gives no home may run elsewhere than at its place."""
+        return self.has_split_roots or any(
+            self.is_loose(number)
+            and not self.is_output(number)
+            and any(self.places[read] != self.places[number] for read in self.moved(number))
+            for number in range(len(self.keys))
+        )
+
     def _using(self, number: int) -> Iterator[int]:
         """The tasks that read a result, or slices of it."""
         for reader in self.readers[number]:
@@ -390,6 +400,18 @@ class GraphTasks:
         if len(readers) != 1 or self.is_output(number):
             return False
         return fuses(self.tasks[number], self.tasks[readers[0]])
+
+    def received(self) -> int:
+        """Bytes that workers receive from each other, if every task runs at its place.
+
+        Tasks without a place are left out.
+        """
+        total = 0
+        for number, size in enumerate(self.sizes):
+            readers = {self.places[reader] for reader in self.readers[number]}
+            if self.places[number] is not None:
+                total += size * len(readers - {None, self.places[number]})
+        return total
 
     # Homes
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -78,6 +79,7 @@ from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.window_views import WindowView, viewing
 from dasktile.lower.written import WrittenArrays
 from dasktile.schedule.peaks import PlacedTasks
+from dasktile.schedule.placement import Placement
 
 __all__ = ["Lowered", "lower", "wanted_keys"]
 
@@ -622,6 +624,16 @@ class _Writer(WrittenArrays):
         ]
         return len(reads) == 1
 
+    @cached_property
+    def homes(self) -> dict[str, Placement]:
+        """By the name of an array of the input graph, where the plan holds its blocks."""
+        homes = {}
+        for node, tiling in zip(self.captured.program.nodes, self.tiled.tilings, strict=True):
+            at = placement(self.tiled.mesh, tiling.held_at, tiling.held_at or ())
+            if at is not None:
+                homes[node.name] = at
+        return homes
+
     def describe(self, name: str, index: int, chunks: Chunks) -> None:
         """Add the collection annotations that Dask gives to layers of arrays."""
         try:
@@ -695,6 +707,7 @@ class _Writer(WrittenArrays):
             self.tiled.mesh,
             self.leader(tiling),
             copied,
+            self.homes,
             self.settings,
         )
         if viewed and isinstance(kernel, Sliding) and not reads_views:
@@ -851,12 +864,22 @@ class _Writer(WrittenArrays):
             cut = [label for label, share in enumerate(work.dims) if len(share.runs) > 1]
         if held == where and read.issuperset(cut):
             return
-        node = self.node(index)
-        if node.nbytes >= self.settings.anchor_bytes * math.prod(
-            map(len, self.tiling(index).chunks)
-        ):
+        if self.most_sent(index) >= self.settings.anchor_bytes:
             self.anchored.add(name)
             self.layers[name] = in_place_of(layer, anchor_tasks(layer))
+
+    def most_sent(self, index: int) -> float:
+        """Bytes of a tile of an array, or of what one of its tasks reads of one array if more.
+
+        A task that Dask fuses with a reader on another worker receives what it reads there.
+        """
+        node, tiling = self.node(index), self.tiling(index)
+        sent = [node.nbytes / math.prod(map(len, tiling.chunks))]
+        for edge in node.edges:
+            labels = [axis.label for axis in edge.axes if axis.label is not None]
+            parts = math.prod(len(tiling.cuts[label]) for label in labels)
+            sent.append(self.node(edge.producer).nbytes / parts)
+        return max(sent)
 
     def blocks_needed_at(self, edge: Edge, tiling: Tiling, chunks: Chunks) -> Where | None:
         """Where the blocks of an edge with its own chunks are needed."""

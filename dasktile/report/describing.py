@@ -55,6 +55,7 @@ def describe_plan(
     unpredicted: str = "",
     layers: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
     bundle: int = 0,
+    unplanned: int = 0,
 ) -> Explanation:
     """Describe a plan.
 
@@ -87,6 +88,8 @@ def describe_plan(
         By the index of a node, names of the layers that make its array.
     bundle
         Tasks that one task of the plan's graph runs at the most; 0 if they are not bundled.
+    unplanned
+        Bytes that workers receive beside those of the plan.
     """
     before, after = seconds or (None, None)
     stock, planned = runs
@@ -153,6 +156,7 @@ def describe_plan(
         unpredicted=unpredicted,
         uncounted=plan.uncounted,
         bundle=0 if plan.tiled is None else bundle,
+        bytes_unplanned=unplanned,
     )
 
 

@@ -136,16 +136,18 @@ class Explanation:
     the same.  *moved before* and *moved after* are the bytes that workers receive from
     each other for the operation, with the chunks and with the tiles.
 
-    Bytes that workers receive from each other have four names here and in other reports:
+    Bytes that workers receive from each other have these names here and in other reports:
 
     - *moves*, *moved before*, *moved after*: by the model that chooses the plan, with every task on
       its best worker; always shown;
+    - *in all*: these, and those that tasks of one operation receive from each other, as of
+      ``da.linalg.solve``, where that is more; `bytes_predicted`;
     - *receive about*, in the line *as it runs*: in a simulation of Dask's own graph, whose tasks
       Dask's scheduler places, and of the plan's; shown with a client after ``dasktile.enable``, for
       graphs of up to 10,000 tasks and known sizes, and as *simulated* by ``dasktile.diagnose``;
     - *received*: measured; shown by ``dasktile.metrics``, ``dasktile.diagnose`` and the dashboard;
-    - *predicted*: *moved after* of the plans that were run, beside the measured bytes; shown by
-      ``dasktile.metrics`` and the dashboard.
+    - *predicted*: the `bytes_predicted` of the plans that were run, beside the measured bytes;
+      shown by ``dasktile.metrics`` and the dashboard.
 
     Parameters
     ----------
@@ -214,6 +216,9 @@ class Explanation:
     bundle
         Tasks of the model that one task of the plan's graph runs at the most; 0 if they are not
         bundled, as without the scheduler plugin.
+    bytes_unplanned
+        Bytes that tasks of one operation receive from each other, which the model does not count;
+        0 if they are few or unknown.
 
     Examples
     --------
@@ -263,6 +268,19 @@ class Explanation:
     uncounted: tuple[int, ...] = ()
     assumed_room: int | None = None
     bundle: int = 0
+    bytes_unplanned: int = 0
+
+    @property
+    def bytes_predicted(self) -> int:
+        """Bytes that workers receive from each other: of the plan, or of Dask's own graph.
+
+        For a plan, ``dasktile.metrics`` shows the same number.  Where the input is unchanged, the
+        tasks run where Dask's scheduler places them; without a simulation of that, it is
+        `bytes_before`.
+        """
+        if self.changed:
+            return self.bytes_after + self.bytes_unplanned
+        return self.bytes_before if self.received_before is None else self.received_before
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
@@ -467,7 +485,13 @@ class Explanation:
         if not self.nodes:
             return self.verdict
         lines = self._changed() if self.changed else self._unchanged()
-        if self.uncounted and self.workers > 1:
+        if self.changed and self.bytes_unplanned:
+            received = format_bytes(self.bytes_predicted)
+            lines.append(
+                f"workers receive {received} in all, with what tasks of one operation receive from"
+                " each other"
+            )
+        elif self.uncounted and self.workers > 1:
             names = [f"{row} {shortened(self.nodes[row].op, _NAME)}" for row in self.uncounted]
             lines.append(
                 f"not all counted: bytes received for {format_names(names, _UNCOUNTED_NAMES)},"
@@ -518,10 +542,9 @@ class Explanation:
         workers, moved = format_count(self.workers, "worker"), format_bytes(self.bytes_before)
         because = f": {self.verdict}" if self.verdict else ""
         result = "raises a TooManyTasksError" if self.refused else "returns the input itself"
-        lines = [
-            f"{workers}: optimize {result}{because}",
-            f"it moves {moved}{_ON_BEST}; {format_count(self.tasks_before, 'task')}",
-        ]
+        lines = [f"{workers}: optimize {result}{because}", f"it moves {moved}{_ON_BEST}"]
+        if self.run_tasks_before is None:
+            lines[1] += f"; {format_count(self.tasks_before, 'task')}"
         if 0 < self.lower_bound <= self.bytes_before:
             lines[1] += f" (other tiles would move at least {format_bytes(self.lower_bound)})"
         return lines

@@ -28,9 +28,9 @@ _MAX_ROWS = 30
 #: What the columns are.
 _LEGEND = (
     "layer: an operation; matmul 2 is the second layer of that operation. row: of the explanation;"
-    " 2 matmul is row 2. predicted: bytes that workers receive by the model of the plans, which"
-    " explain shows as moved after. received: bytes that they received from each other. tiles,"
-    " held: number of results on workers now, and their bytes."
+    " 2 matmul is row 2. predicted: bytes that workers receive by the plans, as bytes_predicted of"
+    " explain. received: bytes that they received from each other. tiles, held: number of results"
+    " on workers now, and their bytes."
 )
 
 _HASH = re.compile(r"-[0-9a-f]{32}(?=-|$)")
@@ -131,11 +131,11 @@ class WorkerCounts:
 class Metrics:
     """The counts of a cluster since dasktile was enabled, or since the last reset.
 
-    ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans'
-    model, which ``explain`` shows as *moved after*; *received* are measured.  Where ``explain``
-    says *as it runs: ... workers receive about* another number, which is that of a simulation of
-    the whole graph, more is received than *predicted*: the model does not count the bytes of steps
-    whose placement or sizes it does not know, such as functions of the user.
+    ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans,
+    the ``bytes_predicted`` of ``explain``; *received* are measured.  Where ``explain`` says that
+    workers receive more *in all* than the plan moves, the rest is predicted for a layer ``bundle``,
+    and received for the layers whose tasks read it.  More is received than predicted where the
+    sizes of results are unknown, as those of functions of the user.
 
     A number after an operation, as in ``matmul 2``, counts the layers of that operation.  With an
     explanation, layers are shown as its rows: ``4 matmul`` is row 4 with all of its layers.  Bytes
@@ -356,7 +356,7 @@ def metrics(
     The present counts are requested from every worker.  They include all tasks since dasktile was
     enabled or since the last reset: also tasks that belong to no plan, and the task with which
     ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send outside of
-    tasks are not counted.  Predicted bytes are those of the model of the plans, *moved after* in
+    tasks are not counted.  Predicted bytes are the ``bytes_predicted`` of
     ``explain``; :class:`~dasktile.runtime.metrics.Metrics` says when more are received, and what
     the names of the layers are.  To measure one computation, ``persist`` it, with a call of
     this function with ``reset=True`` before and another call after it.

@@ -18,6 +18,7 @@ from dask.base import collections_to_expr
 import dasktile
 from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
+from dasktile.lower.bundle import keys_in
 from dasktile.lower.placed import TaskMemory, placed
 from tests.support import plan_for_workers
 from tests.traffic import traffic
@@ -175,3 +176,41 @@ def test_peaks_do_not_depend_on_hashes(seed: str, four_workers: None) -> None:
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, check=True)
     told = dasktile.explain(WORKLOADS["ndvi"](0.3))
     assert run.stdout.decode().split() == [str(told.peak_before), str(told.peak_after)]
+
+
+def _matrix(side: int = 400, chunk: int = 100) -> da.Array:
+    x = da.random.default_rng(0).random((side, side), chunks=chunk)
+    return x + side * da.eye(side, chunks=chunk)
+
+
+DECOMPOSED: dict[str, Callable[[], da.Array]] = {
+    "inv": lambda: da.linalg.inv(_matrix()),
+    "solve": lambda: da.linalg.solve(_matrix(), _matrix()[:, :200] / 7),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_tasks_within_one_operation_run_where_they_are_predicted(
+    name: str, four_workers: None
+) -> None:
+    result = DECOMPOSED[name]()
+    explanation = dasktile.explain(result, workers=4)
+    planned = dasktile.optimize(result, workers=4)
+    moved, homeless = traffic([planned], 4)
+    assert not homeless
+    assert sum(moved.values()) == pytest.approx(explanation.bytes_predicted, rel=0.01)
+    assert f"{explanation.bytes_predicted / 2**20:.1f} MiB in all" in str(explanation)
+    np.testing.assert_allclose(*dask.compute(planned, result, scheduler="sync"), atol=1e-12)
+    # the three factors of the decomposition are made by the same tasks
+    graph = dict(collections_to_expr([planned]).optimize().__dask_graph__())
+    steps = [key for task in graph.values() for key in (*keys_in(task), task.key)]
+    diagonal = [key for key in steps if "lu-lu-" in str(key[0]) and key[-1] == key[-2]]
+    assert len(set(diagonal)) == 4
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_tasks_of_decompositions_have_known_sizes(name: str, four_workers: None) -> None:
+    result = DECOMPOSED[name]()
+    explanation = dasktile.explain(result, workers=4)
+    graph = collections_to_expr([result]).optimize().__dask_graph__()
+    assert explanation.run_tasks_before == len(graph)

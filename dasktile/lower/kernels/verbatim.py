@@ -12,7 +12,8 @@ from dasktile._compat.dask import Alias, GraphNode, TaskRef
 from dasktile.capture.base import GraphView, Verbatim, added_axes
 from dasktile.capture.references import Key, head_of, with_head
 from dasktile.lower.emit import EmittedLayers, LoweringContext, emit
-from dasktile.lower.names import new_layer_name
+from dasktile.lower.names import COMMON, new_layer_name
+from dasktile.schedule.placement import Placement
 
 
 @emit.register
@@ -44,9 +45,61 @@ def _verbatim(kernel: Verbatim, context: LoweringContext) -> EmittedLayers:
         else:
             continue
         reads = {changed.get(old, old) for old in before}
-        emitted.add(new, renamed_layer(view, name, new, changed), reads)
+        if name == own and (arrays := _arrays_made(view, name)):
+            homes = {array: context.homes.get(array) for array in arrays}
+            common, layer, inside = _common_layer(view, name, changed, homes)
+            emitted.add(common, layer, reads)
+            emitted.add(new, _aliases(layer, inside, new), {common})
+        else:
+            emitted.add(new, renamed_layer(view, name, new, changed), reads)
         renamed[name] = new
     return emitted
+
+
+def _arrays_made(view: GraphView, name: str) -> list[str]:
+    """The arrays that the tasks of a layer make, sorted; none if it is one, as of most layers.
+
+    Each of the arrays P, L and U of ``da.linalg.lu`` has a layer with the tasks of all three.
+    """
+    if isinstance(view.layers[name], Blockwise):
+        return []
+    heads = {head_of(key) for key in view.tasks(name)}
+    arrays = sorted(head for head in heads if isinstance(head, str) and head in view.layers)
+    return arrays if len(arrays) > 1 else []
+
+
+def _common_layer(
+    view: GraphView,
+    name: str,
+    reads: Mapping[str, str],
+    homes: Mapping[str, Placement | None],
+) -> tuple[str, Layer, str]:
+    """A layer that is the same for all arrays that its tasks make.
+
+    Its name, the layer, and the name of the array `name` in it.
+    """
+    content = sorted(reads.items()), sorted(homes.items())
+    tasks = view.tasks(name)
+    heads = {
+        head: new_layer_name(str(head), content, placement=homes.get(str(head)))
+        for head in {head_of(key) for key in tasks}
+    }
+    subs = {key: with_head(key, heads[head_of(key)]) for key in tasks}
+    mapping = _renamed_tasks(view, tasks, subs, reads)
+    common = new_layer_name(COMMON, content, sorted(map(str, subs.values())))
+    layer = MaterializedLayer(mapping, annotations=view.layers[name].annotations)
+    return common, layer, heads[name]
+
+
+def _aliases(common: Layer, name: str, new: str) -> MaterializedLayer:
+    """The blocks of an array of a common layer, in which its name is `name`, as layer `new`."""
+    return MaterializedLayer(
+        {
+            (other := with_head(key, new)): Alias(other, key)
+            for key in common
+            if head_of(key) == name
+        }
+    )
 
 
 def _in_order(layers: tuple[str, ...], graph: HighLevelGraph) -> list[str]:
@@ -89,12 +142,23 @@ def renamed_layer(view: GraphView, name: str, new: str, reads: Mapping[str, str]
     tasks = view.tasks(name)
     suffix = new_layer_name("", new)
     subs: dict[Key, Key] = {key: _renamed_key(key, name, new, suffix) for key in tasks}
+    mapping = _renamed_tasks(view, tasks, subs, reads)
+    return MaterializedLayer(mapping, annotations=layer.annotations)
+
+
+def _renamed_tasks(
+    view: GraphView,
+    tasks: Mapping[Key, GraphNode],
+    own: Mapping[Key, Key],
+    reads: Mapping[str, str],
+) -> dict[Key, GraphNode]:
+    """Tasks with other keys, `own`, which read other layers."""
+    subs = dict(own)
     for task in tasks.values():
         for key in task.dependencies:
             if key not in subs:
                 subs[key] = _read_key(view, key, reads)
-    mapping = {subs[key]: _substituted(task, subs, subs[key]) for key, task in tasks.items()}
-    return MaterializedLayer(mapping, annotations=layer.annotations)
+    return {subs[key]: _substituted(task, subs, subs[key]) for key, task in tasks.items()}
 
 
 def _renamed_key(key: Key, name: str, new: str, suffix: str) -> Key:

@@ -234,8 +234,8 @@ class _Charts:
         self.summary = Div(text="", sizing_mode="stretch_width", styles={"color": GREY})
         self.layers = _Bars(
             "Bytes received from other workers, by layer",
-            "Predicted by the model of the plans (moved after in explain), filled as workers"
-            " receive the bytes. matmul 2 is the second layer of that operation.",
+            "Predicted for the plans (bytes_predicted of explain), filled as workers receive the"
+            " bytes. matmul 2 is the second layer of that operation.",
             {"predicted": SKY, "received": BLUE},
             nested=True,
         )

@@ -227,7 +227,9 @@ def layer_graph(
             graph.fused[names.get(layer, layer)] = [p for p in known if p in graph.predicted]
     # the name of a layer of bundles has the bytes of all layers that have no tasks outside
     rest = sum(predicted(layer) for layer in first if layer.startswith(_BUNDLES))
-    lost = inside.keys() - names.keys() - first.keys()
+    own = {layer for layer, ts in first.items() if _head(ts.key) == layer}
+    steps = {_head(step.key) for task in opened.values() for step in _steps(task)}
+    lost = ((inside.keys() - first.keys()) | (steps & (first.keys() - own))) - names.keys()
     rest -= sum(graph.predicted.get(layer, 0) for layer in lost)
     for layer in first:
         if layer.startswith(_BUNDLES) and rest > 0:
@@ -269,6 +271,13 @@ def _parts(task: Any) -> Iterator[tuple[Any, Any, Iterable[Any]]]:
             for _, inner, reads in _parts(part):
                 yield each.key, inner, reads
             yield each.key, part.key, part.dependencies
+
+
+def _steps(task: Any) -> Iterator[Any]:
+    """The tasks that a bundle runs, or a bundle that is fused into a task."""
+    yield from tasks_in(task)
+    for part in fused_tasks(task).values():
+        yield from _steps(part)
 
 
 def _head(key: Any) -> Any:

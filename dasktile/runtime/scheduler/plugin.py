@@ -485,7 +485,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
                     continue
                 name = planned[0]
                 layer = layers[name]
-            if name not in first or (planned is key and first[name].key[0] != name):
+            # a task of the layer itself, if there is one
+            if name not in first or (planned is key and not _is_marked(first[name].key)):
                 first[name] = ts
                 for part in _of_plans(fused_keys(ts.run_spec), layers):
                     first.setdefault(part[0], ts)

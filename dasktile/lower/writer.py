@@ -629,7 +629,7 @@ class _Writer(WrittenArrays):
         """By the name of an array of the input graph, where the plan holds its blocks."""
         homes = {}
         for node, tiling in zip(self.captured.program.nodes, self.tiled.tilings, strict=True):
-            at = placement(self.tiled.mesh, tiling.held_at, tiling.held_at or ())
+            at = placement(self.tiled.mesh, tiling.held_at, tiling.held_at)
             if at is not None:
                 homes[node.name] = at
         return homes

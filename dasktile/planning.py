@@ -196,14 +196,13 @@ def _has_shuffles(captured: Captured) -> bool:
 def unchanged(chosen: Candidate, verdict: str) -> Candidate:
     """The input as it is, for a reason."""
     planned = chosen.planned
-    before = planned.plan.before
-    plan = replace(
-        planned.plan,
-        tiled=None,
-        verdict=verdict,
-        after=before,
-        proven_optimal=planned.plan.proven_optimal and before.bytes <= planned.plan.after.bytes,
-    )
+    before, bound = planned.plan.before, planned.plan.lower_bound
+    plan = replace(planned.plan, tiled=None, verdict=verdict, after=before)
+    if before.bytes < bound:
+        # no bound covers it, as one worker that does all work
+        plan = replace(plan, lower_bound=0, grids="", proven_optimal=False)
+    elif before.bytes > planned.plan.after.bytes:
+        plan = replace(plan, proven_optimal=False)
     return Candidate(replace(planned, plan=plan), before=chosen.before, after=chosen.before)
 
 

@@ -67,7 +67,7 @@ SLOW_NETWORK = 1e8
 DISK_SPEED = 400e6
 
 #: Bytes of results on a worker that are not worth a search for less (chosen).
-SMALL_PEAK = 2**22
+SMALL_PEAK = 2**23
 
 #: Bytes on a worker below which less memory is not worth any seconds (chosen).
 LEAST_PEAK = 2**22

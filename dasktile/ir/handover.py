@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from dasktile.ir.program import Chunks, bounds
-from dasktile.ir.sharding import Sharding, Share, near_even
+from dasktile.ir.sharding import Follow, Sharding, Share, near_even
 from dasktile.ir.tiled import TiledProgram
 
 
@@ -51,10 +51,12 @@ def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | Non
     tiling, mesh = tiled.tilings[index], tiled.mesh
     tiles = tiled.kept.get(index, tiling.chunks)
     held = tiled.kept_at.get(index) if index in tiled.kept else tiling.held_at
+    decided = tiled.final.get((index, chunks))
+    if isinstance(held, Follow) and decided is not None and not _are_cut(tiles, chunks):
+        return Handover(decided, 0)  # it is unknown here which worker has which tile
     if not mesh or not isinstance(held, Sharding) or held.replicated:
         return None
-    decided = tiled.final.get((index, chunks))
-    where = decided.dims if isinstance(decided, Sharding) else None
+    where = None if decided is None else decided.dims
     return _between(mesh, held.dims, tiles, chunks, where)
 
 
@@ -85,7 +87,7 @@ def _between(
     """From tiles to chunks on the same mesh."""
     parts = [_part_bounds(share, sizes) for share, sizes in zip(held, tiles, strict=True)]
     where = _divided(mesh, held, parts, chunks) if decided is None else decided
-    if all(set(bounds(old)) <= set(bounds(new)) for old, new in zip(tiles, chunks, strict=True)):
+    if _are_cut(tiles, chunks):
         return Handover(Sharding(where), 0)  # every chunk is cut from one tile, where that is
     needed = [_part_bounds(share, sizes) for share, sizes in zip(where, chunks, strict=True)]
     used = {axis for share in (*held, *where) for axis in share.by}
@@ -102,6 +104,11 @@ def _between(
                 for mine, its in zip(have, need, strict=True)
             )
     return Handover(Sharding(where), elements)
+
+
+def _are_cut(tiles: Chunks, chunks: Chunks) -> bool:
+    """Whether every chunk is a part of one tile."""
+    return all(set(bounds(old)) <= set(bounds(new)) for old, new in zip(tiles, chunks, strict=True))
 
 
 def _part_bounds(share: Share, sizes: Sequence[int]) -> list[int]:

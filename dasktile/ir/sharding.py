@@ -81,7 +81,8 @@ class Sharding:
 
     def seen(self, places: Sequence[int | None]) -> Sharding:
         """The sharding for another index, whose dimensions are `places` of this index."""
-        return Sharding(tuple(Share() if place is None else self.dims[place] for place in places))
+        dims = (Share() if place is None else self.dims[place] for place in places)
+        return Sharding(tuple(dims), self.replicated)
 
     def grouped(self, groups: Sequence[Sequence[Sequence[int]]]) -> Sharding:
         """The sharding of groups of blocks, for every dimension: see :meth:`Share.grouped`."""
@@ -90,7 +91,7 @@ class Sharding:
 
     def after(self, count: int) -> Sharding:
         """The sharding for an index with `count` more dimensions in front."""
-        return Sharding((*(Share(),) * count, *self.dims))
+        return Sharding((*(Share(),) * count, *self.dims), self.replicated)
 
 
 @dataclass(frozen=True, slots=True)

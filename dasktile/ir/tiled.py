@@ -57,7 +57,7 @@ class TiledProgram:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks] = field(default_factory=dict)
     kept_at: dict[int, Where] = field(default_factory=dict)
-    final: dict[tuple[int, Chunks], Where] = field(default_factory=dict)
+    final: dict[tuple[int, Chunks], Sharding] = field(default_factory=dict)
 
     def replicas(self, index: int) -> Sharding | None:
         """The sharding of a node's array that is replicated; None for other arrays."""

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 
 from dasktile.ir.program import Chunks, Edge, Kind, Node, Role
 from dasktile.ir.program_rules import Fault, covers, is_cut
-from dasktile.ir.sharding import Follow, Share, Where
+from dasktile.ir.sharding import Follow, Sharding, Share, Where
 from dasktile.ir.tiled import TiledProgram, Tiling
 
 #: Share of an even part by which a part may be longer where all parts have one length (by
@@ -129,9 +129,7 @@ def _chunks(check: Check, index: int) -> Fault:
 def _may_scatter(tiling: Tiling, label: int, place: int) -> bool:
     """Whether sums may be scattered along an axis of the array."""
     work, held = tiling.work_at, tiling.held_at
-    if work is None or held is None:
-        return True
-    if isinstance(work, Follow) or isinstance(held, Follow):
+    if not isinstance(work, Sharding) or not isinstance(held, Sharding):
         return False
     return place >= len(held.dims) or not set(held.dims[place].by) <= set(work.dims[label].by)
 
@@ -173,6 +171,8 @@ def _held(check: Check, index: int) -> Fault:
     fault = _placed(check, held, tiling.chunks, "axis", index)
     if fault is not None:
         return fault
+    if isinstance(held, Sharding) and held.replicated:
+        return f"the result is on mesh axes {held.replicated} several times; expected once"
     labels = [axis.label for axis in node.out]
     if isinstance(work, Follow) or isinstance(held, Follow):
         if not isinstance(work, Follow) or not isinstance(held, Follow):
@@ -232,6 +232,8 @@ def _final(check: Check, index: int) -> Fault:
             continue
         if not is_cut(chunks, shape):
             return f"the array has final chunks {chunks}; expected those of shape {shape}"
+        if where.replicated:
+            return f"final chunks are on mesh axes {where.replicated} several times; expected once"
         fault = _placed(check, where, chunks, "final axis", index)
         if fault is not None:
             return fault

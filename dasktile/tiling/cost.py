@@ -40,9 +40,9 @@ TIE = 2.0**-20
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
 MOVING = 2.0**-24
 
-#: Cost of a worker that has no part of a result in its final chunks, in bytes: of equal ways, the
+#: Cost of a result of which no worker has a part in its final chunks, in bytes: of equal ways, the
 #: one that most workers take part in is chosen.
-IDLE = 2.0**-12
+IDLE = 2.0**-4
 
 #: Entries of a temporary float64 array while a table is computed; it bounds memory and does not
 #: change any result.
@@ -154,8 +154,9 @@ class Costs:
                     share = sent_share(made, producer.held, held, needs, blocks)
                     tables[key] = elements * share * made.itemsize
                     if variable.final is not None:
-                        # blocks that follow an array are cut where they are, as far as possible
-                        tables[key][len(producer.held.lo) :] = 0.0
+                        for row, have in enumerate(held, len(producer.held.lo)):
+                            if _are_cut(have, variable.final):
+                                tables[key][row] = 0.0
                 self.between[source, index] = tables[key]
                 if made.root and not producer.keep and producer.node not in outputs:
                     self._at_home[source, index] = tables[key]
@@ -176,7 +177,7 @@ class Costs:
         """Costs of workers without a part of a large result in its final chunks."""
         if variable.final is None or variable.node in self.space.small:
             return np.zeros(len(variable.options))
-        idle: Table = IDLE * (~variable.held.active).sum(axis=1)
+        idle: Table = IDLE * (~variable.held.active).mean(axis=1)
         return idle
 
     def _source_of(self, variable: Variable) -> int:
@@ -305,6 +306,14 @@ class Costs:
             ]
             pieces.append(np.array(counts, dtype=np.int64)[of])
         return pieces
+
+
+def _are_cut(blocks: Blocks, chunks: Chunks) -> bool:
+    """Whether chunks are cut from single blocks, where these are."""
+    return all(
+        set(edges.tolist()) <= set(bounds(sizes))
+        for edges, sizes in zip(blocks.edges, chunks, strict=True)
+    )
 
 
 def _whole(moved: Sequence[float]) -> tuple[int, ...]:

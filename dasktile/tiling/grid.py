@@ -146,7 +146,8 @@ def free_axes(
 ) -> Axes:
     """Boundaries for a new tiling: those of stored and pinned data, free for all other labels.
 
-    Those of outputs that must have some chunks, as in :attr:`Space.final`, are preferred, too.
+    Those of outputs that must have some chunks, as in :attr:`Space.final`, are preferred, too,
+    along the same axes of all arrays.
     """
     members = axis_classes(program)
     weights_by_class: dict[int, dict[tuple[int, ...], int]] = {}

@@ -92,7 +92,7 @@ class LocalCuts:
     tilings: tuple[Tiling, ...]
     kept: dict[int, Chunks]
     kept_at: dict[int, Where]
-    final: dict[tuple[int, Chunks], Where]
+    final: dict[tuple[int, Chunks], Sharding]
     tasks: tuple[int, ...]
     peak: tuple[int, ...]
     joined: tuple[int, ...]
@@ -250,18 +250,19 @@ class Splitter:
         """An output in the chunks that it must have."""
         shape = self.space.program.nodes[index].shape
         nothing = (None,) * len(shape)
+        parts = (self.space.mesh.parts(option.cutting(axis)) for axis in range(len(shape)))
         return Choice(
-            index,
-            True,
-            option,
-            (-1,) * len(shape),
-            shape,
-            tuple(map(bounds, chunks)),
-            chunks,
-            nothing,
-            tuple(self.space.mesh.parts(option.cutting(axis)) for axis in range(len(shape))),
-            self.families.setdefault(("final", option, chunks), len(self.families)),
-            True,
+            node=index,
+            keep=True,
+            option=option,
+            classes=(-1,) * len(shape),
+            label_sizes=shape,
+            grids=tuple(map(bounds, chunks)),
+            fixed=chunks,
+            own=nothing,
+            mesh_parts=tuple(parts),
+            family=self.families.setdefault(("final", option, chunks), len(self.families)),
+            final=True,
         )
 
     def _natural(self, node: Node, label: int) -> tuple[int, ...]:
@@ -494,7 +495,8 @@ class Splitter:
         table = tasks * objective.task
         if self.retile:
             table += np.where(joined > 1, objective.joined_byte * producer.held_bytes, 0)
-        if self.retile and choice.keep:
+        # results in the chunks that they must have hold what these chunks hold
+        if self.retile and choice.keep and not choice.final:
             need = np.array([self.costs.joined(choice, parts) for parts in used.parts])
             table += np.where(joined > 1, objective.excess(need, self.costs.limit), 0)
         joined_by_each = self.placed and self.space.program.nodes[choice.node].kind is Kind.CONTRACT
@@ -522,11 +524,13 @@ class Splitter:
         tilings: list[Tiling] = []
         kept: dict[int, Chunks] = {}
         kept_at: dict[int, Where] = {}
-        final: dict[tuple[int, Chunks], Where] = {}
+        final: dict[tuple[int, Chunks], Sharding] = {}
         for choice, state, offer in zip(self.choices, states, offers, strict=True):
             chunks, parts = offer.chunks[state], offer.parts[state]
             if choice.final:
-                final[choice.node, chunks] = self._where(choice, chunks)
+                where = self._where(choice, chunks)
+                assert isinstance(where, Sharding)
+                final[choice.node, chunks] = where
             elif choice.keep:
                 first = tilings[choice.node]
                 where = self._where(choice, chunks)

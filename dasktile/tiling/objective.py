@@ -1,4 +1,4 @@
-"""What a tiling costs: one objective for local cuts, for the acceptance of plans and for `explain`.
+"""What a tiling costs: what local cuts and the acceptance of plans share, and rough seconds.
 
 Costs are bytes.  All that takes time besides bytes between workers counts as the bytes that are
 moved in that time, with the speeds of :class:`~dasktile.tiling.settings.Settings`: defaults, or

@@ -145,3 +145,19 @@ def test_a_rechunk_of_the_input_moves_bytes_too() -> None:
     assert hand_over_evenly(4, ((2,) * 4, (8,)), ((8,), (2,) * 4)).elements == 48
     assert hand_over_evenly(4, ((2,) * 4, (8,)), ((4, 4), (8,))).elements == 32
     assert hand_over_evenly(4, (), ()).elements == 0
+
+
+@pytest.mark.parametrize("chunks", [-1, (32, 64, 64), None])
+def test_large_chunks_of_the_result_are_no_reason_for_large_tiles(chunks: Any) -> None:
+    x = da.from_array(np.ones((64, 64, 64)), chunks=(16, 64, 64)) + 1
+    options = {"keep_chunks": True} if chunks is None else {"chunks": chunks}
+    result = dasktile.optimize(x, workers=1, memory_limit="1 MiB", **options)
+    assert (result.compute(scheduler="sync") == 2).all()
+
+
+def test_no_bound_is_above_an_input_that_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_for_workers(monkeypatch, 4)
+    a, b = (da.from_array(np.ones(shape), chunks=-1) for shape in ((2400, 3000), (3000, 200)))
+    for options in ({}, {"keep_chunks": True}):
+        plan = dasktile.explain(a @ b, **options)
+        assert plan.lower_bound <= plan.bytes_after

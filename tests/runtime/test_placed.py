@@ -188,6 +188,18 @@ def test_predicted_bytes_move_between_workers_of_several_threads(name, cluster):
     assert 0.9 * predicted - SMALL <= moved <= 1.1 * predicted + SMALL
 
 
+def test_chunks_across_persisted_blocks_are_made_on_all_workers(cluster):
+    machine = cluster(4)
+    values = np.random.default_rng(0).random((400, 400))
+    doubled = machine.evenly(machine.persisted("x", values, (100, 400))) * 2
+    plan = dasktile.explain(doubled, chunks=(400, 100))
+    result = dasktile.optimize(doubled, chunks=(400, 100))
+    moved, homeless = traffic([result], 4, machine.has)
+    assert not homeless
+    assert plan.bytes_after == sum(moved.values()) == values.nbytes * 3 // 4
+    np.testing.assert_array_equal(result.compute(scheduler="sync"), values * 2)
+
+
 def test_tasks_run_on_the_workers_of_persisted_blocks(cluster):
     machine = cluster(4)
     values = np.random.default_rng(0).random((64_000, 16))

@@ -179,9 +179,10 @@ class Explanation:
     balance_before, balance_after
         The busiest worker's operations over the mean; 1 is even.
     seconds_before, seconds_after
-        Predicted run time in seconds, a rough sum of three terms: operations of the busiest
-        worker, bytes over the bandwidth of all workers, and overhead of all tasks.  Reading
-        from storage is left out.  None without a measurement (``dasktile.calibrate``).
+        Predicted run time in seconds, that of planning left out: of the simulated graphs, with the
+        measured speeds.  Where these are not simulated, a rough sum of three terms: operations of
+        the busiest worker, bytes over the bandwidth of all workers, and overhead of all tasks.
+        Reading from storage is left out.  None without a measurement (``dasktile.calibrate``).
     peak_before, peak_after
         Bytes in memory of the worker that holds most, in a simulation of the graph as Dask runs it
         and of the plan's, with the arrays left on the workers: results of tasks, and those within

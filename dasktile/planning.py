@@ -272,7 +272,7 @@ def _is_converted(request: Request, plan: TilingPlan) -> bool:
     )
 
 
-def _final_chunks(request: Request, captured: Captured) -> tuple[Chunks | None, ...]:
+def _required_chunks(request: Request, captured: Captured) -> tuple[Chunks | None, ...]:
     """For every output, the chunks that it must have whatever its tiles are; None for others."""
     return tuple(
         # arrays that a function creates are created again
@@ -357,7 +357,7 @@ def plan_request(
     """Choose tiles; the options are those of `tile`."""
     target = request.machine
     limit = target.memory_limit
-    options["final"] = _final_chunks(request, captured)
+    options["final"] = _required_chunks(request, captured)
     decide = partial(tile, captured, target, request.method, settings=settings, **options)
     try:
         plan = decide(limit=limit)

@@ -34,7 +34,13 @@ class Share:
     runs: tuple[int, ...] = ()
 
     def grouped(self, groups: Sequence[Sequence[int]]) -> Share:
-        """The share of groups of neighbouring blocks: a group is where its first block is."""
+        """The share of groups of neighbouring blocks: a group is where its first block is.
+
+        Parameters
+        ----------
+        groups
+            The numbers of the blocks of every group.
+        """
         if not self.by:
             return self
         ends = bounds(self.runs)[1:]
@@ -60,13 +66,27 @@ class Sharding:
     replicated: tuple[int, ...] = ()
 
     @classmethod
-    def by(cls, axes: Iterable[Sequence[int]], replicated: Sequence[int] = ()) -> Sharding:
-        """The sharding in which these mesh axes divide each dimension; blocks are not decided."""
+    def divided(cls, axes: Iterable[Sequence[int]], replicated: Sequence[int] = ()) -> Sharding:
+        """A sharding of which blocks are not decided yet.
+
+        Parameters
+        ----------
+        axes
+            For every dimension, the mesh axes that divide it.
+        replicated
+            Mesh axes along which every worker has a replica.
+        """
         return cls(tuple(Share(tuple(each)) for each in axes), tuple(replicated))
 
     @classmethod
     def on_one(cls, dims: int) -> Sharding:
-        """The sharding of an array of some dimensions that one worker has."""
+        """The sharding of an array that one worker has.
+
+        Parameters
+        ----------
+        dims
+            Number of its dimensions.
+        """
         return cls((Share(),) * dims)
 
     @property
@@ -75,22 +95,46 @@ class Sharding:
         return frozenset(axis for share in self.dims for axis in share.by)
 
     def by_axis(self, axes: int) -> tuple[int | None, ...]:
-        """For each axis of the mesh, the dimension that it divides; None where it divides none."""
+        """For each axis of the mesh, the dimension that it divides; None where it divides none.
+
+        Parameters
+        ----------
+        axes
+            Number of the mesh's axes.
+        """
         dim_of = {axis: dim for dim, share in enumerate(self.dims) for axis in share.by}
         return tuple(dim_of.get(axis) for axis in range(axes))
 
     def seen(self, places: Sequence[int | None]) -> Sharding:
-        """The sharding for another index, whose dimensions are `places` of this index."""
+        """The sharding for another index.
+
+        Parameters
+        ----------
+        places
+            For every dimension of that index, the one of this index; None for another dimension.
+        """
         dims = (Share() if place is None else self.dims[place] for place in places)
         return Sharding(tuple(dims), self.replicated)
 
     def grouped(self, groups: Sequence[Sequence[Sequence[int]]]) -> Sharding:
-        """The sharding of groups of blocks, for every dimension: see :meth:`Share.grouped`."""
+        """The sharding of groups of blocks.
+
+        Parameters
+        ----------
+        groups
+            For every dimension, as for :meth:`Share.grouped`.
+        """
         dims = (share.grouped(each) for share, each in zip(self.dims, groups, strict=True))
         return Sharding(tuple(dims), self.replicated)
 
     def after(self, count: int) -> Sharding:
-        """The sharding for an index with `count` more dimensions in front."""
+        """The sharding for an index with more dimensions in front.
+
+        Parameters
+        ----------
+        count
+            Number of these dimensions, which are not divided.
+        """
         return Sharding((*(Share(),) * count, *self.dims), self.replicated)
 
 

@@ -282,12 +282,12 @@ class Space:
 
     def _final(self, index: int, chunks: Chunks) -> Variable:
         """Placements of an output in the chunks that it must have."""
-        options, held = self.handed(chunks)
+        options, held = self.placements(chunks)
         return Variable(
             index, True, options.options, held, held, (held,), boxed=options, final=chunks
         )
 
-    def handed(self, chunks: Chunks) -> tuple[Options, Boxes]:
+    def placements(self, chunks: Chunks) -> tuple[Options, Boxes]:
         """All ways in which the mesh can divide the blocks of an array, which must not be cut."""
         labels = tuple(Label(sum(sizes), Role.PINNED, sizes) for sizes in chunks)
         maps = tuple(AxisMap(axis) for axis in range(len(labels)))

@@ -276,7 +276,7 @@ class Costs:
         """Least bytes that bring an array into the chunks of an edge."""
         producer = self.space.variables[source]
         made = self.space.program.nodes[producer.node]
-        _, handed = self.space.handed(edge.chunks or ())
+        _, handed = self.space.placements(edge.chunks or ())
         ways = table(
             producer.held, [option.held for option in producer.followed], [handed], [], self._model
         )

@@ -228,7 +228,7 @@ def _assignment(
         if label is not None:
             taken.add(label)
         held.append(by + more)
-    return Option(Sharding.by(cuts), Sharding.by(held))
+    return Option(Sharding.divided(cuts), Sharding.divided(held))
 
 
 def divided(
@@ -260,7 +260,7 @@ def _division(each: Sequence[int | None], order: Iterable[int], dims: int) -> Op
         if divides is not None and divides != REPLICATED:
             cuts[divides] += (axis,)
     replicated = [axis for axis, does in enumerate(each) if does == REPLICATED]
-    sharding = Sharding.by(cuts, replicated)
+    sharding = Sharding.divided(cuts, replicated)
     return Option(sharding, sharding)
 
 

@@ -73,6 +73,13 @@ def fail_on_recogniser_errors() -> Iterator[None]:
     assert failures == {}
 
 
+@pytest.fixture(autouse=True)
+def rechunk_as_dask_does() -> Iterator[None]:
+    """Keep a default of Dask that importing ``dask_array``, as xarray does, changes for all."""
+    with dask.config.set({"array.rechunk.threshold": 4}):
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def verify_tiles() -> Iterator[None]:
     """Check the tiles of every plan that is priced, chosen or not, and of all that is lowered.

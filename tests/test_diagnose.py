@@ -433,6 +433,10 @@ def test_the_client_is_closed_in_the_block(cluster: LocalCluster) -> None:
         other.close()
     assert "the client was closed in the block" in str(diagnosis)
     assert diagnosis.result.left == 0
+    # other tests use the workers, too
+    with Client(cluster, set_as_default=False) as another:
+        for name in set().union(*another.run(plugins).values()):
+            another.unregister_worker_plugin(name)
 
 
 def test_what_was_optimised_has_nothing_to_gain(client: Client) -> None:

@@ -65,10 +65,10 @@ def _seconds(request: Request, chosen: Candidate, plan: TilingPlan) -> tuple[flo
 
     None without a calibration.
     """
-    rough = request.machine.seconds(plan)
-    if rough is None or chosen.before is None or chosen.after is None:
-        return rough
-    return chosen.before.run_seconds, chosen.after.run_seconds
+    machine, before, after = request.machine, chosen.before, chosen.after
+    if machine.calibration is None or before is None or after is None:
+        return machine.seconds(plan)
+    return before.run_seconds, after.run_seconds
 
 
 def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:

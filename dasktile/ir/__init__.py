@@ -5,7 +5,7 @@
 that it must have.
 """
 
-from dasktile.ir.handover import Handover, hand_over, hand_over_evenly
+from dasktile.ir.handover import Handover, are_cut, hand_over, hand_over_evenly
 from dasktile.ir.program import (
     ALREADY_TILED,
     MAX_WORKERS,
@@ -49,6 +49,7 @@ __all__ = [
     "Tiling",
     "Where",
     "Window",
+    "are_cut",
     "bounds",
     "by_position",
     "hand_over",

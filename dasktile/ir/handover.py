@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -26,6 +26,19 @@ class Handover:
 
     where: Sharding
     elements: int
+
+
+def are_cut(edges: Iterable[Iterable[int]], chunks: Chunks) -> bool:
+    """Whether every chunk is a part of one tile.
+
+    Parameters
+    ----------
+    edges
+        For every axis, the boundaries of the tiles.
+    chunks
+        The chunks.
+    """
+    return all(set(old) <= set(bounds(new)) for old, new in zip(edges, chunks, strict=True))
 
 
 def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | None:
@@ -52,7 +65,7 @@ def hand_over(tiled: TiledProgram, index: int, chunks: Chunks) -> Handover | Non
     tiles = tiled.kept.get(index, tiling.chunks)
     held = tiled.kept_at.get(index) if index in tiled.kept else tiling.held_at
     decided = tiled.final.get((index, chunks))
-    if isinstance(held, Follow) and decided is not None and not _are_cut(tiles, chunks):
+    if isinstance(held, Follow) and decided is not None and not are_cut(map(bounds, tiles), chunks):
         return Handover(decided, 0)  # it is unknown here which worker has which tile
     if not mesh or not isinstance(held, Sharding) or held.replicated:
         return None
@@ -87,7 +100,7 @@ def _between(
     """From tiles to chunks on the same mesh."""
     parts = [_part_bounds(share, sizes) for share, sizes in zip(held, tiles, strict=True)]
     where = _divided(mesh, held, parts, chunks) if decided is None else decided
-    if _are_cut(tiles, chunks):
+    if are_cut(map(bounds, tiles), chunks):
         return Handover(Sharding(where), 0)  # every chunk is cut from one tile, where that is
     needed = [_part_bounds(share, sizes) for share, sizes in zip(where, chunks, strict=True)]
     used = {axis for share in (*held, *where) for axis in share.by}
@@ -104,11 +117,6 @@ def _between(
                 for mine, its in zip(have, need, strict=True)
             )
     return Handover(Sharding(where), elements)
-
-
-def _are_cut(tiles: Chunks, chunks: Chunks) -> bool:
-    """Whether every chunk is a part of one tile."""
-    return all(set(bounds(old)) <= set(bounds(new)) for old, new in zip(tiles, chunks, strict=True))
 
 
 def _part_bounds(share: Share, sizes: Sequence[int]) -> list[int]:

@@ -82,8 +82,8 @@ class LowerSettings:
     near_inputs: float = 0.75
     many_inputs: int = 2
     equal_inputs: float = 0.9
-    divided_share: float = 0.5
     unplanned: float = 1.05
+    divided_share: float = 0.5
     divided_groups: int = 3
     divided_balance: float = 1.25
     most_pieces: float = 4.0

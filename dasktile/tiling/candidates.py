@@ -34,9 +34,9 @@ from dasktile.tiling.options import (
     Option,
     Options,
     assigned,
+    axis_uses,
     divided,
     in_two_shardings,
-    picks,
     reduced_labels,
 )
 from dasktile.tiling.settings import CandidateLimits, Settings
@@ -410,7 +410,7 @@ def small_nodes(program: Program, workers: int, settings: Settings) -> set[int]:
 
 def choices(node: Node, limits: CandidateLimits) -> int:
     """Number of ways in which one axis of a mesh may divide a node."""
-    return len(picks(node, limits))
+    return len(axis_uses(node, limits))
 
 
 def _balanced(

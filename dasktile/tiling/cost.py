@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import Chunks, Edge, Groups, Kind, Node, Role, bounds
+from dasktile.ir import Chunks, Edge, Groups, Kind, Node, Role, are_cut, bounds
 from dasktile.tiling.boxes import Boxes, paired, take
 from dasktile.tiling.candidates import Space, Variable
 from dasktile.tiling.follow import Blocks
@@ -155,7 +155,7 @@ class Costs:
                     tables[key] = elements * share * made.itemsize
                     if variable.final is not None:
                         for row, have in enumerate(held, len(producer.held.lo)):
-                            if _are_cut(have, variable.final):
+                            if are_cut((bound.tolist() for bound in have.edges), variable.final):
                                 tables[key][row] = 0.0
                 self.between[source, index] = tables[key]
                 if made.root and not producer.keep and producer.node not in outputs:
@@ -306,14 +306,6 @@ class Costs:
             ]
             pieces.append(np.array(counts, dtype=np.int64)[of])
         return pieces
-
-
-def _are_cut(blocks: Blocks, chunks: Chunks) -> bool:
-    """Whether chunks are cut from single blocks, where these are."""
-    return all(
-        set(edges.tolist()) <= set(bounds(sizes))
-        for edges, sizes in zip(blocks.edges, chunks, strict=True)
-    )
 
 
 def _whole(moved: Sequence[float]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 REPLICATED = -1
 
 #: A label that a mesh axis cuts, and the output axis along which a sum over it is scattered.
-Pick = tuple[int | None, int | None]
+AxisUse = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def _idle(option: Option, axes: int) -> tuple[int, ...]:
     return tuple(axis for axis in range(axes) if axis not in used)
 
 
-def picks(node: Node, limits: CandidateLimits) -> tuple[Pick, ...]:
+def axis_uses(node: Node, limits: CandidateLimits) -> tuple[AxisUse, ...]:
     """Labels that one mesh axis may cut, each with the output axis of a scattered sum."""
     free_axes = [
         axis
@@ -164,15 +164,15 @@ def picks(node: Node, limits: CandidateLimits) -> tuple[Pick, ...]:
     ]
     longest = sorted(free_axes, key=lambda axis: (-node.shape[axis], axis))
     targets = longest[: limits.scatter_axes]
-    found: list[Pick] = [(None, None)]
+    uses: list[AxisUse] = [(None, None)]
     for position, label in enumerate(node.labels):
         pieces = len(label.cuts) if label.role is Role.PINNED else label.size
         if label.role is Role.WHOLE or pieces < 2:
             continue
-        found.append((position, None))
+        uses.append((position, None))
         if label.role is Role.REDUCE:
-            found += [(position, target) for target in targets]
-    return tuple(found)
+            uses += [(position, target) for target in targets]
+    return tuple(uses)
 
 
 def reduced_labels(labels: Sequence[Label]) -> tuple[int, ...]:
@@ -193,12 +193,12 @@ def assigned(node: Node, limits: CandidateLimits, axes: int, ordered: bool) -> O
         Whether several of them cut a label in every order, and not in that of the mesh only.
     """
     out = tuple(axis.label for axis in node.out)
-    return _assigned(picks(node, limits), len(node.labels), out, axes, ordered)
+    return _assigned(axis_uses(node, limits), len(node.labels), out, axes, ordered)
 
 
 @lru_cache(maxsize=128)
 def _assigned(
-    able: Sequence[Pick], labels: int, out: Sequence[int | None], axes: int, ordered: bool
+    able: Sequence[AxisUse], labels: int, out: Sequence[int | None], axes: int, ordered: bool
 ) -> Options:
     return Options(
         option
@@ -209,9 +209,9 @@ def _assigned(
 
 
 def _assignment(
-    each: Sequence[Pick], order: Iterable[int], labels: int, out: Sequence[int | None]
+    each: Sequence[AxisUse], order: Iterable[int], labels: int, out: Sequence[int | None]
 ) -> Option:
-    """The candidate in which each mesh axis has one of the picks."""
+    """The candidate of one use of each mesh axis."""
     cuts: list[tuple[int, ...]] = [()] * labels
     scattered: list[tuple[int, ...]] = [()] * len(out)
     for axis in order:

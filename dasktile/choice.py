@@ -299,12 +299,23 @@ def _with_prediction(request: Request, chosen: Candidate, work: float) -> Candid
 
 
 def _with_own_prediction(request: Request, chosen: Candidate, work: float) -> Candidate:
-    """A plan that changes the input, with its graph and a prediction of its run."""
+    """A plan that changes the input, with its graph and a prediction of its run.
+
+    Where another order of its tasks needs less memory, the graph is that in this order.
+    """
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
-    after = None
-    if count_tasks(lowered.graph, lowered.names) <= MAX_TASKS:
-        after = predict_plan(lowered, request.machine, work)
-    return replace(chosen, lowered=lowered, after=after)
+    if count_tasks(lowered.graph, lowered.names) > MAX_TASKS:
+        return replace(chosen, lowered=lowered, after=None)
+    chosen = replace(chosen, lowered=lowered, after=predict_plan(lowered, request.machine, work))
+    if chosen.after is None or chosen.after.peak <= SMALL_PEAK:
+        return chosen
+    in_steps = lowered.in_steps()
+    if in_steps is lowered:
+        return chosen
+    after = predict_plan(in_steps, request.machine, work)
+    if after is None or after.cost >= chosen.after.cost or after.moved > chosen.after.moved:
+        return chosen
+    return replace(chosen, lowered=in_steps, after=after)
 
 
 def _cheapest(

@@ -24,6 +24,7 @@ from dasktile.prediction import (
     rough_cost,
     work_seconds,
 )
+from dasktile.schedule.ranks import rank_of
 from tests.support import plan_for_workers
 
 
@@ -86,6 +87,20 @@ def test_explain_shows_the_plan_that_optimize_carries_out(make: Any) -> None:
     told = dasktile.explain(make())
     _, run = simulated([dasktile.optimize(make())], 4)
     assert told.results_after == pytest.approx(max(run.results), rel=0.05, abs=100)
+
+
+def test_sums_of_products_get_one_term_each_in_turn() -> None:
+    """The factors of a product of many small blocks need not be in memory together."""
+    x, y = (da.random.default_rng(seed).random((2400, 2400), chunks=300) for seed in range(2))
+    array = x @ y
+    optimized = dasktile.optimize(array)
+    keys = list(optimized.__dask_graph__())
+    assert sum(rank_of(key) is not None for key in keys) > len(keys) / 2
+    (_, stock), (_, planned) = simulated([array], 4), simulated([optimized], 4)
+    assert planned.moved < 0.5 * stock.moved
+    # a quarter of the result and half of each factor would be 57 MB
+    assert max(planned.peaks) < 36e6 < max(stock.peaks)
+    np.testing.assert_allclose(*dask.compute(array, optimized, scheduler="sync"))
 
 
 def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(

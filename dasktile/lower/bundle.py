@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask.core import flatten
@@ -31,8 +31,8 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
-from dasktile.lower.run_order import live_bytes, run_order
-from dasktile.lower.runs import Run, RunLimits, form_runs
+from dasktile.lower.run_order import live_bytes, step_order
+from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
 from dasktile.schedule.ranks import BUNDLE
@@ -59,7 +59,7 @@ class Bundled:
     memory
         What is known of each task; None for a graph without bundles.
     source
-        The tasks of which the bundles are formed; None for a graph without bundles.
+        The tasks of which bundles may be formed; None where there can be none.
     runs
         The tasks of each bundle.
     unplanned
@@ -82,10 +82,21 @@ class Bundled:
         share
             Bytes of a bundle over those that the limits allow.
         """
-        if self.source is None:
+        if self.source is None or not self.runs:
             return self
         runs = self.source.runs(share)
         return self if runs == self.runs else self.source.bundled(runs)
+
+    def in_steps(self) -> Bundled:
+        """The graph whose tasks run in `step_order`; the same object if that saves little memory.
+
+        All of its tasks have ranks, those in no bundle, too.
+        """
+        if self.source is None:
+            return self
+        source = self.source.in_steps()
+        least = self.source.tasks.settings.steps_save * self.source.table.peak
+        return source.bundled(source.runs()) if source.table.peak < least else self
 
 
 def bundle(
@@ -119,7 +130,7 @@ def bundle(
     if sum(map(len, fewer.graph.layers.values())) > limits.settings.max_tasks:
         return Bundled(graph)
     tasks = GraphTasks(fewer, wanted, order, limits)
-    source = _Unbundled(graph, tasks, named)
+    source = _Unbundled(graph, tasks, named, tasks.table)
     return source.bundled(source.runs())
 
 
@@ -133,28 +144,38 @@ class _Unbundled:
         The graph, and its tasks.
     named
         The outputs that must keep their names.
+    table
+        The tasks, in the order in which they run.
+    all_ranked
+        Whether tasks in no bundle have ranks, too.
     """
 
     graph: HighLevelGraph
     tasks: GraphTasks
     named: Collection[str]
+    table: TaskTable
+    all_ranked: bool = False
+
+    def in_steps(self) -> _Unbundled:
+        """The same tasks in `step_order`."""
+        return replace(self, table=replace(self.table, arrange=step_order), all_ranked=True)
 
     def runs(self, share: float = 1.0) -> list[Run]:
         """The tasks of each bundle, if it may have a share of the bytes."""
-        return form_runs(self.tasks.table, _run_limits(self.tasks.limits, share))
+        return form_runs(self.table, _run_limits(self.tasks.limits, share))
 
     def bundled(self, runs: Sequence[Run]) -> Bundled:
         """The graph with these bundles; without bundles if they gain nothing."""
         if runs:
-            written = _Written(self.tasks, runs, self.named)
+            written = _Written(self, runs)
             new = written.graph()
             outputs = {written.names.get(name, name) for name in self.tasks.wanted}
-            if _most_tasks(new, outputs) < sum(self.tasks.table.counts):
+            if _most_tasks(new, outputs) < sum(self.table.counts):
                 return self.result(written, new)
-        if not self.tasks.needs_names:
-            return Bundled(self.graph)
-        # no bundles, but names that give homes
-        written = _Written(self.tasks, (), self.named)
+        if not (self.tasks.needs_names or self.all_ranked):
+            return Bundled(self.graph, source=self)
+        # no bundles, but names that give homes, or ranks
+        written = _Written(self, ())
         return self.result(written, written.graph())
 
     def result(self, written: _Written, graph: HighLevelGraph) -> Bundled:
@@ -217,12 +238,10 @@ class _Written:
 
     Parameters
     ----------
-    tasks
+    source
         The tasks of the graph.
     runs
         The tasks of each bundle.
-    named
-        The outputs that must keep their names.
 
     Attributes
     ----------
@@ -230,8 +249,9 @@ class _Written:
         New names of outputs, by their names before.
     """
 
-    def __init__(self, tasks: GraphTasks, runs: Sequence[Run], named: Collection[str]) -> None:
-        self.tasks, self.runs = tasks, runs
+    def __init__(self, source: _Unbundled, runs: Sequence[Run]) -> None:
+        self.tasks, self.table, self.runs = source.tasks, source.table, runs
+        tasks = source.tasks
         self.run_of = {number: at for at, run in enumerate(runs) for number in run.tasks}
         #: Blocks of outputs that other tasks read.  Readers have keys of their own to read, as the
         #: layer of an output that is read could be in a cycle with layers of bundles.
@@ -245,6 +265,10 @@ class _Written:
             if number not in self.run_of
             and (number in self.shared or (tasks.is_loose(number) and number not in tasks.kept))
         }
+        if source.all_ranked:
+            same = {*self.run_of, *tasks.frozen, *tasks.kept}
+            others = (number for number in range(len(tasks.keys)) if number not in same)
+            self.changed.update(number for number in others if not tasks.is_free(number))
         for number in tasks.inputs_first:
             if number in self.run_of or number in tasks.frozen:
                 continue
@@ -262,7 +286,7 @@ class _Written:
         self.name = new_layer_name(BUNDLE, self.token, placement=at)
         #: Name of the tasks without a home.
         self.unplaced = new_layer_name(BUNDLE, self.token)
-        self.names = self._names(named)
+        self.names = self._names(source.named)
         #: For every task that has a key, that key in the new graph.
         self.key_of: dict[int, Key] = {
             number: self._key_of(number) for number in range(len(tasks.keys))
@@ -295,7 +319,7 @@ class _Written:
         homes = [tasks.homes[inside[0]] for inside in members]
         kept = {node_of[number] for number in tasks.kept}
         rank = [0] * len(members)
-        for at, node in enumerate(run_order(reads, sizes, homes, kept)):
+        for at, node in enumerate(self.table.arrange(reads, sizes, homes, kept)):
             rank[node] = at
         return rank[: len(self.runs)], {number: rank[node_of[number]] for number in singles}
 
@@ -459,7 +483,7 @@ class _Written:
         outputs.  A layer depends on those of lower phases, and no layer on that of an output.
         """
         tasks = self.tasks
-        phases = tasks.table.phases
+        phases = self.table.phases
         #: Layers whose tasks are written anew.
         computed = {
             tasks.layer[number]

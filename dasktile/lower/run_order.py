@@ -10,22 +10,29 @@ from dasktile.schedule.edges import readers_of
 
 _Task = TypeVar("_Task", bound=Hashable)
 
+#: A function that orders tasks: of what they read, their sizes, their homes, and those kept.
+Arrange = Callable[
+    [Sequence[Sequence[int]], Sequence[int], Sequence[Hashable], Collection[int]], list[int]
+]
+
 #: Inputs over results, in bytes, up to which a task counts as one that changes no size: one of its
 #: inputs may be a small array that is broadcast.
 SAME_SIZE = 1.25
 
 
-def inputs_first(reads: Sequence[Sequence[int]]) -> list[int]:
+def inputs_first(reads: Sequence[Sequence[int]], starts: Iterable[int] | None = None) -> list[int]:
     """All tasks, each after its inputs, depth first.
 
     Parameters
     ----------
     reads
         For every task, the numbers of the tasks that it reads.
+    starts
+        All tasks in an order that is kept where inputs allow; by default that of their numbers.
     """
     done = [False] * len(reads)
     order: list[int] = []
-    for start in range(len(reads)):
+    for start in range(len(reads)) if starts is None else starts:
         stack = [start]
         while stack:
             number = stack[-1]
@@ -79,6 +86,32 @@ def run_order(
     return min(plain.order(), early, key=lambda order: peak(order, reads, sizes, homes, kept))
 
 
+def step_order(
+    reads: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    homes: Sequence[Hashable],
+    kept: Collection[int],
+) -> list[int]:
+    """All tasks, each after its inputs, step by step: those with equally many after them together.
+
+    All sums of products get one term before any of them gets the next, so that the factors are in
+    memory for a short time only, and the sums to the end.
+
+    Parameters
+    ----------
+    reads, sizes, homes, kept
+        As in `run_order`.
+    """
+    readers, height = readers_of(reads), _heights(reads)
+    latest = list(height)
+    for number in reversed(inputs_first(reads)):
+        if readers[number]:
+            latest[number] = min(latest[reader] for reader in readers[number]) - 1
+    # what may wait is made for the first task that reads it
+    steps = sorted(range(len(reads)), key=lambda at: (latest[at] > height[at], latest[at]))
+    return inputs_first(reads, steps)
+
+
 def peak(
     order: Iterable[int],
     reads: Sequence[Sequence[int]],
@@ -87,6 +120,9 @@ def peak(
     kept: Collection[int],
 ) -> int:
     """Bytes of results at one home at most, if tasks run one by one in an order.
+
+    A result is at other homes from its first reader there on, and is released everywhere after its
+    last reader.
 
     Parameters
     ----------
@@ -99,16 +135,24 @@ def peak(
     for number in kept:
         unread[number] += 1
     live = dict.fromkeys(homes, 0)
+    #: For every result, the homes that have it.
+    there: list[list[Hashable]] = [[] for _ in reads]
     most = 0
     for number in order:
         home = homes[number]
+        there[number].append(home)
         live[home] += sizes[number]
+        for read in reads[number]:
+            if home not in there[read]:
+                there[read].append(home)
+                live[home] += sizes[read]
         if home is not None:
             most = max(most, live[home])
         for read in reads[number]:
             unread[read] -= 1
             if not unread[read]:
-                live[homes[read]] -= sizes[read]
+                for other in there[read]:
+                    live[other] -= sizes[read]
     return most
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from dasktile.lower.run_order import SAME_SIZE, inputs_first, run_order
+from dasktile.lower.run_order import SAME_SIZE, Arrange, inputs_first, peak, run_order
 from dasktile.schedule.edges import readers_of
 
 Home = Hashable
@@ -48,6 +48,8 @@ class TaskTable:
     working
         Bytes that every task holds while it runs, besides its inputs and its result; empty if
         none does.
+    arrange
+        The function that orders the tasks, as `run_order` does.
     """
 
     reads: Sequence[Sequence[int]]
@@ -59,6 +61,7 @@ class TaskTable:
     loose: Collection[int] = ()
     cuts: Collection[int] = ()
     working: Sequence[int] = ()
+    arrange: Arrange = run_order
 
     @cached_property
     def readers(self) -> list[list[int]]:
@@ -73,7 +76,12 @@ class TaskTable:
     @cached_property
     def order(self) -> list[int]:
         """All tasks in the order from which runs are cut."""
-        return run_order(self.reads, self.sizes, self.homes, set(self.kept))
+        return self.arrange(self.reads, self.sizes, self.homes, set(self.kept))
+
+    @property
+    def peak(self) -> int:
+        """Bytes of results at one home at most, if the tasks run one by one in this order."""
+        return peak(self.order, self.reads, self.sizes, self.homes, set(self.kept))
 
 
 @dataclass(frozen=True, slots=True)

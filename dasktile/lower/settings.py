@@ -46,6 +46,9 @@ class LowerSettings:
     bundle_remaining
         Tasks of one home and phase that remain at most, bundles and picks included, as a share
         of those before; otherwise there are no bundles of them (chosen).
+    steps_save
+        Memory of a graph whose sums of products get one term each in turn, as a share of that of
+        its usual order, below which it is tried (chosen).
     near_inputs
         Share of the bytes of a task's inputs above which it runs on the worker that has them
         (chosen).
@@ -79,6 +82,7 @@ class LowerSettings:
     bundles_per_thread: int = 3
     bundle_task_bytes: float = 0.8e6
     bundle_remaining: float = 0.75
+    steps_save: float = 0.75
     near_inputs: float = 0.75
     many_inputs: int = 2
     equal_inputs: float = 0.9

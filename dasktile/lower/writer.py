@@ -176,6 +176,14 @@ class Lowered:
         bundled = self.bundled.resized(share)
         return self if bundled is self.bundled else Lowered(self.written, bundled)
 
+    def in_steps(self) -> Lowered:
+        """The graph in an order that needs less memory; the same object if it saves little.
+
+        All sums of products get one term before any of them gets the next.
+        """
+        bundled = self.bundled.in_steps()
+        return self if bundled is self.bundled else Lowered(self.written, bundled)
+
     def _name(self, output: str) -> str:
         return self.bundled.names.get(output, output)
 

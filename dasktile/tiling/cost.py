@@ -37,6 +37,10 @@ Table = npt.NDArray[np.float64]
 #: bytes, and is so small that no number of tiles outweighs one byte.
 TIE = 2.0**-20
 
+#: Weight of a byte of partial sums, which breaks ties as well, and the most that they cost: of
+#: equal ways, the one is chosen in which workers hold fewest of them.
+PARTIAL, MOST_PARTIAL = 2.0**-40, 2.0**-4
+
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
 MOVING = 2.0**-24
 
@@ -192,7 +196,10 @@ class Costs:
 
     def problem(self, tile_weight: float = TIE) -> Problem:
         """The problem to minimise: bytes moved plus `tile_weight` for every tile."""
-        unary = [own + tile_weight * tiles for own, tiles in zip(self.own, self.tiles, strict=True)]
+        unary = [
+            own + tile_weight * tiles + np.minimum(PARTIAL * own, MOST_PARTIAL)
+            for own, tiles in zip(self.own, self.tiles, strict=True)
+        ]
         return Problem(unary, self.between)
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import random
 import sys
 from typing import Any
 
-from dasktile.lower.run_order import inputs_first, peak, readers_of, run_order
+from dasktile.lower.run_order import inputs_first, peak, readers_of, run_order, step_order
 
 
 def random_reads(rng: random.Random, count: int) -> list[list[int]]:
@@ -25,12 +25,17 @@ def is_valid(order: list[int], reads: list[list[int]]) -> bool:
 def counted_peak(
     order: list[int], reads: list[list[int]], sizes: list[int], homes: list[int], kept: set[int]
 ) -> int:
-    """The peak, counted anew after every task."""
+    """The peak, counted anew after every task: results where they are made and were read."""
     most = 0
     for at, number in enumerate(order):
         later = {read for reader in order[at:] for read in reads[reader]}
         held = [n for n in order[: at + 1] if n in later or n in kept or n == number]
-        most = max(most, *(sum(sizes[n] for n in held if homes[n] == home) for home in set(homes)))
+        there = {(n, homes[n]) for n in held}
+        there |= {(n, homes[reader]) for reader in order[: at + 1] for n in reads[reader]}
+        most = max(
+            most,
+            *(sum(sizes[n] for n in held if (n, home) in there) for home in set(homes)),
+        )
     return most
 
 
@@ -45,12 +50,39 @@ def test_every_task_follows_its_inputs_and_the_peak_is_right() -> None:
         order = run_order(reads, sizes, homes, kept)
         assert is_valid(order, reads)
         assert is_valid(inputs_first(reads), reads)
+        assert is_valid(step_order(reads, sizes, homes, kept), reads)
         # results that nothing reads are released when they are made
         unread = {number for number, readers in enumerate(readers_of(reads)) if not readers}
         kept |= unread
         assert peak(order, reads, sizes, homes, kept) == counted_peak(
             order, reads, sizes, homes, kept
         )
+
+
+def test_products_get_one_term_each_in_turn() -> None:
+    """A product of two matrices of 6 x 6 blocks: factors are in memory for one step only."""
+    count = 6
+    blocks = [(i, j) for i in range(count) for j in range(count)]
+    a, b = {}, {}
+    reads: list[list[int]] = []
+    for factor in (a, b):
+        for block in blocks:
+            factor[block] = len(reads)
+            reads.append([])
+    sums: dict[tuple[int, int], int] = {}
+    for i, j in blocks:
+        for k in range(count):
+            before = [sums[i, j]] if k else []
+            sums[i, j] = len(reads)
+            reads.append(sorted([a[i, k], b[k, j], *before]))
+    sizes = [1] * len(reads)
+    homes, kept = [0] * len(reads), set(sums.values())
+    order = step_order(reads, sizes, homes, kept)
+    assert is_valid(order, reads)
+    # the sums, with the next of one of them, one block of one factor and a row of the other one
+    assert peak(order, reads, sizes, homes, kept) == len(kept) + 1 + 1 + count
+    usual = run_order(reads, sizes, homes, kept)
+    assert peak(usual, reads, sizes, homes, kept) == 2 * count**2
 
 
 def test_readers() -> None:

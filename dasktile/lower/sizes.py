@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from operator import getitem as operator_getitem
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from dasktile._compat.dask import (
     DataNode,
     GraphNode,
     TaskRef,
+    fused_tasks,
     getitem,
     identity_cast,
     list_to_container,
@@ -35,6 +36,7 @@ from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.reshard import getitem_any
+from dasktile.lower.working import data_of, read_block
 from dasktile.schedule.placement import SLICE_PREFIX
 
 Key = Any
@@ -284,21 +286,17 @@ class _Estimate:
         task = self.tasks.tasks[number]
         if getattr(task, "func", None) is take:
             return self.taken(task, sizes)
-        return self.value(task, sizes)
+        return _value(task, partial(self.read, sizes=sizes), self.data)
 
-    def value(self, task: Any, sizes: Sequence[int]) -> _Result | None:
-        """The value of a task, or of a task within one; None if its size is unknown."""
-        if isinstance(task, (Alias, TaskRef)):
-            number = self.tasks.number.get(task.target if isinstance(task, Alias) else task.key)
-            return None if number is None else self.known(number, sizes[number])
-        rule = _RULES.get(_name(getattr(task, "func", None)))
-        if rule is None:
-            return None
-        arguments = list(_flat(task.args))
-        inputs = [self.value(each, sizes) for each in arguments if _is_task(each)]
-        known = [each for each in inputs if each is not None]
-        literals = [each for each in arguments if not _is_task(each)]
-        return rule(known, literals) if len(known) == len(inputs) else None
+    def data(self, key: Key) -> Any:
+        """The value of a key that is data of the graph; None for other keys."""
+        number = self.tasks.number.get(key)
+        return None if number is None else getattr(self.tasks.tasks[number], "value", None)
+
+    def read(self, key: Key, sizes: Sequence[int]) -> _Result | None:
+        """What a reference to a key stands for; None if its size is unknown."""
+        number = self.tasks.number.get(key)
+        return None if number is None else self.known(number, sizes[number])
 
     def taken(self, task: Any, sizes: Sequence[int]) -> _Result | None:
         """Elements at positions of one axis of a block, whose axes are then arranged."""
@@ -314,6 +312,61 @@ class _Estimate:
         if arranged:
             return _Result((arranged[1],), source.itemsize)
         return _Result(((*shape[:axis], len(positions[1]), *shape[axis + 1 :]),), source.itemsize)
+
+
+def _value(
+    task: Any, read: Callable[[Key], _Result | None], data: Callable[[Key], Any]
+) -> _Result | None:
+    """The result of a task; None if its size is unknown.
+
+    Parameters
+    ----------
+    task
+        A task of a graph, or within another task.
+    read
+        What a key stands for that the task reads.
+    data
+        The value of a key that is data of the graph; None for other keys.
+    """
+    if isinstance(task, (Alias, TaskRef)):
+        return read(task.target if isinstance(task, Alias) else task.key)
+    steps = fused_tasks(task)
+    if steps:
+        return _last_value(task, steps, read, data)
+    block = read_block(task, data)
+    if block is not None:
+        shape, itemsize = block
+        return _Result((shape,), itemsize)
+    rule = _RULES.get(_name(getattr(task, "func", None)))
+    if rule is None:
+        return None
+    arguments = list(_flat(task.args))
+    inputs = [_value(each, read, data) for each in arguments if _is_task(each)]
+    known = [each for each in inputs if each is not None]
+    literals = [each for each in arguments if not _is_task(each)]
+    return rule(known, literals) if len(known) == len(inputs) else None
+
+
+def _last_value(
+    task: Any,
+    steps: Mapping[Key, Any],
+    read: Callable[[Key], _Result | None],
+    data: Callable[[Key], Any],
+) -> _Result | None:
+    """The result of a task that runs several, that of the last one of them."""
+    last, names, *arguments = task.args[1:]
+    given = dict(zip(names, arguments, strict=False))
+
+    def known(key: Key) -> Any:
+        return data_of(given.get(key, TaskRef(key)), data)
+
+    @cache
+    def result(key: Key) -> _Result | None:
+        if key in steps:
+            return _value(steps[key], result, known)
+        return _value(given[key], read, data) if key in given else read(key)
+
+    return result(last)
 
 
 def _adds(task: Any) -> bool:
@@ -418,8 +471,19 @@ def _transposed(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result 
     return replace(sources[0], shapes=(sources[0].shapes[0][::-1],))
 
 
+def _broadcast(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    """An elementwise function of arrays of one type."""
+    if not sources or not all(each.is_array for each in sources):
+        return None
+    try:
+        shape = np.broadcast_shapes(*(each.shapes[0] for each in sources))
+    except ValueError:
+        return None
+    return _Result((shape,), max(each.itemsize for each in sources))
+
+
 def _like_last(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
-    """A result of the shape of the last input: a sum or a difference, or a solution."""
+    """A result of the shape of the last input: a sum, or a solution."""
     return sources[-1] if sources and all(each.is_array for each in sources) else None
 
 
@@ -435,7 +499,7 @@ _RULES: Mapping[str, _Rule] = {
     "numpy.zeros": _zeros,
     "numpy.svd": _singular,
     "scipy.lu": _triangular,
-    "_operator.sub": _like_last,
+    "_operator.sub": _broadcast,
     "builtins.sum": _like_last,
     "dask._solve_triangular_lower": _like_last,
     "dask.solve_triangular_safe": _like_last,

@@ -125,8 +125,8 @@ def _called(function: Any) -> Iterator[Any]:
 
 def _decoded_bytes(array: Any, index: Any, value: Callable[[Key], Any]) -> int:
     """Bytes that zarr holds to read a part of an array, besides that part; 0 for other arrays."""
-    store = store_of(_value(array, value))
-    index = _value(index, value)
+    store = store_of(data_of(array, value))
+    index = data_of(index, value)
     if not type(store).__module__.startswith("zarr.") or type(index) is not tuple:
         return 0
     read = 1
@@ -138,8 +138,16 @@ def _decoded_bytes(array: Any, index: Any, value: Callable[[Key], Any]) -> int:
     return int(min(read, _DECODED_AT_ONCE) * _DECODED * chunk_bytes)
 
 
-def _value(argument: Any, value: Callable[[Key], Any]) -> Any:
-    """The value of an argument of a task; None if it is no data."""
+def data_of(argument: Any, value: Callable[[Key], Any]) -> Any:
+    """The value of an argument of a task; None if it is no data.
+
+    Parameters
+    ----------
+    argument
+        The argument.
+    value
+        The value of a key that is data of the graph; None for other keys.
+    """
     if isinstance(argument, TaskRef):
         argument = value(argument.key)
     return argument.value if isinstance(argument, DataNode) else argument
@@ -167,7 +175,7 @@ def _fused_bytes(
     }
 
     def known(key: Key) -> Any:
-        return _value(outside.get(key, TaskRef(key)), value)
+        return data_of(outside.get(key, TaskRef(key)), value)
 
     working: dict[Key, int] = {}
     order = _inputs_first(steps, last)
@@ -188,16 +196,37 @@ def _fused_bytes(
 
 def _guessed_bytes(task: Any, reads: Mapping[Key, int], value: Callable[[Key], Any]) -> int:
     """Bytes of a result: those of what is read of a store, else those of the largest input."""
-    if getattr(task, "func", None) in _READING and len(task.args) >= 2:
-        store, index = (_value(argument, value) for argument in task.args[:2])
-        dtype = getattr(store, "dtype", None)
-        if dtype is not None and type(index) is tuple and len(index) == len(store.shape):
-            read = (
-                len(range(*part.indices(length))) if type(part) is slice else 1
-                for part, length in zip(index, store.shape, strict=True)
-            )
-            return int(math.prod(read) * dtype.itemsize)
+    block = read_block(task, value)
+    if block is not None:
+        shape, itemsize = block
+        return math.prod(shape) * itemsize
     return max(reads.values(), default=0)
+
+
+def read_block(task: Any, value: Callable[[Key], Any]) -> tuple[tuple[int, ...], int] | None:
+    """The shape and the bytes per element of what a task reads of a store; None for other tasks.
+
+    Parameters
+    ----------
+    task
+        Any task.
+    value
+        The value of a key that is data of the graph; None for other keys.
+    """
+    if getattr(task, "func", None) not in _READING or len(task.args) < 2:
+        return None
+    store, index = (data_of(argument, value) for argument in task.args[:2])
+    dtype, shape = getattr(store, "dtype", None), getattr(store, "shape", ())
+    if dtype is None or type(index) is not tuple or len(index) != len(shape):
+        return None
+    if not all(type(part) in (slice, int) for part in index):
+        return None
+    read = (
+        len(range(*part.indices(length)))
+        for part, length in zip(index, shape, strict=True)
+        if type(part) is slice
+    )
+    return tuple(read), int(dtype.itemsize)
 
 
 def _inputs_first(steps: Mapping[Key, Any], last: Key) -> list[Key]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -214,3 +215,16 @@ def test_tasks_of_decompositions_have_known_sizes(name: str, four_workers: None)
     explanation = dasktile.explain(result, workers=4)
     graph = collections_to_expr([result]).optimize().__dask_graph__()
     assert explanation.run_tasks_before == len(graph)
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_sizes_are_known_where_reads_and_steps_are_fused(
+    centred: bool, four_workers: None, tmp_path: Path
+) -> None:
+    numbers = np.random.default_rng(0).random((4000, 20))
+    da.from_array(numbers, chunks=(200, 20)).to_zarr(tmp_path / "tall")
+    x = da.from_zarr(tmp_path / "tall")
+    result = list(da.linalg.svd(x - x.mean(axis=0) if centred else x))
+    explanation = dasktile.explain(*result, workers=4)
+    _, run = simulated(result, 4)
+    assert explanation.results_before == pytest.approx(max(run.results), rel=0.1)

@@ -13,7 +13,7 @@ from typing import Any
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 
-from dasktile import config
+from dasktile import config, decisions
 from dasktile.capture.base import Captured
 from dasktile.capture.culling import count_needed, least_run
 from dasktile.lower.count import count_tasks, least_tasks
@@ -145,6 +145,17 @@ def chosen_plan(request: Request) -> Candidate:
         If a limit that the user gave makes too many tasks.
     """
     captured = capture(request, {})
+    asked = decisions.asked(request, captured)
+    chosen = None if asked is None else decisions.recall(asked)
+    if chosen is None:
+        chosen = _chosen(request, captured)
+        if asked is not None:
+            decisions.remember(asked, chosen)
+    return chosen
+
+
+def _chosen(request: Request, captured: Captured) -> Candidate:
+    """The plan that is carried out, of a captured program."""
     refuse_many_tasks(request, captured)
     tables = SearchTables()
     usual = candidate(request, captured, request.machine.settings(), tables=tables)

@@ -223,6 +223,7 @@ _RULES: dict[str, _Rule] = {
     # the names of the methods are checked where methods are known
     "method": _instance("the name of a tiling method", str),
     "bundle": _count(0),
+    "reuse-plans": _FLAG,
     "raise-errors": _FLAG,
     "cost.task-bytes": _BYTES,
     "cost.bandwidth": _SPEED,

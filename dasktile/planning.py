@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -57,12 +57,15 @@ class PlannedRequest:
     needed
         By the name of an array, which of its blocks are needed, for arrays of which not all are.
         Empty if all blocks are needed of every array whose tasks have effects.
+    pinned
+        By the name of an array, why it keeps its chunks although it could have others.
     """
 
     captured: Captured
     plan: TilingPlan
     wanted: Mapping[str, Needed]
     needed: Mapping[str, Needed]
+    pinned: Mapping[str, str] = field(default_factory=dict)
 
     def watched(self) -> list[int]:
         """Indices of nodes whose unneeded tiles must not be computed."""
@@ -125,8 +128,9 @@ def candidate(
     TooManyTasksError
         If a limit that the user gave makes too many tasks.
     """
+    pinned: dict[str, str] = {}
     for _ in range(2):
-        planned = plan_request(request, captured, settings, **options)
+        planned = replace(plan_request(request, captured, settings, **options), pinned=pinned)
         too_many = too_many_tasks(request, planned.plan)
         if too_many is not None:
             if options.get("force"):
@@ -234,13 +238,15 @@ def most_bundled(machine: Machine) -> int:
     return most if most > 1 else 0
 
 
-def lower_plan(request: Request, planned: PlannedRequest) -> Lowered:
+def lower_plan(request: Request, planned: PlannedRequest, share: float = 1.0) -> Lowered:
     """Write the graph of a plan.
 
     Parameters
     ----------
     request, planned
         The arrays, and their plan.
+    share
+        Bytes of a bundle over those that are usual.
     """
     plan = planned.plan
     assert plan.tiled is not None
@@ -260,6 +266,7 @@ def lower_plan(request: Request, planned: PlannedRequest) -> Lowered:
         watched=planned.watched(),
         bundle_tasks=most_bundled(machine),
         bundle_bytes=min(usual, machine.memory_limit or usual),
+        bundle_share=share,
     )
 
 

@@ -105,6 +105,7 @@ def bundle(
     named: Collection[str],
     order: Sequence[str],
     limits: BundleLimits,
+    share: float = 1.0,
 ) -> Bundled:
     """The graph with bundles in place of tasks; the same graph if they gain nothing.
 
@@ -123,6 +124,8 @@ def bundle(
         Names of layers, in an order that does not depend on the names.
     limits
         What may be bundled.
+    share
+        Bytes of a bundle over those that the limits allow.
     """
     if limits.tasks < 2 or missing(FUSE):
         return Bundled(graph)
@@ -131,7 +134,7 @@ def bundle(
         return Bundled(graph)
     tasks = GraphTasks(fewer, wanted, order, limits)
     source = _Unbundled(graph, tasks, named, tasks.table)
-    return source.bundled(source.runs())
+    return source.bundled(source.runs(share))
 
 
 @dataclass(frozen=True, slots=True)

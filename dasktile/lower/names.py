@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from dask.tokenize import tokenize
 
-from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode, encode
+from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, Placement, decode, encode
 
 #: The operations of layers that hold an array in other tiles: for some of its readers, to be cut
 #: again, and for all of its readers.  The last is for results only, as tiles of a source should
@@ -29,9 +29,6 @@ CARRY, END = "carry", "end"
 
 #: The operation of layers of bundles of one phase, and of the tasks between them.
 BUNDLES = "bundles"
-
-#: Precedes the token of the keys in the name of a layer that lacks tasks of another one.
-_PART = "-part-"
 
 
 def new_layer_name(op: str, *content: object, placement: Placement | None = None) -> str:
@@ -67,13 +64,13 @@ def part_layer_name(name: str, keys: Iterable[object]) -> str:
 
     Where graphs are merged, layers of the same name must have the same keys.
     """
-    return f"{name}{_PART}{tokenize(sorted(map(str, keys)))}"
+    return f"{name}{PART}{tokenize(sorted(map(str, keys)))}"
 
 
 def whole_layer_name(name: str) -> str:
     """The name of the layer of which a layer has some of the tasks; that of other layers."""
     # layers of other programs may have names of any type
-    return name.partition(_PART)[0] if isinstance(name, str) else name
+    return name.partition(PART)[0] if isinstance(name, str) else name
 
 
 def slices_layer_name(name: str) -> str:

@@ -125,10 +125,13 @@ class Lowered:
         The graph before its tasks were bundled.
     bundled
         The graph: no more than all outputs together need.
+    share
+        Bytes of a bundle over those that the limits allow.
     """
 
     written: Written
     bundled: Bundled
+    share: float = 1.0
 
     @property
     def graph(self) -> HighLevelGraph:
@@ -174,7 +177,7 @@ class Lowered:
             Bytes of a bundle over those that the limits allow.
         """
         bundled = self.bundled.resized(share)
-        return self if bundled is self.bundled else Lowered(self.written, bundled)
+        return self if bundled is self.bundled else Lowered(self.written, bundled, share)
 
     def in_steps(self) -> Lowered:
         """The graph in an order that needs less memory; the same object if it saves little.
@@ -200,6 +203,7 @@ def lower(
     watched: Sequence[int] = (),
     bundle_tasks: int = 0,
     bundle_bytes: int = 0,
+    bundle_share: float = 1.0,
     settings: LowerSettings = DEFAULTS,
 ) -> Lowered:
     """Write a program with the tiles of a plan.
@@ -228,6 +232,8 @@ def lower(
         Tasks that one bundle runs at most; less than 2 disables bundles.
     bundle_bytes
         Bytes of the inputs and results that one bundle may have in memory at the same time.
+    bundle_share
+        Bytes of a bundle over those that are usual, as for `Lowered.resized`.
     settings
         Numbers of the policy by which tasks are written.
 
@@ -283,8 +289,8 @@ def lower(
     if bundle_tasks > 1:
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
-        bundled = bundle(graph, keys, named, order, limits)
-    return Lowered(Written(written, keys, limits, computed, writer.made), bundled)
+        bundled = bundle(graph, keys, named, order, limits, bundle_share)
+    return Lowered(Written(written, keys, limits, computed, writer.made), bundled, bundle_share)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

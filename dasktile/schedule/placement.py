@@ -35,6 +35,9 @@ from dasktile.ir import Sharding, Share, near_even
 #: Precedes the placement in names of layers.
 MARK = "-dasktile-"
 
+#: Precedes the token of the keys in the name of a layer that lacks tasks of another one.
+PART = "-part-"
+
 #: Start of the names of layers of slices.
 SLICE_PREFIX = "rechunk-split-"
 

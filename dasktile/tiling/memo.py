@@ -55,7 +55,7 @@ def tile_again(
             _plans[key] = plan
             while len(_plans) > _SIZE:
                 del _plans[next(iter(_plans))]
-    return _named(plan, [node.name for node in program.nodes])
+    return named(plan, [node.name for node in program.nodes])
 
 
 def forget() -> None:
@@ -70,17 +70,64 @@ def _numbered(program: Program) -> Program:
     return Program(nodes, program.outputs)
 
 
-def _named(plan: TilingPlan, names: Sequence[str]) -> TilingPlan:
-    """A plan for a program whose names are indices, with names in their place."""
+def named(plan: TilingPlan, names: Sequence[str]) -> TilingPlan:
+    """A plan for a program whose names are indices, with names in their place.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    names
+        The names.
+    """
     nodes = tuple(replace(node, name=names[int(node.name)]) for node in plan.program.nodes)
-    program = Program(nodes, plan.program.outputs)
-    tiled = plan.tiled and _tiled(plan.tiled, program, names)
-    return replace(plan, program=program, tiled=tiled)
+    return on_program(plan, Program(nodes, plan.program.outputs), names)
 
 
-def _tiled(tiled: TiledProgram, program: Program, names: Sequence[str]) -> TiledProgram:
+def on_program(
+    plan: TilingPlan, program: Program, names: Sequence[str] | None = None
+) -> TilingPlan:
+    """A plan with another program, which differs from its own in names only.
+
+    Parameters
+    ----------
+    plan
+        A plan for a program whose names are indices.
+    program
+        The program.
+    names
+        The names; by default those of its nodes.
+    """
+    names = [node.name for node in program.nodes] if names is None else names
+    return replace(plan, program=program, tiled=plan.tiled and _tiled(plan.tiled, program, names))
+
+
+def unnamed(plan: TilingPlan) -> TilingPlan:
+    """A plan with indices as names.  Its program is left out unless nodes were added to it.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    """
+    nodes = plan.program.nodes
+    origin = range(len(nodes)) if plan.origin is None else plan.origin
+    number = {node.name: str(at) for node, at in zip(nodes, origin, strict=True)}
+    program = Program((), ())
+    if plan.origin is not None:
+        own = (replace(node, name=number[node.name]) for node in nodes)
+        program = Program(tuple(own), plan.program.outputs)
+    return replace(plan, program=program, tiled=plan.tiled and _tiled(plan.tiled, program, number))
+
+
+def _tiled(
+    tiled: TiledProgram, program: Program, names: Sequence[str] | Mapping[str, str]
+) -> TiledProgram:
+    def name(old: str) -> str:
+        return names[old] if isinstance(names, Mapping) else names[int(old)]
+
     def named(where: Where | None) -> Where | None:
-        return replace(where, array=names[int(where.array)]) if isinstance(where, Follow) else where
+        return replace(where, array=name(where.array)) if isinstance(where, Follow) else where
 
     def placed(tiling: Tiling) -> Tiling:
         if isinstance(tiling.work_at, Follow) or isinstance(tiling.held_at, Follow):

@@ -1,0 +1,263 @@
+"""What was decided for computations that were planned before: a loop plans the same again and again.
+
+The key is a digest of all that decides: the structure of the graph and of the captured program, the
+placements of blocks, the request, the machine and the settings, but no names of keys.  The value is
+what was decided, by positions.  To carry out the same for other keys, only the winner is lowered.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+import dask.config
+from dask.core import flatten
+
+from dasktile import config
+from dasktile._compat.flox import flox_names
+from dasktile.capture.base import Captured
+from dasktile.capture.culling import Needed
+from dasktile.capture.extend import extend
+from dasktile.capture.rules.sources import InMemory
+from dasktile.capture.structure import Names, NoStructureError, structure
+from dasktile.ir import Program
+from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
+from dasktile.prediction import Prediction
+from dasktile.request import Request
+from dasktile.tiling.memo import named, on_program, unnamed
+from dasktile.tiling.plan import TilingPlan
+
+#: Decisions that are kept at most, and their bytes; those used last are kept.
+MOST_DECISIONS, MOST_BYTES = 256, 2**25
+
+#: Sections of Dask's configuration that decide.
+_SECTIONS = ("dasktile", "optimization", "array")
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What was decided for a request, without names.
+
+    Parameters
+    ----------
+    plan
+        The plan, with the indices of captured nodes as names.
+    pinned
+        Numbers of the arrays that keep their chunks beside those that do anyway, and the reasons.
+    wanted, needed
+        As in `PlannedRequest`, by the numbers of the arrays.
+    is_lowered
+        Whether a graph was written.
+    share
+        Bytes of a bundle over those that the limits allow.
+    before, after
+        The predictions.
+    """
+
+    plan: TilingPlan
+    pinned: tuple[tuple[int, str], ...]
+    wanted: Mapping[int, Needed]
+    needed: Mapping[int, Needed]
+    is_lowered: bool
+    share: float
+    before: Prediction | None
+    after: Prediction | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, and the key of what is decided for it.
+
+    Parameters
+    ----------
+    request, captured
+        The arrays, and their captured program.
+    names
+        Numbers in place of names.
+    key
+        The key.
+    """
+
+    request: Request
+    captured: Captured
+    names: Names
+    key: bytes
+
+
+class _Store:
+    """Decisions by their keys, the one used last at the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[bytes, tuple[_Decision, int]] = {}
+        self._bytes = 0
+
+    def get(self, key: bytes) -> _Decision | None:
+        with self._lock:
+            entry = self._kept.pop(key, None)
+            if entry is None:
+                return None
+            self._kept[key] = entry
+            return entry[0]
+
+    def put(self, key: bytes, decision: _Decision) -> None:
+        nbytes = len(pickle.dumps(decision, pickle.HIGHEST_PROTOCOL))
+        with self._lock:
+            self._bytes += nbytes - self._kept.pop(key, (None, 0))[1]
+            self._kept[key] = decision, nbytes
+            while len(self._kept) > MOST_DECISIONS or self._bytes > MOST_BYTES:
+                self._bytes -= self._kept.pop(next(iter(self._kept)))[1]
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
+
+_store = _Store()
+
+
+def forget() -> None:
+    """Forget all decisions."""
+    _store.clear()
+
+
+def asked(request: Request, captured: Captured) -> Asked | None:
+    """The key of what is decided for a request; None if nothing is kept for it.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    captured
+        The captured program.
+    """
+    if not config.setting("reuse-plans") or captured.errors:
+        return None
+    data = (
+        node.name
+        for node, kernel in zip(captured.program.nodes, captured.kernels, strict=True)
+        if node.resident or isinstance(kernel, InMemory)
+    )
+    names = Names(frozenset(data))
+    try:
+        graph = structure(captured.graph, names)
+    except (NoStructureError, ValueError):
+        return None  # there are parts of an unknown kind
+    parts = graph, _program(captured.program, names), _arrays(request, names), _context(request)
+    key = blake2b(repr(parts).encode(), digest_size=32).digest()
+    return Asked(request, captured, names, key)
+
+
+def _program(program: Program, names: Names) -> Any:
+    """A program without the names of its arrays."""
+    nodes = [replace(node, name=str(names.number(node.name))) for node in program.nodes]
+    return nodes, program.outputs
+
+
+def _arrays(request: Request, names: Names) -> Any:
+    """What is wanted, without names."""
+    arrays = [
+        (
+            names.number(array.name),
+            array.dtype.str,
+            array.chunks,
+            array.name in request.kept,
+            array.name in request.fixed,
+        )
+        for array in request.arrays
+    ]
+    dims: dict[Any, int] = {}
+    groups = [
+        [
+            (
+                names.number(member.name),
+                [dims.setdefault(dim, len(dims)) for dim in member.dims],
+                member.encoded,
+            )
+            for member in group
+        ]
+        for group in request.groups
+    ]
+    keys = [names.key(key) for key in flatten([request.keys])]
+    return arrays, groups, keys, [names.number(name) for name in request.above]
+
+
+def _context(request: Request) -> Any:
+    """The machine and the settings."""
+    machine = request.machine
+    return (
+        request.method,
+        machine.workers,
+        machine.threads,
+        machine.memory_limit,
+        machine.limit_given,
+        machine.room,
+        len(machine.order),
+        machine.calibration,
+        machine.who_has is None,
+        machine.settings(),
+        [dask.config.get(section, default=None) for section in _SECTIONS],
+        flox_names() is None,
+    )
+
+
+def recall(given: Asked) -> Candidate | None:
+    """The plan that was chosen for the same request with other keys; None if there was none.
+
+    Parameters
+    ----------
+    given
+        The request.
+    """
+    decision = _store.get(given.key)
+    if decision is None:
+        return None
+    request, captured = given.request, given.captured
+    heads = list(given.names.heads)
+    pinned = {heads[number]: reason for number, reason in decision.pinned}
+    if pinned:
+        captured = capture(request, pinned)
+    plan = decision.plan
+    if plan.origin is None:
+        plan = on_program(plan, captured.program)
+    else:
+        plan = named(plan, [node.name for node in captured.program.nodes])
+        captured = extend(captured, plan.program, plan.origin)
+    planned = PlannedRequest(
+        captured,
+        plan,
+        {heads[number]: blocks for number, blocks in decision.wanted.items()},
+        {heads[number]: blocks for number, blocks in decision.needed.items()},
+        pinned,
+    )
+    lowered = lower_plan(request, planned, decision.share) if decision.is_lowered else None
+    return Candidate(planned, lowered, decision.before, decision.after)
+
+
+def remember(given: Asked, chosen: Candidate) -> None:
+    """Keep what was decided for a request.
+
+    Parameters
+    ----------
+    given
+        The request.
+    chosen
+        The plan that was chosen.
+    """
+    planned, lowered, heads = chosen.planned, chosen.lowered, given.names.heads
+    decision = _Decision(
+        unnamed(planned.plan),
+        tuple((heads[name], reason) for name, reason in planned.pinned.items()),
+        {heads[name]: blocks for name, blocks in planned.wanted.items()},
+        {heads[name]: blocks for name, blocks in planned.needed.items()},
+        lowered is not None,
+        1.0 if lowered is None else lowered.share,
+        chosen.before,
+        chosen.after,
+    )
+    _store.put(given.key, decision)

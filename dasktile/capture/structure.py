@@ -12,7 +12,7 @@ import inspect
 import marshal
 import re
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -24,11 +24,9 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
-from dasktile.capture.base import GraphView
+from dasktile.capture.references import Key, head_of
 from dasktile.capture.rules.sources import store_of
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
-
-Key = Any
 
 #: Bytes of the arrays of integers in a graph beyond which it has no structure: they may be
 #: positions, and to read more of them takes too long.
@@ -36,9 +34,6 @@ MOST_BYTES = 2**25
 
 #: Tokens in names, which stand for what a name is made of.
 _TOKEN = re.compile(r"[0-9a-f]{32}")
-
-#: Values that decide by themselves.
-_PLAIN = (type(None), bool, bytes, type(...))
 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type, np.ufunc)
 
@@ -64,6 +59,7 @@ class Names:
     _splits: dict[str, int] = field(default_factory=dict)
     _tokens: dict[str, int] = field(default_factory=dict)
     _functions: dict[int, tuple[Any, Any]] = field(default_factory=dict)
+    _kinds: dict[type, tuple[str, str]] = field(default_factory=dict)
     _bytes: int = 0
 
     def number(self, head: Any) -> int:
@@ -76,28 +72,81 @@ class Names:
 
     def key(self, key: Key) -> Any:
         """A key with a number in place of its head."""
-        if type(key) is tuple and key:
-            return (self.number(key[0]), *map(self._index, key[1:]))
-        return self.number(key)
+        if type(key) is not tuple or not key:
+            return self.number(key)
+        number = self.heads.get(key[0])
+        if number is None:
+            number = self.number(key[0])
+        if len(key) == 1 or type(key[-1]) is type(key[1]) is int:
+            # other parts between two integers are no names
+            return (number, *key[1:])
+        return (number, *self.literals(key[1:]))
 
     def literal(self, value: Any) -> Any:
         """What decides of a value that is part of a task."""
-        kind = type(value)
-        if kind is int or kind in _PLAIN:
-            return value
-        if kind is str:
-            return self._text(value)
-        if kind is float or kind is complex:
-            return kind.__name__
-        if kind is tuple or kind is list or kind is set or kind is frozenset:
-            items = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
-            return (kind.__name__, *map(self.literal, items))
-        if kind is slice:
-            return ("slice", *map(self.literal, (value.start, value.stop, value.step)))
-        if kind is range:
-            return ("range", value.start, value.stop, value.step)
-        if isinstance(value, (GraphNode, TaskRef)):
-            return self.task(value)
+        rule = _LITERALS.get(type(value))
+        return self._other(value) if rule is None else rule(self, value)
+
+    def literals(self, values: Iterable[Any]) -> list[Any]:
+        """What decides of some values."""
+        return [
+            value if type(value) is int else _LITERALS.get(type(value), Names._other)(self, value)
+            for value in values
+        ]
+
+    def _same(self, value: Any) -> Any:
+        return value
+
+    def _fraction(self, value: Any) -> Any:
+        return "fraction"
+
+    def _tuple(self, value: tuple[Any, ...]) -> Any:
+        """A tuple, which may be a key or a task."""
+        first = value[0] if value else None
+        if type(first) is str and first in self.heads:
+            return ("ref", self.key(value))
+        if callable(first):
+            return ("legacy", self.function(first), self.literals(value[1:]))
+        return ("tuple", self.literals(value))
+
+    def _list(self, value: list[Any]) -> Any:
+        return ("list", self.literals(value))
+
+    def _set(self, value: Iterable[Any]) -> Any:
+        return ("set", self.literals(sorted(value, key=repr)))
+
+    def _slice(self, value: slice) -> Any:
+        parts = value.start, value.stop, value.step
+        if type(value.start) is type(value.stop) is int and value.step is None:
+            return parts
+        return ("slice", self.literals(parts))
+
+    def _range(self, value: range) -> Any:
+        return ("range", value.start, value.stop, value.step)
+
+    def _ref(self, value: Any) -> Any:
+        return ("ref", self.key(value.key))
+
+    def _alias(self, value: Any) -> Any:
+        return ("ref", self.key(value.target))
+
+    def _data(self, value: Any) -> Any:
+        return ("data", self.literal(value.value))
+
+    def _task(self, task: Any) -> Any:
+        return (
+            type(task).__name__,
+            self.function(task.func),
+            self.literals(task.args),
+            [(name, self.literal(value)) for name, value in task.kwargs.items()],
+            bool(getattr(task, "_data_producer", False)),
+        )
+
+    def _other(self, value: Any) -> Any:
+        if isinstance(value, Task):
+            return self._task(value)
+        if isinstance(value, GraphNode):
+            raise NoStructureError(f"a task of type {type(value).__name__}")
         if isinstance(value, Mapping):
             return self._mapping(value)
         if isinstance(value, np.ndarray):
@@ -106,28 +155,11 @@ class Names:
             return self._scalar(value)
         if isinstance(value, BlockwiseDep):
             return self._blockwise_dep(value)
+        if _is_future(value):
+            return ("ref", self.key(value.key))
         if callable(value):
             return self.function(value)
         return self._object(value)
-
-    def task(self, task: Any) -> Any:
-        """A task without names."""
-        kind = type(task)
-        if kind is TaskRef:
-            return ("ref", self.key(task.key))
-        if kind is Alias:
-            return ("alias", self.key(task.target))
-        if kind is DataNode:
-            return ("data", self.literal(task.value))
-        if isinstance(task, Task):
-            return (
-                kind.__name__,
-                self.function(task.func),
-                tuple(map(self.literal, task.args)),
-                tuple((name, self.literal(value)) for name, value in task.kwargs.items()),
-                bool(getattr(task, "_data_producer", False)),
-            )
-        raise NoStructureError(f"a task of type {kind.__name__}")
 
     def function(self, function: Any) -> Any:
         """What decides of a function: its module and name, and what it was called with."""
@@ -143,8 +175,8 @@ class Names:
             return (
                 "partial",
                 self.function(function.func),
-                tuple(map(self.literal, function.args)),
-                tuple((name, self.literal(value)) for name, value in options),
+                self.literals(function.args),
+                [(name, self.literal(value)) for name, value in options],
             )
         if hasattr(function, "first") and hasattr(function, "funcs"):
             return ("compose", *map(self.function, (function.first, *function.funcs)))
@@ -153,7 +185,13 @@ class Names:
         name = _name(function)
         if isinstance(function, _FUNCTIONS):
             return ("function", *name, inspect.iscoroutinefunction(function))
-        return ("callable", *name, *self._object(function))
+        return ("callable", *name, self._object(function))
+
+    def _name_of(self, kind: type) -> Any:
+        name = self._kinds.get(kind)
+        if name is None:
+            name = self._kinds[kind] = _name(kind)
+        return name
 
     def _facts(self, head: Any) -> Any:
         """What is decided by a name: its placement, and which names Dask would shorten alike."""
@@ -189,9 +227,6 @@ class Names:
         """Numbers of the token that placements have for an array, and of the one in its name."""
         return self._token(token(head)), self._token(head.rpartition("-")[2])
 
-    def _index(self, part: Any) -> Any:
-        return part if type(part) is int else self.literal(part)
-
     def _text(self, text: str) -> Any:
         if text in self.heads:
             return ("ref", self.heads[text])
@@ -225,12 +260,31 @@ class Names:
 
     def _object(self, value: Any) -> Any:
         """An object of an unknown type: an array-like, maybe in a store."""
-        shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-        known = [*_name(type(value)), _plain(shape), str(dtype)]
+        shape = getattr(value, "shape", None)
+        if shape is None:
+            return self._name_of(type(value))
+        known = [*_name(type(value)), _plain(shape), str(getattr(value, "dtype", None))]
         store = store_of(value)
         if store is not None:
             known += [*_name(type(store)), _plain(store.chunks), str(getattr(store, "dtype", ""))]
         return tuple(known)
+
+
+_LITERALS: dict[type, Callable[[Names, Any], Any]] = {
+    **dict.fromkeys((type(None), bool, int, bytes, type(...)), Names._same),
+    **dict.fromkeys((float, complex), Names._fraction),
+    **dict.fromkeys((set, frozenset), Names._set),
+    str: Names._text,
+    tuple: Names._tuple,
+    list: Names._list,
+    dict: Names._mapping,
+    slice: Names._slice,
+    range: Names._range,
+    TaskRef: Names._ref,
+    Alias: Names._alias,
+    DataNode: Names._data,
+    Task: Names._task,
+}
 
 
 def _curried(function: Any) -> tuple[type, ...]:
@@ -268,13 +322,16 @@ def structure(graph: HighLevelGraph, names: Names) -> bytes:
     NoStructureError
         If a graph has parts of an unknown kind.
     """
-    view = GraphView(graph)
     for name in graph.layers:
         names.number(name)
+    for layer in graph.layers.values():
+        if not isinstance(layer, Blockwise):
+            for key in layer:
+                names.number(head_of(key))
     digest = blake2b(digest_size=32)
     for name, layer in graph.layers.items():
         reads = sorted(names.number(read) for read in graph.dependencies.get(name, ()))
-        own = _layer(view, name, layer, names)
+        own = _layer(name, layer, names)
         digest.update(_dumped((names.number(name), reads, _notes(layer, names), own)))
     digest.update(_dumped(names.facts))
     return digest.digest()
@@ -299,20 +356,13 @@ def _notes(layer: Layer, names: Names) -> Any:
     )
 
 
-def _layer(view: GraphView, name: str, layer: Layer, names: Names) -> Any:
+def _layer(name: str, layer: Layer, names: Names) -> Any:
     kind = type(layer).__name__
     if isinstance(layer, Blockwise):
         return (kind, _blockwise(layer, names))
-    tasks: Mapping[Any, Any] = layer
-    is_plain = all(isinstance(task, GraphNode) for task in layer.values())
-    if not is_plain:
-        futures = [key for key, value in layer.items() if _is_future(value)]
-        if len(futures) == len(layer):
-            return (kind, "futures", tuple(map(names.key, futures)))
-        tasks = view.tasks(name)
     if name in names.data:
-        return (kind, "data", tuple(map(names.key, tasks)))
-    return (kind, tuple((names.key(key), names.task(task)) for key, task in tasks.items()))
+        return (kind, "data", [names.key(key) for key in layer])
+    return (kind, [(names.key(key), names.literal(task)) for key, task in layer.items()])
 
 
 def _is_future(value: Any) -> bool:
@@ -337,7 +387,7 @@ def _blockwise(layer: Blockwise, names: Names) -> Any:
             for part, count in layer.numblocks.items()
             if part not in layer.io_deps
         ),
-        names.task(layer.task),
+        names.literal(layer.task),
         layer.concatenate,
         tuple((symbol, _chunks(size)) for symbol, size in layer.new_axes.items()),
         None if blocks is None else sorted(map(tuple, blocks)),

@@ -56,7 +56,6 @@ class Names:
     heads: dict[Any, int] = field(default_factory=dict)
     #: What is decided by each name, in the order of the numbers.
     facts: list[Any] = field(default_factory=list)
-    _splits: dict[str, int] = field(default_factory=dict)
     _tokens: dict[str, int] = field(default_factory=dict)
     _functions: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _kinds: dict[type, tuple[str, str]] = field(default_factory=dict)
@@ -194,8 +193,8 @@ class Names:
         return name
 
     def _facts(self, head: Any) -> Any:
-        """What is decided by a name: its placement, and which names Dask would shorten alike."""
-        split = self._splits.setdefault(key_split(head), len(self._splits))
+        """What is decided by a name: its placement, and the operation, by which Dask orders tasks."""
+        split = key_split(head)
         if not isinstance(head, str):
             return (split, type(head).__name__)
         operation, mark, _ = head.partition(MARK)
@@ -382,11 +381,7 @@ def _blockwise(layer: Blockwise, names: Names) -> Any:
         names.number(layer.output),
         layer.output_indices,
         tuple((argument(part, symbols), symbols) for part, symbols in layer.indices),
-        tuple(
-            tuple(count)
-            for part, count in layer.numblocks.items()
-            if part not in layer.io_deps
-        ),
+        tuple(tuple(count) for part, count in layer.numblocks.items() if part not in layer.io_deps),
         names.literal(layer.task),
         layer.concatenate,
         tuple((symbol, _chunks(size)) for symbol, size in layer.new_axes.items()),

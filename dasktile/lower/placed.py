@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dask.highlevelgraph import HighLevelGraph
 from dask.optimization import default_fused_keys_renamer
 from dask.order import order
+from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
 from dasktile.capture.base import GraphView
+from dasktile.capture.references import head_of
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
@@ -116,7 +118,7 @@ def placed_tasks(
     """
     ends = {key for keys in wanted.values() for key in keys}
     if known is None:
-        numbered = GraphTasks(merged(graph, wanted), wanted, (), limits)
+        numbered = GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits)
         tasks, known = dict(zip(numbered.keys, numbered.tasks, strict=True)), _known(numbered)
     else:
         tasks = _needed(graph, ends)
@@ -264,9 +266,9 @@ def _most_common(homes: Sequence[int | None]) -> int | None:
 def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
     """The keys about in Dask's order, and for each the places of those that it reads, ascending.
 
-    Dask breaks ties by hashes of keys; here numbers break them, so that nothing depends on hashes.
+    Dask breaks ties by hashes of keys; here numbers break them, so that nothing depends on names.
     """
-    keys = sorted(tasks, key=str)
+    keys = _sorted(tasks)
     number = {key: at for at, key in enumerate(keys)}
     reads = [
         sorted(number[read] for read in tasks[key].dependencies if read in number) for key in keys
@@ -284,6 +286,21 @@ def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:
         [keys[number] for number in ordered],
         [sorted(place[read] for read in reads[number]) for number in ordered],
     )
+
+
+def _sorted(keys: Iterable[Key]) -> list[Key]:
+    """Keys by operation, array and block, as Dask compares them, but for tokens in their names."""
+    keys = list(keys)
+    numbers: dict[Any, int] = {}
+    for key in keys:
+        numbers.setdefault(head_of(key), len(numbers))
+    operation = {head: key_split(head) for head in numbers}
+
+    def place(key: Key) -> tuple[str, int, str]:
+        head = head_of(key)
+        return operation[head], numbers[head], str(key[1:]) if isinstance(key, tuple) else ""
+
+    return sorted(keys, key=place)
 
 
 def _nothing() -> None:

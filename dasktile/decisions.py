@@ -1,4 +1,4 @@
-"""What was decided for computations that were planned before: a loop plans the same again and again.
+"""What was decided for computations that were planned before: a loop plans the same repeatedly.
 
 The key is a digest of all that decides: the structure of the graph and of the captured program, the
 placements of blocks, the request, the machine and the settings, but no names of keys.  The value is
@@ -28,6 +28,7 @@ from dasktile.ir import Program
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
 from dasktile.prediction import Prediction
 from dasktile.request import Request
+from dasktile.tiling import memo
 from dasktile.tiling.memo import named, on_program, unnamed
 from dasktile.tiling.plan import TilingPlan
 
@@ -122,8 +123,9 @@ _store = _Store()
 
 
 def forget() -> None:
-    """Forget all decisions."""
+    """Forget all decisions, and all tilings."""
     _store.clear()
+    memo.forget()
 
 
 def asked(request: Request, captured: Captured) -> Asked | None:

@@ -491,7 +491,8 @@ def tile(
     tables: SearchTables | None = None,
 ) -> TilingPlan:
     """Tile a captured program; options are as in `dasktile.tiling.tile`."""
-    return tile_again(
+    decide = tile_again if config.setting("reuse-plans") else tiling.tile
+    return decide(
         captured.program,
         workers=target.workers,
         threads=target.threads,

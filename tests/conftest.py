@@ -13,10 +13,10 @@ from distributed.utils import RateLimiterFilter
 
 import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.highlevel import failures
+from dasktile.decisions import forget
 from dasktile.ir.verify import verify_tiled
 from dasktile.lower import writer
 from dasktile.tiling import planner
-from dasktile.tiling.memo import forget
 
 # The tests of clusters reset the configuration to what it was when distributed.utils_test was
 # imported, so that settings made later, by a fixture for example, are lost in most tests.

@@ -192,10 +192,25 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"capture", "cluster", "config", "ir", "lower", "prediction", "request", "tiling"},
         set(),
     ),
+    "decisions": (
+        {
+            "_compat.flox",
+            "capture",
+            "config",
+            "ir",
+            "planning",
+            "prediction",
+            "request",
+            "tiling.memo",
+            "tiling.plan",
+        },
+        {"dask"},
+    ),
     "choice": (
         {
             "capture",
             "config",
+            "decisions",
             "ir",
             "lower",
             "planning",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dasktile
 from dasktile.capture.highlevel import capture
+from dasktile.decisions import forget
 from dasktile.lower.writer import lower
 from dasktile.tiling import tile
-from dasktile.tiling.memo import forget
 
 from .expressions import EXPRESSIONS
 

@@ -54,7 +54,7 @@ class Names:
 
     data: Collection[str] = ()
     heads: dict[Any, int] = field(default_factory=dict)
-    #: What is decided by each name, in the order of the numbers.
+    #: What each name decides, in the order of the numbers.
     facts: list[Any] = field(default_factory=list)
     _tokens: dict[str, int] = field(default_factory=dict)
     _functions: dict[int, tuple[Any, Any]] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class Names:
         return name
 
     def _facts(self, head: Any) -> Any:
-        """What is decided by a name: its placement, and the operation, by which Dask orders tasks."""
+        """What a name decides: the placement, and the operation, by which Dask orders tasks."""
         split = key_split(head)
         if not isinstance(head, str):
             return (split, type(head).__name__)

@@ -943,7 +943,7 @@ class _Writer(WrittenArrays):
         before = self.captured.graph
         layers: dict[str, Layer] = {}
         dependencies: dict[str, set[str]] = {}
-        stack = sorted(outputs, reverse=True)
+        stack = list(outputs)
         while stack:
             name = stack.pop()
             if name in layers:
@@ -956,8 +956,11 @@ class _Writer(WrittenArrays):
                 dependencies[name] = {
                     other for other in before.dependencies[name] if other in before.layers
                 }
-            stack.extend(sorted(dependencies[name]))
-        return HighLevelGraph(layers, dependencies)
+            stack.extend(dependencies[name])
+        # the order in which tasks are fused depends on no names
+        order = dict.fromkeys((*before.layers, *self.layers))
+        ordered = {name: layers[name] for name in order if name in layers}
+        return HighLevelGraph(ordered, dependencies)
 
     def fused(
         self,

@@ -145,7 +145,8 @@ def chosen_plan(request: Request) -> Candidate:
         If a limit that the user gave makes too many tasks.
     """
     captured = capture(request, {})
-    asked = decisions.asked(request, captured)
+    # where no plans are compared, tiles are all that is decided, and those are kept
+    asked = decisions.asked(request, captured) if _may_compare(request) else None
     chosen = None if asked is None else decisions.recall(asked)
     if chosen is None:
         chosen = _chosen(request, captured)
@@ -160,13 +161,17 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     tables = SearchTables()
     usual = candidate(request, captured, request.machine.settings(), tables=tables)
     assert usual is not None
-    may_compare = request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
     # the simulation knows no bytes of inputs that are on workers already
-    if may_compare and not any(node.homes for node in captured.program.nodes):
+    if _may_compare(request) and not any(node.homes for node in captured.program.nodes):
         usual = _unless_error(partial(_cheapest, request, captured, tables), usual)
     if _is_planned(request) and not _is_bundled(usual):
         return unchanged(usual, AGAIN)
     return usual
+
+
+def _may_compare(request: Request) -> bool:
+    """Whether plans may be compared by predicted runs."""
+    return request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
 
 
 def _is_bundled(plan: Candidate) -> bool:

@@ -77,7 +77,7 @@ def tasks_of(collections: Sequence[Any]) -> dict[Any, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("config", [{}, EAGER, {"dasktile.bundle": 0}])
+@pytest.mark.parametrize("config", [{}, EAGER])
 def test_a_plan_that_is_looked_up_is_that_of_planning_anew(config: dict[str, Any]) -> None:
     looked_up = 0
     with machine(cluster()), dask.config.set(config):

@@ -1,12 +1,15 @@
 """Processor seconds of planning: capture, tiling and lowering, by workload and by stage.
 
-    python -m benchmarks.planning [--goals] [--stages] [--only NAME] [--repeat 3] [--nodes 300]
-                                  [--json FILE]
+    python -m benchmarks.planning [--goals] [--stages] [--again] [--hook] [--only NAME]
+                                  [--repeat 3] [--nodes 300] [--size 1] [--json FILE]
 
 `--goals` plans workloads for 4 to 1,024 workers with ``dasktile.optimize`` and prints the processor
 time and the goal of each.  `--stages` plans expressions of three lengths and prints the time of
 every stage, the time per graph layer and the peak memory of planning.  By default both are printed.
 Nothing that was kept of an earlier plan is used.
+
+`--again` plans the workloads of the corpus twice, and prints the processor time of both plans, and
+of what is decided in them.  `--hook` times ``dasktile.array_optimize`` on about twenty tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +30,9 @@ import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
+from benchmarks.again import again, hook
 from benchmarks.papers.random_programs import random_program
+from dasktile import decisions
 from dasktile.capture.highlevel import capture
 from dasktile.lower.count import count_tasks
 from dasktile.lower.writer import lower
@@ -154,6 +159,7 @@ def cases() -> Iterator[Case]:
 
 def forget() -> None:
     """Forget everything that is kept of earlier plans."""
+    decisions.forget()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "dasktile":
             for value in list(vars(module).values()):
@@ -314,18 +320,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--goals", action="store_true")
     parser.add_argument("--stages", action="store_true")
+    parser.add_argument("--again", action="store_true")
+    parser.add_argument("--hook", action="store_true")
+    parser.add_argument("--size", type=float, default=1.0, help="of the workloads of the corpus")
     parser.add_argument("--only", help="a workload of the goals")
     parser.add_argument("--nodes", type=int, default=300)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json")
     arguments = parser.parse_args()
-    both = arguments.goals == arguments.stages
+    others = arguments.again or arguments.hook
+    both = arguments.goals == arguments.stages and (arguments.goals or not others)
     rows = []
     tables = []
     if arguments.goals or both:
         tables.append(goals(arguments.only, arguments.repeat))
     if (arguments.stages or both) and arguments.only is None:
         tables.append(stages(arguments.nodes, arguments.repeat))
+    if arguments.again:
+        tables.append(again(arguments.size, arguments.repeat, forget))
+    if arguments.hook:
+        tables.append(hook(10 * arguments.repeat, forget))
     for table in tables:
         for row in table:
             rows.append(row)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise, BlockwiseDep
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
@@ -61,6 +61,9 @@ class Names:
     _kinds: dict[type, tuple[str, str]] = field(default_factory=dict)
     _bytes: int = 0
 
+    def __post_init__(self) -> None:
+        self._rules = _Rules(self)
+
     def number(self, head: Any) -> int:
         """The number of the head of a key, or of the name of a layer."""
         number = self.heads.get(head)
@@ -73,25 +76,23 @@ class Names:
         """A key with a number in place of its head."""
         if type(key) is not tuple or not key:
             return self.number(key)
-        number = self.heads.get(key[0])
-        if number is None:
+        try:
+            number = self.heads[key[0]]
+        except KeyError:
             number = self.number(key[0])
         if len(key) == 1 or type(key[-1]) is type(key[1]) is int:
             # other parts between two integers are no names
-            return (number, *key[1:])
-        return (number, *self.literals(key[1:]))
+            return number, key[1:]
+        return number, self.literals(key[1:])
 
     def literal(self, value: Any) -> Any:
         """What decides of a value that is part of a task."""
-        rule = _LITERALS.get(type(value))
-        return self._other(value) if rule is None else rule(self, value)
+        return self._rules[type(value)](value)
 
     def literals(self, values: Iterable[Any]) -> list[Any]:
         """What decides of some values."""
-        return [
-            value if type(value) is int else _LITERALS.get(type(value), Names._other)(self, value)
-            for value in values
-        ]
+        rules = self._rules
+        return [value if type(value) is int else rules[type(value)](value) for value in values]
 
     def _same(self, value: Any) -> Any:
         return value
@@ -104,7 +105,7 @@ class Names:
         first = value[0] if value else None
         if type(first) is str and first in self.heads:
             return ("ref", self.key(value))
-        if callable(first):
+        if first is not None and callable(first):
             return ("legacy", self.function(first), self.literals(value[1:]))
         return ("tuple", self.literals(value))
 
@@ -141,24 +142,31 @@ class Names:
             bool(getattr(task, "_data_producer", False)),
         )
 
+    def _future(self, value: Any) -> Any:
+        return ("ref", self.key(value.key))
+
+    def _unknown(self, value: Any) -> Any:
+        raise NoStructureError(f"a task of type {type(value).__name__}")
+
+    def rule(self, kind: type) -> Callable[[Any], Any]:
+        """What is called with values of a type.
+
+        Parameters
+        ----------
+        kind
+            The type.
+        """
+        if kind in _LITERALS:
+            return _LITERALS[kind].__get__(self)
+        for parent, rule in _PARENTS:
+            if issubclass(kind, parent):
+                return rule.__get__(self)
+        if kind.__name__ == "Future" and kind.__module__.startswith("distributed"):
+            return self._future
+        return self._other
+
     def _other(self, value: Any) -> Any:
-        if isinstance(value, Task):
-            return self._task(value)
-        if isinstance(value, GraphNode):
-            raise NoStructureError(f"a task of type {type(value).__name__}")
-        if isinstance(value, Mapping):
-            return self._mapping(value)
-        if isinstance(value, np.ndarray):
-            return self._array(value)
-        if isinstance(value, (np.dtype, np.generic)):
-            return self._scalar(value)
-        if isinstance(value, BlockwiseDep):
-            return self._blockwise_dep(value)
-        if _is_future(value):
-            return ("ref", self.key(value.key))
-        if callable(value):
-            return self.function(value)
-        return self._object(value)
+        return self.function(value) if callable(value) else self._object(value)
 
     def function(self, function: Any) -> Any:
         """What decides of a function: its module and name, and what it was called with."""
@@ -269,21 +277,42 @@ class Names:
         return tuple(known)
 
 
-_LITERALS: dict[type, Callable[[Names, Any], Any]] = {
+class _Rules(dict[type, Callable[[Any], Any]]):
+    """By type, what is called with a value."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__()
+        self.names = names
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        rule = self[kind] = self.names.rule(kind)
+        return rule
+
+
+#: Methods for values of a type.
+_LITERALS: dict[type, Any] = {
     **dict.fromkeys((type(None), bool, int, bytes, type(...)), Names._same),
     **dict.fromkeys((float, complex), Names._fraction),
     **dict.fromkeys((set, frozenset), Names._set),
     str: Names._text,
     tuple: Names._tuple,
     list: Names._list,
-    dict: Names._mapping,
     slice: Names._slice,
     range: Names._range,
     TaskRef: Names._ref,
     Alias: Names._alias,
     DataNode: Names._data,
-    Task: Names._task,
 }
+
+#: The same for values of other types, by a type that theirs is derived from.
+_PARENTS: tuple[tuple[Any, Any], ...] = (
+    (Task, Names._task),
+    (GraphNode, Names._unknown),
+    (Mapping, Names._mapping),
+    (np.ndarray, Names._array),
+    ((np.dtype, np.generic), Names._scalar),
+    (BlockwiseDep, Names._blockwise_dep),
+)
 
 
 def _curried(function: Any) -> tuple[type, ...]:
@@ -325,8 +354,8 @@ def structure(graph: HighLevelGraph, names: Names) -> bytes:
         names.number(name)
     for layer in graph.layers.values():
         if not isinstance(layer, Blockwise):
-            for key in layer:
-                names.number(head_of(key))
+            for head in dict.fromkeys([head_of(key) for key in _tasks(layer)]):
+                names.number(head)
     digest = blake2b(digest_size=32)
     for name, layer in graph.layers.items():
         reads = sorted(names.number(read) for read in graph.dependencies.get(name, ()))
@@ -361,12 +390,13 @@ def _layer(name: str, layer: Layer, names: Names) -> Any:
         return (kind, _blockwise(layer, names))
     if name in names.data:
         return (kind, "data", [names.key(key) for key in layer])
-    return (kind, [(names.key(key), names.literal(task)) for key, task in layer.items()])
+    tasks = _tasks(layer)
+    return (kind, list(map(names.key, tasks)), names.literals(tasks.values()))
 
 
-def _is_future(value: Any) -> bool:
-    kind = type(value)
-    return kind.__name__ == "Future" and kind.__module__.startswith("distributed")
+def _tasks(layer: Layer) -> Mapping[Any, Any]:
+    """The tasks of a layer, in a dict if that takes no time."""
+    return layer.mapping if isinstance(layer, MaterializedLayer) else layer
 
 
 def _blockwise(layer: Blockwise, names: Names) -> Any:

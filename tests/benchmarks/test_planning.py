@@ -6,6 +6,8 @@ import dask.array as da
 import pytest
 
 from benchmarks import planning
+from benchmarks.again import hook, planned_again
+from benchmarks.corpus import WORKLOADS
 
 
 def test_a_plan_is_timed_against_its_goal() -> None:
@@ -28,3 +30,16 @@ def test_the_stages_of_a_plan_are_timed() -> None:
     row = planning.measure(8, 4, 1)
     assert row["nodes"] > 0
     assert row["total_ms"] > 0
+
+
+def test_the_second_plan_of_a_workload_is_timed() -> None:
+    workload = WORKLOADS["coiled.sum_residuals"]
+    row = planned_again(workload, 0.1, 4, 1, planning.forget)
+    assert row["first"] >= row["deciding_first"] > 0
+    assert row["again"] >= row["deciding_again"]
+
+
+def test_the_hook_is_timed() -> None:
+    first, again = hook(1, planning.forget)
+    assert first["tasks"] == again["tasks"] > 10
+    assert first["computing"] > 0

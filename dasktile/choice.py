@@ -435,7 +435,8 @@ def _other_plan(
         pays = all(_may_pay(plan, other) for other in tried)
         return is_new and pays and _may_replace(request, plan, usual)
 
-    other = candidate(request, captured, settings, is_worth_writing, tables=tables, **options)
+    same = None if usual.planned.pinned else usual.planned
+    other = candidate(request, captured, settings, is_worth_writing, same, tables=tables, **options)
     # it may have become that of the input's own graph
     if other is None or not _may_replace(request, other, usual):
         return None

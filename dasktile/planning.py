@@ -101,6 +101,7 @@ def candidate(
     captured: Captured,
     settings: Settings,
     is_worth_writing: Callable[[Candidate], bool] = lambda plan: True,
+    other: PlannedRequest | None = None,
     **options: Any,
 ) -> Candidate | None:
     """A plan, and its graph if that had to be written to check the plan.
@@ -116,6 +117,8 @@ def candidate(
         The arrays, the captured program, and the settings of the plan.
     is_worth_writing
         Whether the graph of a plan is worth writing; None is returned if it is not.
+    other
+        Another plan of the same program, which needs the same blocks.
     options
         Those of `tile`.
 
@@ -130,7 +133,8 @@ def candidate(
     """
     pinned: dict[str, str] = {}
     for _ in range(2):
-        planned = replace(plan_request(request, captured, settings, **options), pinned=pinned)
+        planned = plan_request(request, captured, settings, other, **options)
+        planned = replace(planned, pinned=pinned)
         too_many = too_many_tasks(request, planned.plan)
         if too_many is not None:
             if options.get("force"):
@@ -151,7 +155,7 @@ def candidate(
             if "keep" in options or not request.machine.placed:
                 return unchanged(chosen, HANDED)
             options = {"keep": HANDED, "tables": options.get("tables")}
-            return candidate(request, captured, settings, is_worth_writing, **options)
+            return candidate(request, captured, settings, is_worth_writing, other, **options)
         lowered = lower_plan(request, planned)
         if handed is not None and _has_costly_tasks(request, planned.plan, lowered, handed):
             return unchanged(chosen, MANY_PIECES)
@@ -164,7 +168,7 @@ def candidate(
             for index, node in enumerate(nodes)
             if some[index] or any(some[edge.producer] for edge in node.edges)
         }
-        captured = capture(request, pinned)
+        captured, other = capture(request, pinned), None
     return unchanged(chosen, "a re-tiled graph would compute blocks that Dask would not compute")
 
 
@@ -359,9 +363,13 @@ def _computes_unneeded(planned: PlannedRequest, lowered: Lowered) -> bool:
 
 
 def plan_request(
-    request: Request, captured: Captured, settings: Settings, **options: Any
+    request: Request,
+    captured: Captured,
+    settings: Settings,
+    other: PlannedRequest | None = None,
+    **options: Any,
 ) -> PlannedRequest:
-    """Choose tiles; the options are those of `tile`."""
+    """Choose tiles; arguments are as in `candidate`."""
     target = request.machine
     limit = target.memory_limit
     options["final"] = _required_chunks(request, captured)
@@ -377,7 +385,9 @@ def plan_request(
     _verify(request, plan, limit)
     wanted: dict[str, Needed] = {}
     needed: dict[str, Needed] = {}
-    if plan.tiled is not None:
+    if plan.tiled is not None and other is not None and other.wanted:
+        wanted, needed = dict(other.wanted), dict(other.needed)
+    elif plan.tiled is not None:
         wanted = wanted_blocks(request)
         needed = _needed(request, captured, wanted)
     if plan.origin is not None:

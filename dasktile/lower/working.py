@@ -99,15 +99,22 @@ def working_bytes(
         return _decoded_bytes(task.args[0], task.args[1], value) if len(task.args) >= 2 else 0
     every = sum(inputs.values())
     held = 0.0
-    flox = flox_names()
     for part in (task.kwargs.get("sum"), *_called(function)):
-        if flox is not None and part is flox.chunk:
-            held += _GROUPED * every
-        elif flox is not None and part in (flox.combine, flox.aggregate):
-            held += _GROUPS_JOINED * max(size * len(inputs), every)
+        if str(getattr(part, "__module__", "")).startswith("flox."):
+            held += _held_by_flox(part, size * len(inputs), every)
         elif callable(part):
             held += _COPIED.get(part, 0.0) * every
     return int(held)
+
+
+def _held_by_flox(function: Any, results: int, inputs: int) -> float:
+    """Bytes that a function of flox holds, of results for each input and of inputs of some size."""
+    flox = flox_names()
+    if flox is not None and function is flox.chunk:
+        return _GROUPED * inputs
+    if flox is not None and function in (flox.combine, flox.aggregate):
+        return _GROUPS_JOINED * max(results, inputs)
+    return 0.0
 
 
 def _called(function: Any) -> Iterator[Any]:

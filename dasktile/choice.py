@@ -98,9 +98,12 @@ def is_quick(request: Request) -> bool:
     """
     if request.method != "auto":
         return False
-    if len(list(islice(flatten([request.keys]), MOST_QUICK + 1))) > MOST_QUICK:
+    wanted = list(islice(flatten([request.keys]), MOST_QUICK + 1))
+    if len(wanted) > MOST_QUICK:
         return False
     most = min(MOST_QUICK, least_tasks(request.graph, request.names) // TASKS_PER_NEEDED)
+    if len(set(wanted)) > most:
+        return False
     return count_needed(request.graph, request.keys, most) <= most
 
 

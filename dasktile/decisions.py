@@ -224,12 +224,12 @@ def recall(given: Asked) -> Candidate | None:
     pinned = {heads[number]: reason for number, reason in decision.pinned}
     if pinned:
         captured = capture(request, pinned)
-    plan = decision.plan
-    if plan.origin is None:
-        plan = on_program(plan, captured.program)
+    origin = decision.plan.origin
+    if origin is None:
+        plan = on_program(decision.plan, captured.program)
     else:
-        plan = named(plan, [node.name for node in captured.program.nodes])
-        captured = extend(captured, plan.program, plan.origin)
+        plan = named(decision.plan, [node.name for node in captured.program.nodes])
+        captured = extend(captured, plan.program, origin)
     planned = PlannedRequest(
         captured,
         plan,

@@ -60,9 +60,7 @@ class Names:
     _functions: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     _kinds: dict[type, tuple[str, str]] = field(default_factory=dict)
     _bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self._rules = _Rules(self)
+    _rules: _Rules = field(default_factory=lambda: _Rules())
 
     def number(self, head: Any) -> int:
         """The number of the head of a key, or of the name of a layer."""
@@ -87,12 +85,14 @@ class Names:
 
     def literal(self, value: Any) -> Any:
         """What decides of a value that is part of a task."""
-        return self._rules[type(value)](value)
+        return self._rules[type(value)](self, value)
 
     def literals(self, values: Iterable[Any]) -> list[Any]:
         """What decides of some values."""
         rules = self._rules
-        return [value if type(value) is int else rules[type(value)](value) for value in values]
+        return [
+            value if type(value) is int else rules[type(value)](self, value) for value in values
+        ]
 
     def _same(self, value: Any) -> Any:
         return value
@@ -148,23 +148,6 @@ class Names:
     def _unknown(self, value: Any) -> Any:
         raise NoStructureError(f"a task of type {type(value).__name__}")
 
-    def rule(self, kind: type) -> Callable[[Any], Any]:
-        """What is called with values of a type.
-
-        Parameters
-        ----------
-        kind
-            The type.
-        """
-        if kind in _LITERALS:
-            return _LITERALS[kind].__get__(self)
-        for parent, rule in _PARENTS:
-            if issubclass(kind, parent):
-                return rule.__get__(self)
-        if kind.__name__ == "Future" and kind.__module__.startswith("distributed"):
-            return self._future
-        return self._other
-
     def _other(self, value: Any) -> Any:
         return self.function(value) if callable(value) else self._object(value)
 
@@ -177,7 +160,7 @@ class Names:
         return known[1]
 
     def _function(self, function: Any) -> Any:
-        if isinstance(function, (partial, *_curried(function))):
+        if _is_partial(function):
             options = sorted(function.keywords.items())
             return (
                 "partial",
@@ -252,7 +235,7 @@ class Names:
         self._bytes += array.nbytes
         if self._bytes > MOST_BYTES:
             raise NoStructureError("many integers")
-        return (*described, blake2b(np.ascontiguousarray(array)).digest())
+        return (*described, blake2b(array.tobytes()).digest())
 
     def _scalar(self, value: Any) -> Any:
         if isinstance(value, np.dtype):
@@ -277,15 +260,17 @@ class Names:
         return tuple(known)
 
 
-class _Rules(dict[type, Callable[[Any], Any]]):
-    """By type, what is called with a value."""
+class _Rules(dict[type, Any]):
+    """By type, the method of `Names` that is called with a value."""
 
-    def __init__(self, names: Names) -> None:
-        super().__init__()
-        self.names = names
-
-    def __missing__(self, kind: type) -> Callable[[Any], Any]:
-        rule = self[kind] = self.names.rule(kind)
+    def __missing__(self, kind: type) -> Any:
+        rule = _LITERALS.get(kind)
+        if rule is None:
+            rule = next((own for parent, own in _PARENTS if issubclass(kind, parent)), None)
+        if rule is None:
+            is_future = kind.__name__ == "Future" and kind.__module__.startswith("distributed")
+            rule = Names._future if is_future else Names._other
+        self[kind] = rule
         return rule
 
 
@@ -315,9 +300,9 @@ _PARENTS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def _curried(function: Any) -> tuple[type, ...]:
-    """The type of a curried function."""
-    return (type(function),) if type(function).__name__ == "curry" else ()
+def _is_partial(function: Any) -> bool:
+    """Whether a function is another one with some arguments."""
+    return isinstance(function, partial) or type(function).__name__ == "curry"
 
 
 def _name(function: Any) -> tuple[str, str]:

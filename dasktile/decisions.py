@@ -25,6 +25,7 @@ from dasktile.capture.extend import extend
 from dasktile.capture.rules.sources import InMemory
 from dasktile.capture.structure import Names, NoStructureError, structure
 from dasktile.ir import Program
+from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.planning import Candidate, PlannedRequest, capture, lower_plan
 from dasktile.prediction import Prediction
 from dasktile.request import Request
@@ -53,8 +54,8 @@ class _Decision:
         As in `PlannedRequest`, by the numbers of the arrays.
     is_lowered
         Whether a graph was written.
-    share
-        Bytes of a bundle over those that the limits allow.
+    form
+        How tasks are bundled and ordered.
     before, after
         The predictions.
     """
@@ -64,7 +65,7 @@ class _Decision:
     wanted: Mapping[int, Needed]
     needed: Mapping[int, Needed]
     is_lowered: bool
-    share: float
+    form: BundleForm
     before: Prediction | None
     after: Prediction | None
 
@@ -237,7 +238,7 @@ def recall(given: Asked) -> Candidate | None:
         {heads[number]: blocks for number, blocks in decision.needed.items()},
         pinned,
     )
-    lowered = lower_plan(request, planned, decision.share) if decision.is_lowered else None
+    lowered = lower_plan(request, planned, decision.form) if decision.is_lowered else None
     return Candidate(planned, lowered, decision.before, decision.after)
 
 
@@ -258,7 +259,7 @@ def remember(given: Asked, chosen: Candidate) -> None:
         {heads[name]: blocks for name, blocks in planned.wanted.items()},
         {heads[name]: blocks for name, blocks in planned.needed.items()},
         lowered is not None,
-        1.0 if lowered is None else lowered.share,
+        USUAL if lowered is None else lowered.bundled.form,
         chosen.before,
         chosen.after,
     )

@@ -17,6 +17,7 @@ from dasktile.cluster.located import located
 from dasktile.cluster.target import Machine
 from dasktile.ir import Chunks, Kind, Node, hand_over, hand_over_evenly
 from dasktile.ir.verify import verify_program, verify_tiled
+from dasktile.lower.bundle import USUAL, BundleForm
 from dasktile.lower.count import count_tasks
 from dasktile.lower.settings import DEFAULTS as LOWER_DEFAULTS
 from dasktile.lower.writer import Lowered, lower
@@ -242,15 +243,15 @@ def most_bundled(machine: Machine) -> int:
     return most if most > 1 else 0
 
 
-def lower_plan(request: Request, planned: PlannedRequest, share: float = 1.0) -> Lowered:
+def lower_plan(request: Request, planned: PlannedRequest, form: BundleForm = USUAL) -> Lowered:
     """Write the graph of a plan.
 
     Parameters
     ----------
     request, planned
         The arrays, and their plan.
-    share
-        Bytes of a bundle over those that are usual.
+    form
+        How tasks are bundled and ordered.
     """
     plan = planned.plan
     assert plan.tiled is not None
@@ -270,7 +271,7 @@ def lower_plan(request: Request, planned: PlannedRequest, share: float = 1.0) ->
         watched=planned.watched(),
         bundle_tasks=most_bundled(machine),
         bundle_bytes=min(usual, machine.memory_limit or usual),
-        bundle_share=share,
+        bundle_form=form,
     )
 
 

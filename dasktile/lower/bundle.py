@@ -31,7 +31,7 @@ from dasktile.lower.anchored import Anchored
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
-from dasktile.lower.run_order import live_bytes, step_order
+from dasktile.lower.run_order import live_bytes, run_order, step_order
 from dasktile.lower.runs import Run, RunLimits, TaskTable, form_runs
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.placement import MARK, Placement, decode
@@ -44,6 +44,26 @@ Path = tuple[int, ...]
 
 #: Longest tuple in a bundle's value.  ``dask.sizeof`` measures a random sample of longer ones.
 _MAX_TUPLE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class BundleForm:
+    """How the tasks of a plan are bundled and ordered.
+
+    Parameters
+    ----------
+    share
+        Bytes of a bundle over those that the limits allow.
+    in_steps
+        Whether tasks run in `step_order`.  All of them have ranks then, those in no bundle, too.
+    """
+
+    share: float = 1.0
+    in_steps: bool = False
+
+
+#: The form that is tried first.
+USUAL = BundleForm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +104,22 @@ class Bundled:
         """
         if self.source is None or not self.runs:
             return self
-        runs = self.source.runs(share)
-        return self if runs == self.runs else self.source.bundled(runs)
+        source = self.source.formed(replace(self.form, share=share))
+        runs = source.runs()
+        return self if runs == self.runs else source.bundled(runs)
 
     def in_steps(self) -> Bundled:
-        """The graph whose tasks run in `step_order`; the same object if that saves little memory.
-
-        All of its tasks have ranks, those in no bundle, too.
-        """
+        """The graph whose tasks run in `step_order`; the same object if that saves little memory."""
         if self.source is None:
             return self
-        source = self.source.in_steps()
+        source = self.source.formed(replace(self.form, in_steps=True))
         least = self.source.tasks.settings.steps_save * self.source.table.peak
         return source.bundled(source.runs()) if source.table.peak < least else self
+
+    @property
+    def form(self) -> BundleForm:
+        """How the tasks are bundled and ordered."""
+        return BundleForm() if self.source is None else self.source.form
 
 
 def bundle(
@@ -105,7 +128,7 @@ def bundle(
     named: Collection[str],
     order: Sequence[str],
     limits: BundleLimits,
-    share: float = 1.0,
+    form: BundleForm = USUAL,
 ) -> Bundled:
     """The graph with bundles in place of tasks; the same graph if they gain nothing.
 
@@ -124,8 +147,8 @@ def bundle(
         Names of layers, in an order that does not depend on the names.
     limits
         What may be bundled.
-    share
-        Bytes of a bundle over those that the limits allow.
+    form
+        How they are bundled and ordered.
     """
     if limits.tasks < 2 or missing(FUSE):
         return Bundled(graph)
@@ -133,8 +156,8 @@ def bundle(
     if sum(map(len, fewer.graph.layers.values())) > limits.settings.max_tasks:
         return Bundled(graph)
     tasks = GraphTasks(fewer, wanted, order, limits)
-    source = _Unbundled(graph, tasks, named, tasks.table)
-    return source.bundled(source.runs(share))
+    source = _Unbundled(graph, tasks, named, tasks.table).formed(form)
+    return source.bundled(source.runs())
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,23 +172,26 @@ class _Unbundled:
         The outputs that must keep their names.
     table
         The tasks, in the order in which they run.
-    all_ranked
-        Whether tasks in no bundle have ranks, too.
+    form
+        How they are bundled and ordered.
     """
 
     graph: HighLevelGraph
     tasks: GraphTasks
     named: Collection[str]
     table: TaskTable
-    all_ranked: bool = False
+    form: BundleForm = USUAL
 
-    def in_steps(self) -> _Unbundled:
-        """The same tasks in `step_order`."""
-        return replace(self, table=replace(self.table, arrange=step_order), all_ranked=True)
+    def formed(self, form: BundleForm) -> _Unbundled:
+        """The same tasks to be bundled and ordered in another way."""
+        table = self.table
+        if form.in_steps != self.form.in_steps:
+            table = replace(table, arrange=step_order if form.in_steps else run_order)
+        return replace(self, table=table, form=form)
 
-    def runs(self, share: float = 1.0) -> list[Run]:
-        """The tasks of each bundle, if it may have a share of the bytes."""
-        return form_runs(self.table, _run_limits(self.tasks.limits, share))
+    def runs(self) -> list[Run]:
+        """The tasks of each bundle."""
+        return form_runs(self.table, _run_limits(self.tasks.limits, self.form.share))
 
     def bundled(self, runs: Sequence[Run]) -> Bundled:
         """The graph with these bundles; without bundles if they gain nothing."""
@@ -175,7 +201,7 @@ class _Unbundled:
             outputs = {written.names.get(name, name) for name in self.tasks.wanted}
             if _most_tasks(new, outputs) < sum(self.table.counts):
                 return self.result(written, new)
-        if not (self.tasks.needs_names or self.all_ranked):
+        if not (self.tasks.needs_names or self.form.in_steps):
             return Bundled(self.graph, source=self)
         # no bundles, but names that give homes, or ranks
         written = _Written(self, ())
@@ -188,7 +214,7 @@ class _Unbundled:
         )
 
 
-def _run_limits(limits: BundleLimits, share: float = 1.0) -> RunLimits:
+def _run_limits(limits: BundleLimits, share: float) -> RunLimits:
     """The limits of runs, with a share of the bytes."""
     settings = limits.settings
     work = int(share * limits.work)
@@ -268,7 +294,7 @@ class _Written:
             if number not in self.run_of
             and (number in self.shared or (tasks.is_loose(number) and number not in tasks.kept))
         }
-        if source.all_ranked:
+        if source.form.in_steps:
             same = {*self.run_of, *tasks.frozen, *tasks.kept}
             others = (number for number in range(len(tasks.keys)) if number not in same)
             self.changed.update(number for number in others if not tasks.is_free(number))

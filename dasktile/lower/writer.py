@@ -45,7 +45,7 @@ from dasktile.ir import (
 )
 from dasktile.lower.anchored import anchor_tasks
 from dasktile.lower.block_groups import block_groups
-from dasktile.lower.bundle import Bundled, bundle
+from dasktile.lower.bundle import USUAL, BundleForm, Bundled, bundle
 from dasktile.lower.emit import (
     LoweringContext,
     emit,
@@ -125,13 +125,10 @@ class Lowered:
         The graph before its tasks were bundled.
     bundled
         The graph: no more than all outputs together need.
-    share
-        Bytes of a bundle over those that the limits allow.
     """
 
     written: Written
     bundled: Bundled
-    share: float = 1.0
 
     @property
     def graph(self) -> HighLevelGraph:
@@ -177,7 +174,7 @@ class Lowered:
             Bytes of a bundle over those that the limits allow.
         """
         bundled = self.bundled.resized(share)
-        return self if bundled is self.bundled else Lowered(self.written, bundled, share)
+        return self if bundled is self.bundled else Lowered(self.written, bundled)
 
     def in_steps(self) -> Lowered:
         """The graph in an order that needs less memory; the same object if it saves little.
@@ -203,7 +200,7 @@ def lower(
     watched: Sequence[int] = (),
     bundle_tasks: int = 0,
     bundle_bytes: int = 0,
-    bundle_share: float = 1.0,
+    bundle_form: BundleForm = USUAL,
     settings: LowerSettings = DEFAULTS,
 ) -> Lowered:
     """Write a program with the tiles of a plan.
@@ -232,8 +229,8 @@ def lower(
         Tasks that one bundle runs at most; less than 2 disables bundles.
     bundle_bytes
         Bytes of the inputs and results that one bundle may have in memory at the same time.
-    bundle_share
-        Bytes of a bundle over those that are usual, as for `Lowered.resized`.
+    bundle_form
+        How tasks are bundled and ordered.
     settings
         Numbers of the policy by which tasks are written.
 
@@ -289,8 +286,8 @@ def lower(
     if bundle_tasks > 1:
         named = {name for name in names if name is not None}
         order = list(dict.fromkeys([*captured.graph.layers, *writer.layers]))
-        bundled = bundle(graph, keys, named, order, limits, bundle_share)
-    return Lowered(Written(written, keys, limits, computed, writer.made), bundled, bundle_share)
+        bundled = bundle(graph, keys, named, order, limits, bundle_form)
+    return Lowered(Written(written, keys, limits, computed, writer.made), bundled)
 
 
 def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:

@@ -81,6 +81,7 @@ EXPRESSIONS: dict[str, Callable[[], tuple[Any, Any]]] = {
                                 np.cumsum(X, axis=1).T),
     "along an axis": lambda: (da.apply_along_axis(np.sort, 1, x()).T, np.sort(X, axis=1).T),
     "isin": lambda: (da.isin(v(), [2, 3])[::-1], np.isin(V, [2, 3])[::-1]),
+    "gradient": lambda: (da.gradient(x(), axis=0).T, np.gradient(X, axis=0).T),
     "overlap": lambda: (x().map_overlap(operator.neg, depth=1, boundary="none", dtype="f8").T,
                         -X.T),
     "block number": lambda: (x().map_blocks(numbered, dtype="f8").T, X.T),

@@ -347,6 +347,8 @@ along_axis_block: Any = _lookup(
     _ROUTINES, "_inner_apply_along_axis", "apply_along_axis is unchanged"
 )
 isin_block: Any = _lookup(_ROUTINES, "_isin_kernel", "isin is unchanged")
+gradient_block: Any = _lookup(_ROUTINES, "_gradient_kernel", "gradient is unchanged")
+block_kwargs: Any = _lookup(_CORE, "_pass_extra_kwargs", "gradient is unchanged")
 
 # Reductions ---------------------------------------------------------------------------
 

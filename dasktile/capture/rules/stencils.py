@@ -3,8 +3,9 @@
 dask writes the first in four steps: every block is extended by its neighbours' edges (after an
 optional boundary is added around the array), blocks of boundary alone are dropped, the
 function is applied, and the edges are trimmed.  They become one node whose input window is
-wider than its output.  ``sliding_window_view`` is written in the same way, without boundaries and
-without trimming; xarray's ``rolling`` reduces its result.
+wider than its output.  ``da.gradient`` is written like this, with a function of Dask.
+``sliding_window_view`` is, without boundaries and without trimming; xarray's ``rolling`` reduces
+its result.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from dasktile._compat.dask import ArrayOverlapLayer, Task, trim
 from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation, added_axes
 from dasktile.capture.corrections import called_function
 from dasktile.capture.references import Key
+from dasktile.capture.rules.gradients import Coordinates, Gradient, read_gradient
 from dasktile.capture.rules.provenance import NotTraceable, Trace, TracedBlock
 from dasktile.capture.user_kernels import KernelUse, lookup
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
+
+#: For every axis, the depth before and after and whether it has a boundary; the input layer.
+Trimming = tuple[tuple[tuple[int, int], ...], tuple[bool, ...], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +49,15 @@ class Stencil:
         the depth of the boundary around the input.
     shape
         Of the input.
+    coordinates
+        Positions of the elements along an axis that the function reads, if it reads any.
     """
 
     task: Task
     block: Key
     offset: tuple[int, ...]
     shape: tuple[int, ...]
+    coordinates: Coordinates | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,12 +125,17 @@ def stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
     return _stencil(view, name) or _declined(view, name)
 
 
-def _stencil(view: GraphView, name: str) -> Operation | None:
+def _stencil(view: GraphView, name: str) -> Operation | NotRecognised | None:
     trimming = read_trim(view, name)
     new = view.array(name)
     if trimming is None or new is None or not all(map(all, new.chunks)):
         return None
     depths, padded, applied = trimming
+    gradient = read_gradient(view, applied, new.chunks)
+    if isinstance(gradient, NotRecognised):
+        return gradient
+    if gradient is not None:
+        return _gradient(view, new, gradient, trimming)
     task, block, use = _registered(view, applied)
     if task is None or use is None or use.whole_axes:
         return None
@@ -132,9 +145,41 @@ def _stencil(view: GraphView, name: str) -> Operation | None:
         return None
     if any(min(depths[axis]) < depth for axis, depth in halo.items()):
         return None  # the result depends on the chunks
+    old = _extended(view, new, block[0], trimming)
+    if old is None:
+        return None
+    return _operation(new, old, depths, padded, Stencil(task, block, (), old.shape))
+
+
+def _gradient(
+    view: GraphView, new: ArrayInfo, gradient: Gradient, trimming: Trimming
+) -> Operation | None:
+    depths, padded, applied = trimming
+    depth = [(0, 0)] * len(new.shape)
+    depth[gradient.axis] = (1, 1)
+    if depths != tuple(depth) or any(padded):
+        return None
+    (overlapped,) = view.dependencies(applied)
+    old = _extended(view, new, overlapped, trimming)
+    if old is None or old.dtype != new.dtype or new.dtype.kind not in "fc":
+        return None
+    # a tile of one element at the end of the axis needs as many neighbours as one-sided differences
+    depth[gradient.axis] = (gradient.depth, gradient.depth)
+    kernel = Stencil(gradient.task, gradient.block, (), old.shape, gradient.coordinates)
+    return replace(_operation(new, old, tuple(depth), padded, kernel), op="gradient")
+
+
+def _extended(
+    view: GraphView, new: ArrayInfo, overlapped: str, trimming: Trimming
+) -> ArrayInfo | None:
+    """The array whose blocks, with their neighbours' edges, a function is applied to.
+
+    None if its blocks are not those of the result `new` with these edges.
+    """
+    depths, padded, applied = trimming
     read = _expected(new, depths, padded)
     try:
-        old = _windows(view, block[0], new, read)
+        old = _windows(view, overlapped, new, read)
     except NotTraceable:
         return None
     inner = view.array(applied)
@@ -145,9 +190,7 @@ def _stencil(view: GraphView, name: str) -> Operation | None:
         n + (sum(depth) if around else 0)
         for n, depth, around in zip(new.shape, depths, padded, strict=True)
     )
-    if old.shape != wide or inner.dtype != new.dtype:
-        return None
-    return _operation(new, old, depths, padded, Stencil(task, block, (), old.shape))
+    return old if old.shape == wide and inner.dtype == new.dtype else None
 
 
 def _declined(view: GraphView, name: str) -> NotRecognised | None:
@@ -212,7 +255,7 @@ def _operation(
             Label(size, Role.FREE, cuts) for size, cuts in zip(new.shape, new.chunks, strict=True)
         ),
         out=tuple(AxisMap(axis) for axis in range(len(new.shape))),
-        kernel=Stencil(kernel.task, kernel.block, offset, old.shape),
+        kernel=replace(kernel, offset=offset),
         inputs=(
             Input(
                 old.name,
@@ -228,9 +271,7 @@ def _operation(
     )
 
 
-def read_trim(
-    view: GraphView, name: str
-) -> tuple[tuple[tuple[int, int], ...], tuple[bool, ...], str] | None:
+def read_trim(view: GraphView, name: str) -> Trimming | None:
     """For every axis, the depth before and after and whether it has a boundary; the input layer.
 
     None for a layer that does not trim its input.

@@ -150,14 +150,19 @@ def _stencil(kernel: Stencil, context: LoweringContext) -> EmittedLayers:
     tasks: dict[Key, GraphNode] = {}
     for block, at in _blocks(context):
         key = (context.name, *block)
-        applied = kernel.task.substitute({kernel.block: _read(source, edge.axes, at)}, key=None)
-        index = []
+        index, read = [], []
         for axis, number in enumerate(block):
             lo, hi = edges[axis][number], edges[axis][number + 1]
             begin, end = edge.axes[axis].interval(lo, hi, kernel.shape[axis])
             front = lo + kernel.offset[axis] - begin
             whole = front == 0 and end - begin == hi - lo
             index.append(slice(None) if whole else slice(front, front + hi - lo))
+            read.append(slice(begin, end))
+        known: dict[Any, Any] = {kernel.block: _read(source, edge.axes, at)}
+        if kernel.coordinates is not None:
+            values = kernel.coordinates.values[read[kernel.coordinates.axis]]
+            known[kernel.coordinates.key] = DataNode(None, values)
+        applied = kernel.task.substitute(known, key=None)
         tasks[key] = Task(key, trimmed, applied, tuple(index))
     emitted = EmittedLayers()
     emitted.add(context.name, tasks, {source})

@@ -86,7 +86,7 @@ def read_gradient(view: GraphView, name: str, chunks: Chunks) -> Gradient | NotR
     reads = [(value, symbols) for value, symbols in layer.indices if symbols is not None]
     if len(literals) != 2 or len(reads) != 2 or literals[0] is not gradient_block:
         return None
-    number, (_, symbols) = layer.io_deps.get(reads[0][0]), reads[1]
+    number, (_, symbols) = layer.io_deps.get(str(reads[0][0])), reads[1]
     if literals[1] != ("block_id",) or not isinstance(number, ArrayBlockIdDep):
         return None
     options = dict(layer.task.kwargs)
@@ -112,14 +112,9 @@ def read_gradient(view: GraphView, name: str, chunks: Chunks) -> Gradient | NotR
             "gradient: its coordinates are evenly spaced in some blocks only, where NumPy uses"
             " another formula"
         )
-    task = Task(
-        None,
-        uneven_gradient if False in even else np.gradient,
-        TaskRef(_BLOCK),
-        TaskRef(_COORDINATES),
-        axis=axis,
-        edge_order=order,
-    )
+    function: Any = uneven_gradient if False in even else np.gradient
+    read = TaskRef(_BLOCK), TaskRef(_COORDINATES)
+    task = Task(None, function, *read, axis=axis, edge_order=order)
     return Gradient(task, _BLOCK, axis, order, Coordinates(axis, _COORDINATES, values))
 
 

@@ -33,6 +33,8 @@ class FloxNames:
         Finish a reduction, and combine partial results of blocks, both given nested lists.
     chunk, expand
         Reduce a block to a partial result by group, and give it an axis to be combined along.
+    reduce
+        Computes the groups of a block, all elements of which are in it.
     reindex
         Selects groups of a partial result.
     strategy
@@ -51,6 +53,7 @@ class FloxNames:
     combine: Function
     chunk: Function
     expand: Function
+    reduce: Function
     reindex: Function
     strategy: type
     arrays: tuple[Any, ...]
@@ -74,6 +77,7 @@ def flox_names() -> FloxNames | None:
             combine=dask._simple_combine,  # type: ignore[union-attr]
             chunk=core.chunk_reduce,  # type: ignore[union-attr]
             expand=dask._expand_dims,  # type: ignore[union-attr]
+            reduce=core._reduce_blockwise,  # type: ignore[union-attr]
             reindex=dask.reindex_intermediates,  # type: ignore[union-attr]
             strategy=reindex.ReindexStrategy,  # type: ignore[union-attr]
             arrays=(kinds.AUTO, kinds.NUMPY),

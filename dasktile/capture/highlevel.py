@@ -40,6 +40,7 @@ from dasktile.capture.rules import (
     sources,
     transforms,
     views,
+    whole_groups,
 )
 from dasktile.capture.unchanged import opaque
 from dasktile.capture.undeclared import declare_reads
@@ -57,6 +58,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *sources.RECOGNISERS,
     *blockwise.RECOGNISERS,
     *groups.RECOGNISERS,
+    *whole_groups.RECOGNISERS,
     *views.RECOGNISERS,
     *folds.RECOGNISERS,
     blockwise.block_dependent,

@@ -102,21 +102,28 @@ class AxisMap:
 
     ``label=None`` means that every iteration uses the whole axis, as for an axis of size one that
     is broadcast.
+
+    Windows of several sizes, one after the other, as the days of months, have `breaks`: iteration
+    ``t`` reads ``[breaks[t], breaks[t + 1])``, and `step` and `width` are the largest size.
     """
 
     label: int | None
     start: int = 0
     step: int = 1
     width: int = 1
+    breaks: tuple[int, ...] = ()
 
     @property
     def identity(self) -> bool:
-        return self.label is not None and (self.start, self.step, self.width) == (0, 1, 1)
+        plain = (self.start, self.step, self.width, self.breaks) == (0, 1, 1, ())
+        return self.label is not None and plain
 
     def interval(self, lo: int, hi: int, size: int) -> tuple[int, int]:
         """Elements that iterations ``[lo, hi)`` span on an axis of `size`: (start, stop)."""
         if self.label is None:
             return 0, size
+        if self.breaks:
+            return self.breaks[lo], self.breaks[hi]
         first = self.start + self.step * lo
         last = self.start + self.step * (hi - 1)
         begin, end = min(first, last), max(first, last) + self.width

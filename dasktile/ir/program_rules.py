@@ -104,6 +104,10 @@ def _windows(program: Program, index: int) -> Fault:
             label, what = node.labels[axis.label], f"axis {place} of edge {number}"
             if axis.width < 1:
                 return f"{what} is read in windows of {axis.width}; expected at least 1 element"
+            if axis.breaks:
+                if fault := _breaks(axis, label.size, size):
+                    return f"{what} is read in windows {fault}"
+                continue
             if edge.chunks is not None:
                 windows = _block_windows(axis, label.cuts, size)
                 if windows != _parts(edge.chunks[place]):
@@ -132,6 +136,16 @@ def _windows(program: Program, index: int) -> Fault:
                 f"arrays are joined from iterations {sorted(parts)} of label {numbered}; expected "
                 f"that each of {size} reads one array"
             )
+    return None
+
+
+def _breaks(axis: AxisMap, count: int, size: int) -> Fault:
+    """Windows of several sizes follow one another, one for each iteration."""
+    sizes = [hi - lo for lo, hi in pairwise(axis.breaks)]
+    if axis.start or not covers(sizes, size) or axis.breaks[0] or len(sizes) != count:
+        return f"of {len(sizes)} sizes up to {axis.breaks[-1]}; expected {count} up to {size}"
+    if not min(sizes) or not axis.step == axis.width == max(sizes):
+        return f"of {min(sizes)} to {max(sizes)}; expected 1 to {axis.width} elements"
     return None
 
 

@@ -205,6 +205,9 @@ def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]
     if axis.identity:
         # of several arrays one after the other, the first one is shorter than the loop
         return np.minimum(lo, size), np.minimum(hi, size)
+    if axis.breaks:
+        breaks = np.asarray(axis.breaks, dtype=np.int64)
+        return breaks[lo], breaks[hi]
     first = axis.start + axis.step * lo
     last = axis.start + axis.step * (hi - 1)
     begin = np.clip(np.minimum(first, last), 0, size)

@@ -193,7 +193,7 @@ def _unsupported(flox: FloxNames, agg: Any, step: _Step) -> str:
     # a count that masks groups with few elements may follow
     for own, theirs in ((agg.chunk, known.chunk), (agg.combine, known.combine)):
         extra = own[len(theirs) :]
-        same = all(map(_is_same, own[: len(theirs)], theirs))
+        same = all(map(is_same, own[: len(theirs)], theirs))
         if not same or len(extra) != counts or not set(extra) <= {"nanlen", "sum"}:
             return "it is an aggregation of the user's own"
     if agg.chunk != step.call.keywords["func"]:
@@ -207,7 +207,7 @@ def _unsupported(flox: FloxNames, agg: Any, step: _Step) -> str:
     return ""
 
 
-def _is_same(function: Any, known: Any) -> bool:
+def is_same(function: Any, known: Any) -> bool:
     """Whether a function or the name of one is the known one, of which it may be a copy."""
     if not isinstance(known, partial):
         return bool(function == known)
@@ -278,9 +278,9 @@ def partial_of_lanes(
 # Reading the layers
 
 
-def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
-    layer = view.layers.get(name)
-    if not isinstance(layer, Blockwise) or layer.annotations or layer.output_blocks:
+def read_inputs(layer: Blockwise, view: GraphView) -> tuple[ArrayInfo, ArrayInfo] | None:
+    """The array and the group numbers, along its last axes, that a layer reads block by block."""
+    if layer.annotations or layer.output_blocks:
         return None
     if added_axes(layer) or layer.io_deps or layer.concatenate or len(layer.indices) != 2:
         return None
@@ -292,6 +292,22 @@ def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
     tokens = tuple(TaskRef(blockwise_token(place)) for place in range(2))
     if layer.task.args != tokens or layer.task.kwargs:
         return None
+    array, numbers = view.array(source), view.array(by)
+    if array is None or numbers is None or numbers.dtype.kind not in "iu":
+        return None
+    if array.dtype.kind not in "biufc" or any(0 in sizes for sizes in array.chunks):
+        return None
+    if any(tuple(layer.numblocks[each.name]) != each.numblocks for each in (array, numbers)):
+        return None
+    return array, numbers
+
+
+def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
+    layer = view.layers.get(name)
+    inputs = read_inputs(layer, view) if isinstance(layer, Blockwise) else None
+    if inputs is None or not isinstance(layer, Blockwise):
+        return None
+    array, numbers = inputs
     outer = unwrap(layer.task.func)
     steps: Any = getattr(outer.function, "funcs", ())
     if outer.args or len(steps) != 1 or steps[0] is not flox.expand:
@@ -300,19 +316,11 @@ def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
     keywords = {**inner.keywords, **outer.keywords}
     if inner.function is not flox.chunk or inner.args or not set(keywords) <= _CHUNK_KEYWORDS:
         return None
-    array, numbers = view.array(source), view.array(by)
-    if array is None or numbers is None or numbers.dtype.kind not in "iu":
-        return None
     axes = keywords.get("axis")
     reduced = len(axes) if isinstance(axes, tuple) else 0
     ndim = len(array.shape)
     if not 0 < reduced <= len(numbers.shape) or axes != tuple(range(ndim - reduced, ndim)):
         return None
-    if array.dtype.kind not in "biufc" or any(0 in sizes for sizes in array.chunks):
-        return None
-    for each in (array, numbers):
-        if tuple(layer.numblocks[each.name]) != each.numblocks:
-            return None
     return _Step(layer.task.func, Call(inner.function, (), keywords), array, numbers)
 
 
@@ -449,7 +457,7 @@ def _read_all(
     view: GraphView, step: _Step, parts: Sequence[Any], read: Sequence[set[Blocks]]
 ) -> bool:
     """Whether every cohort reads all blocks that have any of its groups."""
-    numbers = _known_blocks(view, step.by)
+    numbers = known_blocks(view, step.by)
     if (
         numbers is None
         or len(step.axes) != len(step.by.shape)
@@ -467,7 +475,7 @@ def _read_all(
     )
 
 
-def _known_blocks(view: GraphView, array: ArrayInfo) -> dict[Blocks, Any] | None:
+def known_blocks(view: GraphView, array: ArrayInfo) -> dict[Blocks, Any] | None:
     """The blocks of an array that is in the graph; None for other arrays."""
     blocks = {}
     for key, task in view.tasks(array.name).items():
@@ -483,7 +491,7 @@ def _groups(view: GraphView, reduced: _Reduced) -> Groups | None:
     step = reduced.step
     if reduced.every or len(step.by.shape) != 1 or isinstance(view.layers[step.by.name], Blockwise):
         return None
-    blocks = _known_blocks(view, step.by)
+    blocks = known_blocks(view, step.by)
     if blocks is None:
         return None
     numbers = np.concatenate([blocks[at,] for at in range(len(blocks))])

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import dasktile
+from dasktile import api
 from dasktile._compat.flox import flox_names
 from dasktile.capture.highlevel import capture
+from dasktile.cluster.target import Machine
 from dasktile.ir import Groups, Kind, Node
 from tests.agreement import EAGER, in_random_tiles, same
 
@@ -167,15 +169,45 @@ def test_bins_and_two_variables() -> None:
     _assert_recognised(both)
 
 
-@pytest.mark.parametrize("func", ["first", "nanlast", "argmax", "nanargmin"])
+@pytest.mark.parametrize("func", ["nanfirst", "argmax", "nanargmin"])
 def test_results_that_depend_on_the_order_of_blocks_are_unchanged(func: str) -> None:
-    array = _data((4, 20), (4, 3), "f8" if func != "first" else "i4")
-    if func == "first":
-        func = "nanfirst"
+    array = _data((4, 20), (4, 3), "f8" if func != "nanfirst" else "i4")
     result = _reduce(array, _labels(20, "cycle"), func=func, method="map-reduce")
     nodes = _group_nodes(result)
     assert all(node.kind is Kind.OPAQUE for node in nodes)
     assert any("flox's group-by" in node.reason for node in nodes)
+
+
+@pytest.mark.parametrize("min_count", [0, 2])
+@pytest.mark.parametrize("kind", ["sorted", "cycle", "missing"])
+@pytest.mark.parametrize("method", ["map-reduce", "cohorts"])
+@pytest.mark.parametrize("func", ["nanfirst", "nanlast"])
+def test_first_and_last_elements(func: str, method: str, kind: str, min_count: int) -> None:
+    values = np.arange(5 * 40.0).reshape(5, 40)
+    values[np.random.default_rng(0).random(values.shape) < 0.4] = np.nan
+    values[0] = np.nan
+    array = da.from_array(values, chunks=((2, 1, 2), (7, 1, 12, 9, 11)))
+    result = _reduce(
+        array, _labels(40, kind), func=func, method=method, min_count=min_count, fill_value=np.nan
+    )
+    assert _assert_recognised(result).op == f"groupby_{func}"
+    same(result, result.compute(scheduler="sync"))
+
+
+def test_first_elements_follow_persisted_blocks_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(3 * 40.0).reshape(3, 40)
+    array = (da.from_array(values, chunks=(3, 5)) + 0).persist(scheduler="sync")
+    # in none of the orders of blocks
+    homes = dict(zip(range(8), (1, 0, 1, 0, 0, 1, 1, 0), strict=True))
+    order = ("0", "1")
+    located = {(array.name, 0, at): (order[home],) for at, home in homes.items()}
+    target = Machine(2, 1, order=order, who_has=lambda blocks: located)
+    monkeypatch.setattr(api, "machine", lambda *_: target)
+    result = _reduce(array, _labels(40, "cycle"), func="nanfirst", method="map-reduce")
+    with dask.config.set(EAGER):
+        plan = dasktile.optimize(result)
+    assert plan is not result
+    np.testing.assert_array_equal(plan.compute(scheduler="sync"), values[:, :5])
 
 
 def test_half_precision_is_unchanged() -> None:

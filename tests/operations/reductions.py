@@ -80,7 +80,7 @@ def median(e: Expression, x: Value) -> Value | None:
         return None
     keep, axis = e.chance(30), one_axis(e, x)
     if e.chance(40) and x.kind == "f" and x.value.size:
-        name, q = e.pick(("quantile", "nanquantile")), e.pick((0.25, 0.5, 1.0))
+        name, q = e.pick(("quantile", "nanquantile")), e.pick((0.25, 0.5, 1.0, [0.1, 0.9]))
         return e.call(
             f"{name}(@, {q}, {axis}, keepdims={keep})",
             lambda a: getattr(da, name)(a, q, axis=axis, keepdims=keep),

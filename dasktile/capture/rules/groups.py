@@ -7,8 +7,9 @@ those of the block, and there is a tree for every cohort, a set of groups that o
 blocks.  Both are read as one reduction over all groups: flox's own functions combine partial
 results with different groups, for which they add rows of neutral elements.
 
-Only aggregations are recognised for which any grouping and any order of the blocks gives the same
-value, apart from rounding.
+Only aggregations are recognised for which any grouping of the blocks gives the same value, apart
+from rounding, and any order, except that partial results of ``nanfirst`` and ``nanlast`` are
+combined in the order of their blocks.
 """
 
 from __future__ import annotations
@@ -46,8 +47,12 @@ from dasktile.capture.rules.trees import Blocks, Call, nested_keys, read_tree, u
 from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Groups, Kind, Label, Role
 
-#: Aggregations of flox that do not depend on the order of blocks, with operations per element.
+#: Aggregations of flox that depend on the order of blocks, but not on their grouping.
+_ORDERED = ("nanfirst", "nanlast")
+
+#: Supported aggregations of flox, with operations per element.
 _WORK: Mapping[str, float] = {
+    **dict.fromkeys(_ORDERED, 2.0),
     **dict.fromkeys(("sum", "nansum", "prod", "nanprod", "min", "nanmin", "max", "nanmax"), 2.0),
     **dict.fromkeys(("all", "any", "count"), 2.0),
     **dict.fromkeys(("mean", "nanmean"), 4.0),
@@ -76,10 +81,13 @@ class GroupFold(Fold):
         For every input, the labels of its axes; along some it may have a single block.
     piece
         ``piece(partial result, slices)`` is its part for slices of the labels.
+    ordered
+        True if partial results must be combined in the order of their blocks.
     """
 
     symbols: tuple[tuple[int, ...], ...]
     piece: Callable[[Any, tuple[slice, ...]], Any]
+    ordered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,8 @@ class _Reduced:
         Whether the partial result of every block has all groups.
     whole
         Whether every block is reduced; blocks without any group are in no cohort.
+    in_order
+        Whether partial results are combined in the order of their blocks.
     """
 
     step: _Step
@@ -130,6 +140,7 @@ class _Reduced:
     groups: Any
     every: bool
     whole: bool = True
+    in_order: bool = True
 
 
 def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | None:
@@ -155,6 +166,8 @@ def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | 
     if not reason and not reduced.whole:
         # tiles would be read that Dask does not compute
         reason = "blocks without any group are not read"
+    if not reason and key in _ORDERED and not (reduced.in_order and len(step.axes) == 1):
+        reason = "the result depends on the order of blocks"
     if reason:
         return NotRecognised(f"flox's group-by {key}: {reason}")
     kept = len(step.array.shape) - len(step.axes)
@@ -264,6 +277,7 @@ def _kernel(flox: FloxNames, reduced: _Reduced) -> GroupFold:
         axes=axes,
         piece=partial(partial_of_lanes, kept=ndim - len(axes)),
         symbols=(tuple(range(ndim)), tuple(range(ndim - len(step.by.shape), ndim))),
+        ordered=agg.name in _ORDERED,
     )
 
 
@@ -384,6 +398,7 @@ def _cohorts(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
     kept, tasks = len(step.array.shape) - len(step.axes), view.tasks(name)
     ends: dict[int, Call] = {}
     read: dict[int, set[Blocks]] = {}
+    in_order = True
     free = list(itertools.product(*map(range, step.array.numblocks[:kept])))
     zeros = (0,) * (len(step.axes) - 1)
     for cohort, block in itertools.product(range(out.numblocks[-1]), free):
@@ -394,6 +409,7 @@ def _cohorts(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
         # every lane of blocks is reduced alike, each block once
         if any(other[:kept] != block for other in blocks) or len(set(blocks)) != len(blocks):
             return None
+        in_order &= blocks == sorted(blocks)
         reduced = {other[kept:] for other in blocks}
         if read.setdefault(cohort, reduced) != reduced:
             return None
@@ -412,13 +428,16 @@ def _cohorts(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
     if not _read_all(view, step, parts, [read[cohort] for cohort in range(len(parts))]):
         return None
     whole = len(set().union(*read.values())) == math.prod(step.array.numblocks[kept:])
-    return _Reduced(step, calls[0], groups, every=False, whole=whole)
+    return _Reduced(step, calls[0], groups, every=False, whole=whole, in_order=in_order)
 
 
 def _leaves(
     flox: FloxNames, tasks: Mapping[Key, GraphNode], key: Key, step: str
 ) -> tuple[Call, list[Blocks]] | None:
-    """The call that finishes a tree, and the blocks that it reduces; None for other tasks."""
+    """The call that finishes a tree, and the blocks that it reduces, in the order of the tree.
+
+    None for other tasks.
+    """
     last = tasks.get(key)
     if type(last) is not Task or last.kwargs:
         return None
@@ -450,7 +469,8 @@ def _leaves(
         if not isinstance(source, tuple) or source[:1] != (step,):
             return None
         blocks.append(tuple(map(int, source[1:])))
-    return (call, blocks) if blocks else None
+    # the last reference of every task is followed first
+    return (call, blocks[::-1]) if blocks else None
 
 
 def _read_all(

@@ -129,20 +129,40 @@ def along_axis(view: GraphView, name: str) -> Operation | None:
 
 
 def order_statistic(view: GraphView, name: str) -> Operation | None:
-    """A median, or a quantile of one probability, along axes that are read whole."""
+    """A median, or quantiles, along axes that are read whole.
+
+    The results of several probabilities are along a new first axis.
+    """
     layer, info = view.layers[name], view.array(name)
-    if not isinstance(layer, Blockwise) or info is None or added_axes(layer) or not layer.indices:
+    if not isinstance(layer, Blockwise) or info is None or not layer.indices:
         return None
     symbols, axes = layer.indices[0][1], layer.task.kwargs.get("axis")
     known = any(layer.task.func is function for function in _ORDER_STATISTICS)
     if not known or symbols is None or not isinstance(axes, (list, tuple)):
         return None
-    if "weights" in layer.task.kwargs or any(other for _, other in layer.indices[1:]):
+    arrays = [symbols for _, symbols in layer.indices[1:] if symbols]
+    if "weights" in layer.task.kwargs or len(arrays) > 1:
         return None
     whole = {symbols[axis] for axis in axes}
     if whole & set(layer.output_indices) and not layer.task.kwargs.get("keepdims"):
         return None
-    return _loops(view, layer, info, whole)
+    added = tuple(added_axes(layer))
+    if not arrays:
+        return _loops(view, layer, info, whole) if not added else None
+    if len(layer.indices) != 2 or len(arrays[0]) != 1 or layer.output_indices[:1] != added:
+        return None
+    # Dask gives the probabilities a symbol of the array
+    probabilities = ".probabilities"
+    rewritten = Blockwise(
+        name,
+        layer.output_indices,
+        layer.task,
+        (layer.indices[0], (layer.indices[1][0], (probabilities,))),
+        layer.numblocks,
+        concatenate=True,
+        new_axes=dict(layer.new_axes),
+    )
+    return _loops(view, rewritten, info, whole | {probabilities})
 
 
 def isin(view: GraphView, name: str) -> Operation | None:

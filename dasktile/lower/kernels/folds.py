@@ -75,7 +75,9 @@ def _write_tree(
     counts = list(map(len, context.tiling.cuts))
     fan_in = context.settings.fan_in
     work = context.work_at
-    if isinstance(kernel, Fold) and context.leader is not None and not _divided(context):
+    ordered = isinstance(kernel, GroupFold) and kernel.ordered
+    follows = context.leader is not None and not _divided(context)
+    if isinstance(kernel, Fold) and follows and not ordered:
         _write_followed(kernel, context, emitted, partials, counts)
         return
     level = 0
@@ -129,7 +131,7 @@ def _write_followed(
     """Write the tree of a reduction that follows an array: each worker's partials first.
 
     The functions by which reductions are recognised do not depend on the order in which
-    partials are combined.  The first of equal extrema would (:class:`ArgFold`).
+    partials are combined.  The first of equal extrema (:class:`ArgFold`) and of groups would.
     """
     # without a placement: these tasks run where their inputs are
     name = context.step("combine0", None)

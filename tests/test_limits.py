@@ -228,6 +228,8 @@ def test_no_tiles_fit_is_another_error() -> None:
         with pytest.raises(MemoryLimitError, match="is below one tile") as caught:
             dasktile.optimize(gram(), workers=4, memory_limit=limit)
         assert not isinstance(caught.value, TooManyTasksError)
+        # the operation and its shape, no keys
+        assert re.search(r": \w+ of shape \(400, 400\) needs \d+ bytes", str(caught.value))
 
 
 def test_graphs_of_which_few_tasks_are_needed_are_not_planned() -> None:

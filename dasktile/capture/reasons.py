@@ -17,6 +17,7 @@ from dasktile._compat.dask import Alias, enforce_dtype
 from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
 from dasktile.capture.settings import SETTINGS
+from dasktile.capture.titles import call_of, call_of_layer
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import ALREADY_TILED
 from dasktile.schedule.placement import is_written
@@ -53,15 +54,15 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
         return _function_reason(layer, function)
     if (getattr(function, "__module__", "") or "").startswith("dasktile."):
         return ALREADY_TILED
-    operation = key_split(name)
+    prefix, operation = key_split(name), call_of_layer(name)
     others = _no_arrays(view, name)
     if others and all(isinstance(task, Alias) for task in view.tasks(name).values()):
         return f"its blocks are results of the delayed function {others}"
     if others:
         return f"{operation} reads results of {others}, which are not the blocks of an array"
-    if any(key_split(key) != operation for key in itertools.islice(layer, SETTINGS.sampled_keys)):
+    if any(key_split(key) != prefix for key in itertools.islice(layer, SETTINGS.sampled_keys)):
         return f"there is no rule for the tasks of {operation}, which may depend on the chunks"
-    title = _name(function)
+    title = call_of(_name(function))
     if title in ("", "apply"):
         # dask's own function that calls another one
         title = operation
@@ -72,11 +73,12 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
     """The reason for a layer that calls a function on every block."""
     module = getattr(function, "__module__", "") or ""
     if module.split(".")[0] in ("dask", "numpy", "scipy"):
-        if _name(function) == "getitem":
+        call = call_of(_name(function))
+        if call == "getitem":
             return "the sizes of a selection by a boolean array are unknown until it is computed"
         return (
-            f"there is no rule for {_name(function)} with these arguments, whose result may depend"
-            " on the chunks"
+            f"there is no rule for {call} with these arguments, whose result may depend on the"
+            " chunks"
         )
     use = lookup(layer.task.func)
     if use is not None and use.halo:
@@ -101,7 +103,7 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
 def _no_arrays(view: GraphView, name: str) -> str:
     """Operations of the layers that a layer reads which are no arrays, such as delayed values."""
     names = [
-        key_split(other)
+        call_of_layer(other)
         for other in view.dependencies(name)
         if view.array(other) is None and not _is_array(view.layers[other])
     ]

@@ -7,11 +7,11 @@ from collections.abc import Collection
 
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import Layer
-from dask.utils import key_split
 
 from dasktile._compat.dask import Task
 from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation, Verbatim, has_blocks
 from dasktile.capture.references import head_of
+from dasktile.capture.titles import call_of_layer
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
@@ -37,7 +37,7 @@ def opaque(
     members, arrays = _members(view, info.name, inputs)
     one_block = has_one_block(info)
     return Operation(
-        op=key_split(info.name),
+        op=call_of_layer(info.name),
         kind=Kind.OPAQUE,
         labels=tuple(Label(sum(cuts), Role.PINNED, cuts) for cuts in info.chunks),
         out=tuple(AxisMap(axis) for axis in range(len(info.shape))),

@@ -372,7 +372,7 @@ class Splitter:
                         break
                     raise MemoryLimitError(
                         f"memory_limit of {self.memory_limit} bytes is below one tile: {node.op} "
-                        f"{node.name!r} needs {need} bytes for its smallest tiles"
+                        f"of shape {node.shape} needs {need} bytes for its smallest tiles"
                     )
                 self.fine[choice.classes[widest]] *= 2
 

@@ -700,6 +700,28 @@ def test_reasons_name_the_operation_and_say_why(expression: Any, reason: str) ->
     assert any(each.startswith(reason) for each in reasons), reasons
 
 
+@pytest.mark.parametrize(
+    ("array", "call"),
+    [
+        (lambda: x[x[:, 0] > 0].sum(axis=0), "sum"),
+        (lambda: x[x[:, 0] > 0].mean(axis=0), "mean"),
+        (lambda: da.nanvar(x[x[:, 0] > 0], axis=0), "var"),
+        (lambda: x[x[:, 0] > 0].max(axis=0), "max"),
+        (lambda: da.ma.masked_greater(x, 1).rechunk(3), "rechunk"),
+        (lambda: da.ma.masked_greater(x, 1).argmin(axis=1), "argmin or argmax"),
+        (lambda: da.argtopk(x, 2, axis=1), "argtopk"),
+        (lambda: x.vindex[[0, 1], [1, 2]], "vindex"),
+    ],
+)
+def test_rows_and_reasons_name_the_call_of_the_user(array: Any, call: str) -> None:
+    nodes = [node for node in capture([array()]).program.nodes if node.reason]
+    assert nodes[-1].op == call
+    texts = [node.op for node in nodes]
+    texts += [node.reason for node in nodes if "there is no rule" in node.reason]
+    for step in ("chunk_", "_chunk", "_agg", "-aggregate", "-partial", "merge", "combine", "_pre"):
+        assert not [text for text in texts if step in text]
+
+
 def test_reasons_name_the_package_of_a_private_function(monkeypatch: pytest.MonkeyPatch) -> None:
     def _hidden(block: np.ndarray) -> np.ndarray:
         return block

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.utils import funcname, key_split
+from dask.utils import funcname
 
 from dasktile._compat.dask import (
     ArrayBlockIdDep,
@@ -36,6 +36,7 @@ from dasktile.capture.base import (
 )
 from dasktile.capture.corrections import called_function
 from dasktile.capture.rules.pointwise import is_pointwise_task, is_scalar
+from dasktile.capture.titles import call_of_layer
 from dasktile.capture.user_kernels import lookup
 from dasktile.ir import AxisMap, Chunks, Kind, Label, Role
 
@@ -186,7 +187,7 @@ def _mapped(
     if any(len(info.chunks[axis]) > 1 for axis in whole):
         return None
     return Operation(
-        op=key_split(info.name),
+        op=call_of_layer(info.name),
         kind=Kind.MAP,
         labels=tuple(
             Label(sum(cuts), Role.WHOLE if axis in whole else Role.FREE, cuts)

@@ -54,6 +54,7 @@ from dasktile.capture.rules.trees import (
     read_tree,
     unwrap,
 )
+from dasktile.capture.titles import call_of
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
@@ -125,7 +126,7 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
     reduction = REDUCTIONS.get((step.call.function, last))
     combine = tree.between.call if tree.between else None
     if reduction is None:
-        title = funcname(step.call.function)
+        title = call_of(funcname(step.call.function))
         return NotRecognised(f"reductions with the chunk function {title} are not supported")
     if not is_supported(reduction, step.call, combine, tree.last.call):
         return NotRecognised(

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
-from dask.utils import key_split
 
 from dasktile._compat.dask import (
     Alias,
@@ -22,6 +21,7 @@ from dasktile._compat.dask import (
 from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser, added_axes
 from dasktile.capture.rules.blockwise import Map, operands
 from dasktile.capture.rules.pointwise import is_pointwise_task
+from dasktile.capture.titles import call_of_layer
 from dasktile.ir import AxisMap, Kind, Label, Role
 
 #: Functions whose results at one position depend on nothing but the elements along their axes.
@@ -228,7 +228,7 @@ def gufunc(view: GraphView, name: str) -> Operation | None:
     if not whole and not _elementwise(inner.task):
         return None
     operation = _loops(view, rewritten, info, whole)
-    return replace(operation, op=key_split(below[0])) if operation is not None else None
+    return replace(operation, op=call_of_layer(below[0])) if operation is not None else None
 
 
 def _elementwise(task: Task) -> bool:
@@ -271,7 +271,7 @@ def _loops(view: GraphView, layer: Blockwise, info: ArrayInfo, whole: set[str]) 
     if not set(read.sizes) <= set(labels):
         return None
     return Operation(
-        op=key_split(info.name),
+        op=call_of_layer(info.name),
         kind=Kind.MAP,
         labels=tuple(loops),
         out=tuple(out),

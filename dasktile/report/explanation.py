@@ -187,8 +187,8 @@ class Explanation:
         Bytes in memory of the worker that holds most, in a simulation of the graph as Dask runs it
         and of the plan's, with the arrays left on the workers: results of tasks, those within
         bundles while these run, and the copies of some functions, as of zarr, of flox and of those
-        that skip NaNs.  What other functions allocate is not included, nor inputs that are in memory
-        already.  Nothing is spilled.  None if the sizes of results are not known
+        that skip NaNs.  What other functions allocate is not included, nor inputs that are in
+        memory already.  Nothing is spilled.  None if the sizes of results are not known
         well enough, and for graphs of very many tasks.
     results_before, results_after
         The same without what tasks hold while they run: what distributed calls managed memory.

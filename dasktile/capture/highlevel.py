@@ -37,6 +37,7 @@ from dasktile.capture.rules import (
     einsums,
     folds,
     groups,
+    histograms,
     sources,
     transforms,
     views,
@@ -60,6 +61,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *groups.RECOGNISERS,
     *whole_groups.RECOGNISERS,
     *views.RECOGNISERS,
+    *histograms.RECOGNISERS,
     *folds.RECOGNISERS,
     blockwise.block_dependent,
 )

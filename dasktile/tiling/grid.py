@@ -164,6 +164,7 @@ def free_axes(
             if axis.label is not None and axis.identity and len(sizes) > 1:
                 weights = weights_by_class.setdefault(members[index][axis.label], {})
                 weights[bounds(sizes)] = weights.get(bounds(sizes), 0) + node.nbytes
+    _prefer_merged(program, members, weights_by_class)
     shared: dict[int, Grid] = {}
     for klass, weights in weights_by_class.items():
         common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))
@@ -183,6 +184,33 @@ def free_axes(
         for index, row in enumerate(kept)
     )
     return Axes(members, grids, kept)
+
+
+def _prefer_merged(
+    program: Program,
+    members: Sequence[Sequence[int]],
+    weights_by_class: dict[int, dict[tuple[int, ...], int]],
+) -> None:
+    """Prefer the positions of an axis for those that it was merged into by a reshape, too."""
+    merged: dict[int, dict[tuple[int, ...], int]] = {}
+    for index, node in enumerate(program.nodes):
+        for edge in node.edges:
+            producer = program.nodes[edge.producer]
+            for made, read in zip(producer.out, edge.axes, strict=True):
+                if made.label is None or made.width == 1:
+                    continue
+                if read.label is None or not read.identity:
+                    continue
+                before = members[edge.producer][made.label]
+                klass = members[index][read.label]
+                if klass in weights_by_class:
+                    # boundaries of its own data are preferred
+                    continue
+                weights = merged.setdefault(klass, {})
+                for grid, weight in weights_by_class.get(before, {}).items():
+                    positions = tuple(at * made.width for at in grid)
+                    weights[positions] = max(weights.get(positions, 0), weight)
+    weights_by_class.update({klass: weights for klass, weights in merged.items() if weights})
 
 
 def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dasktile.ir import Follow, Program, TiledProgram, Tiling, Where
 from dasktile.tiling.plan import TilingPlan
-from dasktile.tiling.planner import MemoryLimitError, SearchTables, tile
+from dasktile.tiling.planner import SearchTables, tile
 
 #: Plans that are kept, the latest used.
 _SIZE = 64
@@ -46,11 +46,7 @@ def tile_again(
         if plan is not None:
             _plans[key] = plan
     if plan is None:
-        try:
-            plan = tile(numbered, tables=tables, **options)
-        except MemoryLimitError:
-            # once more for a message with the names
-            return tile(program, **options)
+        plan = tile(numbered, tables=tables, **options)
         with _lock:
             _plans[key] = plan
             while len(_plans) > _SIZE:

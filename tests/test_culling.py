@@ -39,6 +39,7 @@ from dasktile.ir import (
 )
 from dasktile.tiling import contains_unneeded, cut_where_needed, may_be_culled
 from tests.expressions import Expression, Lazy, Value, outputs
+from tests.support import plan_for_workers
 
 #: How often each block of a user's function ran, and each chunk was read.
 RUNS: Counter[Any] = Counter()
@@ -645,3 +646,16 @@ def test_few_blocks_of_an_array_are_computed(build: Any, needed: float, source: 
     np.testing.assert_allclose(*dask.compute(array, planned, scheduler="sync"))
     # of each needed block up to five results are made
     assert bytes_made(planned) <= 5 * needed * x.nbytes
+
+
+def test_arrays_with_unneeded_blocks_are_placed_by_what_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch)
+    # 60 blocks, of which a season needs some
+    field = da.random.default_rng(0).random((1460, 90, 180), chunks=(100, 45, 90))
+    season = field[np.r_[0:236, 1336:1460]]
+    explanation = dasktile.explain(season.mean(axis=0))
+    assert any("needed" in node.reason for node in explanation.nodes)
+    # along the axes that are not selected from, every block is read where it is made
+    assert explanation.bytes_predicted == explanation.bytes_after == 0

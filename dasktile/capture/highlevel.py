@@ -191,7 +191,13 @@ def _walk(
 def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception]) -> Answer:
     info = view.array(name)
     assert info is not None
-    reason = reason or _unchanged_reason(view.layers[name], info)
+    if reason:
+        # where its inputs are placed depends on what it is
+        known = _recognise(view, name, "", errors)
+        if not isinstance(known, Operation) or known.kind is Kind.OPAQUE:
+            return known if _is_resident(known) else opaque(view, info, reason)
+        return opaque(view, info, reason, known=known)
+    reason = _unchanged_reason(view.layers[name], info)
     if reason:
         resident = sources.in_memory(view, name)
         if resident is not None and resident.kind is Kind.OPAQUE:
@@ -216,6 +222,10 @@ def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception])
         elif answer is not None:
             return answer
     return opaque(view, info, reason or reason_for(view, name, declined))
+
+
+def _is_resident(answer: Answer) -> bool:
+    return isinstance(answer, Operation) and answer.resident
 
 
 def _unchanged_reason(layer: Layer, info: ArrayInfo) -> str:

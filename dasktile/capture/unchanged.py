@@ -21,7 +21,11 @@ def has_one_block(array: ArrayInfo) -> bool:
 
 
 def opaque(
-    view: GraphView, info: ArrayInfo, reason: str, inputs: Collection[str] | None = None
+    view: GraphView,
+    info: ArrayInfo,
+    reason: str,
+    inputs: Collection[str] | None = None,
+    known: Operation | None = None,
 ) -> Operation:
     """An unchanged node, with all layers it needs down to the next arrays of known shape.
 
@@ -33,6 +37,8 @@ def opaque(
         Why it is unchanged.
     inputs
         Names of the arrays that it may read; others are part of it.  None for any.
+    known
+        What the layer is, where it keeps its chunks for another reason.
     """
     members, arrays = _members(view, info.name, inputs)
     one_block = has_one_block(info)
@@ -45,7 +51,7 @@ def opaque(
         inputs=tuple(
             Input(
                 array.name,
-                _known_maps(view.layers[info.name], info, array),
+                _maps_of(known, info, array) or _known_maps(view.layers[info.name], info, array),
                 array.chunks,
                 # blocks of a node with several are known to be made apart
                 spread=one_block and _is_spread(view, members, array),
@@ -101,6 +107,24 @@ def _members(
             members[member] = None
             stack.pop()
     return tuple(members), tuple(arrays.values())
+
+
+def _maps_of(
+    known: Operation | None, info: ArrayInfo, array: ArrayInfo
+) -> tuple[AxisMap, ...] | None:
+    """The part of an array that the blocks of a recognised operation read; None if unknown."""
+    if known is None:
+        return None
+    reads = [read for read in known.inputs if read.layer == array.name]
+    if len(reads) != 1:
+        return None
+    columns = {axis.label: column for column, axis in enumerate(known.out) if axis.identity}
+    return tuple(
+        _block_map(columns[axis.label], info.chunks[columns[axis.label]], sizes)
+        if axis.identity and axis.label in columns
+        else AxisMap(None)
+        for axis, sizes in zip(reads[0].axes, array.chunks, strict=True)
+    )
 
 
 def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMap, ...]:

@@ -196,10 +196,10 @@ def _prefer_merged(
     for index, node in enumerate(program.nodes):
         for edge in node.edges:
             producer = program.nodes[edge.producer]
-            for made, read in zip(producer.out, edge.axes, strict=True):
+            for made, read, size in zip(producer.out, edge.axes, producer.shape, strict=True):
                 if made.label is None or made.width == 1:
                     continue
-                if read.label is None or not read.identity:
+                if read.label is None or not read.identity or node.labels[read.label].size != size:
                     continue
                 before = members[edge.producer][made.label]
                 klass = members[index][read.label]

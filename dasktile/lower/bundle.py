@@ -109,7 +109,7 @@ class Bundled:
         return self if runs == self.runs else source.bundled(runs)
 
     def in_steps(self) -> Bundled:
-        """The graph whose tasks run in `step_order`; the same object if that saves little memory."""
+        """The graph with tasks in `step_order`; the same object if that saves little memory."""
         if self.source is None:
             return self
         source = self.source.formed(replace(self.form, in_steps=True))

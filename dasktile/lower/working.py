@@ -110,7 +110,7 @@ def working_bytes(
 def _held_by_flox(function: Any, results: int, inputs: int) -> float:
     """Bytes that a function of flox holds, of results for each input and of inputs of some size."""
     flox = flox_names()
-    if flox is not None and function is flox.chunk:
+    if flox is not None and function in (flox.chunk, flox.reduce):
         return _GROUPED * inputs
     if flox is not None and function in (flox.combine, flox.aggregate):
         return _GROUPS_JOINED * max(results, inputs)

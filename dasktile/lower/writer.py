@@ -45,7 +45,7 @@ from dasktile.ir import (
 )
 from dasktile.lower.anchored import anchor_tasks
 from dasktile.lower.block_groups import block_groups
-from dasktile.lower.bundle import USUAL, BundleForm, Bundled, bundle
+from dasktile.lower.bundle import USUAL, Bundled, BundleForm, bundle
 from dasktile.lower.emit import (
     LoweringContext,
     emit,

@@ -345,6 +345,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.scheduler.replicas",
             "runtime.scheduler.roots",
             "runtime.scheduler.rows",
+            "runtime.scheduler.windows",
             "runtime.nextuse",
             "runtime.scheduler.priorities",
             "runtime.settings",
@@ -358,6 +359,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "runtime.results": (set(), {"dask", "distributed", "numpy"}),
     "runtime.settings": (set(), set()),
     "runtime.scheduler.priorities": ({"_compat.distributed", "schedule.ranks"}, set()),
+    "runtime.scheduler.windows": ({"_compat.distributed", "runtime.settings"}, {"distributed"}),
     "runtime.scheduler.replicas": ({"_compat.distributed"}, {"distributed"}),
     "runtime.tiers": (
         {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.disk", "runtime.tiers.host"},

@@ -30,6 +30,9 @@ class RuntimeSettings:
         Root tasks of a graph without a plan that are sent to the same worker because their results
         are combined: at most so many, and none if every thread would have fewer than four families
         of the least number.
+    plan_window
+        Tasks of a plan for each thread that are sent to workers or may be, unless they have ended.
+        Of fewer, none may be ready when a task ends; of more, the order differs from the plan's.
     max_combined
         Inputs of a task that is taken to combine results, at the most.
     max_grouped
@@ -85,6 +88,7 @@ class RuntimeSettings:
     stall_timeout: float = 2.0
     min_family: int = 4
     max_family: int = 16
+    plan_window: int = 4
     max_combined: int = 64
     max_grouped: int = 20_000
     max_layers: int = 1000

@@ -24,7 +24,7 @@ from dasktile._compat.distributed.features import Feature
 from dasktile.lower.bundle import has_bundle, keys_in
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
-from dasktile.runtime.scheduler.priorities import set_priorities
+from dasktile.runtime.scheduler.priorities import position, set_priorities
 from dasktile.runtime.scheduler.prometheus import add_collector, remove_collector
 from dasktile.runtime.scheduler.replicas import keep_for_readers, restore_policy
 from dasktile.runtime.scheduler.roots import (
@@ -39,6 +39,7 @@ from dasktile.runtime.scheduler.roots import (
     unrestrict,
 )
 from dasktile.runtime.scheduler.rows import layer_graph, predicted_rows, rows
+from dasktile.runtime.scheduler.windows import Windows
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.plugin import fold_counts
 from dasktile.schedule.families import families
@@ -139,6 +140,12 @@ class TileSchedulerPlugin(SchedulerPlugin):
             self._has(Feature.ROOTS),
             self.settings,
         )
+        self.windows = Windows(
+            scheduler,
+            self._guard,
+            self._has(Feature.ROOTS) and self._has(Feature.ORDER),
+            self.settings,
+        )
         if self._has(Feature.PLACEMENT):
             self._reset_homes()
         if self._has(Feature.METRICS):
@@ -175,9 +182,11 @@ class TileSchedulerPlugin(SchedulerPlugin):
             remove_page(self.scheduler)
         remove_collector(self.scheduler)
         self.roots.clear()
+        self.windows.clear()
 
     def restart(self, scheduler: Scheduler) -> None:
         self.roots.clear()
+        self.windows.clear()
         self._publish()
 
     def _check(self) -> None:
@@ -193,6 +202,8 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard(self._check_workers)
             if self.roots.holding:
                 self._guard(self.roots.check)
+            if len(self.windows):
+                self._guard(self.windows.check)
             self._check_timer = self.loop.call_later(self.settings.check_interval, self._check)
 
     def _guard(self, function: Callable[..., None], *arguments: Any) -> None:
@@ -228,6 +239,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def _free_all(self) -> None:
         """Let all tasks run on any worker."""
         self.roots.free_all()
+        self.windows.free_all()
         if not self._has(Feature.PLACEMENT):
             return
         for ts in self.scheduler.tasks.values():
@@ -394,12 +406,20 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 self._guard_hints(self.hint_sender.graph_added, tasks)
             if self._has(Feature.PLACEMENT):
                 self._guard(self._place, tasks)
+            self._guard(self._hold_plan, tasks)
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         if self._places:
             self._track_roots(key, start, finish, kwargs.get("worker"))
+        if len(self.windows):
+            self._guard(self.windows.ended, key, finish)
         if self.hints:
             self._guard_hints(self.hint_sender.transition, key, start, finish)
+
+    def _hold_plan(self, keys: Iterable[Any]) -> None:
+        """Hold the tasks of a graph that `dasktile.plan` has ordered until it is their turn."""
+        tasks = [self.scheduler.tasks[key] for key in keys]
+        self.windows.add([ts for ts in tasks if position(ts) is not None and _is_new(ts)])
 
     def _track_roots(self, key: Any, start: str, finish: str, worker: str | None) -> None:
         """Hold or release root tasks after a transition, on a worker if that is known."""
@@ -566,6 +586,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             if _is_new(ts)
             and is_root(ts)
             and not is_data(ts)
+            and position(ts) is None
             and scheduling.is_queued_when_ready(self.scheduler, ts)
         ]
         most = min(settings.max_family, len(roots) // (4 * max(1, threads)))
@@ -628,7 +649,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
             return homes[ts.key]
         if ts.key in self.roots.homes:
             return self.roots.homes[ts.key]
-        if ts.key in self.roots.families.of:
+        if ts.key in self.roots.families.of or ts.key in self.windows:
             return None
         if ts.processing_on is not None:
             address: str = ts.processing_on.address

@@ -14,6 +14,12 @@ from dasktile.schedule.ranks import rank_of, ranked_order
 ORDER = "dasktile-order"
 
 
+def position(task: Any) -> int | None:
+    """The position of a task in its plan; None for a task of no plan."""
+    place = task.annotations.get(ORDER) if task.annotations else None
+    return place if isinstance(place, int) else None
+
+
 def set_priorities(scheduler: Any, keys: Iterable[Any]) -> None:
     """Set the priorities of the new tasks of plans.
 
@@ -38,8 +44,8 @@ def set_priorities(scheduler: Any, keys: Iterable[Any]) -> None:
         task = scheduler.tasks.get(key)
         if task is None or not task.priority or task.state != states.RELEASED:
             continue
-        place = task.annotations.get(ORDER) if task.annotations else None
-        if isinstance(place, int):
+        place = position(task)
+        if place is not None:
             # the position is also the fraction of the user's priority: remove it there
             user, generation = task.priority[:2]
             scheduling.set_priority(task, (math.floor(user), generation, place))

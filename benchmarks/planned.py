@@ -7,7 +7,7 @@ There is one worker with one thread, in a process of its own, with a limited dis
 budget counts results.  Three engines run in turns: ``stock`` has Dask's order and Dask's spilling;
 ``dasktile`` has Dask's order and the store that evicts the tile with the latest next use;
 ``planned`` has that store and the order of :func:`dasktile.plan`, with planning included in the
-seconds.
+seconds.  The bytes that the plan expects in both directions are the column ``planned``.
 """
 
 from __future__ import annotations
@@ -81,8 +81,10 @@ def run(
         )
         for engine, by_round in runs.items():
             median = {key: statistics.median(run[key] for run in by_round) for key in by_round[0]}
-            cells.append({"workload": name, "engine": engine, "budget": budget, **median,
-                          "moved": median["read"] + median["written"], "same": same})  # fmt: skip
+            median["moved"] = median["read"] + median["written"]
+            cells.append(
+                {"workload": name, "engine": engine, "budget": budget, **median, "same": same}
+            )
     return cells
 
 
@@ -123,12 +125,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     cells = run(options.workloads, options.pressure, options.disk, options.rounds, options.scale)
     table = Table(title="order and spilling", title_justify="left")
-    for title in ("workload", "engine", "budget", "read", "written", "seconds"):
+    titles = ("workload", "engine", "budget", "read", "written", "moved", "planned", "seconds")
+    for title in titles:
         table.add_column(title, justify="left" if title in ("workload", "engine") else "right")
     for cell in cells:
+        expected = format_bytes(cell["expected"]) if "expected" in cell else ""
+        moved = [format_bytes(cell[what]) for what in ("read", "written", "moved")]
         table.add_row(
-            cell["workload"], cell["engine"], format_bytes(cell["budget"]),
-            format_bytes(cell["read"]), format_bytes(cell["written"]), f"{cell['seconds']:.2f}",
+            cell["workload"], cell["engine"], format_bytes(cell["budget"]), *moved, expected,
+            f"{cell['seconds']:.2f}",
         )  # fmt: skip
     console = Console()
     console.print(table)

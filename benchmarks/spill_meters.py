@@ -354,10 +354,12 @@ def run_once(
     Returns
     -------
     The measurements; the results; and a trace of each worker.  The measurements are sums over
-    workers, except for bytes held and seconds, which are maxima over workers.
+    workers, except for bytes held and seconds, which are maxima over workers.  With plans,
+    ``expected`` are the bytes that these move in both directions.
     """
     gc.collect()
     kept: list[Any] = []
+    expected = 0
     device = spill_device.new_device() if setting.device else None
     make, put = (spill_device.input_on_device, device.asarray) if device else (input_of, np.asarray)
     with cluster(engine, workload.workers, setting, trace) as client:
@@ -369,8 +371,11 @@ def run_once(
         def planned(*arrays: Any) -> Any:
             if engine != "planned":
                 return arrays
+            nonlocal expected
             budget = workload.workers * (setting.budget or 0)
-            applied = dasktile.plan(*arrays, memory_limit=budget, workers=1).apply()
+            plan = dasktile.plan(*arrays, memory_limit=budget, workers=1)
+            expected += plan.swap_in_bytes + plan.swap_out_bytes
+            applied = plan.apply()
             return applied if len(arrays) > 1 else (applied,)
 
         def keep(*arrays: Any) -> list[Any]:
@@ -396,6 +401,8 @@ def run_once(
             [recording for recording in client.run(_trace).values() if recording] if trace else []
         )
         measurements = {**total(readings), "seconds": seconds}
+        if engine == "planned":
+            measurements["expected"] = expected
         if device is not None:
             # the counts of all workers, before the results are copied for comparison
             measurements |= {**device.counts(), "held": device.peak}

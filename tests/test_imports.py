@@ -141,14 +141,22 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         {"dask"},
     ),
+    "orders.graphs": (
+        {"_compat.dask", "capture.tasks", "config", "cluster.target", "schedule.taskgraph"},
+        {"dask", "numpy"},
+    ),
+    "orders.scored": ({"capture.tasks", "config", "runtime.settings", "schedule"}, {"numpy"}),
+    "orders.timelines": ({"report.formatting", "report.timeline", "schedule"}, set()),
     "orders.plan": (
         {
-            "_compat.dask",
             "capture.tasks",
             "config",
             "cluster.target",
             "collections.expressions",
             "orders.apply",
+            "orders.graphs",
+            "orders.scored",
+            "orders.timelines",
             "report.formatting",
             "report.html",
             "schedule",

@@ -23,6 +23,7 @@ from dasktile._compat.dask import (
     GraphNode,
     Task,
     TaskRef,
+    fused_tasks,
     getitem,
     resolve_aliases,
 )
@@ -136,22 +137,32 @@ def tasks(
         tuple(key_split(key) for key in place),
         tuple(dict.fromkeys(place[key] for key in roots if key in place)),
         tuple(
-            place[reads[0]] if len(reads) == 1 and _is_view(dsk[key]) else -1
+            place[reads[0]] if len(reads) == 1 and shapes.is_view(key, reads[0]) else -1
             for key, reads in inputs.items()
         ),
     )
 
 
-def _is_view(node: GraphNode) -> bool:
-    """Whether the result of a task shares the memory of its input."""
-    if not isinstance(node, Task):
-        return False
-    name = getattr(node.func, "__name__", "")
-    if name in ("getitem", "getitem_any"):
-        index = node.args[1] if len(node.args) == 2 else None
-        index = index if isinstance(index, tuple) else (index,)
-        return all(isinstance(entry, slice | int | np.integer) or entry is None for entry in index)
-    return name == "transpose"
+def _is_slice(index: Any) -> bool:
+    """Whether an index of NumPy gives a view."""
+    entries = index if isinstance(index, tuple) else (index,)
+    return all(isinstance(entry, slice | int | np.integer) or entry is None for entry in entries)
+
+
+def _last_task(node: GraphNode | None) -> GraphNode | None:
+    """The task that makes the result of a task: of fused ones, the last."""
+    while fused := fused_tasks(node):
+        key = node.args[1]  # type: ignore[union-attr]
+        while isinstance(node := fused.get(key), Alias):
+            key = node.target
+    return node
+
+
+def _read_key(argument: Any) -> Any:
+    """The key of the result that is an argument of a task, None for other arguments."""
+    if isinstance(argument, Alias):
+        return argument.target
+    return argument.key if isinstance(argument, TaskRef) else None
 
 
 def _reached(
@@ -201,6 +212,9 @@ class _Shapes:
         node = self.dsk.get(key)
         if isinstance(node, Alias):
             return self.of(node.target)
+        if (sliced := self._sliced(_last_task(node))) is not None:
+            # the layer of an intermediate step may have chunks that are not those of its tasks
+            return sliced
         if isinstance(node, DataNode):
             value = node()
             return (value.shape, value.dtype.itemsize) if isinstance(value, np.ndarray) else None
@@ -222,7 +236,7 @@ class _Shapes:
                     # an intermediate step: its blocks are at most this large
                     shape = [max(sizes, default=0) for sizes in info.chunks]
                 return self._block_shape(layer, shape), info.dtype.itemsize
-        return self._sliced(node)
+        return None
 
     def _block_shape(self, layer: str, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a block; for the first step of a reduction, that of the partial result.
@@ -238,16 +252,29 @@ class _Shapes:
     def _sliced(self, node: GraphNode | None) -> tuple[tuple[int, ...], int] | None:
         if not isinstance(node, Task) or getattr(node.func, "__name__", "") != getitem.__name__:
             return None
-        if len(node.args) != 2 or not isinstance(node.args[0], TaskRef):
-            return None
-        source, index = self.of(node.args[0].key), node.args[1]
+        read = _read_key(node.args[0]) if len(node.args) == 2 else None
+        source = None if read is None else self.of(read)
         if source is None:
             return None
+        index = node.args[1]
         index = index if isinstance(index, tuple) else (index,)
         if len(index) != len(source[0]) or not all(isinstance(entry, slice) for entry in index):
             return None
         pairs = zip(index, source[0], strict=True)
         return tuple(len(range(*entry.indices(size))) for entry, size in pairs), source[1]
+
+    def is_view(self, key: Any, read: Any) -> bool:
+        """Whether the result of a task shares the memory of its only input."""
+        node = self.dsk[key]
+        if not isinstance(node, Task):
+            return False
+        name = getattr(node.func, "__name__", "")
+        if name not in ("getitem", "getitem_any"):
+            return name == "transpose"
+        if len(node.args) != 2 or not _is_slice(node.args[1]):
+            return False
+        # Dask's own function copies a small part of an array, so that the rest can be freed
+        return node.func is not getitem or 2 * self.size(key) > self.size(read)
 
     def size(self, key: Any) -> int:
         """Bytes of a result."""

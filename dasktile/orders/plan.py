@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,22 +22,24 @@ from typing import Any
 import numpy as np
 from dask.base import tokenize, unpack_collections
 from dask.highlevelgraph import HighLevelGraph
-from dask.order import order as dask_order
 
 from dasktile import config
-from dasktile._compat.dask import Task, TaskRef
 from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
 from dasktile.collections.expressions import as_dask_arrays, has_expressions
 from dasktile.orders.apply import TaskSet, ordered
+from dasktile.orders.graphs import order_of_dask, task_graph
+from dasktile.orders.scored import best_order, on_demand, ran, worker_settings, worker_tasks
+from dasktile.orders.timelines import timeline_of_swaps, timeline_of_worker
 from dasktile.report import html as page
 from dasktile.report.formatting import format_bytes, format_seconds
-from dasktile.report.timeline import Timeline, draw, lane
-from dasktile.schedule.search import SearchResult
+from dasktile.report.timeline import Timeline, draw
+from dasktile.schedule.search import lower_bounds
 from dasktile.schedule.search import plan as find
-from dasktile.schedule.simulate import HostLink, SimulatedRun, simulate
+from dasktile.schedule.simulate import HostLink, simulate
+from dasktile.schedule.simulated_worker import WorkerSettings
 from dasktile.schedule.swaps import ON_DEMAND, Memory, plan_traced_order, trace_order
-from dasktile.schedule.taskgraph import TaskGraph, taskgraph
+from dasktile.schedule.taskgraph import TaskGraph
 
 #: Number of plans in the cache: the same expression is often planned several times.
 CACHED_PLANS = 16
@@ -51,7 +53,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class SchedulePlan:
-    """An order of tasks, the bytes swapped in and out, and lower bounds of both.
+    """An order of tasks, the bytes that a worker swaps in it, and lower bounds of them.
 
     Parameters
     ----------
@@ -64,7 +66,7 @@ class SchedulePlan:
         Seconds that the simulated plan takes.
     lower_bound
         Bytes in both directions together that any eviction policy swaps at least in this
-        order.
+        order and in the memory of `peak`.
     time_bound
         Seconds that any eviction policy takes at least in this order.
     ideal
@@ -72,12 +74,18 @@ class SchedulePlan:
     memory_limit
         Bytes of memory that the plan fits in.
     peak
-        Most bytes in memory at any time.
+        Most bytes in memory at any time.  A worker exceeds its limit by a result for a short time.
     method
         The rule or search that produced the order.
     before
         Bytes swapped in, bytes swapped out and seconds of Dask's own order, with fetching on
         demand and eviction of the least recently used.
+
+    Notes
+    -----
+    For collections, bytes and seconds are those of a simulated worker with dasktile's store, which
+    decides on evictions by the same rules as a real one.  For a ``TaskGraph``, which no worker
+    runs, they are those of planned swaps.
 
     Examples
     --------
@@ -437,8 +445,11 @@ def plan(
         limit = memory_bytes(memory_limit)
         if limit is None:
             raise ValueError("memory_limit must be given for a TaskGraph")
-        names = graph.op_names or tuple(range(len(graph)))
-        return _plan(graph, names, {}, limit, link, search_seconds, seed, repeat)
+        arguments = (graph, limit, link, search_seconds, seed, repeat)
+        plan = _cached(
+            partial(_plan_operations, *arguments), _parts(graph), limit, link.rates, *arguments[3:]
+        )
+        return _named(plan, graph.op_names or tuple(range(len(graph))))
     found, _ = _unpacked(
         collections,
         "plan takes dask collections, lists, tuples and dicts of them, or one TaskGraph",
@@ -451,24 +462,14 @@ def plan(
     high = HighLevelGraph.merge(*(g for g in graphs if isinstance(g, HighLevelGraph)))
     optimized = TaskSet.of(found)
     sized = tasks(high, optimized.nodes, optimized.wanted)
-    given = {"dask.order": _dask_order(sized)}
-    schedule = _plan(
-        _graph_of(sized, target), sized.keys, given, limit, link, search_seconds, seed, repeat
-    )
-    return replace(schedule, _collections=collections, _tasks=optimized)
-
-
-def _dask_order(sized: Tasks) -> Any:
-    """The order of ``dask.order`` for the same graph with numbers as keys.
-
-    ``dask.order`` breaks ties by the iteration order of sets, which for strings depends on the
-    hash seed.
-    """
-    graph: dict[Any, Any] = {
-        number: Task(number, len, *map(TaskRef, reads)) for number, reads in enumerate(sized.reads)
-    }
-    rank = dask_order(graph)
-    return np.argsort([rank[number] for number in range(len(graph))], kind="stable")
+    graph = task_graph(sized, target)
+    settings = worker_settings(target.workers * target.threads, device == "cuda")
+    plan = _cached(
+        partial(_plan_tasks, sized, graph, limit, link, settings, search_seconds, seed),
+        _parts(graph), sized.sizes, sized.views, sized.names, limit, link.rates, repr(settings),
+        search_seconds, seed,
+    )  # fmt: skip
+    return _named(plan, sized.keys, _collections=collections, _tasks=optimized)
 
 
 def _limit(memory_limit: object, target: Machine) -> int:
@@ -495,90 +496,54 @@ def _link(device: object) -> HostLink:
     raise ValueError(f"device must be 'host' or 'cuda'; got {device!r}")
 
 
-def _graph_of(sized: Tasks, target: Machine) -> TaskGraph:
-    """Tasks as operations, each with one datum, its result.
-
-    The duration of a task is the mean of earlier tasks of the same name, else an estimate from
-    its bytes and operations.
-    """
-    settings, seconds = target.settings(), config.setting("plan.task-seconds")
-    memory = config.setting("plan.memory-bandwidth")
-    if target.calibration is not None:
-        seconds = target.calibration.task_seconds
-        memory = target.calibration.memory or memory
-    base = list(range(len(sized.keys)))
-    for number, viewed in enumerate(sized.views):
-        if viewed >= 0:
-            base[number] = base[viewed]
-    # a view takes no memory of its own, and keeps the array that it is a view of
-    sizes = [size if base[number] == number else 0 for number, size in enumerate(sized.sizes)]
-    reads = [dict.fromkeys([*reads, *(base[read] for read in reads)]) for reads in sized.reads]
-    measured = target.durations() if target.durations is not None else {}
-
-    def time_of(number: int) -> float:
-        name = sized.names[number]
-        if name in measured:
-            return measured[name]
-        if base[number] != number:
-            return seconds
-        touched = sized.sizes[number] + sum(sized.sizes[read] for read in sized.reads[number])
-        return seconds + touched / memory + sized.work[number] / settings.work_per_second
-
-    times = [time_of(number) for number in range(len(sized.keys))]
-    return taskgraph(
-        times,
-        sizes,
-        reads=[list(each) for each in reads],
-        writes=[[number] for number in range(len(sized.keys))],
-        kept=dict.fromkeys([*sized.wanted, *(base[number] for number in sized.wanted)]),
-        op_names=sized.names,
-        data_names=sized.names,
-    )
-
-
 _lock = threading.Lock()
 
-#: The cache: plans by a token of their inputs, the oldest first.
-_plans: OrderedDict[str, tuple[SearchResult, SimulatedRun, tuple[int, int, float]]] = OrderedDict()
+#: The cache: plans of operations by number, by a token of their inputs, the oldest first.
+_plans: OrderedDict[str, SchedulePlan] = OrderedDict()
 
 
-def _plan(
-    graph: TaskGraph,
-    names: Sequence[Hashable],
-    given: Mapping[str, Any],
-    limit: int,
-    link: HostLink,
-    search_seconds: float,
-    seed: int,
-    repeat: bool,
-) -> SchedulePlan:
-    parts = (graph.time, graph.size, graph.touched.pointer, graph.touched.index, graph.kinds,
-             graph.present, graph.kept)  # fmt: skip
-    token = tokenize(parts, given, limit, link.rates, search_seconds, seed, repeat)
-    cached = _plans.get(token)
-    if cached is None:
-        with _progress(search_seconds) as clock:
-            planned = find(
-                graph, limit, link, given=given, repeat=repeat, search_seconds=search_seconds,
-                clock=clock, rng=np.random.default_rng(seed),
-            )  # fmt: skip
-        memory = Memory.bytes(graph, limit)
-        run = simulate(
-            graph, planned.swaps, memory, link, trace_order(graph, planned.order, repeat)
-        )
-        start = graph.check_order(next(iter(given.values()), np.arange(len(graph))))
-        steps = trace_order(graph, start, repeat)
-        swaps = plan_traced_order(graph, steps, memory, ON_DEMAND, repeat)
-        seconds = simulate(graph, swaps, memory, link, steps).makespan
-        cached = planned, run, (swaps.swap_in_bytes, swaps.swap_out_bytes, seconds)
+def _named(plan: SchedulePlan, names: Sequence[Hashable], **fields: Any) -> SchedulePlan:
+    """A plan of operations by number as one of their names."""
+    order: Any = plan.order
+    return replace(plan, order=tuple(names[op] for op in order), **fields)
+
+
+def _cached(make: Callable[[], SchedulePlan], *arguments: Any) -> SchedulePlan:
+    """The plan of some arguments, made if it is not in the cache."""
+    token = tokenize(*arguments)
+    plan = _plans.get(token)
+    if plan is None:
+        plan = make()
         with _lock:
-            _plans[token] = cached
+            _plans[token] = plan
             while len(_plans) > CACHED_PLANS:
                 _plans.popitem(last=False)
-    planned, run, before = cached
+    return plan
+
+
+def _parts(graph: TaskGraph) -> tuple[Any, ...]:
+    """What a plan of a graph depends on."""
+    return (graph.time, graph.size, graph.touched.pointer, graph.touched.index, graph.kinds,
+            graph.present, graph.kept)  # fmt: skip
+
+
+def _plan_operations(
+    graph: TaskGraph, limit: int, link: HostLink, search_seconds: float, seed: int, repeat: bool
+) -> SchedulePlan:
+    """Plan the order of operations and their swaps, which need not be those of a worker."""
+    with _progress(search_seconds) as clock:
+        planned = find(
+            graph, limit, link, repeat=repeat, search_seconds=search_seconds,
+            clock=clock, rng=np.random.default_rng(seed),
+        )  # fmt: skip
+    memory = Memory.bytes(graph, limit)
+    run = simulate(graph, planned.swaps, memory, link, trace_order(graph, planned.order, repeat))
+    steps = trace_order(graph, graph.check_order(np.arange(len(graph))), repeat)
+    swaps = plan_traced_order(graph, steps, memory, ON_DEMAND, repeat)
+    seconds = simulate(graph, swaps, memory, link, steps).makespan
     least = planned.swap_bound
     return SchedulePlan(
-        order=tuple(names[op] for op in planned.order.tolist()),
+        order=tuple(planned.order.tolist()),
         swap_in_bytes=planned.swap_in_bytes,
         swap_out_bytes=planned.swap_out_bytes,
         makespan=planned.makespan,
@@ -588,8 +553,52 @@ def _plan(
         memory_limit=limit,
         peak=planned.peak,
         method=planned.method,
-        before=before,
-        _draw=partial(_timeline, graph, planned, run, limit),
+        before=(swaps.swap_in_bytes, swaps.swap_out_bytes, seconds),
+        _draw=partial(timeline_of_swaps, graph, planned, run, limit),
+    )
+
+
+#: The rule of Dask's own order.
+_DASK = "dask.order"
+
+
+def _plan_tasks(
+    sized: Tasks,
+    graph: TaskGraph,
+    limit: int,
+    link: HostLink,
+    settings: WorkerSettings,
+    search_seconds: float,
+    seed: int,
+) -> SchedulePlan:
+    """Plan the order of tasks; the swaps are those that a worker decides on in this order."""
+    dask = order_of_dask(sized)
+    with _progress(search_seconds) as clock:
+        planned = find(
+            graph, limit, link, given={_DASK: dask}, search_seconds=search_seconds,
+            clock=clock, rng=np.random.default_rng(seed), bounds=False,
+        )  # fmt: skip
+    working = worker_tasks(sized, graph.time.tolist())
+    best = best_order(working, planned.finalists, _DASK, limit, link, settings)
+    run, before = best.run, on_demand(working, dask, limit, link, settings)
+    # what a worker does is a plan for the order in which it ran the tasks, and for the memory that
+    # it used for a short time.  A view may be in memory with what it is a view of, which counts.
+    counted = replace(graph, size=np.where(np.array(sized.views) < 0, graph.size, 0))
+    bound = lower_bounds(counted, ran(run), max(limit, run.peak), link)
+    least = bound.swapped
+    return SchedulePlan(
+        order=tuple(best.order.tolist()),
+        swap_in_bytes=run.swap_in_bytes,
+        swap_out_bytes=run.swap_out_bytes,
+        makespan=run.makespan,
+        lower_bound=bound.read if least is None else least.read + least.written,
+        time_bound=bound.seconds,
+        ideal=planned.ideal,
+        memory_limit=limit,
+        peak=run.peak,
+        method=best.rule,
+        before=(before.swap_in_bytes, before.swap_out_bytes, before.makespan),
+        _draw=partial(timeline_of_worker, run, sized.names, sized.sizes, limit),
     )
 
 
@@ -611,65 +620,6 @@ def _progress(seconds: float) -> Iterator[Callable[[], float]]:
             return now
 
         yield clock
-
-
-def _timeline(graph: TaskGraph, planned: SearchResult, run: SimulatedRun, limit: int) -> Timeline:
-    swaps = planned.swaps
-
-    def named(data: Any, times: Any) -> tuple[Any, ...]:
-        return lane(
-            [
-                (float(start), float(end), _name(graph.data_names, datum), int(graph.size[datum]))
-                for datum, start, end in zip(data, *times, strict=True)
-                if end > start
-            ]
-        )
-
-    made = graph.writes
-    computed = [
-        (float(start), float(end), _name(graph.op_names, op), int(graph.size[made[op]].sum()))
-        for op, start, end in zip(planned.order, *run.operations, strict=True)
-    ]
-    lanes = {
-        "compute": lane(computed),
-        "copy in": named(swaps.in_datum, run.copies_in),
-        "copy out": named(swaps.out_datum, run.copies_out),
-    }
-    title = f"{len(graph):,} tasks in {format_bytes(limit)}: {format_seconds(planned.makespan)}"
-    return Timeline(lanes, _taken(graph, planned, run), limit, title)
-
-
-def _name(names: Sequence[Hashable] | None, number: int) -> str:
-    """The name of an operation or a datum in a picture."""
-    return f"number {number}" if names is None else str(names[number])
-
-
-def _taken(
-    graph: TaskGraph, planned: SearchResult, run: SimulatedRun
-) -> tuple[tuple[float, int], ...]:
-    """Bytes in memory over time."""
-    swaps, size = planned.swaps, graph.size
-    changes: list[tuple[float, int]] = [(0.0, int(size[swaps.started].sum()))]
-    trace = graph.trace(planned.order)
-    owners = trace.touched.owners()
-    made = graph.writes
-    for at, op in enumerate(planned.order.tolist()):
-        grown = int(size[made[op]].sum())
-        if grown:
-            changes.append((float(run.operations[0, at]), grown))
-    last = trace.next == len(planned.order)
-    for datum, at in zip(trace.touched.index[last].tolist(), owners[last].tolist(), strict=True):
-        if not graph.kept[datum]:
-            changes.append((float(run.operations[1, at]), -int(size[datum])))
-    for datum, end in zip(swaps.out_datum.tolist(), run.copies_out[1].tolist(), strict=True):
-        changes.append((end, -int(size[datum])))
-    for datum, start in zip(swaps.in_datum.tolist(), run.copies_in[0].tolist(), strict=True):
-        changes.append((start, int(size[datum])))
-    taken, steps = 0, []
-    for seconds, change in sorted(changes):
-        taken += change
-        steps.append((seconds, taken))
-    return tuple(steps)
 
 
 def _plain(key: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,8 @@ class SearchResult:
         The rule that gave the order, and the prefetch distance in operations.
     tried
         Number of plans that were simulated.
+    finalists
+        The orders that were tried and the rules that gave them, those of the best plans first.
     """
 
     order: Ints
@@ -113,6 +115,7 @@ class SearchResult:
     read_bound: float
     method: str
     tried: int
+    finalists: tuple[tuple[str, Ints], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,20 +128,27 @@ class _Candidate:
         Seconds.
     cost
         Seconds, with the weighted time of all copies.
-    method, policy
+    rule, policy
         Where its order and its swaps come from.
+    method
+        Both, as text.
     """
 
     makespan: float
     cost: float
     swaps: SwapPlan
-    method: str
+    rule: str
     policy: Policy
+
+    @property
+    def method(self) -> str:
+        how = "on demand" if self.policy is ON_DEMAND else f"{self.policy.lead} ahead"
+        return f"{self.rule}, {how}"
 
 
 @dataclass(slots=True)
 class _PlanSearch:
-    """The best plans so far: the one of the least makespan, and the one of the least cost."""
+    """The best plans so far: of the least makespan, of the least cost, and of every rule."""
 
     graph: TaskGraph
     memory: Memory
@@ -147,9 +157,10 @@ class _PlanSearch:
     settings: SearchSettings
     fastest: _Candidate | None = None
     best: _Candidate | None = None
+    by_rule: dict[str, _Candidate] = field(default_factory=dict)
     tried: int = 0
 
-    def offer(self, steps: TracedOrder, policy: Policy, method: str) -> _Candidate:
+    def offer(self, steps: TracedOrder, policy: Policy, rule: str) -> _Candidate:
         """Plan and simulate an order, and keep the plan if it is the best."""
         plan = plan_traced_order(self.graph, steps, self.memory, policy, self.repeat)
         self.tried += 1
@@ -157,7 +168,9 @@ class _PlanSearch:
         inward, outward, _, _ = self.link.rates
         copies = plan.swap_in_bytes / inward + plan.swap_out_bytes / outward
         cost = makespan + self.settings.copy_weight * copies
-        candidate = _Candidate(makespan, cost, plan, method, policy)
+        candidate = _Candidate(makespan, cost, plan, rule, policy)
+        if rule not in self.by_rule or cost < self.by_rule[rule].cost:
+            self.by_rule[rule] = candidate
         if self.fastest is None or makespan < self.fastest.makespan:
             self.fastest = candidate
         if self.best is None or cost < self.best.cost:
@@ -253,8 +266,7 @@ def plan(
         seen.add(order.tobytes())
         steps = trace_order(graph, order, repeat)
         for policy in (ON_DEMAND, *policies):
-            how = "on demand" if policy is ON_DEMAND else f"{policy.lead} ahead"
-            candidate = search.offer(steps, policy, f"{name}, {how}")
+            candidate = search.offer(steps, policy, name)
             if reference:
                 slowest = min(slowest, candidate.makespan)
     if search_seconds > 0 and clock is not None:
@@ -267,20 +279,9 @@ def _evaluate(search: _PlanSearch, candidate: _Candidate, limit: int, bounds: bo
     graph, link, swaps = search.graph, search.link, candidate.swaps
     steps = trace_order(graph, swaps.order, search.repeat)
     run = simulate(graph, swaps, search.memory, link, steps)
-    both = None
-    touched = np.zeros(graph.data_count, np.bool_)
-    touched[graph.touched.index] = True
-    touched &= graph.present
-    read = total = float(graph.size[touched].sum())
-    started = None
-    if search.repeat:
-        # data that fit may be in memory from the previous repetition
-        read = total = max(0.0, read - limit)
-        started = touched
-    if bounds and len(graph) <= search.settings.bound_operations and not search.repeat:
-        both = swap_bound(graph, swaps.order, limit)
-        total = both.read + both.written
-        read = swap_bound(graph, swaps.order, limit, write_cost=0.0).read
+    most = search.settings.bound_operations if bounds else 0
+    bound = lower_bounds(graph, swaps.order, limit, link, search.repeat, most)
+    best = sorted(search.by_rule.values(), key=lambda each: each.cost)
     return SearchResult(
         swaps.order,
         swaps,
@@ -289,12 +290,67 @@ def _evaluate(search: _PlanSearch, candidate: _Candidate, limit: int, bounds: bo
         swaps.swap_out_bytes,
         int(run.peak.sum()),
         ideal(graph),
-        time_bound(graph, swaps.order, limit, link.rates, read, total, started=started),
-        both,
-        read,
+        bound.seconds,
+        bound.swapped,
+        bound.read,
         candidate.method,
         search.tried,
+        tuple((each.rule, each.swaps.order) for each in best),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LowerBounds:
+    """Lower bounds for all plans of an order.
+
+    Attributes
+    ----------
+    seconds
+        Of the makespan.
+    swapped
+        Of the bytes in both directions together; None if no linear program was solved.
+    read
+        Of the bytes copied in alone.
+    """
+
+    seconds: float
+    swapped: TransferBound | None
+    read: float
+
+
+def lower_bounds(
+    graph: TaskGraph,
+    order: Ints,
+    limit: int,
+    link: HostLink,
+    repeat: bool = False,
+    bound_operations: int = _DEFAULT.bound_operations,
+) -> LowerBounds:
+    """Lower bounds of the seconds and bytes of an order.
+
+    Parameters
+    ----------
+    graph, order, limit, link, repeat
+        As for :func:`plan`.
+    bound_operations
+        As `SearchSettings.bound_operations`.
+    """
+    both = None
+    touched = np.zeros(graph.data_count, np.bool_)
+    touched[graph.touched.index] = True
+    touched &= graph.present
+    read = total = float(graph.size[touched].sum())
+    started = None
+    if repeat:
+        # data that fit may be in memory from the previous repetition
+        read = total = max(0.0, read - limit)
+        started = touched
+    if len(graph) <= bound_operations and not repeat:
+        both = swap_bound(graph, order, limit)
+        total = both.read + both.written
+        read = swap_bound(graph, order, limit, write_cost=0.0).read
+    seconds = time_bound(graph, order, limit, link.rates, read, total, started=started)
+    return LowerBounds(seconds, both, read)
 
 
 def anneal(
@@ -313,7 +369,7 @@ def anneal(
         if changed is None:
             return
         steps = trace_order(search.graph, changed, search.repeat)
-        candidate = search.offer(steps, best.policy, f"{best.method}, annealed")
+        candidate = search.offer(steps, best.policy, f"{best.rule}, annealed")
         temperature = hot * (search.settings.end_temperature ** max(elapsed, 0.0))
         worse = candidate.cost - cost
         if worse <= 0 or rng.random() < math.exp(-worse / temperature):

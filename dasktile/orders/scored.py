@@ -1,0 +1,145 @@
+"""The orders that a search proposes, scored by what a worker does with them.
+
+The loops of the search plan swaps with full knowledge of the future.  A worker decides them event
+by event, so the best few orders are run by a simulated worker, and its bytes are those of the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dasktile import config
+from dasktile.capture.tasks import Tasks
+from dasktile.runtime.settings import RuntimeSettings
+from dasktile.schedule.instructions import ResidencySettings
+from dasktile.schedule.lists import Ints
+from dasktile.schedule.simulate import HostLink
+from dasktile.schedule.simulated_worker import (
+    WorkerRun,
+    WorkerSettings,
+    WorkerTasks,
+    simulate_worker,
+)
+
+#: Orders that are scored at the most, and tasks of all of them together except the first (chosen:
+#: a simulated worker runs some 20,000 tasks a second).
+_MOST_ORDERS, _MOST_TASKS = 6, 20_000
+
+#: Share by which a run may take longer than the fastest to take nearly as long (chosen).
+_NEARLY = 0.1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """An order, and what a simulated worker did with it.
+
+    Attributes
+    ----------
+    rule
+        The rule or search that gave the order.
+    order
+        Tasks in the order in which they should run.
+    run
+        The simulated worker.
+    """
+
+    rule: str
+    order: Ints
+    run: WorkerRun
+
+
+def worker_tasks(sized: Tasks, seconds: Sequence[float]) -> WorkerTasks:
+    """Tasks for a simulated worker, with their durations."""
+    return WorkerTasks(
+        [list(dict.fromkeys(reads)) for reads in sized.reads],
+        sized.sizes,
+        sized.views,
+        frozenset(sized.wanted),
+        seconds,
+        sized.names,
+    )
+
+
+def worker_settings(threads: int, device: bool) -> WorkerSettings:
+    """Constants of workers of this version and configuration.
+
+    Parameters
+    ----------
+    threads
+        Threads of all workers.
+    device
+        Whether the memory is that of a device, whose results are tracked from the first on.
+    """
+    runtime = RuntimeSettings()
+    return WorkerSettings(
+        window=runtime.plan_window * threads,
+        prefetch_tasks=runtime.prefetch_tasks,
+        max_readers=runtime.max_readers,
+        message=config.setting("plan.task-seconds"),
+        interval=runtime.monitor_interval,
+        small_bytes=runtime.small_bytes,
+        untracked=0.0 if device else 0.5,
+        residency=ResidencySettings((None, None), **config.spill_settings()),
+    )
+
+
+def on_demand(
+    tasks: WorkerTasks, order: Ints, limit: int, link: HostLink, settings: WorkerSettings
+) -> WorkerRun:
+    """A worker that knows no next uses: it reads on demand and evicts the least recently used."""
+    residency = replace(settings.residency, prefetch=0)
+    settings = replace(settings, hints=False, residency=residency, window=len(tasks))
+    return simulate_worker(tasks, order.tolist(), limit, link, settings)
+
+
+def best_order(
+    tasks: WorkerTasks,
+    finalists: Sequence[tuple[str, Ints]],
+    reference: str,
+    limit: int,
+    link: HostLink,
+    settings: WorkerSettings,
+) -> Scored:
+    """The best of some orders, which moves no more bytes than the reference.
+
+    Of those with which a worker takes nearly the least time it is the one that moves least: the
+    durations of tasks are estimates, and so are the bandwidths.
+
+    Parameters
+    ----------
+    tasks
+        The tasks.
+    finalists
+        Rules and their orders, those of the best plans first.
+    reference
+        The rule of the order that is run without a plan, one of the finalists.
+    limit, link, settings
+        As for :func:`~dasktile.schedule.simulated_worker.simulate_worker`.
+    """
+
+    def score(rule: str, order: Ints) -> Scored:
+        return Scored(rule, order, simulate_worker(tasks, order.tolist(), limit, link, settings))
+
+    count = max(1, min(_MOST_ORDERS, _MOST_TASKS // max(1, len(tasks))))
+    given = score(reference, dict(finalists)[reference])
+    scored = [given]
+    seen = {given.order.tobytes()}
+    for rule, order in finalists:
+        if len(scored) > count:
+            break
+        if order.tobytes() not in seen:
+            seen.add(order.tobytes())
+            scored.append(score(rule, order))
+    no_more = [each for each in scored if each.run.moved <= given.run.moved]
+    slowest = (1 + _NEARLY) * min(each.run.makespan for each in no_more)
+    return min(
+        (each for each in no_more if each.run.makespan <= slowest), key=lambda each: each.run.moved
+    )
+
+
+def ran(run: WorkerRun) -> Ints:
+    """The order in which the tasks of a simulated worker ran."""
+    return np.array([span.task for span in run.tasks], np.int64)

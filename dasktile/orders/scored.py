@@ -29,7 +29,7 @@ from dasktile.schedule.simulated_worker import (
 _MOST_ORDERS, _MOST_TASKS = 6, 20_000
 
 #: Share by which a run may take longer than the fastest to take nearly as long (chosen).
-_NEARLY = 0.1
+_NEARLY = 0.15
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -283,7 +283,8 @@ class NextUses:
         """Note that a task has its inputs and begins to run."""
         self._running.add(reader.key)
         if reader.priority:
-            self.readers_ran((read.key, reader.priority) for read in reader.dependencies)
+            for read in reader.dependencies:
+                self._remove(read.key, number(reader.priority))
 
     def reader_ended(self, key: Any) -> None:
         """Note that a task does not run any more."""
@@ -306,13 +307,9 @@ class NextUses:
         task = self._tasks.get(key)
         if task is None or not self.current:
             return None
-        hint = self._hints.get(key)
-        if hint is None:
-            uses = (task.annotations or {}).get(ANNOTATION)
-            if uses is not None:
-                hint = self._hints[key] = _numbers(*uses)
-            elif task.run_spec is not None:
-                return None
+        hint = self._hint(key)
+        if hint is None and task.run_spec is not None:
+            return None
         local = task.dependents
         if len(local) > self._max_readers and any(reader.state not in _DONE for reader in local):
             return -math.inf
@@ -359,13 +356,29 @@ class NextUses:
         -------
         New next uses, by key of a result.
         """
-        changed = {}
-        for key, priority in uses:
-            use = number(tuple(priority))
-            if key in self._hints and use in self._hints[key][0]:
-                self._hints[key][0].remove(use)
-                changed[key] = self.next_use(key)
-        return changed
+        removed = [key for key, priority in uses if self._remove(key, number(tuple(priority)))]
+        return {key: self.next_use(key) for key in removed}
+
+    def _hint(self, key: Any) -> tuple[list[int], str] | None:
+        """The hint of a result: the latest, or that which came with its task; None for none."""
+        hint = self._hints.get(key)
+        if hint is None and self.current:
+            task = self._tasks.get(key)
+            uses = (task.annotations or {}).get(ANNOTATION) if task is not None else None
+            if uses is not None:
+                hint = self._hints[key] = _numbers(*uses)
+        return hint
+
+    def _remove(self, key: Any, use: int) -> bool:
+        """Remove a reader from the hint of a result; whether it was in there.
+
+        Also where the next use of the result was never asked for, as while memory is rather empty.
+        """
+        hint = self._hint(key)
+        if hint is None or use not in hint[0]:
+            return False
+        hint[0].remove(use)
+        return True
 
     def withdraw(self) -> None:
         """Know no next uses until new hints arrive."""

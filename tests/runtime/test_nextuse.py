@@ -190,6 +190,18 @@ def test_the_first_reader_that_has_not_run() -> None:
     assert uses.next_use("x") == math.inf
 
 
+def test_readers_that_ran_before_the_next_use_was_asked_for_do_not_count() -> None:
+    """As while a store is rather empty: it asks for all next uses when it is half full."""
+    x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 3), (0, 1, 9)], "")})
+    reader = task("a", 3, dependencies=[x])
+    uses = NextUses({"x": x})
+    uses.reader_started(reader)
+    uses.reader_ended("a")
+    assert uses.next_use("x") == at(9)
+    other = NextUses({"x": x})
+    assert other.readers_ran([("x", (0, 1, 3))]) == {"x": at(9)}
+
+
 def test_readers_count_once_each() -> None:
     x = task("x", 0, "memory", annotations={ANNOTATION: ([(0, 1, 4), (0, 1, 4)], "client")})
     x.dependents = [task("a", 4, "executing"), task("b", 8, "executing")]

@@ -132,12 +132,12 @@ async def test_a_task_may_wait_for_one_behind_the_window(c, s, a):
     await dasktile.enable(c)
     windows = plugin_of(s).windows
     windows.settings = replace(windows.settings, stall_timeout=0)
-    first = [delayed(leave_thread_and_wait_for)("last", number) for number in range(6)]
+    first = [delayed(leave_thread_and_wait_for)("last", number) for number in range(8)]
     last = delayed(set_event)("last")
     plan = dasktile.plan(*first, last, memory_limit="1 GB", workers=1)
     plan = replace(plan, order=tuple(task.key for task in [*first, last]))
     futures = c.compute(list(plan.apply()))
-    assert await c.gather(futures) == [1] * 7
+    assert await c.gather(futures) == [1] * 9
 
 
 @one_worker

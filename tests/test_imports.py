@@ -206,6 +206,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "capture",
             "config",
             "ir",
+            "lower.bundle",
             "planning",
             "prediction",
             "request",

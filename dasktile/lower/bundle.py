@@ -27,7 +27,7 @@ from dask.tokenize import tokenize
 from dasktile._compat.dask import FUSE, Alias, Task, TaskRef, fused_tasks, missing
 from dasktile.capture.references import head_of
 from dasktile.ir import by_position
-from dasktile.lower.anchored import Anchored
+from dasktile.lower.anchored import Anchored, anchor_tasks
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import BUNDLES, new_layer_name, part_layer_name
 from dasktile.lower.placed import GraphMemory, TaskMemory, guessed_share, task_memory
@@ -631,10 +631,20 @@ class _Written:
                 return key, Anchored(key, pick, TaskRef(part.key), part.path)
             return key, Alias(key, part.key)
         if same:
-            return key, task.substitute({}, key=key)
-        reads, places = self._inputs([number])
-        own = tasks.keys[number]
-        return key, type(task)(key, run_bundle, (task,), own, places, *map(TaskRef, reads))
+            new = task.substitute({}, key=key)
+        else:
+            reads, places = self._inputs([number])
+            own = tasks.keys[number]
+            new = type(task)(key, run_bundle, (task,), own, places, *map(TaskRef, reads))
+        return key, anchor_tasks({key: new})[key] if self._leaves(number) else new
+
+    def _leaves(self, number: int) -> bool:
+        """Whether the result of a task that has its home by its new name is read elsewhere."""
+        tasks = self.tasks
+        home = tasks.places[number]
+        if number not in self.changed or home is None:
+            return False
+        return any(tasks.places[reader] not in (None, home) for reader in tasks.readers[number])
 
     def _bundle_and_picks(self, at: int) -> Iterator[tuple[Key, Any]]:
         """The keys and tasks of a bundle and its picks."""

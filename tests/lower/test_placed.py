@@ -21,6 +21,8 @@ from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
 from dasktile.lower.bundle import keys_in
 from dasktile.lower.placed import TaskMemory, placed
+from dasktile.lower.tasks import fuses
+from dasktile.schedule.ranks import rank_of
 from tests.support import plan_for_workers
 from tests.traffic import traffic
 
@@ -207,6 +209,23 @@ def test_tasks_within_one_operation_run_where_they_are_predicted(
     steps = [key for task in graph.values() for key in (*keys_in(task), task.key)]
     diagonal = [key for key in steps if "lu-lu-" in str(key[0]) and key[-1] == key[-2]]
     assert len(set(diagonal)) == 4
+
+
+def test_no_task_is_fused_with_a_reader_at_another_home(four_workers: None) -> None:
+    """Which of them Dask fuses depends on hashes of keys."""
+    graph = dict(dasktile.optimize(DECOMPOSED["inv"](), workers=4).__dask_graph__())
+    readers: dict[Any, list[Any]] = {}
+    for key, task in graph.items():
+        for read in task.dependencies:
+            readers.setdefault(read, []).append(key)
+    # the home is the first number of such keys
+    pairs = [
+        (graph[key], own[0])
+        for key, own in readers.items()
+        if len(own) == 1 and rank_of(key) and rank_of(own[0]) and key[1] != own[0][1]
+    ]
+    assert pairs
+    assert not any(fuses(task, graph[reader]) for task, reader in pairs)
 
 
 @pytest.mark.parametrize("name", DECOMPOSED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -29,9 +30,14 @@ from tests.support import plan_for_workers
 
 
 @pytest.fixture(autouse=True)
-def four_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan for workers of a cluster, on which tasks run where they are planned."""
+def four_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Plan for workers of a cluster, on which tasks run where they are planned.
+
+    Each plan is made anew: tests change what decides.
+    """
     plan_for_workers(monkeypatch)
+    with dask.config.set({"dasktile.reuse-plans": False}):
+        yield
 
 
 def noise(shape: tuple[int, ...], chunks: Any) -> da.Array:

@@ -954,8 +954,9 @@ class _Writer(WrittenArrays):
                     other for other in before.dependencies[name] if other in before.layers
                 }
             stack.extend(dependencies[name])
-        # the order in which tasks are fused depends on no names
-        order = dict.fromkeys((*before.layers, *self.layers))
+        # the order in which tasks are fused depends on no names; readers are first, as in Dask's
+        # graphs
+        order = reversed(dict.fromkeys((*reversed(before.layers), *self.layers)))
         ordered = {name: layers[name] for name in order if name in layers}
         return HighLevelGraph(ordered, dependencies)
 

@@ -93,7 +93,7 @@ class SchedulePlan:
     >>> import dasktile
     >>> x = da.ones((400, 400), chunks=(50, 400))
     >>> schedule = dasktile.plan(x @ x.T, memory_limit="1 MB", workers=1)
-    >>> schedule.peak <= schedule.memory_limit
+    >>> schedule.swap_in_bytes <= schedule.before[0]
     True
     >>> y = schedule.apply()
     """

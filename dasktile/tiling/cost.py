@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,9 +38,9 @@ Table = npt.NDArray[np.float64]
 #: bytes, and is so small that no number of tiles outweighs one byte.
 TIE = 2.0**-20
 
-#: Weight of a byte of partial sums, which breaks ties as well, and the most that they cost: of
-#: equal ways, the one is chosen in which workers hold fewest of them.
-PARTIAL, MOST_PARTIAL = 2.0**-40, 2.0**-4
+#: Weight of a byte of partial sums and of replicas where memory is scarce, which breaks ties as well,
+#: and the most that they cost: of equal ways, the one is chosen in which workers hold fewest of them.
+EXTRA, MOST_EXTRA = 2.0**-40, 2.0**-4
 
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.
 MOVING = 2.0**-24
@@ -72,6 +73,8 @@ class Costs:
     ----------
     space
         Variables and candidates.
+    scarce
+        Whether ties go to tilings with fewest bytes of partial sums and replicas.
     own
         For every variable, the bytes of partial sums and of carries of scans that each of its
         candidates moves.
@@ -82,6 +85,7 @@ class Costs:
     """
 
     space: Space
+    scarce: bool = False
     own: list[Table] = field(default_factory=list)
     tiles: list[Table] = field(default_factory=list)
     between: dict[tuple[int, int], Table] = field(default_factory=dict)
@@ -177,6 +181,12 @@ class Costs:
                 known = self.between.get((source, index), 0.0)
                 self.between[source, index] = known + handing + columns
 
+    def where_scarce(self) -> Costs:
+        """The same tables where memory is scarce."""
+        other = copy(self)
+        other.scarce = True
+        return other
+
     def _idle(self, variable: Variable) -> Table:
         """Costs of workers without a part of a large result in its final chunks."""
         if variable.final is None or variable.node in self.space.small:
@@ -196,10 +206,13 @@ class Costs:
 
     def problem(self, tile_weight: float = TIE) -> Problem:
         """The problem to minimise: bytes moved plus `tile_weight` for every tile."""
-        unary = [
-            own + tile_weight * tiles + np.minimum(PARTIAL * own, MOST_PARTIAL)
-            for own, tiles in zip(self.own, self.tiles, strict=True)
-        ]
+        unary = [own + tile_weight * tiles for own, tiles in zip(self.own, self.tiles, strict=True)]
+        if self.scarce:
+            workers = self.space.mesh.workers
+            unary = [
+                cost + np.minimum(EXTRA * (own + workers * replicas), MOST_EXTRA)
+                for cost, own, replicas in zip(unary, self.own, self.replica_bytes(), strict=True)
+            ]
         return Problem(unary, self.between)
 
     def moved(self, states: Sequence[int]) -> tuple[int, ...]:

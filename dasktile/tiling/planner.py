@@ -397,7 +397,7 @@ class _Planner:
         costs = self.tables.costs.get(self._key)
         if costs is None:
             costs = self.tables.costs[self._key] = Costs(self._space())
-        self.costs = costs
+        self.costs = costs.where_scarce() if self.settings.scarce else costs
         self.space = self.costs.space
         self.objective = Objective(self.settings, self.threads)
         self._by_states: dict[tuple[int, ...], _Candidate] = {}
@@ -432,6 +432,7 @@ class _Planner:
             tiles_per_worker=0,
             usual_task=0,
             max_task=0,
+            scarce=False,
         )
         return (
             self.program,
@@ -512,7 +513,7 @@ class _Planner:
 
     def _solution(self, method: Method, tile_weight: float) -> Solution:
         """What a method chooses, for tiles of this weight."""
-        key = self._key, method, tile_weight
+        key = self._key, method, tile_weight, self.settings.scarce
         solution = self.tables.solutions.get(key)
         if solution is None:
             solution = method.choose(self.costs, self.settings, tile_weight)

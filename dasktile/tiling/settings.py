@@ -277,6 +277,9 @@ class Settings:
         bound instead of a proof.
     replica_bytes
         Bytes of replicas that one worker may hold, all arrays together; None for any number.
+    scarce
+        Whether memory is scarce: of tilings that move the same bytes, the one is chosen with fewest
+        bytes of partial sums and replicas.
     model, candidates, local, acceptance, wider, solver
         Numbers that the configuration does not set.
     """
@@ -291,6 +294,7 @@ class Settings:
     max_states: int = 128
     width_budget: int = 4_000_000
     replica_bytes: int | None = None
+    scarce: bool = False
     model: CostModel = CostModel()
     candidates: CandidateLimits = CandidateLimits()
     local: LocalLimits = LocalLimits()
@@ -308,6 +312,7 @@ class Settings:
                 task_bytes=self.task_bytes * self.model.bundled_task,
                 min_tile=min(self.min_tile, tile),
                 tiles_per_worker=max(self.tiles_per_worker, tiles),
+                scarce=True,
             )
             for tile, tiles in self.local.small_tiles
         )

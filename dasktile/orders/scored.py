@@ -54,7 +54,7 @@ class Scored:
 def worker_tasks(sized: Tasks, seconds: Sequence[float]) -> WorkerTasks:
     """Tasks for a simulated worker, with their durations."""
     return WorkerTasks(
-        [list(dict.fromkeys(reads)) for reads in sized.reads],
+        [sorted(set(reads)) for reads in sized.reads],
         sized.sizes,
         sized.views,
         frozenset(sized.wanted),

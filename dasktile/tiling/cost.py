@@ -38,8 +38,8 @@ Table = npt.NDArray[np.float64]
 #: bytes, and is so small that no number of tiles outweighs one byte.
 TIE = 2.0**-20
 
-#: Weight of a byte of partial sums and of replicas where memory is scarce, which breaks ties as well,
-#: and the most that they cost: of equal ways, the one is chosen in which workers hold fewest of them.
+#: Weight of a byte of partial sums and of replicas where memory is scarce, which breaks ties, too,
+#: and the most that they cost: of equal ways, the one with fewest of them is chosen.
 EXTRA, MOST_EXTRA = 2.0**-40, 2.0**-4
 
 #: Cost of making blocks where they are read, in bytes: a home is preferred where it is as good.

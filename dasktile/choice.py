@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
@@ -54,6 +54,8 @@ from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
 
 logger = logging.getLogger("dasktile")
+
+_Result = TypeVar("_Result")
 
 #: Why the input is unchanged where Dask's own graph is predicted to be better.
 NO_GAIN = "Dask's own graph is predicted to cost less"
@@ -149,13 +151,26 @@ def chosen_plan(request: Request) -> Candidate:
     """
     captured = capture(request, {})
     # where no plans are compared, tiles are all that is decided, and those are kept
-    asked = decisions.asked(request, captured) if _may_compare(request) else None
-    chosen = None if asked is None else decisions.recall(asked)
+    asked = None
+    if _may_compare(request):
+        asked = _or_none(partial(decisions.asked, request, captured))
+    chosen = None if asked is None else _or_none(partial(decisions.recall, asked))
     if chosen is None:
         chosen = _chosen(request, captured)
         if asked is not None:
-            decisions.remember(asked, chosen)
+            _or_none(partial(decisions.remember, asked, chosen))
     return chosen
+
+
+def _or_none(function: Callable[[], _Result | None]) -> _Result | None:
+    """What a function returns; None if it raises an error, as everything can be planned anew."""
+    try:
+        return function()
+    except Exception:
+        if config.setting("raise-errors"):
+            raise
+        logger.debug("dasktile failed to look up a plan", exc_info=True)
+        return None
 
 
 def _chosen(request: Request, captured: Captured) -> Candidate:

@@ -139,7 +139,7 @@ class Names:
             self.function(task.func),
             self.literals(task.args),
             [(name, self.literal(value)) for name, value in task.kwargs.items()],
-            bool(getattr(task, "_data_producer", False)),
+            bool(task.data_producer),
         )
 
     def _future(self, value: Any) -> Any:

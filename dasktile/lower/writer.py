@@ -956,7 +956,7 @@ class _Writer(WrittenArrays):
             stack.extend(dependencies[name])
         # the order in which tasks are fused depends on no names; readers are first, as in Dask's
         # graphs
-        order = reversed(dict.fromkeys((*reversed(before.layers), *self.layers)))
+        order = reversed(dict.fromkeys((*reversed(list(before.layers)), *self.layers)))
         ordered = {name: layers[name] for name in order if name in layers}
         return HighLevelGraph(ordered, dependencies)
 

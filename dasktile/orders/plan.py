@@ -72,7 +72,7 @@ class SchedulePlan:
     ideal
         Seconds with unlimited memory.
     memory_limit
-        Bytes of memory that the plan fits in.
+        Bytes of memory for results that the plan is made for.
     peak
         Most bytes in memory at any time.  A worker exceeds its limit by a result for a short time.
     method

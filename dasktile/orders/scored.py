@@ -24,7 +24,7 @@ from dasktile.schedule.simulated_worker import (
     simulate_worker,
 )
 
-#: Orders that are scored at the most, and tasks of all of them together except the first (chosen:
+#: Orders that are scored beside Dask's at the most, and tasks of all of them together (chosen:
 #: a simulated worker runs some 20,000 tasks a second).
 _MOST_ORDERS, _MOST_TASKS = 6, 20_000
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.distributed import scheduling, states
@@ -84,6 +84,7 @@ class Windows:
         self._loop = asyncio.get_running_loop()
         #: By key of a task that has not ended: the window of its plan.
         self._of: dict[Any, _Window] = {}
+        self._windows: dict[_Window, None] = {}
         #: Windows from which a task has left since :meth:`_advance_all` was called.
         self._moved: dict[_Window, None] = {}
 
@@ -108,6 +109,7 @@ class Windows:
         if not free or not self.available:
             return
         window = _Window(free)
+        self._windows[window] = None
         for ts in free:
             self._of[ts.key] = window
             scheduling.restrict(ts, {HELD}, loose=False)
@@ -119,6 +121,8 @@ class Windows:
             window = self._of.pop(key, None)
             if window is not None:
                 window.open.discard(key)
+                # the task may run again, as one of no plan
+                _let_go(self.scheduler.tasks.get(key))
                 self._advance_later(window)
 
     def _advance_later(self, window: _Window) -> None:
@@ -134,8 +138,9 @@ class Windows:
             ready += self._advance(window)
         self._send(ready)
 
-    def _send(self, ready: Iterable[Any]) -> None:
-        recommendations: dict[Any, Any] = dict.fromkeys(ready, states.PROCESSING)
+    def _send(self, ready: Sequence[Any]) -> None:
+        # the scheduler begins with the last one
+        recommendations: dict[Any, Any] = dict.fromkeys(reversed(ready), states.PROCESSING)
         if recommendations:
             scheduling.transition(self.scheduler, recommendations, _STIMULUS)
 
@@ -156,11 +161,13 @@ class Windows:
             ts = window.held.popleft()
             if self._of.get(ts.key) is not window:
                 continue  # it will not run
-            scheduling.restrict(ts, None, loose=False)
+            _let_go(ts)
             window.open.add(ts.key)
             window.served = scheduling.now()
             if ts.state == states.NO_WORKER:
                 ready.append(ts.key)
+        if not window.held and not window.open:
+            self._windows.pop(window, None)
         return ready
 
     def check(self) -> None:
@@ -170,17 +177,18 @@ class Windows:
         a task behind the window.
         """
         scheduling.restart_timeouts(
-            self.scheduler, [key for key, window in self._of.items() if key not in window.open]
+            self.scheduler, [ts.key for ts in self.scheduler.unrunnable if ts.key in self]
         )
         now, tasks = scheduling.now(), self.scheduler.tasks
         slots = [scheduling.slots(self.scheduler, ws) for ws in self.scheduler.running]
         free = sum(max(0, count) for count in slots)
         ready: list[Any] = []
-        for window in dict.fromkeys(self._of.values()):
+        for window in list(self._windows):
             gone = [key for key in window.open if _is_gone(tasks.get(key))]
             for key in gone:
                 window.open.discard(key)
-                del self._of[key]
+                if self._of.get(key) is window:
+                    del self._of[key]
             stalls = now - window.served > self.settings.stall_timeout
             ready += self._advance(window, len(window.open) + free if stalls else 0)
         self._send(ready)
@@ -188,13 +196,10 @@ class Windows:
     def free_all(self) -> None:
         """Return all tasks that are held to the scheduler, without restrictions."""
         held = [
-            ts
-            for window in dict.fromkeys(self._of.values())
-            for ts in window.held
-            if self._of.get(ts.key) is window
+            ts for window in self._windows for ts in window.held if self._of.get(ts.key) is window
         ]
         for ts in held:
-            scheduling.restrict(ts, None, loose=False)
+            _let_go(ts)
         self.clear()
         # not now: the scheduler may be in the middle of a transition
         self._loop.call_soon(self._return_to_scheduler, held)
@@ -212,7 +217,14 @@ class Windows:
     def clear(self) -> None:
         """Forget all tasks."""
         self._of.clear()
+        self._windows.clear()
         self._moved.clear()
+
+
+def _let_go(ts: TaskState | None) -> None:
+    """Let a task run on any worker if it is held here, and not by others."""
+    if ts is not None and ts.worker_restrictions == {HELD}:
+        scheduling.restrict(ts, None, loose=False)
 
 
 def _is_gone(ts: TaskState | None) -> bool:

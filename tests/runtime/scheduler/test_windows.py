@@ -124,7 +124,46 @@ async def test_tasks_that_fail_do_not_stop_a_plan(c, s, a):
     futures = c.compute(tasks)
     await wait(futures, timeout=LIMIT)
     assert [future.status for future in futures] == ["error"] * 8 + ["finished"] * 12
-    assert not len(plugin_of(s).windows)
+    assert not len(plugin_of(s).windows) and not held(s)
+
+
+def fails_at_first(name: str, number: int) -> int:
+    if not Event(name).is_set():
+        raise ValueError(name)
+    return number
+
+
+@one_worker
+async def test_tasks_that_failed_run_again(c, s, a):
+    """Those that read a result that failed were behind the window, and end as it fails."""
+    await dasktile.enable(c)
+    bad = delayed(fails_at_first, pure=False)("go", -7)
+    tasks, _ = planned(bad, *[delayed(max, pure=False)([bad, number]) for number in range(20)])
+    futures = c.compute(tasks)
+    await wait(futures, timeout=LIMIT)
+    assert {future.status for future in futures} == {"error"} and not held(s)
+    await Event("go").set()
+    await c.retry(futures)
+    assert await c.gather(futures) == [-7, *range(20)]
+    await nothing_stuck(s)
+
+
+@one_worker
+async def test_tasks_of_two_plans(c, s, a):
+    """The second plan shares tasks with the first, which has not ended."""
+    await dasktile.enable(c)
+    starts = [delayed(wait_for)("go", number) for number in range(12)]
+    first, _ = planned(*[delayed(abs)(task) for task in starts])
+    second, _ = planned(*starts, *chains())
+    futures = c.compute(first)
+    await until(lambda: len(held(s)) > 12)
+    others = c.compute(second)
+    await until(lambda: len(held(s)) > 60)
+    await Event("go").set()
+    assert await c.gather(futures) == [1] * 12
+    assert await c.gather(others) == [1] * 12 + list(range(12))
+    assert not len(plugin_of(s).windows) and not held(s)
+    await nothing_stuck(s)
 
 
 @one_worker

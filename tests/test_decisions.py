@@ -294,3 +294,42 @@ def test_decisions_hold_no_arrays_and_no_graphs() -> None:
         gc.collect()
         assert decisions._store._kept
         assert [each() for each in held] == [None, None]
+
+
+def gradient(data: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> da.Array:
+    places = np.cumsum(0.5 + np.abs(numbers[:, 0]))
+    x = da.from_array(data, chunks=(30, 40))
+    return da.gradient(x * 2 - x.mean(axis=1, keepdims=True), places, axis=0)
+
+
+def histogram(data: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> da.Array:
+    bins = np.cumsum(0.1 + np.abs(numbers[:20, 0]))
+    x = da.from_array(data, chunks=(30, 40)) - 1
+    return da.histogram(x, bins=bins)[0]
+
+
+def digitized(data: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> da.Array:
+    bins = np.sort(numbers[:20, 0])
+    x = da.from_array(data, chunks=(30, 40)).rechunk((40, 30))
+    return da.digitize(x, bins).sum(axis=0)
+
+
+def scaled(data: np.ndarray[Any, Any], numbers: np.ndarray[Any, Any]) -> da.Array:
+    """By a function that keeps data."""
+    x = da.from_array(data, chunks=(30, 40)).T
+    return x.map_blocks(lambda block: block * numbers[0, 0], dtype=float).sum(axis=0)
+
+
+@pytest.mark.parametrize("make", [gradient, histogram, digitized, scaled])
+def test_a_plan_that_is_looked_up_has_its_own_data(make: Callable[..., da.Array]) -> None:
+    rng = np.random.default_rng(0)
+    with machine(cluster()), dask.config.set(EAGER):
+        decisions.forget()
+        for turn in range(3):
+            array = make(rng.normal(size=(120, 120)), rng.normal(size=(120, 120)))
+            with planning() as chosen:
+                planned = dasktile.optimize(array)
+            assert len(chosen) == (turn == 0)
+            np.testing.assert_allclose(
+                *dask.compute(planned, array, scheduler="sync"), rtol=1e-9, atol=1e-12
+            )

@@ -154,7 +154,8 @@ def _block_windows(axis: AxisMap, cuts: Sequence[int], size: int) -> list[tuple[
     windows = []
     for lo, hi in _parts(cuts):
         ends = [axis.start + axis.step * at for at in (lo, hi - 1)]
-        windows.append((max(0, min(ends)), min(size, max(ends) + axis.width)))
+        # beyond the end there is an empty block
+        windows.append((min(size, max(0, min(ends))), min(size, max(ends) + axis.width)))
     return windows
 
 

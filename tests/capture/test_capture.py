@@ -762,3 +762,11 @@ def test_a_plan_does_not_depend_on_what_was_computed_before() -> None:
     y.compute(scheduler="sync")
     assert [(node.op, node.kind) for node in captured(y).program.nodes] == before
     assert Kind.OPAQUE not in [kind for _, kind in before]
+
+
+def test_a_product_of_blocks_of_which_one_is_empty() -> None:
+    a = da.ones((6, 16), chunks=(2, (13, 3, 0)))
+    b = da.ones((16, 6), chunks=(16, 3))
+    with dask.config.set({"dasktile.raise-errors": True}):
+        planned = dasktile.optimize(a @ b, workers=2)
+    np.testing.assert_array_equal(planned.compute(scheduler="sync"), np.full((6, 6), 16.0))

@@ -389,8 +389,8 @@ class TestWholeAxes:
     @pytest.mark.parametrize("name", ["quantile", "nanquantile"])
     @pytest.mark.parametrize("probabilities", [[0.1, 0.9], [0.5]])
     def test_several_quantiles_add_an_axis(self, name: str, probabilities: list[float]) -> None:
-        if name == "nanquantile" and not available(custom_nanquantile):
-            pytest.skip("this Dask gives the probability as a keyword")
+        if not available(custom_nanquantile):
+            pytest.skip("this Dask gives the probabilities as a keyword")
         node, _ = last(getattr(da, name)(x, probabilities, axis=0))
         assert roles(node) == [FREE, WHOLE, WHOLE]
         assert node.out == (AxisMap(None), AxisMap(0))

@@ -163,13 +163,13 @@ def chosen_plan(request: Request) -> Candidate:
 
 
 def _or_none(function: Callable[[], _Result | None]) -> _Result | None:
-    """What a function returns; None if it raises an error, as everything can be planned anew."""
+    """What a function returns; None if it raises an error, without which a plan is right, too."""
     try:
         return function()
     except Exception:
         if config.setting("raise-errors"):
             raise
-        logger.debug("dasktile failed to look up a plan", exc_info=True)
+        logger.debug("dasktile failed to predict a run or to look up a plan", exc_info=True)
         return None
 
 
@@ -266,13 +266,7 @@ def _unchanged(request: Request, verdict: str, keep: str) -> Candidate:
 
 def _unless_error(change: Callable[[Candidate], Candidate], plan: Candidate) -> Candidate:
     """What a function makes of a plan; the plan itself, which is right, if it raises an error."""
-    try:
-        return change(plan)
-    except Exception:
-        if config.setting("raise-errors"):
-            raise
-        logger.debug("dasktile failed to predict a run", exc_info=True)
-        return plan
+    return _or_none(partial(change, plan)) or plan
 
 
 def room(request: Request, chosen: Candidate) -> int | None:

@@ -14,7 +14,6 @@ import re
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -25,7 +24,7 @@ from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
 from dasktile.capture.references import Key, head_of
-from dasktile.capture.rules.sources import store_of
+from dasktile.capture.rules.sources import is_partial, store_of
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
 
 #: Bytes of the arrays of integers in a graph beyond which it has no structure: they may be
@@ -160,7 +159,7 @@ class Names:
         return known[1]
 
     def _function(self, function: Any) -> Any:
-        if _is_partial(function):
+        if is_partial(function):
             options = sorted(function.keywords.items())
             return (
                 "partial",
@@ -246,7 +245,7 @@ class Names:
     def _blockwise_dep(self, dep: BlockwiseDep) -> Any:
         kind = type(dep).__name__
         values = getattr(dep, "values", getattr(dep, "mapping", None))
-        return (kind, _chunks(getattr(dep, "chunks", ())), dep.numblocks, self.literal(values))
+        return (kind, repr(getattr(dep, "chunks", ())), dep.numblocks, self.literal(values))
 
     def _object(self, value: Any) -> Any:
         """An object of an unknown type: an array-like, maybe in a store."""
@@ -300,11 +299,6 @@ _PARENTS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-def _is_partial(function: Any) -> bool:
-    """Whether a function is another one with some arguments."""
-    return isinstance(function, partial) or type(function).__name__ == "curry"
-
-
 def _name(function: Any) -> tuple[str, str]:
     own = function if hasattr(function, "__qualname__") else type(function)
     if isinstance(function, np.ufunc):
@@ -314,10 +308,6 @@ def _name(function: Any) -> tuple[str, str]:
 
 def _plain(sizes: Any) -> Any:
     return tuple(map(_plain, sizes)) if isinstance(sizes, (tuple, list)) else str(sizes)
-
-
-def _chunks(chunks: Any) -> Any:
-    return repr(chunks)
 
 
 def structure(graph: HighLevelGraph, names: Names) -> bytes:
@@ -363,7 +353,7 @@ def _notes(layer: Layer, names: Names) -> Any:
     return (
         getattr(dtype, "str", str(dtype)),
         bool(getattr(dtype, "hasobject", False)),
-        _chunks(chunks),
+        repr(chunks),
         str(notes.get("chunk_type")),
         None if own is None else names.literal(own),
     )
@@ -399,6 +389,6 @@ def _blockwise(layer: Blockwise, names: Names) -> Any:
         tuple(tuple(count) for part, count in layer.numblocks.items() if part not in layer.io_deps),
         names.literal(layer.task),
         layer.concatenate,
-        tuple((symbol, _chunks(size)) for symbol, size in layer.new_axes.items()),
+        tuple((symbol, repr(size)) for symbol, size in layer.new_axes.items()),
         None if blocks is None else sorted(map(tuple, blocks)),
     )

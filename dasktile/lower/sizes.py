@@ -145,6 +145,8 @@ class SizedTasks(Protocol):
 
     def tile_size(self, number: int) -> int | None: ...
 
+    def data(self, key: Key) -> Any: ...
+
 
 def estimated_sizes(tasks: SizedTasks) -> tuple[list[int], set[int]]:
     """Bytes of every result, and the tasks for which they are a guess.
@@ -286,12 +288,7 @@ class _Estimate:
         task = self.tasks.tasks[number]
         if getattr(task, "func", None) is take:
             return self.taken(task, sizes)
-        return _value(task, partial(self.read, sizes=sizes), self.data)
-
-    def data(self, key: Key) -> Any:
-        """The value of a key that is data of the graph; None for other keys."""
-        number = self.tasks.number.get(key)
-        return None if number is None else getattr(self.tasks.tasks[number], "value", None)
+        return _value(task, partial(self.read, sizes=sizes), self.tasks.data)
 
     def read(self, key: Key, sizes: Sequence[int]) -> _Result | None:
         """What a reference to a key stands for; None if its size is unknown."""

@@ -300,9 +300,9 @@ class GraphTasks:
         if known is not None:
             return known
         inputs = {self.keys[read]: self.sizes[read] for read in self.reads[number]}
-        return working_bytes(self.tasks[number], inputs, self.sizes[number], self._value)
+        return working_bytes(self.tasks[number], inputs, self.sizes[number], self.data)
 
-    def _value(self, key: Key) -> Any:
+    def data(self, key: Key) -> Any:
         """The value of a key that is data of the graph; None for other keys."""
         number = self.number.get(key)
         return None if number is None else getattr(self.tasks[number], "value", None)

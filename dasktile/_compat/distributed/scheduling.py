@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.distributed.checks import check
 from dasktile._compat.distributed.features import Feature
+from dasktile._compat.distributed.states import NO_WORKER, RELEASED
 from dasktile._compat.distributed.table import PROCESS
 
 if TYPE_CHECKING:
@@ -85,6 +86,17 @@ def transition(scheduler: Scheduler, states: Mapping[Any, str], stimulus: str) -
     """Transition tasks, by key, to other states."""
     recommendations: Any = states
     scheduler.transitions(recommendations, stimulus_id=stimulus)
+
+
+def return_held(scheduler: Scheduler, held: Iterable[TaskState], stimulus: str) -> None:
+    """Return tasks that were held in ``no-worker`` to the scheduler, which queues them."""
+    recommendations = {
+        ts.key: RELEASED
+        for ts in held
+        if ts.state == NO_WORKER and scheduler.tasks.get(ts.key) is ts
+    }
+    if recommendations:
+        transition(scheduler, recommendations, stimulus)
 
 
 def now() -> float:

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
 from tlz import compose  # type: ignore[import-untyped]
 
 from dasktile._compat.dask import (
@@ -143,16 +144,23 @@ class _Reduced:
     in_order: bool = True
 
 
-def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | None:
-    """Sums, means, extrema, variances and counts of groups."""
-    flox, layer, out = flox_names(), view.layers[name], view.array(name)
-    if flox is None or out is None or not isinstance(layer, Blockwise):
+def extracting(layer: Layer) -> Blockwise | None:
+    """A layer that takes one result of flox's aggregations from each block; None for any other."""
+    flox = flox_names()
+    if flox is None or not isinstance(layer, Blockwise):
         return None
     if layer.task.func is not flox.extract or set(layer.task.kwargs) != {"key"}:
         return None
-    key = layer.task.kwargs["key"]
-    if len(layer.indices) != 1 or added_axes(layer) or layer.concatenate or layer.annotations:
+    is_plain = len(layer.indices) == 1 and not layer.concatenate and not layer.annotations
+    return layer if is_plain else None
+
+
+def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """Sums, means, extrema, variances and counts of groups."""
+    flox, layer, out = flox_names(), extracting(view.layers[name]), view.array(name)
+    if flox is None or out is None or layer is None or added_axes(layer):
         return None
+    key = layer.task.kwargs["key"]
     source, symbols = layer.indices[0]
     if symbols is None or not isinstance(source, str) or source not in view.layers:
         return None

@@ -280,9 +280,14 @@ def _source(
 
 def _innermost(function: Any) -> Any:
     """The function inside partials and curried functions."""
-    while isinstance(function, partial) or type(function).__name__ == "curry":
+    while is_partial(function):
         function = function.func
     return function
+
+
+def is_partial(function: Any) -> bool:
+    """Whether a function is another one with some arguments."""
+    return isinstance(function, partial) or type(function).__name__ == "curry"
 
 
 def _equal_chunks(chunks: Any, others: Chunks) -> bool:

@@ -28,7 +28,7 @@ from dasktile.capture.base import (
     added_axes,
 )
 from dasktile.capture.rules.blockwise import Map
-from dasktile.capture.rules.groups import is_same, known_blocks, read_inputs
+from dasktile.capture.rules.groups import extracting, is_same, known_blocks, read_inputs
 from dasktile.capture.rules.trees import Call, unwrap
 from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
@@ -47,12 +47,8 @@ _KEYWORDS = {"agg", "fill_value", "reindex", "axis", "expected_groups", "engine"
 
 def whole_groups(view: GraphView, name: str) -> Operation | NotRecognised | None:
     """Any aggregation by groups that are whole within blocks."""
-    flox, layer, out = flox_names(), view.layers[name], view.array(name)
-    if flox is None or out is None or not isinstance(layer, Blockwise):
-        return None
-    if layer.task.func is not flox.extract or set(layer.task.kwargs) != {"key"}:
-        return None
-    if len(layer.indices) != 1 or layer.concatenate or layer.annotations:
+    flox, layer, out = flox_names(), extracting(view.layers[name]), view.array(name)
+    if flox is None or out is None or layer is None:
         return None
     source, symbols = layer.indices[0]
     step = view.layers.get(str(source))

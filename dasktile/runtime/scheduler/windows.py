@@ -202,17 +202,7 @@ class Windows:
             _let_go(ts)
         self.clear()
         # not now: the scheduler may be in the middle of a transition
-        self._loop.call_soon(self._return_to_scheduler, held)
-
-    def _return_to_scheduler(self, held: Iterable[TaskState]) -> None:
-        recommendations: dict[Any, Any] = {
-            # so that the scheduler queues it
-            ts.key: states.RELEASED
-            for ts in held
-            if ts.state == states.NO_WORKER and self.scheduler.tasks.get(ts.key) is ts
-        }
-        if recommendations:
-            scheduling.transition(self.scheduler, recommendations, _STIMULUS)
+        self._loop.call_soon(scheduling.return_held, self.scheduler, held, _STIMULUS)
 
     def clear(self) -> None:
         """Forget all tasks."""

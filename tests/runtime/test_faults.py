@@ -162,6 +162,7 @@ async def test_twenty_workers_are_lost_in_a_row(c, s, *workers, tmp_path):
         for _ in range(20):
             # Threads stay blocked in reads that were cancelled, and cannot make the array again.
             await until(lambda: all(has_source(ws) and ws.processing for ws in s.workers.values()))
+            assert all(len(ws.processing) <= 2 for ws in s.workers.values())
             lost = present.pop(0)
             await lost.close(executor_wait=False)
             await until(lambda lost=lost: lost.address not in s.workers)

@@ -450,7 +450,7 @@ class TileSchedulerPlugin(SchedulerPlugin):
         if not is_placed(ts) or not self.roots.throttled:
             return
         home = self._location(ts, {})
-        if home is not None and home != HELD and is_root(ts):
+        if home is not None and home != HELD and reads_only_data(ts):
             self.roots.hold(ts, home)
 
     def _prevent_stealing(self, ts: TaskState) -> None:

@@ -52,8 +52,9 @@ def examples(count: int, **options: Any) -> Any:
 
 
 def many(count: int) -> Any:
-    """Run a test on `count` random expressions, different in every run."""
-    return examples(count, derandomize=False, print_blob=True)
+    """Run a test on `count` random expressions, different in every run, however long it takes."""
+    run = examples(count, derandomize=False, print_blob=True)
+    return lambda test: pytest.mark.timeout(0)(run(test))
 
 
 def check(

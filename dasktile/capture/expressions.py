@@ -328,9 +328,10 @@ def _arg_reduction(node: Any, read: Read) -> Array | None:
     function = getattr(da, search.args[1].__name__.lstrip("_"))
     axes = below.operand("axis")
     array = below.operand("array")
+    ravel = not axes or (below.operand("ravel") and len(array.chunks) > 1)
     return function(
         read(array),
-        axis=None if below.operand("ravel") and len(array.chunks) > 1 else axes[0],
+        axis=None if ravel else axes[0],
         keepdims=len(node.chunks) == len(array.chunks),
         split_every=node.operand("split_every"),
     )

@@ -121,16 +121,20 @@ class _Places:
                 places[number] = places[reads[0]]
 
     def place_rest(self) -> None:
-        """Run a task with inputs on several workers where the fewest bytes are received for it."""
+        """Run a task with inputs on several workers where the fewest bytes are received for it.
+
+        Where bytes are a guess, it runs where its last input is made: the next step of a loop runs
+        where the one before has run.
+        """
         graph, places = self.graph, self.places
         near = self.beside_readers()
+        depth = self.depths()
         received: set[tuple[int, Place]] = set()
         added: Counter[Place] = Counter()
         for number in self.unplaced:
             reads = graph.moved(number)
             there = {places[read] for read in reads}
-            is_known = there and None not in there and graph.guessed.isdisjoint(reads)
-            if places[number] is not None or not is_known:
+            if places[number] is not None or not there or None in there:
                 continue
 
             def cost(place: Place, number: int = number, reads: list[int] = reads) -> int:
@@ -142,13 +146,23 @@ class _Places:
                 result = graph.sizes[number] if near[number] not in (None, place) else 0
                 return sum(graph.sizes[read] for read in missing) + result
 
-            best = min(
-                {*there, near[number]} - {None},
-                key=lambda place: (cost(place), added[place], place or 0),
-            )
+            candidates = {*there, near[number]} - {None}
+            if not graph.guessed.isdisjoint(reads):
+                latest = max(depth[read] for read in reads)
+                candidates = {places[read] for read in reads if depth[read] == latest}
+                if len(candidates) > 1:
+                    continue
+            best = min(candidates, key=lambda place: (cost(place), added[place], place or 0))
             places[number] = best
             added[best] += 1
             received.update((read, best) for read in reads)
+
+    def depths(self) -> list[int]:
+        """For every task, the number of tasks on the longest path to it."""
+        depth = [0] * len(self.places)
+        for number in self.graph.inputs_first:
+            depth[number] = 1 + max((depth[read] for read in self.graph.reads[number]), default=0)
+        return depth
 
     def beside_readers(self) -> list[Place]:
         """For every task, its place, or else that where most of its readers will probably run."""

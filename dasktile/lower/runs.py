@@ -281,9 +281,8 @@ class _Forming:
             for number in group:
                 self.weights[number] = self.table.counts[number]
             total = sum(self.weights[number] for number in group)
-        most = min(limits.tasks, total // (limits.per_thread * limits.threads))
-        if most < 2:
-            return []
+        # one task and the cuts of its result keep a thread as busy as that task
+        most = max(1, min(limits.tasks, total // (limits.per_thread * limits.threads)))
         runs: list[Sequence[int]] = []
         start = 0
         while start < len(group):
@@ -313,6 +312,8 @@ class _Forming:
         count = weight = 0
         #: The groups of tasks of other homes that read a result; and results with other keys.
         picks: set[Hashable] = set()
+        #: The groups of tasks of other homes that are read, each of which has a pick for the run.
+        parts: set[Hashable] = set()
         best: tuple[bool, float, int] | None = None
         end = start + 1
         for position in range(start, len(group)):
@@ -323,6 +324,7 @@ class _Forming:
             new = [read for read in table.reads[number] if read not in unread]
             received += sum(table.sizes[read] for read in new if read not in inputs)
             inputs.update(new)
+            parts.update(self.group[read] for read in new if table.homes[read] != table.homes[number])
             largest = max(largest, sum(table.sizes[read] for read in new))
             working = table.working[number] if table.working else 0
             peak = max(peak, live + size + working)
@@ -359,6 +361,7 @@ class _Forming:
                 continue
             short = 4 * weight < most and position + 1 < len(group)
             written = 1 if len(picks) == 1 and not crossing else 1 + len(picks)
+            written += len(parts)
             rank = (short, (written * limits.task_bytes + crossing) / max(count, 1), -count)
             if best is None or rank <= best:
                 best, end = rank, position + 1
@@ -436,12 +439,47 @@ class _Forming:
         formed: Mapping[tuple[Home, int], Sequence[Run]],
     ) -> dict[tuple[Home, int], list[Sequence[int]]]:
         """The runs that reduce the number of tasks, of the groups that they reduce enough."""
-        counts = self.table.counts
+        counts, saved = self.table.counts, self._saved_picks(formed)
         parts: dict[tuple[Home, int], list[Sequence[int]]] = {}
         for group, runs in formed.items():
-            gains = [(sum(counts[n] for n in run.tasks) - run.count, run) for run in runs]
+            gains = [
+                (sum(counts[n] for n in run.tasks) - run.count + saved.get(run.tasks, 0), run)
+                for run in runs
+            ]
             before = sum(counts[number] for number in groups[group])
             after = before - sum(gain for gain, _ in gains if gain > 0)
             if after <= self.limits.remaining * before:
                 parts[group] = [run.tasks for gain, run in gains if gain > 0]
         return parts
+
+    def _saved_picks(
+        self, formed: Mapping[tuple[Home, int], Sequence[Run]]
+    ) -> dict[tuple[int, ...], int]:
+        """By the tasks of a run, the picks that other runs need less as these tasks are in one."""
+        run_of = {
+            number: run.tasks for runs in formed.values() for run in runs for number in run.tasks
+        }
+        saved: dict[tuple[int, ...], int] = {}
+        for runs in formed.values():
+            for run in runs:
+                for pick in run.picks:
+                    for reader, parts in self._parts_read(pick, run, run_of).items():
+                        saved[reader] = saved.get(reader, 0) + parts - 1
+        return saved
+
+    def _parts_read(
+        self, pick: Sequence[int], run: Run, run_of: Mapping[int, tuple[int, ...]]
+    ) -> dict[tuple[int, ...], int]:
+        """By run that reads a pick, the picks that its tasks would need if they were in no run."""
+        if len(pick) == 1:
+            return {}
+        parts: dict[tuple[int, ...], set[frozenset[int]]] = {}
+        for number in pick:
+            readers: dict[tuple[int, ...], set[int]] = {}
+            for reader in self.readers[number]:
+                other = run_of.get(reader, run.tasks)
+                if other is not run.tasks:
+                    readers.setdefault(other, set()).add(reader)
+            for other, inside in readers.items():
+                parts.setdefault(other, set()).add(frozenset(inside))
+        return {other: len(sets) for other, sets in parts.items()}

@@ -351,3 +351,28 @@ def test_tasks_that_cut_a_result_do_not_fill_a_run() -> None:
     whole = form_runs(replace(tasks, cuts=cuts), loose(3))
     assert sum(len(run.tasks) for run in whole) == 30
     assert [sum(number % 5 == 0 for number in run.tasks) for run in whole] == [3, 3]
+
+
+def test_blocks_with_keys_of_their_own_are_joined_in_runs_where_fewer_parts_are_sent() -> None:
+    """Two results at each of two homes are cut for twelve joins, six at each home."""
+    reads: list[list[int]] = []
+    homes: list[str] = []
+    cuts: list[int] = []
+    roots = []
+    for home in "aabb":
+        roots.append(len(reads))
+        reads += [[], *([roots[-1]] for _ in range(12))]
+        cuts += range(roots[-1] + 1, roots[-1] + 13)
+        homes += [home] * 13
+    joins = range(len(reads), len(reads) + 12)
+    reads += [[root + 1 + part for root in roots] for part in range(12)]
+    homes += ["a"] * 6 + ["b"] * 6
+    sizes = [12 if number in roots else 1 for number in range(joins[0])] + [4] * 12
+    tasks = table(reads, homes, cuts=cuts, kept=joins, sizes=sizes)
+    runs = form_runs(tasks, RunLimits(32, per_thread=3, remaining=0.75, task_bytes=1.0))
+    # each result is cut by the task that makes it
+    assert {run.tasks[0] for run in runs} >= set(roots)
+    # three runs of two joins a home, which get a part of each result of the other home
+    joined = [run for run in runs if run.tasks[0] in joins]
+    assert [len(run.tasks) for run in joined] == [2] * 6
+    assert all(len(run.picks) == 3 for run in runs if run.tasks[0] in roots)

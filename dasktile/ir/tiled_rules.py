@@ -221,7 +221,9 @@ def _kept(check: Check, index: int) -> Fault:
         return f"the array is kept in chunks {chunks}; expected those of shape {node.shape}"
     if index not in tiled.kept_at:
         return None
-    return _placed(check, tiled.kept_at[index], chunks, "kept axis", index)
+    # they are on the workers that make the tiles from which they are cut
+    made = tiled.tilings[index].chunks
+    return _placed(check, tiled.kept_at[index], chunks, "kept axis", index, made)
 
 
 def _final(check: Check, index: int) -> Fault:
@@ -311,15 +313,20 @@ TILED_RULES: dict[str, Callable[[Check, int], Fault]] = {
 # --- placements ------------------------------------------------------------------------
 
 
-def _placed(check: Check, where: Where, chunks: Chunks, what: str, index: int) -> Fault:
-    """The first fault of the workers of some tiles; many nodes have the same placement."""
+def _placed(
+    check: Check, where: Where, chunks: Chunks, what: str, index: int, made: Chunks | None = None
+) -> Fault:
+    """The first fault of the workers of some tiles; many nodes have the same placement.
+
+    `made` are the tiles that the workers make, if these are cut from them.
+    """
     own = isinstance(where, Follow) and where.node == index
-    key = (where, chunks, what, own)
+    key = (where, chunks, what, own, made)
     if key not in check.known:
         check.known[key] = (
             _followed(check, where, chunks, what, own)
             if isinstance(where, Follow)
-            else _divided(check, where.dims, chunks, what)
+            else _divided(check, where.dims, chunks, what, chunks if made is None else made)
         )
     return check.known[key]
 
@@ -348,7 +355,9 @@ def _followed(check: Check, where: Follow, chunks: Chunks, what: str, own: bool)
     return None
 
 
-def _divided(check: Check, where: Sequence[Share], chunks: Chunks, what: str) -> Fault:
+def _divided(
+    check: Check, where: Sequence[Share], chunks: Chunks, what: str, made: Chunks
+) -> Fault:
     """The first fault of tiles that mesh axes divide into parts, one for each worker."""
     mesh = check.tiled.mesh
     if len(where) != len(chunks):
@@ -370,7 +379,7 @@ def _divided(check: Check, where: Sequence[Share], chunks: Chunks, what: str) ->
                 f"runs that have each of {len(sizes)} blocks once"
             )
         # a part ends at the tile or at the fixed chunk nearest to an even share
-        size, step = sum(sizes), max(check.cells.get(sum(sizes), 0), *sizes)
+        size, step = sum(sizes), max(check.cells.get(sum(sizes), 0), *sizes, *made[place])
         largest = max(hi - lo for lo, hi in pairwise(_ends(share, sizes)))
         if largest > size / parts * (1 + ROUNDING) + step:
             return (

@@ -324,7 +324,9 @@ class _Forming:
             new = [read for read in table.reads[number] if read not in unread]
             received += sum(table.sizes[read] for read in new if read not in inputs)
             inputs.update(new)
-            parts.update(self.group[read] for read in new if table.homes[read] != table.homes[number])
+            parts.update(
+                self.group[read] for read in new if table.homes[read] != table.homes[number]
+            )
             largest = max(largest, sum(table.sizes[read] for read in new))
             working = table.working[number] if table.working else 0
             peak = max(peak, live + size + working)

@@ -103,7 +103,7 @@ class ExpressionReader:
 def _by_rule(node: Any, read: Read) -> Array | None:
     """A node written with a function of ``dask.array``; None if there is none for it."""
     rule = next((RULES[kind] for kind in kinds(node)[:2] if kind in RULES), None)
-    if rule is None:
+    if rule is None or any(map(_has_empty_block, node.dependencies())):
         return None
     try:
         array = rule(node, read)
@@ -111,6 +111,14 @@ def _by_rule(node: Any, read: Read) -> Array | None:
         # a form that dask.array does not have
         return None
     return array if array is not None and _is_like(array, node) else None
+
+
+def _has_empty_block(node: Any) -> bool:
+    """Whether an array has an empty block beside others.
+
+    ``da.blockwise`` drops such blocks, and then returns arrays of wrong shapes.
+    """
+    return any(0 in sizes and len(sizes) > 1 for sizes in getattr(node, "chunks", ()))
 
 
 def _is_like(array: Array, node: Any) -> bool:

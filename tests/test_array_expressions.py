@@ -273,8 +273,9 @@ def check_random(seed: int) -> bool:
     wanted = outputs(e)
     arrays = [value.lazy for value in wanted]
     try:
-        for value, computed in zip(wanted, dask.compute(*arrays, scheduler="sync"), strict=True):
-            value.check(computed)
+        # each alone, as its expression is rewritten: a slice may be moved below a user's function
+        for value in wanted:
+            value.check(value.lazy.compute(scheduler="sync"))
     except Exception:
         return False
     reader = ExpressionReader()

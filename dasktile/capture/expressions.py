@@ -64,11 +64,11 @@ class ExpressionReader:
         with warnings.catch_warnings():
             # the user has seen those of dask_array
             warnings.simplefilter("ignore", PerformanceWarning)
-            array = self._written(simplified(node))
-        if not _same_chunks(array.chunks, node.chunks):
-            # a rewrite of dask_array may choose others, which it takes back at the end
-            array = array.rechunk(node.chunks)
-        return array
+            simple = simplified(node)
+            # a rewrite of dask_array that moves a slice below a function may be wrong
+            is_right = _same_chunks([simple.shape], [node.shape])
+            array = self._written(simple if is_right else node)
+        return _in_chunks_of(node, array)
 
     def _written(self, root: Any) -> Array:
         # without recursion, because expressions are deep
@@ -94,10 +94,17 @@ class ExpressionReader:
         if array is not None:
             return array
         simpler = lowered(node)
-        return _from_tasks(node, self._read) if simpler is None else self._written(simpler)
+        if simpler is None:
+            return _from_tasks(node, self._read)
+        return _in_chunks_of(node, self._written(simpler))
 
     def _read(self, node: Any) -> Array:
         return self._arrays[name_of(node)]
+
+
+def _in_chunks_of(node: Any, array: Array) -> Array:
+    """An array in the chunks of a node: a rewrite of ``dask_array`` may have chosen others."""
+    return array if _same_chunks(array.chunks, node.chunks) else array.rechunk(node.chunks)
 
 
 def _by_rule(node: Any, read: Read) -> Array | None:

@@ -404,12 +404,13 @@ class GraphTasks:
     def received(self) -> int:
         """Bytes that workers receive from each other, if every task runs at its place.
 
-        Tasks without a place are left out.
+        Tasks without a place are left out, and results whose sizes are guesses: as upper bounds
+        these may be many times too large.
         """
         total = 0
         for number, size in enumerate(self.sizes):
             readers = {self.places[reader] for reader in self.readers[number]}
-            if self.places[number] is not None:
+            if self.places[number] is not None and number not in self.guessed:
                 total += size * len(readers - {None, self.places[number]})
         return total
 

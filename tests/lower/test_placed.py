@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.base import collections_to_expr
+from dask.highlevelgraph import HighLevelGraph
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
@@ -209,6 +210,50 @@ def test_tasks_within_one_operation_run_where_they_are_predicted(
     steps = [key for task in graph.values() for key in (*keys_in(task), task.key)]
     diagonal = [key for key in steps if "lu-lu-" in str(key[0]) and key[-1] == key[-2]]
     assert len(set(diagonal)) == 4
+
+
+def _brightness() -> da.Array:
+    """All pixels of a stack, in tiles that the plan changes."""
+    rng = np.random.default_rng(0)
+    stack = da.from_array(rng.integers(0, 9, (48, 64, 80)).astype("f4"), chunks=(7, 32, 40))
+    return (stack - stack.max(axis=0)).ravel()
+
+
+def _counted(pixels: da.Array) -> da.Array:
+    """Tasks that no rule of a size knows: a dict for each block, and one sum."""
+
+    def count(block: Any) -> dict[str, int]:
+        return {"bright": int((block > -4).sum())}
+
+    def total(counts: Sequence[dict[str, int]]) -> Any:
+        return np.array(float(sum(each["bright"] for each in counts)))
+
+    graph: dict[Any, Any] = {
+        ("count-1", at): (count, key) for at, key in enumerate(pixels.__dask_keys__())
+    }
+    graph["total-1",] = (total, sorted(graph))
+    layers = HighLevelGraph.from_collections("total-1", graph, dependencies=[pixels])
+    return da.Array(layers, "total-1", chunks=(), dtype="f8")
+
+
+#: Tasks of one operation that send each other far less than they read.
+SUMMARIES: dict[str, Callable[[], da.Array]] = {
+    "percentile": lambda: da.percentile(_brightness(), [5, 50]).sum() + da.ones(48, chunks=7),
+    "written by hand": lambda: _counted(_brightness()) + da.ones(48, chunks=7),
+    "unique": lambda: da.unique(_brightness()).sum() + da.ones(48, chunks=7),
+}
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_small_results_of_one_operation_are_not_predicted_as_whole_blocks(
+    name: str, four_workers: None
+) -> None:
+    result = SUMMARIES[name]()
+    explanation = dasktile.explain(result, workers=4)
+    planned = dasktile.optimize(result, workers=4)
+    moved, _ = traffic([planned], 4)
+    assert sum(moved.values()) == pytest.approx(explanation.bytes_predicted, rel=0.1)
+    np.testing.assert_allclose(*dask.compute(planned, result, scheduler="sync"))
 
 
 def test_no_task_is_fused_with_a_reader_at_another_home(four_workers: None) -> None:

@@ -89,7 +89,7 @@ def optimize(
     ------
     TypeError, ValueError
         Naming the argument that is wrong, its value, and what is allowed; for `chunks` that do not
-        fit an array, those of Dask.
+        fit an array, those of Dask, with a note that names the argument.
     MemoryLimitError
         A ValueError: no tiles of some operation fit the `memory_limit`, or it makes too many
         tasks: more than the setting ``dasktile.tiling.many-tasks`` for each of the input's, and

@@ -694,6 +694,9 @@ def test_chunks_that_do_not_fit_raise_the_errors_of_dask(chunks: Any) -> None:
         with pytest.raises(type(expected.value)) as raised:
             function(x + 1, workers=4, chunks=chunks)
         assert str(raised.value) == str(expected.value)
+        [note] = raised.value.__notes__
+        assert note.startswith(f"chunks={chunks!r} of dasktile: give a size, ")
+        assert "that fit shape (240, 100)" in note
 
 
 def test_chunks_are_for_arrays_and_exclude_kept_ones() -> None:
@@ -712,8 +715,9 @@ def test_chunks_of_xarray_objects_by_dimension() -> None:
     result = dasktile.optimize(anomalies, workers=4, chunks={"t": 60})
     assert dict(result.chunks) == {"t": (60,) * 4, "x": (100,)}
     xarray.testing.assert_allclose(result.compute(), anomalies.compute())
-    with pytest.raises(ValueError, match="not found in data"):
+    with pytest.raises(ValueError, match="not found in data") as raised:
         dasktile.optimize(anomalies, workers=4, chunks={"time": 60})
+    assert "that fit dimensions {'t': 240, 'x': 100}" in raised.value.__notes__[0]
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")

@@ -6,7 +6,8 @@ plan makes and prices its chunks as it does those of ``keep_chunks=True``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from dask.array.core import Array
@@ -36,13 +37,28 @@ def rechunked(collections: Sequence[Any], chunks: Any) -> tuple[Any, ...]:
     return tuple(_rechunked(value, chunks) for value in collections)
 
 
+@contextmanager
+def _named(extent: str, chunks: Any) -> Iterator[None]:
+    """Add to an error of Dask or xarray the argument, its value, and what is allowed."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(
+            f"chunks={chunks!r} of dasktile: give a size, a tuple or a dict of sizes that fit"
+            f" {extent}, 'auto', bytes such as '100 MiB', or None"
+        )
+        raise
+
+
 def _rechunked(value: Any, chunks: Any) -> Any:
     if isinstance(value, Array) or is_expression(value):
-        return value.rechunk(chunks)
+        with _named(f"shape {value.shape}", chunks):
+            return value.rechunk(chunks)
     if is_xarray(value):
         if not is_dask_collection(value):
             return value
-        return _in_memory_as_before(value, value.chunk(_by_dimension(value, chunks)))
+        with _named(f"dimensions {dict(value.sizes)}", chunks):
+            return _in_memory_as_before(value, value.chunk(_by_dimension(value, chunks)))
     if type(value) in (list, tuple):
         return type(value)(_rechunked(item, chunks) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

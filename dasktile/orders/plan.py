@@ -113,6 +113,9 @@ class SchedulePlan:
     _tasks: TaskSet | None = field(default=None, repr=False)
     _draw: Callable[[], Timeline] | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        return f"<SchedulePlan: {self}>"
+
     def __str__(self) -> str:
         swaps = self.swap_in_bytes + self.swap_out_bytes
         old_in, old_out, old_seconds = self.before

@@ -95,11 +95,21 @@ class Comparison:
         for choice in self.choices:
             if choice.method == method:
                 return choice
-        raise KeyError(method)
+        names = ", ".join(repr(choice.method) for choice in self.choices)
+        raise KeyError(f"{method!r} was not compared; the methods are {names or 'none'}")
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
         return {**asdict(self), "choices": [asdict(choice) for choice in self.choices]}
+
+    def __repr__(self) -> str:
+        moved = [
+            f"{choice.method} {format_bytes(choice.bytes)}"
+            for choice in self.choices
+            if not choice.refused
+        ]
+        workers = format_count(self.workers, "worker")
+        return f"<Comparison: {workers}, moved: {', '.join(moved) or 'nothing to tile'}>"
 
     def __str__(self) -> str:
         if not self.choices:

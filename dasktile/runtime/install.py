@@ -13,7 +13,12 @@ from dasktile import config
 from dasktile._compat.distributed import checks, execution, plugins
 from dasktile.cluster.clients import client_of
 from dasktile.runtime.scheduler.plugin import TileSchedulerPlugin
-from dasktile.runtime.worker.data import SpillOptions, parse_bytes_limit, parse_flag, parse_limit
+from dasktile.runtime.worker.data import (
+    SpillOptions,
+    parse_bytes_limit,
+    parse_flag,
+    parse_share_limit,
+)
 
 #: Name of both plugins.
 NAME = "dasktile"
@@ -88,7 +93,7 @@ def enable(
     if parse_flag("spilling", spilling):
         spill = SpillOptions(
             parse_bytes_limit("memory_limit", memory_limit),
-            parse_limit("device_memory_limit", device_memory_limit),
+            parse_share_limit("device_memory_limit", device_memory_limit),
             parse_flag("prefetch", prefetch),
             device,
         )

@@ -62,6 +62,8 @@ def test_bytes_and_seconds_of_a_plan() -> None:
     assert plan.time_bound <= plan.makespan
     assert json.dumps(plan.to_dict())
     assert str(plan).startswith(f"{len(plan.order)} tasks in 562 KiB")
+    # not the keys of all tasks
+    assert repr(plan) == f"<SchedulePlan: {plan}>"
 
 
 def test_values_are_the_same_with_every_scheduler() -> None:

@@ -143,5 +143,16 @@ def test_errors_name_the_methods(methods: Any, error: type[Exception], got: str)
         dasktile.compare(1, methods=methods)
 
 
+def test_a_method_that_was_not_compared() -> None:
+    x = da.from_array(np.ones((40, 40)), chunks=10)
+    comparison = dasktile.compare(x + 1, workers=4, methods=["none", "spartan"])
+    assert repr(comparison) == "<Comparison: 4 workers, moved: none 0 B, spartan 0 B>"
+    with pytest.raises(
+        KeyError, match="'auto' was not compared; the methods are 'none', 'spartan'"
+    ):
+        comparison["auto"]
+
+
 def test_nothing_to_compare() -> None:
+    assert repr(dasktile.compare(1)) == "<Comparison: 1 worker, moved: nothing to tile>"
     assert str(dasktile.compare(1)) == "no dask arrays to tile"

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import dask
@@ -192,7 +193,7 @@ def worker_data(
     """
     return make_store, {
         "memory_limit": parse_bytes_limit("memory_limit", memory_limit),
-        "device_memory_limit": parse_limit("device_memory_limit", device_memory_limit),
+        "device_memory_limit": parse_share_limit("device_memory_limit", device_memory_limit),
         "device_name": device,
         "prefetch": parse_flag("prefetch", prefetch),
     }
@@ -206,13 +207,14 @@ def parse_bytes_limit(name: str, limit: object) -> int | None:
     ValueError, TypeError
         If the limit is invalid; the message names the argument.
     """
-    size = parse_limit(name, None if limit == "auto" else limit)
+    allowed = f'{name} must be a positive number of bytes, a string such as "2 GB", or None'
+    size = _number(allowed, None if limit == "auto" else limit)
     if size is not None and size <= 1:
-        raise ValueError(f"{name} must be bytes, or a text as '2 GB'; got {limit!r}")
+        raise ValueError(f"{allowed}; got {limit!r}")
     return None if size is None else int(size)
 
 
-def parse_limit(name: str, limit: object) -> float | None:
+def parse_share_limit(name: str, limit: object) -> float | None:
     """A limit in bytes, or a share of the memory up to 1; None for None.
 
     Raises
@@ -220,17 +222,29 @@ def parse_limit(name: str, limit: object) -> float | None:
     ValueError, TypeError
         If the limit is invalid; the message names the argument.
     """
+    allowed = (
+        f"{name} must be a positive number of bytes, a share of the memory up to 1, a string such"
+        ' as "2 GB", or None'
+    )
+    size = _number(allowed, limit)
+    if size is not None and size > 1 and not size.is_integer():
+        # a share that is too large, as 1.5
+        raise ValueError(f"{allowed}; got {limit!r}")
+    return size
+
+
+def _number(allowed: str, limit: object) -> float | None:
+    """A positive number; errors show what is `allowed`, and the limit."""
     if limit is None:
         return None
-    allowed = f"{name} must be bytes, a text as '2 GB', or None"
-    if isinstance(limit, bool) or not isinstance(limit, (int, float, str)):
+    if isinstance(limit, bool) or not isinstance(limit, (Real, str)):
         raise TypeError(f"{allowed}; got {limit!r} of type {type(limit).__name__}")
     try:
         size = float(parse_bytes(limit)) if isinstance(limit, str) else float(limit)
     except ValueError:
         raise ValueError(f"{allowed}; got {limit!r}") from None
     if not 0 < size < float("inf"):
-        raise ValueError(f"{allowed}, and above 0; got {limit!r}")
+        raise ValueError(f"{allowed}; got {limit!r}")
     return size
 
 

@@ -129,7 +129,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The counts of a cluster since dasktile was enabled, or since the last reset.
+    """The counts of a cluster since dasktile was enabled, a restart, or the last reset.
 
     ``str()`` shows a table of layers and one of workers.  *predicted* are the bytes of the plans,
     the ``bytes_predicted`` of ``explain``; *received* are measured.  Where ``explain`` says that
@@ -354,12 +354,12 @@ def metrics(
     """Measure what workers received from each other, and what they spilled.
 
     The present counts are requested from every worker.  They include all tasks since dasktile was
-    enabled or since the last reset: also tasks that belong to no plan, and the task with which
-    ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send outside of
-    tasks are not counted.  Predicted bytes are the ``bytes_predicted`` of
-    ``explain``; :class:`~dasktile.runtime.metrics.Metrics` says when more are received, and what
-    the names of the layers are.  To measure one computation, ``persist`` it, with a call of
-    this function with ``reset=True`` before and another call after it.
+    enabled, the cluster restarted, or the last reset: also tasks that belong to no plan, and the
+    task with which ``compute`` gathers its result on a worker.  Bytes that Dask's P2P shuffles send
+    outside of tasks are not counted.  Predicted bytes are the ``bytes_predicted`` of ``explain``;
+    :class:`~dasktile.runtime.metrics.Metrics` says when more are received, and what the names of
+    the layers are.  To measure one computation, ``persist`` it, with a call of this function with
+    ``reset=True`` before and another call after it.
 
     Parameters
     ----------
@@ -447,8 +447,7 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
         "errors": plugin.errors,
     }
     if reset:
-        plugin.predicted.clear()
-        plugin.placed = 0
+        plugin.reset_counts()
     return counts
 
 

@@ -243,6 +243,9 @@ async def test_the_cluster_restarts(c, s, *workers, tmp_path):
         await asyncio.wait_for(restarting, LIMIT)
         assert future.cancelled()
         assert not plugin_of(s).roots.holding
+        # new workers count from zero, and so does the scheduler
+        assert plugin_of(s).placed == 0
+        assert not plugin_of(s).predicted
         new = [Worker(s.address, nthreads=1) for _ in workers]
         await asyncio.gather(*new)
     await check(c.compute(planned(tmp_path / "second")))

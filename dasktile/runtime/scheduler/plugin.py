@@ -187,7 +187,14 @@ class TileSchedulerPlugin(SchedulerPlugin):
     def restart(self, scheduler: Scheduler) -> None:
         self.roots.clear()
         self.windows.clear()
+        # the workers, which are new, count from zero as well
+        self.reset_counts()
         self._publish()
+
+    def reset_counts(self) -> None:
+        """Count tasks that are placed, and bytes that are predicted, from zero."""
+        self.predicted.clear()
+        self.placed = 0
 
     def _check(self) -> None:
         """Handle changes that no event reports, such as the removal of this plugin."""

@@ -38,6 +38,7 @@ from dasktile.capture.rules import (
     folds,
     groups,
     histograms,
+    selections,
     sources,
     transforms,
     views,
@@ -62,6 +63,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *whole_groups.RECOGNISERS,
     *views.RECOGNISERS,
     *histograms.RECOGNISERS,
+    *selections.RECOGNISERS,
     *folds.RECOGNISERS,
     blockwise.block_dependent,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -71,12 +71,16 @@ class Fold:
         `axes`, and return a partial result or the finished tile.
     axes
         Labels reduced, in ascending order.
+    symbols
+        For every input, the labels of its axes; along some it may have a single block.  Empty if
+        every input has all labels in order.
     """
 
     chunk: Callable[..., Any]
     combine: Callable[[Any], Any]
     aggregate: Callable[[Any], Any]
     axes: tuple[int, ...]
+    symbols: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +127,25 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
         return None
     if _is_histogram(view, step.inputs[0]):
         return _histogram(view, name, tree, step)
-    reduction = REDUCTIONS.get((step.call.function, last))
+    read = read_reduction(step, tree, array.dtype)
+    if not isinstance(read, tuple):
+        return read
+    return _operation(view, name, *read, array, tree, step)
+
+
+def read_reduction(
+    step: Step, tree: Tree, dtype: np.dtype[Any]
+) -> tuple[Reduction, Fold] | NotRecognised | None:
+    """The supported reduction that a tree computes, and its functions.
+
+    Parameters
+    ----------
+    step, tree
+        The layer that computes the partial results, and those that combine them.
+    dtype
+        Of the array that is reduced.
+    """
+    reduction = REDUCTIONS.get((step.call.function, tree.last.call.function))
     combine = tree.between.call if tree.between else None
     if reduction is None:
         title = call_of(funcname(step.call.function))
@@ -132,10 +154,10 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
         return NotRecognised(
             f"{reduction.name(step.call)} with these arguments depends on the chunks"
         )
-    if array.dtype.kind not in reduction.kinds:
-        return NotRecognised(f"{reduction.op} of {array.dtype} is not supported")
-    if not is_precise(array.dtype, step.call):
-        dtype = step.call.keywords.get("dtype") or array.dtype
+    if dtype.kind not in reduction.kinds:
+        return NotRecognised(f"{reduction.op} of {dtype} is not supported")
+    if not is_precise(dtype, step.call):
+        dtype = step.call.keywords.get("dtype") or dtype
         return NotRecognised(f"{reduction.op} of {dtype} is rounded differently in other chunks")
     axes = tree.last.axes
     first = partial(step.call.function, **step.call.keywords, axis=axes, keepdims=True)
@@ -145,8 +167,7 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
         combined = bind(reduction.combine(step.call, tree.last.call), tree.last)
     if has_one_count(step.call):
         first, combined = (compose(with_one_count, function) for function in (first, combined))
-    fold = Fold(first, combined, tree.last.function, tuple(sorted(axes)))
-    return _operation(view, name, reduction, fold, array, tree, step)
+    return reduction, Fold(first, combined, tree.last.function, tuple(sorted(axes)))
 
 
 def _operation(

@@ -78,15 +78,12 @@ class GroupFold(Fold):
 
     Parameters
     ----------
-    symbols
-        For every input, the labels of its axes; along some it may have a single block.
     piece
         ``piece(partial result, slices)`` is its part for slices of the labels.
     ordered
         True if partial results must be combined in the order of their blocks.
     """
 
-    symbols: tuple[tuple[int, ...], ...]
     piece: Callable[[Any, tuple[slice, ...]], Any]
     ordered: bool
 

@@ -38,7 +38,7 @@ def emit_fold(kernel: Fold, context: LoweringContext) -> EmittedLayers:
     name = context.step(CHUNK, context.work_at)
     symbols = tuple(range(len(context.node.labels)))
     counts = tuple(map(len, context.tiling.cuts))
-    reads = kernel.symbols if isinstance(kernel, GroupFold) else (symbols,) * len(context.inputs)
+    reads = kernel.symbols or (symbols,) * len(context.inputs)
     pairs = [part for pair in zip(context.inputs, reads, strict=True) for part in pair]
     numblocks = {
         source: tuple(1 if axis.label is None else counts[axis.label] for axis in edge.axes)

@@ -488,17 +488,24 @@ def test_a_missing_simulation_has_a_reason() -> None:
     assert dasktile.explain((x[:20] + 1).sum(axis=0), workers=4).unpredicted == ""
 
 
-def test_sizes_of_tuples_of_partial_results_are_no_prediction(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Dask notes the elements of the array that the best ones are searched in."""
+def test_results_of_unknown_sizes_are_no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many elements are selected is unknown, and so are the bytes that are sent."""
+    plan_for_workers(monkeypatch, 4)
+    x = da.random.default_rng(0).random((400, 400), chunks=(50, 50))
+    explanation = dasktile.explain(da.unique((x * 10).astype(int)))
+    assert explanation.received_after is None
+    assert "the sizes of many results are unknown" in str(explanation)
+
+
+def test_sizes_of_the_largest_elements_with_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask notes the elements of the array that the largest ones are searched in."""
     plan_for_workers(monkeypatch, 4)
     rng = da.random.default_rng(0)
     scores = rng.random((400, 64), chunks=(50, 64)) @ rng.random((64, 6000), chunks=(64, 500))
     explanation = dasktile.explain(da.argtopk(scores, 10, axis=1))
     assert explanation.changed
-    assert explanation.received_before is None
-    assert "the sizes of many results are unknown" in str(explanation)
+    assert explanation.received_before is not None and explanation.received_after is not None
+    assert explanation.received_after <= explanation.received_before
 
 
 def test_a_bound_says_that_it_counts_what_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from dasktile._compat.dask import (
     ArrayOverlapLayer,
     Task,
     argtopk_aggregate,
+    argtopk_preprocess,
     bincount_agg,
     chunk_argtopk,
     chunk_topk,
@@ -36,6 +37,8 @@ _TOPK = (chunk_topk, topk_aggregate)
 _ARGTOPK = (chunk_argtopk, argtopk_aggregate)
 #: Functions whose results have sizes that depend on values, or are not arrays.
 _UNKNOWN_SIZES = (bincount_agg, histogramdd_rect, histogramdd_multiarg)
+#: Functions whose results are tuples of elements and their positions.
+_PAIRS = (argtopk_preprocess, chunk_argtopk)
 #: Functions of which each result is a part of a block: at a mask, or at the positions of an array
 #: that are in the block.
 _UNKNOWN_PARTS = (getitem_variadic, slice_with_int_dask_array)
@@ -44,6 +47,7 @@ _UNKNOWN_PARTS = (getitem_variadic, slice_with_int_dask_array)
 def correct_arrays(view: GraphView) -> None:
     """Correct the arrays of layers with wrong annotations; None where the array is unknown."""
     flox = flox_names()
+    tuples: list[str] = []
     for name, layer in view.layers.items():
         if isinstance(layer, Blockwise) and flox is not None and layer.task.func is flox.extract:
             # a group-by of single blocks gives dicts of arrays, which have other sizes
@@ -55,14 +59,21 @@ def correct_arrays(view: GraphView) -> None:
         if isinstance(layer, Blockwise):
             if any(layer.task.func is each for each in _UNKNOWN_PARTS):
                 view._arrays[name] = None
+            elif called_function(layer)[0] in _PAIRS:
+                tuples.append(name)
             continue
         function, keywords = called_function(layer)
         if function is None:
             continue
+        if function in _PAIRS:
+            tuples.append(name)
         if function in (topk_aggregate, argtopk_aggregate):
             view._arrays[name] = _largest(view, name, keywords)
         elif function in _UNKNOWN_SIZES or _sized_by_user(function, keywords):
             view._arrays[name] = None
+    # of which the arrays of positions are derived before
+    for name in tuples:
+        view._arrays[name] = None
 
 
 def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:

@@ -21,6 +21,8 @@ from dasktile._compat.dask import (
     DataNode,
     GraphNode,
     TaskRef,
+    argtopk_preprocess,
+    chunk_argtopk,
     fused_tasks,
     getitem,
     identity_cast,
@@ -31,6 +33,7 @@ from dasktile._compat.dask import (
     slice_with_int_dask_array,
     wrapped_qr,
 )
+from dasktile.capture.rules.trees import unwrap
 from dasktile.lower.kernels.blas import total
 from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
@@ -334,7 +337,11 @@ def _value(
     if block is not None:
         shape, itemsize = block
         return _Result((shape,), itemsize)
-    rule = _RULES.get(_name(getattr(task, "func", None)))
+    function = getattr(task, "func", None)
+    call = unwrap(function) if function is not None else None
+    rule = _RULES.get(_name(function))
+    if call is not None and call.function is chunk_argtopk:
+        rule = partial(_largest_pairs, **{**call.keywords, **task.kwargs})
     if rule is None:
         return None
     arguments = list(_flat(task.args))
@@ -490,6 +497,30 @@ def _like_last(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result |
     return sources[-1] if sources and all(each.is_array for each in sources) else None
 
 
+def _pair(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    """A tuple of two arrays; elements of both are counted as those of the first one."""
+    if len(sources) != 2 or not all(each.is_array for each in sources):
+        return None
+    first, second = sources
+    return _Result((*first.shapes, *second.shapes), first.itemsize, is_array=False)
+
+
+def _largest_pairs(
+    sources: Sequence[_Result],
+    literals: Sequence[Any],
+    k: int,
+    axis: tuple[int, ...],
+    keepdims: bool,
+) -> _Result | None:
+    """The largest elements of several tuples of elements and positions, and their positions."""
+    if not sources or any(each.is_array or len(each.shapes) != 2 for each in sources):
+        return None
+    shape, [along] = sources[0].shapes[0], axis
+    count = min(abs(k), sum(each.shapes[0][along] for each in sources))
+    shape = (*shape[:along], count, *shape[along + 1 :])
+    return _Result((shape, shape), sources[0].itemsize, is_array=False)
+
+
 _Rule = Callable[[Sequence[_Result], Sequence[Any]], _Result | None]
 
 #: By the name of a function, the result that follows from those of its inputs and from literals.
@@ -505,6 +536,7 @@ _RULES: Mapping[str, _Rule] = {
     "_operator.sub": _broadcast,
     "builtins.sum": _like_last,
     "dask.percentile": _percentiles,
+    _name(argtopk_preprocess): _pair,
     "dask._solve_triangular_lower": _like_last,
     "dask.solve_triangular_safe": _like_last,
 }

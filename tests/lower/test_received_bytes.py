@@ -289,3 +289,18 @@ def test_running_sums_receive_an_element_of_each_row(
     moved, _ = traffic([planned], 4)
     assert plan.bytes_after == plan.received_after == sum(moved.values())
     assert plan.bytes_after == 3 * 8 * (240 if axis == 0 else 4000)
+
+
+def test_largest_positions_are_found_where_the_columns_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only positions move; the elements are made on the worker of their columns."""
+    plan_for_workers(monkeypatch)
+    x = da.random.default_rng(0).random((1600, 800), chunks=(200, 200))
+    lazy = da.argtopk(x, 3, axis=0)
+    planned, explained = dasktile.optimize(lazy), dasktile.explain(lazy)
+    received, lost = traffic([planned], 4)
+    assert lost == []
+    assert sum(received.values()) <= 50_000
+    assert explained.bytes_predicted == pytest.approx(sum(received.values()), abs=_NEAR)
+    assert explained.received_after == pytest.approx(sum(received.values()), abs=_NEAR)

@@ -8,8 +8,9 @@ of the additions.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from dasktile._compat.dask import (
     arg_agg,
     arg_chunk,
     arg_combine,
+    argtopk_aggregate,
     bincount_agg,
     concatenate2,
     histogram_counts,
@@ -46,6 +48,7 @@ from dasktile.capture.rules.fold_table import (
 from dasktile.capture.rules.scans import recognise_scan
 from dasktile.capture.rules.trees import (
     Blocks,
+    Level,
     Step,
     Tree,
     bind,
@@ -55,6 +58,7 @@ from dasktile.capture.rules.trees import (
     unwrap,
 )
 from dasktile.capture.titles import call_of
+from dasktile.capture.unchanged import opaque
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
@@ -114,6 +118,8 @@ def recognise_fold(view: GraphView, name: str) -> Operation | NotRecognised | No
     last = level.call.function
     if last is arg_agg or last is nanarg_agg:
         return _arg_fold(view, name)
+    if last is argtopk_aggregate:
+        return _largest_positions(view, name, level)
     if last is bincount_agg:
         return _bincount(view, name)
     if all(known is not last for _, known in REDUCTIONS):
@@ -237,6 +243,25 @@ def _step_blocks(view: GraphView, name: str) -> Blocks | None:
 
 
 # Positions of extrema
+
+
+def _largest_positions(view: GraphView, name: str, level: Level) -> Operation | NotRecognised:
+    """The positions of the `k` largest elements: unchanged, read apart along the other axes."""
+    reason = "which of equal elements argtopk returns depends on the chunks"
+    out, below = view.array(name), name
+    while (source := view.array(below)) is out or source is None:
+        names = view.dependencies(below)
+        if not names:
+            return NotRecognised(reason)
+        below = names[0]
+    if out is None or len(source.shape) != len(out.shape) or len(level.axes) != 1:
+        return NotRecognised(reason)
+    axes = range(len(out.shape))
+    maps = tuple(AxisMap(None if axis in level.axes else axis) for axis in axes)
+    known = Operation("argtopk", Kind.FOLD, (), maps, None, (Input(source.name, maps),))
+    # all elements are compared, not only those of the result
+    work = max(1.0, math.prod(source.shape) / max(1, math.prod(out.shape)))
+    return replace(opaque(view, out, reason, known=known), work=work)
 
 
 def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:

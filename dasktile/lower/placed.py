@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from dasktile.capture.references import head_of
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
+from dasktile.schedule.placement import is_written
 from dasktile.schedule.ranks import rank_of, ranked_order
 
 Key = Any
@@ -184,7 +184,9 @@ def placed(
     }
     homes = [task.place if by_place else None for task in memory]
     if by_place:
-        _place_others(homes, [[read for read in reads if read not in data] for reads in read_by])
+        between = {at for at, last in enumerate(run) if _is_of_plan(keys[last])}
+        moved = [[read for read in reads if read not in data] for reads in read_by]
+        _place_others(homes, moved, between)
     order = ranked_order([rank_of(keys[last]) for last in run], [sorted(each) for each in read_by])
     priorities = [0.0] * len(run)
     for priority, at in enumerate(order):
@@ -237,8 +239,15 @@ def _has_alias(chain: Sequence[Key]) -> bool:
     return len(chain) > 1 and default_fused_keys_renamer(chain) not in (None, chain[-1])
 
 
-def _place_others(homes: list[int | None], reads: Sequence[Sequence[int]]) -> None:
-    """Place tasks without a position next to others, much as the scheduler plugin does.
+def _is_of_plan(key: Key) -> bool:
+    """Whether the name of a task is that of a layer of a plan."""
+    return is_written(head_of(key))
+
+
+def _place_others(
+    homes: list[int | None], reads: Sequence[Sequence[int]], planned: Collection[int]
+) -> None:
+    """Place tasks without a position next to others, as the scheduler plugin does.
 
     Parameters
     ----------
@@ -246,21 +255,44 @@ def _place_others(homes: list[int | None], reads: Sequence[Sequence[int]]) -> No
         The mesh position of every task; None for tasks without one, some of which get one.
     reads
         The tasks that each task reads.
+    planned
+        Tasks of layers of a plan.
     """
     readers = readers_of(reads)
-    for number in range(len(homes)):
-        after = [homes[reader] for reader in readers[number]]
-        if homes[number] is None and not reads[number] and after and None not in after:
-            homes[number] = _most_common(after)
+    between = {number for number in planned if homes[number] is None and reads[number]}
     for number, inputs in enumerate(reads):
-        there = [homes[read] for read in inputs if len(readers[read]) == 1]
-        if homes[number] is None and inputs and len(there) == len(inputs) and None not in there:
-            homes[number] = _most_common(there)
+        if homes[number] is not None or inputs:
+            continue
+        slices = {
+            reader
+            for reader in readers[number]
+            if homes[reader] is None and (reader in between or len(reads[reader]) == 1)
+        }
+        touched = [*readers[number]]
+        for reader in slices:
+            touched += readers[reader]
+        if all(homes[each] is not None or each in between | slices for each in touched):
+            homes[number] = _most_common(homes, touched)
+    placed = set(between)
+    for number in sorted(between):
+        homes[number] = _most_common(homes, reads[number], placed)
+    for number, inputs in enumerate(reads):
+        alone = all(homes[read] is not None and len(readers[read]) == 1 for read in inputs)
+        if homes[number] is None and inputs and alone:
+            homes[number] = _most_common(homes, inputs)
 
 
-def _most_common(homes: Sequence[int | None]) -> int | None:
-    counts = Counter(homes)
-    return max(counts, key=lambda home: (counts[home], home or 0))
+def _most_common(
+    homes: Sequence[int | None], tasks: Sequence[int], near: Collection[int] = ()
+) -> int | None:
+    """The position of most tasks, the first of several; those in `near` only break ties."""
+    counts: dict[int, tuple[int, int]] = {}
+    for task in tasks:
+        home = homes[task]
+        if home is not None:
+            planned, placed = counts.get(home, (0, 0))
+            counts[home] = planned + (task not in near), placed + 1
+    return max(sorted(counts), key=counts.__getitem__, default=None)
 
 
 def _ordered(tasks: Mapping[Key, Any]) -> tuple[list[Key], list[list[int]]]:

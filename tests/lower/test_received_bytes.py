@@ -304,3 +304,28 @@ def test_largest_positions_are_found_where_the_columns_are(
     assert sum(received.values()) <= 50_000
     assert explained.bytes_predicted == pytest.approx(sum(received.values()), abs=_NEAR)
     assert explained.received_after == pytest.approx(sum(received.values()), abs=_NEAR)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: da.pad(x, ((1, 1), (0, 0)), mode="edge"),
+        lambda x: da.pad(x, 3, mode="wrap"),
+        lambda x: da.diff(x, axis=0).sum(axis=1),
+        lambda x: da.roll(x, 5, axis=0).sum(axis=1),
+        lambda x: x[1:] + x[:-1],
+    ],
+)
+@pytest.mark.parametrize("bundle", [0, 32])
+def test_simulated_roots_are_where_their_readers_and_slices_are(
+    monkeypatch: pytest.MonkeyPatch, bundle: int, make: Callable[[da.Array], da.Array]
+) -> None:
+    """Random blocks that are read whole and in parts have no place in the plan."""
+    plan_for_workers(monkeypatch)
+    lazy = make(da.random.default_rng(0).random((1600, 800), chunks=(200, 200)))
+    with dask.config.set({"dasktile.bundle": bundle}):
+        planned, explained = dasktile.optimize(lazy), dasktile.explain(lazy)
+    if explained.verdict:
+        pytest.skip("the input itself is the plan")
+    received, _ = traffic([planned], 4)
+    assert explained.received_after == pytest.approx(sum(received.values()), rel=0.05, abs=_NEAR)

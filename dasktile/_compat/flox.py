@@ -20,6 +20,9 @@ Function = Callable[..., Any]
 #: Releases of flox, without their last number, whose tasks and partial results were checked.
 CHECKED: Final = ("0.11",)
 
+#: The name of a function that puts a block and the positions of its elements into a tuple.
+_ZIPPED: Final = "argreduce_preprocess.<locals>._zip_index"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FloxNames:
@@ -31,8 +34,12 @@ class FloxNames:
         Takes the array out of what `aggregate` returns.
     aggregate, combine
         Finish a reduction, and combine partial results of blocks, both given nested lists.
+    grouped
+        Combines partial results as `combine` does, by another reduction by groups.
     chunk, expand
         Reduce a block to a partial result by group, and give it an axis to be combined along.
+    argchunk
+        As `chunk`, of a block and positions in a tuple.
     reduce
         Computes the groups of a block, all elements of which are in it.
     reindex
@@ -51,7 +58,9 @@ class FloxNames:
     extract: Function
     aggregate: Function
     combine: Function
+    grouped: Function
     chunk: Function
+    argchunk: Function
     expand: Function
     reduce: Function
     reindex: Function
@@ -60,6 +69,17 @@ class FloxNames:
     reductions: Mapping[str, Any]
     codes: Function
     ravel: Function
+
+    def is_partial(self, function: Any) -> bool:
+        """Whether the results of a function are not the arrays that Dask notes for its layer.
+
+        They are tuples or dicts, of partial results, of groups with their results, or of elements
+        with their positions.
+        """
+        if getattr(function, "__qualname__", "") == _ZIPPED:
+            return bool(function.__module__ == "flox.aggregations")
+        known = (self.aggregate, self.combine, self.grouped, self.chunk, self.argchunk, self.expand)
+        return any(function is each for each in known)
 
 
 def flox_names() -> FloxNames | None:
@@ -75,7 +95,9 @@ def flox_names() -> FloxNames | None:
             extract=dask._extract_result,  # type: ignore[union-attr]
             aggregate=dask._aggregate,  # type: ignore[union-attr]
             combine=dask._simple_combine,  # type: ignore[union-attr]
+            grouped=dask._grouped_combine,  # type: ignore[union-attr]
             chunk=core.chunk_reduce,  # type: ignore[union-attr]
+            argchunk=core.chunk_argreduce,  # type: ignore[union-attr]
             expand=dask._expand_dims,  # type: ignore[union-attr]
             reduce=core._reduce_blockwise,  # type: ignore[union-attr]
             reindex=dask.reindex_intermediates,  # type: ignore[union-attr]

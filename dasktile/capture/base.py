@@ -97,10 +97,15 @@ class NotRecognised:
     Parameters
     ----------
     reason
-        Why the operation is unchanged, in terms of the call that the user made.
+        Why the operation is unchanged, in terms of the call that the user made; empty if that of
+        another recogniser, or the usual one, is better.
+    known
+        The operation that it would be otherwise: parts of its inputs that its blocks read, and its
+        work.
     """
 
     reason: str
+    known: Operation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ def correct_arrays(view: GraphView) -> None:
                     view._arrays[read] = None
         if name in view.roots:
             continue
+        if flox is not None and flox.is_partial(called_function(layer)[0]):
+            view._arrays[name] = None
+            continue
         if isinstance(layer, Blockwise):
             if any(layer.task.func is each for each in _UNKNOWN_PARTS):
                 view._arrays[name] = None

@@ -206,6 +206,7 @@ def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception])
             return resident
         return opaque(view, info, reason)
     declined = ""
+    otherwise: Operation | None = None
     for recogniser in RECOGNISERS:
         try:
             answer = recogniser(view, name)
@@ -220,10 +221,10 @@ def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception])
         if problem:
             reason = reason or problem
         elif isinstance(answer, NotRecognised):
-            declined = declined or answer.reason
+            declined, otherwise = declined or answer.reason, otherwise or answer.known
         elif answer is not None:
             return answer
-    return opaque(view, info, reason or reason_for(view, name, declined))
+    return opaque(view, info, reason or reason_for(view, name, declined), known=otherwise)
 
 
 def _is_resident(answer: Answer) -> bool:

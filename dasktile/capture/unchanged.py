@@ -38,7 +38,8 @@ def opaque(
     inputs
         Names of the arrays that it may read; others are part of it.  None for any.
     known
-        What the layer is, where it keeps its chunks for another reason.
+        What the layer is, where it keeps its chunks for another reason: which parts of its inputs
+        its blocks read, and its work.
     """
     members, arrays = _members(view, info.name, inputs)
     one_block = has_one_block(info)
@@ -59,6 +60,7 @@ def opaque(
             for array in arrays
         ),
         reason=reason,
+        work=1.0 if known is None else known.work,
         root=members == (info.name,) and _is_root(view, info.name),
     )
 

@@ -18,6 +18,8 @@ from dasktile.capture.highlevel import capture
 from dasktile.cluster.target import Machine
 from dasktile.ir import Groups, Kind, Node
 from tests.agreement import EAGER, in_random_tiles, same
+from tests.support import plan_for_workers
+from tests.traffic import traffic
 
 flox = pytest.importorskip("flox")
 pytest.importorskip("flox.dask")
@@ -169,9 +171,9 @@ def test_bins_and_two_variables() -> None:
     _assert_recognised(both)
 
 
-@pytest.mark.parametrize("func", ["nanfirst", "argmax", "nanargmin"])
+@pytest.mark.parametrize("func", ["argmax", "nanargmin"])
 def test_results_that_depend_on_the_order_of_blocks_are_unchanged(func: str) -> None:
-    array = _data((4, 20), (4, 3), "f8" if func != "nanfirst" else "i4")
+    array = _data((4, 20), (4, 3))
     result = _reduce(array, _labels(20, "cycle"), func=func, method="map-reduce")
     nodes = _group_nodes(result)
     assert all(node.kind is Kind.OPAQUE for node in nodes)
@@ -192,6 +194,22 @@ def test_first_and_last_elements(func: str, method: str, kind: str, min_count: i
     )
     assert _assert_recognised(result).op == f"groupby_{func}"
     same(result, result.compute(scheduler="sync"))
+
+
+@pytest.mark.parametrize("min_count", [0, 2])
+@pytest.mark.parametrize("kind", ["sorted", "cycle", "missing"])
+@pytest.mark.parametrize("dtype", ["i4", "u1", "i8"])
+@pytest.mark.parametrize("func", ["nanfirst", "nanlast"])
+def test_first_and_last_integers(func: str, dtype: str, kind: str, min_count: int) -> None:
+    """The library combines them by another reduction by groups; no element is missing."""
+    values, labels = np.arange(5 * 40).reshape(5, 40).astype(dtype), _labels(40, kind)
+    array = da.from_array(values, chunks=((2, 1, 2), (7, 1, 12, 9, 11)))
+    result = _reduce(array, labels, func=func, method="map-reduce", min_count=min_count)
+    assert _assert_recognised(result).op == f"groupby_{func}"
+    at = 0 if func == "nanfirst" else -1
+    groups = np.unique(labels[~np.isnan(labels)])
+    chosen = np.stack([values[:, labels == group][:, at] for group in groups], axis=1)
+    same(result, chosen.astype(result.dtype))
 
 
 def test_first_elements_follow_persisted_blocks_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,3 +361,21 @@ def test_partial_results_of_single_blocks_are_no_arrays() -> None:
     assert node.kind is Kind.OPAQUE and node.reason.startswith("flox's group-by mean: elements")
     # they would have the bytes of the blocks, and these would be moved
     assert dasktile.explain(means.sum(), workers=4).bytes_after < 1000
+
+
+@pytest.mark.parametrize("func", ["argmax", "nanargmin"])
+def test_positions_of_extrema_are_found_where_the_lanes_are(
+    monkeypatch: pytest.MonkeyPatch, func: str
+) -> None:
+    """Unchanged tasks of one lane of blocks are on one worker: only positions move."""
+    plan_for_workers(monkeypatch)
+    array = da.random.default_rng(0).random((80, 120, 730), chunks=(40, 60, 73))
+    result = _reduce(array, np.arange(730) % 12, func=func)
+    planned, explained = dasktile.optimize(result), dasktile.explain(result)
+    received, lost = traffic([planned], 4)
+    assert lost == []
+    assert sum(received.values()) <= 100_000
+    assert explained.bytes_predicted == pytest.approx(sum(received.values()), abs=20_000)
+    np.testing.assert_array_equal(
+        planned.compute(scheduler="sync"), result.compute(scheduler="sync")
+    )

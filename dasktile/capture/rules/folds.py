@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,6 @@ from dasktile.capture.rules.trees import (
     unwrap,
 )
 from dasktile.capture.titles import call_of
-from dasktile.capture.unchanged import opaque
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
 
 
@@ -245,7 +244,7 @@ def _step_blocks(view: GraphView, name: str) -> Blocks | None:
 # Positions of extrema
 
 
-def _largest_positions(view: GraphView, name: str, level: Level) -> Operation | NotRecognised:
+def _largest_positions(view: GraphView, name: str, level: Level) -> NotRecognised:
     """The positions of the `k` largest elements: unchanged, read apart along the other axes."""
     reason = "which of equal elements argtopk returns depends on the chunks"
     out, below = view.array(name), name
@@ -258,10 +257,12 @@ def _largest_positions(view: GraphView, name: str, level: Level) -> Operation | 
         return NotRecognised(reason)
     axes = range(len(out.shape))
     maps = tuple(AxisMap(None if axis in level.axes else axis) for axis in axes)
-    known = Operation("argtopk", Kind.FOLD, (), maps, None, (Input(source.name, maps),))
     # all elements are compared, not only those of the result
     work = max(1.0, math.prod(source.shape) / max(1, math.prod(out.shape)))
-    return replace(opaque(view, out, reason, known=known), work=work)
+    read = Input(source.name, maps)
+    return NotRecognised(
+        reason, Operation("argtopk", Kind.FOLD, (), maps, None, (read,), work=work)
+    )
 
 
 def _arg_fold(view: GraphView, name: str) -> Operation | NotRecognised | None:

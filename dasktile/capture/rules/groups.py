@@ -109,8 +109,7 @@ class _Step:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        axes: tuple[int, ...] = self.call.keywords["axis"]
-        return axes
+        return tuple(map(int, self.call.keywords["axis"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +162,7 @@ def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | 
         return None
     reduced = _map_reduce(view, flox, source) or _cohorts(view, flox, source)
     if reduced is None:
-        return None
+        return NotRecognised("", _unchanged(view, out))
     step, agg = reduced.step, reduced.aggregate.keywords["agg"]
     if key != agg.name:
         return None
@@ -174,7 +173,7 @@ def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | 
     if not reason and key in _ORDERED and not (reduced.in_order and len(step.axes) == 1):
         reason = "the result depends on the order of blocks"
     if reason:
-        return NotRecognised(f"flox's group-by {key}: {reason}")
+        return NotRecognised(f"flox's group-by {key}: {reason}", _unchanged(view, out))
     kept = len(step.array.shape) - len(step.axes)
     shape = (*step.array.shape[:kept], len(reduced.groups))
     if layer.output_indices != (*symbols[:kept], symbols[-1]) or out.shape != shape:
@@ -197,6 +196,43 @@ def recognise_groups(view: GraphView, name: str) -> Operation | NotRecognised | 
         partial=_partial_bytes(agg),
         work=_WORK[key],
         groups=_groups(view, reduced),
+    )
+
+
+def _unchanged(view: GraphView, out: ArrayInfo) -> Operation | None:
+    """What is known of another reduction by groups: it reads the axes that it keeps apart.
+
+    None if it reads no array with these axes in several blocks, or if its blocks have different
+    groups, for which it may not read all blocks.
+    """
+    if out.numblocks[-1] > 1:
+        return None
+    stack, seen = [*view.dependencies(out.name)], {out.name}
+    reads: list[Input] = []
+    work = 1.0
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        array = view.array(name)
+        if array is None:
+            stack += view.dependencies(name)
+            continue
+        if len(array.shape) != len(out.shape):
+            continue
+        kept = [
+            axis
+            for axis in range(len(out.shape) - 1)
+            if array.chunks[axis] == out.chunks[axis] and out.numblocks[axis] > 1
+        ]
+        if kept:
+            axes = range(len(array.shape))
+            reads.append(Input(name, tuple(AxisMap(a if a in kept else None) for a in axes)))
+            work += math.prod(array.shape) / max(1, math.prod(out.shape))
+    maps = (*(AxisMap(axis) for axis in range(len(out.shape) - 1)), AxisMap(None))
+    return (
+        Operation("groupby", Kind.FOLD, (), maps, None, tuple(reads), work=work) if reads else None
     )
 
 
@@ -263,7 +299,9 @@ def _kernel(flox: FloxNames, reduced: _Reduced) -> GroupFold:
     step, call = reduced.step, reduced.aggregate
     agg, axes = call.keywords["agg"], step.axes
     strategy = flox.strategy(reduced.every, call.keywords["reindex"].array_type)
-    combine = partial(flox.combine, reindex=strategy)
+    combine = call.keywords["combine"]
+    if unwrap(combine).function is flox.combine:
+        combine = partial(flox.combine, reindex=strategy)
     aggregate = partial(
         flox.aggregate,
         combine=combine,
@@ -327,11 +365,12 @@ def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
     if inputs is None or not isinstance(layer, Blockwise):
         return None
     array, numbers = inputs
-    outer = unwrap(layer.task.func)
-    steps: Any = getattr(outer.function, "funcs", ())
-    if outer.args or len(steps) != 1 or steps[0] is not flox.expand:
-        return None
-    inner = unwrap(outer.function.first)  # type: ignore[attr-defined]
+    outer = inner = unwrap(layer.task.func)
+    if outer.function is not flox.chunk:
+        steps: Any = getattr(outer.function, "funcs", ())
+        if outer.args or len(steps) != 1 or steps[0] is not flox.expand:
+            return None
+        inner = unwrap(outer.function.first)  # type: ignore[attr-defined]
     keywords = {**inner.keywords, **outer.keywords}
     if inner.function is not flox.chunk or inner.args or not set(keywords) <= _CHUNK_KEYWORDS:
         return None
@@ -344,16 +383,19 @@ def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
 
 
 def _is_aggregate(flox: FloxNames, call: Call) -> bool:
-    """Whether a call finishes a reduction by flox's simple way of combining."""
+    """Whether a call finishes a reduction by flox's ways of combining that are supported."""
     if call.function is not flox.aggregate or call.args:
         return False
     if not {"combine", "agg", "expected_groups", "fill_value", "reindex"} <= set(call.keywords):
         return False
     combine, strategy = unwrap(call.keywords["combine"]), call.keywords["reindex"]
+    own = {flox.combine: {"reindex"}, flox.grouped: {"engine", "sort"}}
+    # first and last integers, of which none is missing
+    by_groups = call.keywords["agg"].name in _ORDERED
     return (
-        combine.function is flox.combine
+        combine.function in (own if by_groups else (flox.combine,))
         and not combine.args
-        and set(combine.keywords) == {"reindex"}
+        and set(combine.keywords) == own[combine.function]
         and isinstance(strategy, flox.strategy)
         and strategy.array_type in flox.arrays  # type: ignore[attr-defined]
         and call.keywords["expected_groups"] is not None
@@ -378,12 +420,14 @@ def _map_reduce(view: GraphView, flox: FloxNames, name: str) -> _Reduced | None:
     call = tree.last.call
     if not _is_aggregate(flox, call):
         return None
-    between = tree.between
+    between, combine = tree.between, unwrap(call.keywords["combine"])
     if between is not None and (
         between.concatenates
-        or between.call.function is not flox.combine
-        or set(between.call.keywords) != {"agg", "reindex"}
+        or between.call.function is not combine.function
+        or set(between.call.keywords) != {"agg", *combine.keywords}
     ):
+        return None
+    if (combine.function is flox.grouped) is not (unwrap(step.function).function is flox.chunk):
         return None
     every: Any = call.keywords["reindex"].blockwise
     groups = call.keywords["expected_groups"]

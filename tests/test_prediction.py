@@ -27,6 +27,7 @@ from dasktile.prediction import (
 )
 from dasktile.schedule.ranks import rank_of
 from tests.support import plan_for_workers
+from tests.traffic import traffic
 
 
 @pytest.fixture(autouse=True)
@@ -614,3 +615,29 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
         [plan] = plans
         assert plan.after is not None
         assert plan.after.peak == (small if lean else peak)
+
+
+def test_own_chunks_are_not_joined_for_several_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with the input's own chunks needs little memory: three gradients read each block."""
+    plan_for_workers(monkeypatch, 4)
+    x = da.random.default_rng(0).random((200, 200, 200), chunks=(50, 50, 50))
+    explanation = dasktile.explain(sum(each**2 for each in da.gradient(x)).mean())
+    assert explanation.changed
+    # a quarter of the array, and little more
+    assert explanation.results_after <= 1.25 * x.nbytes / 4
+    assert explanation.results_after <= explanation.results_before
+    assert explanation.run_tasks_after <= explanation.run_tasks_before
+
+
+def test_combined_results_have_the_groups_of_their_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block has three months of ten years; those of a worker have all months."""
+    xarray, pandas = pytest.importorskip("xarray"), pytest.importorskip("pandas")
+    pytest.importorskip("flox")
+    plan_for_workers(monkeypatch, 4)
+    days = pandas.date_range("2001-01-01", periods=2920, freq="D")
+    data = da.random.default_rng(0).random((2920, 80, 120), chunks=(73, 80, 120))
+    array = xarray.DataArray(data, dims=("time", "lat", "lon"), coords={"time": days})
+    first = array.groupby("time.month").first()
+    planned, explanation = dasktile.optimize(first), dasktile.explain(first)
+    received, _ = traffic([planned.data], 4)
+    assert explanation.received_after == pytest.approx(sum(received.values()), rel=0.05)

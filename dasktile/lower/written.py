@@ -105,7 +105,7 @@ class WrittenArrays:
                     for axis in node.out
                     if axis.label is not None
                 )
-                partial = node.partial * _groups_in_tile(node, self.tiling(index))
+                partial = node.partial * _groups_of_worker(node, self.tiling(index))
                 size[code] = math.ceil(size[code] * pieces * partial / node.itemsize)
                 size |= self.carries(index, size[code])
         for index, node in enumerate(self.captured.program.nodes):
@@ -207,10 +207,17 @@ class WrittenArrays:
         return {block: position(block) for block in blocks}
 
 
-def _groups_in_tile(node: Node, tiling: Tiling) -> float:
-    """Share of all groups that the partial results of tiles have on average; 1 for others."""
+def _groups_of_worker(node: Node, tiling: Tiling) -> float:
+    """Share of all groups that the combined partial results of a worker have on average.
+
+    1 for other reductions.
+    """
     if node.groups is None:
         return 1.0
     edges = bounds(tiling.cuts[-1])
-    found = [node.groups.within(lo, hi) for lo, hi in pairwise(edges)]
+    where = tiling.work_at
+    share = where.dims[-1] if isinstance(where, Sharding) else None
+    runs = [len(tiling.cuts[-1])] if share is None or not share.by else share.runs
+    ends = [edges[at] for at in bounds(runs)]
+    found = [node.groups.within(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
     return sum(found) / max(1, len(found) * node.groups.count)

@@ -233,6 +233,8 @@ class Splitter:
             cuts if cuts is not None and set(at) <= set(bounds(cuts)) else None
             for cuts, at in zip(own, cut_at, strict=True)
         )
+        if keep and not self.retile and None not in own:
+            fixed = own
         # costs do not depend on where a slice starts
         reads = tuple(
             (tuple(replace(axis, start=0) for axis in edge.axes), producer.shape, producer.itemsize)

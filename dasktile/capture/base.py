@@ -24,12 +24,17 @@ from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
 @dataclass(frozen=True, slots=True)
 class ArrayInfo:
-    """The array that a layer computes; its keys are ``(name, *block)``."""
+    """The array that a layer computes; its keys are ``(name, *block)``.
+
+    Of a result of unknown chunk sizes, `bounded` is True, and the sizes are those of what its
+    blocks are selected from, or one element: its bytes are counted by them.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: Chunks
+    bounded: bool = False
 
     @property
     def numblocks(self) -> tuple[int, ...]:
@@ -175,8 +180,15 @@ class GraphView:
     def array(self, name: str) -> ArrayInfo | None:
         """The array of a layer; None if it is no array, or one of unknown shape or chunks."""
         if name not in self._arrays:
-            self._arrays[name] = self.roots.get(name) or _annotated(name, self.layers.get(name))
+            root = self.roots.get(name)
+            is_unknown = root is not None and root.bounded
+            found = None if is_unknown else root or _annotated(name, self.layers.get(name))
+            self._arrays[name] = found
         return self._arrays[name]
+
+    def result(self, name: str) -> ArrayInfo | None:
+        """As :meth:`array`, also of a result of unknown chunk sizes."""
+        return self.roots.get(name) or self.array(name)
 
     def tasks(self, name: str) -> dict[Key, GraphNode]:
         """The tasks of a layer as dask's task objects; tuples are converted."""

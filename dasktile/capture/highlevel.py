@@ -30,7 +30,7 @@ from dasktile.capture.base import (
 )
 from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
 from dasktile.capture.joined import join_sources
-from dasktile.capture.reasons import reason_for
+from dasktile.capture.reasons import UNKNOWN_SIZES, reason_for
 from dasktile.capture.rules import (
     blockwise,
     contraction,
@@ -135,7 +135,7 @@ def capture_graph(
     nodes: list[Node] = []
     kernels: list[Any] = []
     for name in order:
-        answer, info = answers[name], view.array(name)
+        answer, info = answers[name], view.result(name)
         assert isinstance(answer, Operation) and info is not None
         nodes.append(
             Node(
@@ -191,8 +191,10 @@ def _walk(
 
 
 def _recognise(view: GraphView, name: str, reason: str, errors: list[Exception]) -> Answer:
-    info = view.array(name)
+    info = view.result(name)
     assert info is not None
+    if info.bounded:
+        return opaque(view, info, reason_for(view, name, UNKNOWN_SIZES))
     if reason:
         # where its inputs are placed depends on what it is
         known = _recognise(view, name, "", errors)

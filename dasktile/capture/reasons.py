@@ -22,6 +22,9 @@ from dasktile.capture.user_kernels import lookup
 from dasktile.ir import ALREADY_TILED
 from dasktile.schedule.placement import is_written
 
+#: The reason of results whose chunk sizes depend on values.
+UNKNOWN_SIZES = "its chunk sizes are unknown until it is computed"
+
 #: Packages whose functions are steps of one call of the user, and that call.
 _GROUPING = {"flox": "flox's group-by"}
 

@@ -1,26 +1,31 @@
 """Where the arrays of a graph end and what was put on top of them begins.
 
 ``compute`` adds a task that puts the blocks of an array together; ``delayed`` objects,
-arrays with units and other collections put their own layers over those of arrays, and so
-do operations whose result has chunks of unknown size.  Of such a graph only the arrays
-underneath can be tiled, and they must keep their keys.
+arrays with units and other collections put their own layers over those of arrays.  Of such a
+graph only the arrays underneath can be tiled, and they must keep their keys.  Results of unknown
+chunk sizes are arrays, too, if they are made of known ones.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
 from dask.base import get_name_from_key
+from dask.blockwise import Blockwise
 from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from dasktile._compat.dask import GraphNode
+from dasktile._compat.dask import GraphNode, getitem_variadic
 from dasktile.capture.base import ArrayInfo, GraphView
 from dasktile.capture.corrections import correct_arrays
 from dasktile.capture.references import is_block
+from dasktile.ir import Chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class Boundary:
     arrays
         The topmost arrays.
     above
-        The layers that are no arrays, or none of known chunks; for each, the layers that it
+        The layers that are no arrays; for each, the layers that it
         reads, also those that the graph does not declare.
     """
 
@@ -57,6 +62,18 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
     """
     view = GraphView(graph)
     correct_arrays(view)
+    ends = _boundary(view, keys, lambda name: None)
+    if ends is None or not any(_bounded(view, name) for name in ends.above):
+        return ends
+    # there are known arrays below results of unknown sizes, which are arrays of the plan then
+    return _boundary(view, keys, partial(_bounded, view)) or ends
+
+
+def _boundary(
+    view: GraphView, keys: Any, bounded: Callable[[str], ArrayInfo | None]
+) -> Boundary | None:
+    """The same; `bounded` is a result of unknown chunk sizes, or None for other layers."""
+    graph = view.graph
     arrays: dict[str, ArrayInfo] = {}
     above: dict[str, frozenset[str]] = {}
     pending = list(flatten([keys]))
@@ -68,7 +85,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
             return None
         if name in above:
             continue
-        info = arrays.get(name) or view.array(name)
+        info = arrays.get(name) or view.array(name) or bounded(name)
         if info is None:
             below = _read_by(graph, view, name)
             owners = (_layer_of(graph, read) for read in below)
@@ -85,6 +102,48 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
     if not arrays:
         return None
     return Boundary(tuple(arrays[name] for name in sorted(arrays)), above)
+
+
+def _bounded(view: GraphView, name: str) -> ArrayInfo | None:
+    """The array of a layer with unknown chunk sizes; None for other layers.
+
+    Along these axes its blocks have at most the elements of those that they are selected from.
+    """
+    layer = view.layers[name]
+    notes = layer.collection_annotations or {}
+    chunks, dtype = notes.get("chunks"), notes.get("dtype")
+    if chunks is None or dtype is None or view.array(name) is not None or layer.annotations:
+        return None
+    selects = isinstance(layer, Blockwise) and layer.task.func is getitem_variadic
+    if not chunks or not (selects or _has_unknown(chunks)):
+        return None
+    dtype = np.dtype(dtype)
+    if dtype.hasobject or dtype.kind == "V":
+        return None
+    bounds = _upper_bounds(view, name, chunks)
+    return ArrayInfo(name, tuple(map(sum, bounds)), dtype, bounds, bounded=True)
+
+
+def _upper_bounds(view: GraphView, name: str, chunks: Chunks) -> Chunks:
+    """Chunk sizes of a layer, where unknown ones are those of the layers below.
+
+    They are one element where these have other numbers of blocks.
+    """
+    while _has_unknown(chunks):
+        reads = view.dependencies(name)
+        name = reads[0] if reads else ""
+        layer = view.layers.get(name)
+        below = (layer.collection_annotations or {}).get("chunks") if layer is not None else None
+        if below is None or tuple(map(len, below)) != tuple(map(len, chunks)):
+            below = tuple((1,) * len(sizes) for sizes in chunks)
+        chunks = tuple(
+            other if _has_unknown([own]) else own for own, other in zip(chunks, below, strict=True)
+        )
+    return tuple(tuple(map(int, sizes)) for sizes in chunks)
+
+
+def _has_unknown(chunks: Iterable[Sequence[float]]) -> bool:
+    return any(math.isnan(size) for sizes in chunks for size in sizes)
 
 
 def splice(old: HighLevelGraph, ends: Boundary, new: HighLevelGraph) -> HighLevelGraph:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
@@ -135,7 +136,7 @@ def describe_plan(
         grids=plan.grids,
         changed=plan.tiled is not None,
         verdict=plan.verdict if plan.tiled is None else "",
-        nodes=(*nodes, *map(_unknown_row, unknown)),
+        nodes=_with_unknown(nodes, unknown),
         balance_before=plan.before.balance,
         balance_after=plan.after.balance,
         spilled_before=plan.before.spilled,
@@ -181,6 +182,27 @@ def describe_unplanned(
         verdict=verdict,
         nodes=rows,
     )
+
+
+def _with_unknown(
+    nodes: Sequence[NodeReport], unknown: Sequence[UnknownArray]
+) -> tuple[NodeReport, ...]:
+    """The rows of a plan, in which results of unknown chunk sizes have these, and further ones."""
+    rows = {array.name: _unknown_row(array) for array in unknown}
+    known = {node.name for node in nodes}
+    changed = [
+        replace(
+            node,
+            shape=rows[node.name].shape,
+            chunks_before=rows[node.name].chunks_before,
+            chunks_after=rows[node.name].chunks_after,
+            reason=rows[node.name].reason,
+        )
+        if node.name in rows
+        else node
+        for node in nodes
+    ]
+    return (*changed, *(row for name, row in rows.items() if name not in known))
 
 
 def _unknown_row(array: UnknownArray) -> NodeReport:

@@ -197,3 +197,51 @@ def test_random_masks(
     (result,) = in_random_tiles([lazy], seed)
     assert result.dtype == lazy.dtype
     np.testing.assert_allclose(result, expected, rtol=1e-9)
+
+
+# Results of unknown sizes
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m, x, t: x[x > 2],
+        lambda m, x, t: x[t > 4],
+        lambda m, x, t: x[t > 4].sum(axis=1),
+        lambda m, x, t: x[:, x[0] > 2] * 2,
+        lambda m, x, t: m.compress(t > 4, x, axis=0),
+        lambda m, x, t: m.extract(x > 2, x),
+        lambda m, x, t: m.flatnonzero(x > 2),
+        lambda m, x, t: m.argwhere(x > 2),
+        lambda m, x, t: m.nonzero(x > 2)[1],
+        lambda m, x, t: m.unique(x),
+        lambda m, x, t: m.unique(t, return_counts=True)[1],
+        lambda m, x, t: x[t > 99],
+    ],
+)
+def test_results_of_unknown_sizes(make: Callable[..., Any]) -> None:
+    same(make(da, _x(N), _t()), make(np, N, T))
+
+
+def test_results_of_unknown_sizes_beside_others() -> None:
+    """A selection, and reductions of it that are tiled and that are not."""
+    x = _x(N)
+    chosen = x[x > 2]
+    values = N[N > 2]
+    same([chosen, chosen.sum(), x.sum(axis=0)], [values, values.sum(), N.sum(axis=0)])
+    same([chosen, chosen.var(), x + 1], [values, values.var(), N + 1])
+    same([chosen, chosen * 2], [values, values * 2])
+
+
+def test_results_of_unknown_sizes_are_made_where_their_blocks_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch)
+    x = da.random.default_rng(0).random((1600, 800), chunks=(200, 200))
+    lazy = da.compress(da.from_array(np.arange(1600) % 3 == 0, chunks=200), x, axis=0).sum(axis=1)
+    planned, explained = dasktile.optimize(lazy), dasktile.explain(lazy)
+    received, _ = traffic([planned], 4)
+    assert sum(received.values()) <= 10_000
+    assert abs(explained.bytes_predicted - sum(received.values())) <= 10_000
+    assert explained.run_tasks_after < explained.tasks_before
+    assert np.isnan(planned.chunks[0]).all()

@@ -32,6 +32,7 @@ from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
 from dasktile.capture.joined import join_sources
 from dasktile.capture.reasons import UNKNOWN_SIZES, reason_for
 from dasktile.capture.rules import (
+    assignments,
     blockwise,
     contraction,
     einsums,
@@ -62,6 +63,7 @@ RECOGNISERS: tuple[Recogniser, ...] = (
     *groups.RECOGNISERS,
     *whole_groups.RECOGNISERS,
     *views.RECOGNISERS,
+    *assignments.RECOGNISERS,
     *histograms.RECOGNISERS,
     *selections.RECOGNISERS,
     *folds.RECOGNISERS,

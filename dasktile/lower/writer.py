@@ -54,7 +54,7 @@ from dasktile.lower.emit import (
     work_at,
 )
 from dasktile.lower.fuse import Fused, fuse
-from dasktile.lower.kernels import blocks, einsums, folds, verbatim, views
+from dasktile.lower.kernels import assignments, blocks, einsums, folds, verbatim, views
 from dasktile.lower.kernels import contraction as contract
 from dasktile.lower.layers import in_place_of
 from dasktile.lower.names import (
@@ -87,7 +87,7 @@ __all__ = ["Lowered", "lower", "wanted_keys"]
 Copies = dict[tuple[int, ...], tuple[int, ...]]
 
 #: Modules that register the writers of kernels.
-_WRITERS = (blocks, contract, einsums, folds, verbatim, views)
+_WRITERS = (assignments, blocks, contract, einsums, folds, verbatim, views)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ EXPRESSIONS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "nan places": lambda: (da.nanargmin(x(), axis=0) + da.nanargmax(x(), axis=0),
                            X.argmin(axis=0) + X.argmax(axis=0)),
     "topk": lambda: (da.topk(x(), 3, axis=1).T + 1, np.sort(X, axis=1)[:, :-4:-1].T + 1),
+    "assigned": lambda: (_assigned(x()).T + 1, _assigned(X).T + 1),
     "argtopk": lambda: (da.argtopk(v() * 24 + da.arange(24, chunks=5), 3) + 1,
                         np.argsort(V * 24 + np.arange(24))[:-4:-1] + 1),
     "count": lambda: (da.ma.count(x(), axis=0) + 1, np.full(10, 13)),
@@ -109,6 +110,12 @@ class Hooked:
 
 def numbered(block: np.ndarray, block_id: Any = None) -> np.ndarray:
     return block + 0 * block_id[0]
+
+
+def _assigned(array: Any) -> Any:
+    array = array.copy()
+    array[2:5] = 1
+    return array
 
 
 def x(rows: int = 4) -> da.Array:

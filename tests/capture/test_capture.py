@@ -551,7 +551,7 @@ class TestWalk:
         assert kernel.layers == (offset.key, array.name)
 
     def test_arrays_of_unknown_chunks_belong_to_the_node_of_their_reader(self) -> None:
-        result = captured(small[small > 5].var())
+        result = captured(da.topk(small[small > 5], 1))
         assert result.program.nodes[-1].kind is Kind.OPAQUE
         layers = [kernel.layers for kernel in result.kernels if isinstance(kernel, Verbatim)]
         assert any(len(names) > 1 for names in layers)
@@ -684,7 +684,7 @@ def test_programs_do_not_depend_on_names():
 @pytest.mark.parametrize(
     ("expression", "reason"),
     [
-        (lambda: x[x > 0.5].var(), "the sizes of a selection by a boolean array are unknown"),
+        (lambda: da.topk(x[x > 0.5], 1), "the sizes of a selection by a boolean array are unknown"),
         (lambda: da.linalg.svd(x.rechunk((4, -1)))[1] + 1, "getitem reads results of svd, which"),
         (
             lambda: da.from_delayed(dask.delayed(np.ones)(4), (4,), float) + 1,
@@ -705,7 +705,7 @@ def test_reasons_name_the_operation_and_say_why(expression: Any, reason: str) ->
     [
         (lambda: x[x[:, 0] > 0][:, 1:].sum(axis=0), "sum"),
         (lambda: x[x[:, 0] > 0][:, 1:].mean(axis=0), "mean"),
-        (lambda: da.nanvar(x[x[:, 0] > 0], axis=0), "var"),
+        (lambda: da.nanvar(x[x[:, 0] > 0][:, 1:], axis=0), "var"),
         (lambda: x[x[:, 0] > 0].max(axis=0), "max"),
         (lambda: da.ma.masked_greater(x, 1).rechunk(3), "rechunk"),
         (lambda: da.ma.masked_greater(x, 1).argmin(axis=1), "argmin or argmax"),

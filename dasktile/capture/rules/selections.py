@@ -29,6 +29,7 @@ from dasktile._compat.dask import (
     getitem,
     getitem_variadic,
     mean_chunk,
+    moment_chunk,
 )
 from dasktile.capture.base import (
     ArrayInfo,
@@ -155,7 +156,8 @@ def reduced_selection(view: GraphView, name: str) -> Operation | NotRecognised |
     reduced = tuple(sorted(axis for place in fold.axes for axis in space.axes[place]))
     if not space.selected <= set(reduced):
         return None
-    if not _has_result_of_none(step.call.function, len(space.axes)):
+    moments = step.call.function is moment_chunk and len(fold.axes) == 1
+    if not moments and not _has_result_of_none(step.call.function, len(space.axes)):
         return NotRecognised(f"{reduction.op} of no elements of a tile is not defined")
     kept = [place for place in range(len(space.axes)) if place not in fold.axes]
     places = range(len(space.axes)) if tree.last.keepdims else kept
@@ -164,7 +166,12 @@ def reduced_selection(view: GraphView, name: str) -> Operation | NotRecognised |
         return None
     inputs = reader.inputs()
     labels = range(len(space.shape))
-    flat = len(space.axes) < len(space.shape)
+    # lists of partial results that are passed to the functions of Dask
+    listed: list[Callable[[Any], Any]] = []
+    if len(space.axes) < len(space.shape):
+        listed.append(_in_one_list)
+    if moments:
+        listed.insert(0, _of_elements)
     return Operation(
         op=reduction.name(step.call),
         kind=Kind.FOLD,
@@ -176,8 +183,8 @@ def reduced_selection(view: GraphView, name: str) -> Operation | NotRecognised |
         kernel=replace(
             fold,
             chunk=OfSelected(reader.numbered(), fold.chunk),
-            combine=compose(fold.combine, _in_one_list) if flat else fold.combine,
-            aggregate=compose(fold.aggregate, _in_one_list) if flat else fold.aggregate,
+            combine=compose(fold.combine, *listed),
+            aggregate=compose(fold.aggregate, *listed),
             axes=reduced,
             symbols=tuple(symbols for _, symbols in inputs),
         ),
@@ -199,6 +206,11 @@ def reduced_selection(view: GraphView, name: str) -> Operation | NotRecognised |
 def _in_one_list(parts: Any) -> list[Any]:
     """Partial results in nested lists, one level for each axis, in one list."""
     return list(flatten(parts))
+
+
+def _of_elements(parts: list[Any]) -> list[Any]:
+    """Moments of some elements; those of none, of which the mean is undefined, if all are."""
+    return [part for part in parts if np.any(part["n"])] or parts[:1]
 
 
 def _has_result_of_none(function: Any, ndim: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -15,7 +15,7 @@ from dask.core import flatten
 
 from dasktile import config, decisions
 from dasktile.capture.base import Captured
-from dasktile.capture.culling import count_needed, least_run
+from dasktile.capture.culling import Needed, count_needed, least_run
 from dasktile.lower.count import count_tasks, least_tasks
 from dasktile.lower.names import is_of_bundles
 from dasktile.lower.writer import wanted_keys
@@ -33,6 +33,7 @@ from dasktile.planning import (
 )
 from dasktile.prediction import (
     CLEARLY_LESS,
+    LITTLE_MEMORY,
     MAX_TASKS,
     MORE_MOVED,
     MOST_UNEVEN,
@@ -49,6 +50,7 @@ from dasktile.request import Request
 from dasktile.schedule.peaks import Speeds
 from dasktile.schedule.placement import decode, is_written
 from dasktile.tiling.growth import TooManyTasksError
+from dasktile.tiling.objective import seconds_alone
 from dasktile.tiling.plan import TilingPlan
 from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
@@ -66,6 +68,9 @@ OWN_CHUNKS = "the input's own chunks are predicted to cost less"
 #: Why the input is unchanged where few of its tasks are needed.
 QUICK = "the few tasks that are needed take less time than a plan"
 
+#: Why the input is unchanged where Dask runs it in less time than a plan takes.
+SMALL = "Dask's own graph is predicted to take less time than a plan"
+
 #: Why the input is unchanged where it has a plan.
 AGAIN = "it is the result of optimize already, for as many workers"
 
@@ -74,12 +79,20 @@ AGAIN = "it is the result of optimize already, for as many workers"
 #: milliseconds; many tasks may be worth a plan whatever it takes).
 TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 
+#: Seconds that any plan takes (measured: ``python -m benchmarks.planning --hook``), and tasks of a
+#: graph, before Dask fuses them, up to which its run is predicted to take no more (chosen).
+LEAST_PLANNING, MOST_SMALL = 0.04, 64
+
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
 
 #: Seconds to write the graph of a plan and to predict its run, per task of the plan (measured: the
 #: median of the corpus in ``benchmarks/corpus``).
 PLANNING_SECONDS = 5e-5
+
+#: How much better the tasks of a plan may be bundled than those of plans that were tried (chosen:
+#: small tiles are joined less often).
+BETTER_BUNDLED = 2
 
 #: Bytes on a worker up to which a plan that surely takes less time than Dask's own graph is carried
 #: out without a simulation of that graph (chosen).
@@ -133,8 +146,8 @@ def _is_planned(request: Request) -> bool:
     return meshes == {request.machine.workers}
 
 
-def chosen_plan(request: Request) -> Candidate:
-    """The plan that is carried out, unless the graph is quick or has a plan.
+def chosen_plan(request: Request) -> Candidate | None:
+    """The plan that is carried out, unless the graph is quick, or has a plan.
 
     With the method ``"auto"``, and where tasks are bundled, the usual plan is compared with others
     by predicted runs.
@@ -144,15 +157,21 @@ def chosen_plan(request: Request) -> Candidate:
     request
         The arrays and their graph.
 
+    Returns
+    -------
+    The plan; None where Dask's own graph takes less time than a plan.
+
     Raises
     ------
     TooManyTasksError
         If a limit that the user gave makes too many tasks.
     """
     captured = capture(request, {})
+    if _is_small(request, captured):
+        return None
     # where no plans are compared, tiles are all that is decided, and those are kept
     asked = None
-    if _may_compare(request):
+    if _compares(request):
         asked = _or_none(partial(decisions.asked, request, captured))
     chosen = None if asked is None else _or_none(partial(decisions.recall, asked))
     if chosen is None:
@@ -173,23 +192,51 @@ def _or_none(function: Callable[[], _Result | None]) -> _Result | None:
         return None
 
 
+def _is_small(request: Request, captured: Captured) -> bool:
+    """Whether Dask's own graph surely takes little memory, and less time than a plan.
+
+    The time of functions is left out where all workers run them, as a plan would not save it.
+    """
+    if not _may_compare(request, captured) or request.machine.limit_given:
+        return False
+    if least_tasks(request.graph, request.names) > MOST_SMALL:
+        return False
+    settings = request.machine.settings()
+    alone = seconds_alone(captured.program, request.machine.workers, settings)
+    if alone > LEAST_PLANNING:
+        return False
+    run = _or_none(partial(_predict_input, request, wanted_blocks(request)))
+    return (
+        run is not None
+        and run.is_sound
+        and not run.spilled
+        and run.seconds + alone <= LEAST_PLANNING
+        and run.peak <= LITTLE_MEMORY
+    )
+
+
 def _chosen(request: Request, captured: Captured) -> Candidate:
     """The plan that is carried out, of a captured program."""
     refuse_many_tasks(request, captured)
     tables = SearchTables()
     usual = candidate(request, captured, request.machine.settings(), tables=tables)
     assert usual is not None
-    # the simulation knows no bytes of inputs that are on workers already
-    if _may_compare(request) and not any(node.homes for node in captured.program.nodes):
+    if _may_compare(request, captured):
         usual = _unless_error(partial(_cheapest, request, captured, tables), usual)
     if _is_planned(request) and not _is_bundled(usual):
         return unchanged(usual, AGAIN)
     return usual
 
 
-def _may_compare(request: Request) -> bool:
-    """Whether plans may be compared by predicted runs."""
+def _compares(request: Request) -> bool:
+    """Whether plans are compared by predicted runs, if these are possible."""
     return request.method == "auto" and request.machine.placed and config.bundle_tasks() > 1
+
+
+def _may_compare(request: Request, captured: Captured) -> bool:
+    """Whether plans may be compared by predicted runs."""
+    # the simulation knows no bytes of inputs that are on workers already
+    return _compares(request) and not any(node.homes for node in captured.program.nodes)
 
 
 def _is_bundled(plan: Candidate) -> bool:
@@ -242,14 +289,14 @@ def _predicted_plan(request: Request) -> Candidate:
         chosen = _unchanged(request, AGAIN, keep=AGAIN)
     else:
         try:
-            chosen = chosen_plan(request)
+            chosen = chosen_plan(request) or _unchanged(request, SMALL, keep=SMALL)
         except TooManyTasksError as error:
             verdict = str(advise(request, error))
             chosen = replace(_unchanged(request, verdict, keep=verdict), refused=True)
 
     def predict(plan: Candidate) -> Candidate:
         work = _work(request, plan.planned)
-        plan = replace(plan, before=_predict_input(request, plan.planned, work))
+        plan = replace(plan, before=_predict_input(request, _wanted(request, plan), work))
         return plan if plan.after is not None else _with_prediction(request, plan, work)
 
     if chosen.before is None and _is_predictable(request):
@@ -303,8 +350,14 @@ def _work(request: Request, planned: PlannedRequest) -> float:
     return work_seconds(_bytes_made(planned), request.machine)
 
 
-def _predict_input(request: Request, planned: PlannedRequest, work: float) -> Prediction | None:
-    needed = planned.wanted or wanted_blocks(request)
+def _wanted(request: Request, plan: Candidate) -> Mapping[str, Needed]:
+    """By the name of an array, which of its blocks are wanted."""
+    return plan.planned.wanted or wanted_blocks(request)
+
+
+def _predict_input(
+    request: Request, needed: Mapping[str, Needed], work: float = 0.0
+) -> Prediction | None:
     wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
     return predict_input(request.graph, wanted, request.machine, work)
 
@@ -368,7 +421,7 @@ def _cheapest(
             # Dask's own graph, which may be large, need not be simulated
             if best.after.peak <= SURE_PEAK and (best is usual or _takes_less_time(request, best)):
                 return best
-    before = _predict_input(request, usual.planned, work)
+    before = _predict_input(request, _wanted(request, usual), work)
     if before is None:
         return usual
     plans = [replace(plan, before=before, after=plan.after or before) for plan in plans]
@@ -444,8 +497,7 @@ def _other_plan(
 
     def is_worth_writing(plan: Candidate) -> bool:
         is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
-        pays = all(_may_pay(plan, other) for other in tried)
-        return is_new and pays and _may_replace(request, plan, usual)
+        return is_new and _may_pay(request, plan, tried) and _may_replace(request, plan, usual)
 
     same = None if usual.planned.pinned else usual.planned
     other = candidate(request, captured, settings, is_worth_writing, same, tables=tables, **options)
@@ -484,23 +536,43 @@ def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
     return not after.spilled and after.peak <= max(before.peak, SMALL_PEAK)
 
 
-def _may_pay(plan: Candidate, best: Candidate) -> bool:
-    """Whether a plan could cost clearly less than the best, with the time to write its graph.
+def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> bool:
+    """Whether a plan could cost clearly less than those that were tried, with the time to write it.
 
-    It is estimated as if its tasks filled their bundles, and as if it needed as much memory as the
-    input, or little if that is unknown.
+    It is estimated as if its tasks were bundled far better than those of the others, and as if it
+    needed as much memory as the input, or little if that is unknown.
     """
-    before, after = best.before, best.after
-    assert after is not None
     if plan.planned.plan.tiled is None:
         return True
-    tasks = sum(plan.planned.plan.after.tasks)
+    runs = [(other.after, _model_tasks(other)) for other in tried if other.after is not None]
+    before, tasks = tried[0].before, _model_tasks(plan)
     simulated = 0 if before is None else before.tasks
-    spent = PLANNING_SECONDS * (simulated + sum(best.planned.plan.after.tasks))
-    work = after.work + spent + PLANNING_SECONDS * tasks
-    peak = SMALL_PEAK if before is None else before.peak
-    rough = rough_cost(tasks / config.bundle_tasks(), peak, work)
-    return rough < CLEARLY_LESS * replace(after, work=after.work + spent).cost
+    fewest = min(run.tasks / count for run, count in runs) / BETTER_BUNDLED
+    kept = _kept_bytes(request)
+    for run, count in runs:
+        spent = PLANNING_SECONDS * (simulated + count)
+        work = run.work + spent + PLANNING_SECONDS * tasks
+        peak = SMALL_PEAK if before is None else before.peak
+        peak = max(peak, kept)
+        rough = rough_cost(fewest * tasks, peak, work, request.machine.calibration)
+        if rough >= CLEARLY_LESS * replace(run, work=run.work + spent).cost:
+            return False
+    return True
+
+
+def _model_tasks(plan: Candidate) -> int:
+    """Tasks of a plan before they are fused and bundled."""
+    return max(1, sum(plan.planned.plan.after.tasks))
+
+
+def _kept_bytes(request: Request) -> int:
+    """Bytes of results that each worker has at the end, if all have equally many."""
+    wanted = wanted_blocks(request)
+    kept = sum(
+        math.prod(array.shape) * array.dtype.itemsize * float(wanted[array.name].mean())
+        for array in request.arrays
+    )
+    return int(kept / request.machine.workers)
 
 
 def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
@@ -515,9 +587,14 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     needs_more = after.excess(before) > 1
     if not needs_more and (after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
-    usual, lowered = best, best.lowered
+    usual, lowered, kept = best, best.lowered, _kept_bytes(request)
+    least = CLEARLY_LESS * after.cost * after.excess(before)
+
+    def may_pay(tasks: int) -> bool:
+        return rough_cost(tasks, kept, before.work, request.machine.calibration) < least
+
     for share in SMALL_BUNDLES if needs_more else SMALL_BUNDLES[:1]:
-        smaller = lowered.resized(share)
+        smaller = lowered.resized(share, may_pay)
         if smaller is lowered:
             continue
         lowered = smaller

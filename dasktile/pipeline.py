@@ -33,7 +33,7 @@ def rewrite(request: Request) -> Rewritten | None:
     if needs_no_plan(request):
         return None
     chosen = chosen_plan(request)
-    if chosen.planned.plan.tiled is None:
+    if chosen is None or chosen.planned.plan.tiled is None:
         return None
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
     return Rewritten(

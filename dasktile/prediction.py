@@ -190,8 +190,10 @@ def work_seconds(nbytes: int, machine: Machine) -> float:
     return nbytes / (machine.workers * machine.threads) / WORK_SPEED
 
 
-def rough_cost(tasks: float, peak: int, work: float = 0.0) -> float:
-    """The cost of a run of which only the scheduler's time is known.
+def rough_cost(
+    tasks: float, peak: int, work: float = 0.0, calibration: Calibration | None = None
+) -> float:
+    """The cost of a run of which only the scheduler's time is known: a lower bound.
 
     Parameters
     ----------
@@ -201,8 +203,10 @@ def rough_cost(tasks: float, peak: int, work: float = 0.0) -> float:
         Bytes of results on the worker that holds most.
     work
         Seconds that functions take.
+    calibration
+        What was measured of the cluster.
     """
-    return Prediction(tasks * Speeds().scheduler, 0, peak, work=work).cost
+    return Prediction(tasks * _speeds(calibration).scheduler, 0, peak, work=work).cost
 
 
 def predict_input(

@@ -229,6 +229,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "schedule.peaks",
             "schedule.placement",
             "tiling.growth",
+            "tiling.objective",
             "tiling.plan",
             "tiling.planner",
             "tiling.settings",

@@ -16,6 +16,7 @@ import dasktile
 from benchmarks.corpus.simulated import simulated
 from dasktile import choice, pipeline, prediction
 from dasktile.cluster.target import Machine
+from dasktile.lower.writer import Lowered
 from dasktile.planning import Candidate
 from dasktile.prediction import (
     CLEARLY_LESS,
@@ -478,6 +479,77 @@ def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.Mon
     assert len(written) == 1 < usual
 
 
+def test_tasks_of_further_plans_are_taken_for_bundled_like_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lower, written = choice.lower_plan, []
+
+    def counted(request: Any, planned: Any) -> Any:
+        written.append(sum(planned.plan.after.tasks))
+        return lower(request, planned)
+
+    monkeypatch.setattr(choice, "lower_plan", counted)
+    x, y = noise((6000, 40), (300, 40)), noise((6000, 40), (300, 40))
+    array = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1) - 2 * x @ y.T
+    numbers = []
+    for factor in (1e-9, choice.BETTER_BUNDLED, 1e9):
+        monkeypatch.setattr(choice, "BETTER_BUNDLED", factor)
+        written.clear()
+        dasktile.optimize(array)
+        numbers.append(len(written))
+    assert numbers[0] == 1 < numbers[1] <= numbers[2]
+
+
+def test_smaller_bundles_are_written_only_if_their_tasks_leave_a_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written, counts = [], []
+    resized = Lowered.resized
+
+    def noted(lowered: Lowered, share: float, may_pay: Any) -> Lowered:
+        def pays(tasks: int) -> bool:
+            counts.append(tasks)
+            return may_pay(tasks)
+
+        new = resized(lowered, share, pays)
+        smaller = resized(lowered, share)
+        if smaller is not lowered:
+            # no more tasks are counted than run, else the bound would be none
+            run = choice.predict_plan(smaller, Machine(4, order=tuple("0123")))
+            assert run is not None and counts[-1] <= run.tasks
+        written.append(new is not lowered)
+        return new
+
+    monkeypatch.setattr(Lowered, "resized", noted)
+    for rows in (1000, 100, 20):
+        x = noise((4000, 400), (rows, 400))
+        dasktile.optimize(x - x.mean(axis=0), (x.T @ x) @ noise((400, 4000), (400, rows)))
+    assert True in written and False in written
+
+
+def test_a_small_graph_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = (noise((1200, 1200), 400) + 1).sum(axis=0)
+    told = dasktile.explain(small)
+    assert not told.changed and told.verdict == choice.SMALL
+    monkeypatch.setattr(choice, "plan_request", lambda *_, **__: pytest.fail("a plan is made"))
+    monkeypatch.setattr(choice, "candidate", lambda *_, **__: pytest.fail("a plan is made"))
+    assert dasktile.optimize(small) is small
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        # many tasks, memory, bytes that workers receive, and a product on one worker
+        lambda: (noise((1200, 1200), 100) + 1).sum(axis=0),
+        lambda: (noise((6000, 6000), 2000) + 1).sum(axis=0),
+        lambda: noise((2000, 2000), (250, 2000)).rechunk((2000, 250)) + 1,
+        lambda: noise((1200, 1200), 400).rechunk(-1) @ noise((1200, 1200), -1),
+    ],
+)
+def test_other_graphs_have_plans(large: Any) -> None:
+    assert dasktile.explain(large()).verdict != choice.SMALL
+
+
 def test_a_missing_simulation_has_a_reason() -> None:
     x = da.from_array(np.ones((110, 110)), chunks=1)
     array = (x + 1).sum(axis=0)
@@ -605,8 +677,10 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
     plans: list[Candidate] = []
 
     def chosen(request: Any) -> Candidate:
-        plans.append(choice.chosen_plan(request))
-        return plans[-1]
+        plan = choice.chosen_plan(request)
+        assert plan is not None
+        plans.append(plan)
+        return plan
 
     monkeypatch.setattr(pipeline, "chosen_plan", chosen)
     dasktile.optimize(noise((2000, 2000), (50, 50)).sum(axis=0))

@@ -16,7 +16,7 @@ has a key of its own, and so have the outputs whose names are not given.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,19 +94,21 @@ class Bundled:
     runs: Sequence[Run] = ()
     unplanned: int = 0
 
-    def resized(self, share: float) -> Bundled:
+    def resized(self, share: float, pays: Callable[[int], bool] = lambda tasks: True) -> Bundled:
         """The graph with bundles of a share of the bytes; the same object if these are the same.
 
         Parameters
         ----------
         share
             Bytes of a bundle over those that the limits allow.
+        pays
+            Whether a graph of a number of tasks is worth writing; the same object if it is not.
         """
         if self.source is None or not self.runs:
             return self
         source = self.source.formed(replace(self.form, share=share))
         runs = source.runs()
-        return self if runs == self.runs else source.bundled(runs)
+        return source.bundled(runs) if runs != self.runs and pays(source.count(runs)) else self
 
     def in_steps(self) -> Bundled:
         """The graph with tasks in `step_order`; the same object if that saves little memory."""
@@ -192,6 +194,14 @@ class _Unbundled:
     def runs(self) -> list[Run]:
         """The tasks of each bundle."""
         return form_runs(self.table, _run_limits(self.tasks.limits, self.form.share))
+
+    def count(self, runs: Sequence[Run]) -> int:
+        """Tasks that Dask runs with these bundles, data of the graph aside."""
+        counts = self.table.counts
+        alone = sum(
+            counts[number] for number in range(len(counts)) if not self.tasks.is_free(number)
+        )
+        return alone - sum(sum(counts[number] for number in run.tasks) - run.count for run in runs)
 
     def bundled(self, runs: Sequence[Run]) -> Bundled:
         """The graph with these bundles; without bundles if they gain nothing."""

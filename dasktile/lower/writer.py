@@ -10,7 +10,7 @@ graph for which nothing changed are carried over unchanged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -165,15 +165,17 @@ class Lowered:
         limits, memory = self.written.limits, self.bundled.memory
         return placed_tasks(self.graph, ends, limits, memory, by_place)
 
-    def resized(self, share: float) -> Lowered:
+    def resized(self, share: float, pays: Callable[[int], bool] = lambda tasks: True) -> Lowered:
         """The graph with bundles of a share of the bytes; the same object if these are the same.
 
         Parameters
         ----------
         share
             Bytes of a bundle over those that the limits allow.
+        pays
+            Whether a graph of a number of tasks is worth writing; the same object if it is not.
         """
-        bundled = self.bundled.resized(share)
+        bundled = self.bundled.resized(share, pays)
         return self if bundled is self.bundled else Lowered(self.written, bundled)
 
     def in_steps(self) -> Lowered:

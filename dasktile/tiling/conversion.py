@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Chunks, Edge, bounds, windows
+from dasktile.ir import AxisMap, Chunks, Edge, bounds
 
 Table = npt.NDArray[np.float64]
 
@@ -92,20 +92,46 @@ def _axis_pieces(
 
     The last entry is True where the windows are exactly the blocks.
     """
+    if axis.identity and cuts == made and min(made, default=0) > 0:
+        return (len(made), len(made), len(made), len(made), True)
     edges = np.asarray(bounds(made))
-    ranges = windows(axis, cuts, size)
-    lo = np.array([min(start, stop + 1) if step < 0 else start for start, stop, step in ranges])
-    hi = np.array([max(start + 1, stop) if step < 0 else stop for start, stop, step in ranges])
+    lo, hi, plain = _ranges(axis, cuts, size)
     filled = hi > lo
     first = np.searchsorted(edges, lo, side="right") - 1
     last = np.searchsorted(edges, np.maximum(hi - 1, lo), side="right") - 1
     pieces = np.where(filled, last - first + 1, 0)
-    plain = np.array([step == 1 for _, _, step in ranges])
     begins = np.searchsorted(edges, lo, side="left")
     ends = np.searchsorted(edges, hi, side="right") - 1
-    whole = np.where(filled & plain, np.maximum(ends - begins, 0), 0)
-    exact = len(ranges) == len(made) and bool(
-        np.all(plain) and np.all(lo == edges[:-1]) and np.all(hi == edges[1:])
+    whole = np.where(filled, np.maximum(ends - begins, 0), 0) if plain else np.zeros_like(lo)
+    exact = (
+        plain
+        and len(lo) == len(made)
+        and bool((lo == edges[:-1]).all() and (hi == edges[1:]).all())
     )
     return (int(filled.sum()), int(pieces.sum()), int(whole.sum()),
             int((pieces == 1).sum()), exact)  # fmt: skip
+
+
+def _ranges(
+    axis: AxisMap, cuts: Sequence[int] | None, size: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
+    """The elements that each block reads of an axis: the first, and the one after the last.
+
+    The last entry is True where all elements between are read, in ascending order.  The ranges are
+    those of :func:`dasktile.ir.windows`.
+    """
+    if axis.label is None or cuts is None:
+        return np.zeros(1, dtype=np.int64), np.array([size], dtype=np.int64), True
+    edges = np.asarray(bounds(cuts), dtype=np.int64)
+    if axis.breaks:
+        lo = np.asarray(axis.breaks, dtype=np.int64)[edges]
+        lo, hi = lo[:-1], lo[1:]
+    else:
+        first, last = axis.start + axis.step * edges[:-1], axis.start + axis.step * (edges[1:] - 1)
+        lo, hi = np.minimum(first, last), np.maximum(first, last) + axis.width
+        if axis.width > 1 or abs(axis.step) == 1:  # others read no further than their axis
+            lo = np.clip(lo, 0, size)
+            hi = np.maximum(lo, np.minimum(hi, size))
+    empty = edges[1:] == edges[:-1]
+    plain = axis.step == 1 or (axis.step > 0 and axis.width > 1)
+    return np.where(empty, 0, lo), np.where(empty, 0, hi), plain

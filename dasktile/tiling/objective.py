@@ -7,6 +7,7 @@ those that ``dasktile.calibrate`` measured.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,6 +123,26 @@ def stock_slowdown(program: Program, model: CostModel) -> float:
 
 def _slowdown(node: Node, model: CostModel) -> float:
     return model.einsum_slowdown if node.kind is Kind.CONTRACT and "einsum" in node.op else 1.0
+
+
+def seconds_alone(program: Program, workers: int, settings: Settings) -> float:
+    """Seconds of the operations that have fewer tasks in the input than there are workers.
+
+    Parameters
+    ----------
+    program
+        The program.
+    workers
+        Number of workers.
+    settings
+        Speeds and constants of the cost model.
+    """
+    operations = sum(
+        node.iterations * effort(node, settings.model) * _slowdown(node, settings.model)
+        for node in program.nodes
+        if math.prod(len(label.cuts) for label in node.labels) < workers
+    )
+    return operations / settings.work_per_second
 
 
 def predict_seconds(

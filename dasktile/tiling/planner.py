@@ -40,10 +40,13 @@ class SearchTables:
         Tables of costs, by what the tilings that are searched depend on.
     solutions
         Solutions, by the same, the method, and the settings of the search.
+    own
+        The input's own chunks, by the same; they are priced with the settings of the first search.
     """
 
     costs: dict[Hashable, Costs] = field(default_factory=dict)
     solutions: dict[Hashable, Solution] = field(default_factory=dict)
+    own: dict[Hashable, _Candidate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ def tile(
     unchanged = _Planner(
         program, mesh, workers, settings, memory_limit, threads, room, final=final, tables=tables
     )
-    before = unchanged.candidate(get("auto"), TIE)
+    before = unchanged.own_chunks()
     if method == "none" or keep:
         return _plan(
             program, workers, name, before, before, keep or "method 'none'", None, placed,
@@ -510,6 +513,12 @@ class _Planner:
         if states not in self._by_states:
             self._by_states[states] = self._cut(solution)
         return replace(self._by_states[states], solution=solution)
+
+    def own_chunks(self) -> _Candidate:
+        """The input's own chunks."""
+        if self._key not in self.tables.own:
+            self.tables.own[self._key] = self.candidate(get("auto"), TIE)
+        return self.tables.own[self._key]
 
     def _solution(self, method: Method, tile_weight: float) -> Solution:
         """What a method chooses, for tiles of this weight."""

@@ -548,7 +548,7 @@ def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> b
     before, tasks = tried[0].before, _model_tasks(plan)
     simulated = 0 if before is None else before.tasks
     fewest = min(run.tasks / count for run, count in runs) / BETTER_BUNDLED
-    kept = _kept_bytes(request)
+    kept = _kept_bytes(request, tried[0])
     for run, count in runs:
         spent = PLANNING_SECONDS * (simulated + count)
         work = run.work + spent + PLANNING_SECONDS * tasks
@@ -565,9 +565,9 @@ def _model_tasks(plan: Candidate) -> int:
     return max(1, sum(plan.planned.plan.after.tasks))
 
 
-def _kept_bytes(request: Request) -> int:
+def _kept_bytes(request: Request, plan: Candidate) -> int:
     """Bytes of results that each worker has at the end, if all have equally many."""
-    wanted = wanted_blocks(request)
+    wanted = _wanted(request, plan)
     kept = sum(
         math.prod(array.shape) * array.dtype.itemsize * float(wanted[array.name].mean())
         for array in request.arrays
@@ -587,7 +587,7 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     needs_more = after.excess(before) > 1
     if not needs_more and (after.peak <= SMALL_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
-    usual, lowered, kept = best, best.lowered, _kept_bytes(request)
+    usual, lowered, kept = best, best.lowered, _kept_bytes(request, best)
     least = CLEARLY_LESS * after.cost * after.excess(before)
 
     def may_pay(tasks: int) -> bool:

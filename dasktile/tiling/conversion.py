@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ import numpy.typing as npt
 from dasktile.ir import AxisMap, Chunks, Edge, bounds
 
 Table = npt.NDArray[np.float64]
+
+_Value = TypeVar("_Value", bound=Hashable)
 
 
 def conversion_tables(
@@ -30,20 +33,25 @@ def conversion_tables(
     counts = np.ones((4, len(made), len(used)))
     exact = np.ones((len(made), len(used)), dtype=bool)
     for position, size in enumerate(shape):
-        rows = [chunks[position] for chunks in made]
-        columns = [_reads(edge, position, cuts) for cuts in used]
-        known = {
-            (row, column): _axis_pieces(*column, size, row)
-            for row in dict.fromkeys(rows)
-            for column in dict.fromkeys(columns)
-        }
-        pieces_by_pair = np.array([[known[row, column] for column in columns] for row in rows])
-        counts *= np.moveaxis(pieces_by_pair[:, :, :4], 2, 0)
-        exact &= pieces_by_pair[:, :, 4] > 0
+        rows, row_of = _distinct([chunks[position] for chunks in made])
+        columns, column_of = _distinct([_reads(edge, position, cuts) for cuts in used])
+        known = np.array(
+            [[_axis_pieces(*column, size, row) for column in columns] for row in rows], dtype=float
+        )
+        by_pair = known[np.ix_(row_of, column_of)]
+        counts *= np.moveaxis(by_pair[:, :, :4], 2, 0)
+        exact &= by_pair[:, :, 4] > 0
     nonempty, pieces, whole, single = counts
     tasks = np.where(exact, 0.0, pieces - whole + nonempty - single)
     joined = np.where(exact, 0.0, np.maximum(pieces, 1) / np.maximum(nonempty, 1))
     return tasks, joined
+
+
+def _distinct(values: Sequence[_Value]) -> tuple[list[_Value], list[int]]:
+    """The distinct ones of some values, and for every value the number of the one it equals."""
+    number: dict[_Value, int] = {}
+    numbers = [number.setdefault(value, len(number)) for value in values]
+    return list(number), numbers
 
 
 def _reads(

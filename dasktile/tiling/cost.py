@@ -714,8 +714,16 @@ def _shared(
 
 def _first(kinds: Ints) -> tuple[Ints, Ints]:
     """Kinds as numbers from 0 on, and the first candidate of each."""
-    _, first, numbers = np.unique(kinds, return_index=True, return_inverse=True)
-    return numbers, first
+    # faster than np.unique for the few candidates that there are
+    number: dict[int, int] = {}
+    first: list[int] = []
+    numbers = []
+    for candidate, kind in enumerate(kinds.tolist()):
+        if kind not in number:
+            number[kind] = len(first)
+            first.append(candidate)
+        numbers.append(number[kind])
+    return np.array(numbers, dtype=np.int64), np.array(first, dtype=np.int64)
 
 
 class _Group:

@@ -14,7 +14,8 @@ MXNet (Chen et al. 2015, section 3.2), with its rules:
 - a variable is deleted by a write that is pushed like any other.
 
 The engine decides when a function runs; *lanes*, one for each kind of work, decide where, so that
-copies overlap with computing.
+copies overlap with computing.  Of the functions that a lane could run, that with the highest
+priority is next: a read that a task waits for overtakes one that is made ahead.
 
 Examples
 --------
@@ -31,17 +32,20 @@ It does not depend on Dask.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 #: Runs work: called with a function that never raises, which it calls at once or later, in any
-#: thread, but not while the caller holds locks that the function takes.
-Lane = Callable[[Callable[[], None]], object]
+#: thread, but not while the caller holds locks that the function takes; and with its priority.
+Lane = Callable[[Callable[[], None], int], object]
 
 #: Ends an operation that continues after its function has returned.
 Done = Callable[[], None]
@@ -53,7 +57,7 @@ class _Inline(threading.local):
     def __init__(self) -> None:
         self.waiting: deque[Callable[[], None]] | None = None
 
-    def __call__(self, run: Callable[[], None]) -> None:
+    def __call__(self, run: Callable[[], None], priority: int) -> None:
         if self.waiting is not None:
             self.waiting.append(run)
             return
@@ -70,15 +74,31 @@ class _Inline(threading.local):
 inline: Lane = _Inline()
 
 
-def pool(executor: Executor) -> Lane:
-    """A lane of the threads of an executor.
+class Pool:
+    """A lane of the threads of an executor: higher priorities first, else in order.
 
     Parameters
     ----------
     executor
         The executor; the caller shuts it down once the engine has nothing left to run.
     """
-    return executor.submit
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._waiting: list[tuple[int, int, Callable[[], None]]] = []
+
+    def __call__(self, run: Callable[[], None], priority: int) -> None:
+        with self._lock:
+            # under the lock: a thread that is free must not take other work for this
+            self._executor.submit(self._run_first)
+            heapq.heappush(self._waiting, (-priority, next(self._numbers), run))
+
+    def _run_first(self) -> None:
+        with self._lock:
+            _, _, run = heapq.heappop(self._waiting)
+        run()
 
 
 class DeletedVariableError(ValueError):
@@ -159,9 +179,12 @@ class _Operation:
     lane: Lane
     is_async: bool
     runs_after_failure: bool
+    priority: int
     future: Future[Any] = field(default_factory=Future)
     #: Variables that are not free yet, and one for the push itself.
     pending: int = 0
+    #: A lane has begun to run it; it may be in the lane more than once.
+    started: bool = False
 
 
 class Engine:
@@ -184,12 +207,13 @@ class Engine:
         self._lanes = dict(lanes)
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
-        self._left = 0
+        #: Operations that are not done.
+        self._left: dict[Future[Any], _Operation] = {}
 
     @property
     def left(self) -> int:
         """Number of operations that were pushed and are not done."""
-        return self._left
+        return len(self._left)
 
     def new_variable(self, name: object = None) -> Variable:
         """A new variable without operations.
@@ -207,6 +231,7 @@ class Engine:
         reads: Iterable[Variable] = (),
         mutates: Iterable[Variable] = (),
         lane: str | None = None,
+        priority: int = 0,
     ) -> Future[Any]:
         """Run a function once its variables are free.
 
@@ -218,6 +243,8 @@ class Engine:
             Variables that it reads and that it mutates; each at most once in both together.
         lane
             Name of the lane that runs it.
+        priority
+            Of the functions that the lane could run, those with higher numbers are first.
 
         Returns
         -------
@@ -231,7 +258,8 @@ class Engine:
         DeletedVariableError
             If a variable was deleted before.
         """
-        return self._push(_Operation(function, *self._check(reads, mutates, lane), False, False))
+        checked = self._check(reads, mutates, lane)
+        return self._push(_Operation(function, *checked, False, False, priority))
 
     def push_async(
         self,
@@ -239,6 +267,7 @@ class Engine:
         reads: Iterable[Variable] = (),
         mutates: Iterable[Variable] = (),
         lane: str | None = None,
+        priority: int = 0,
     ) -> Future[Any]:
         """Run a function that starts work which continues after it has returned.
 
@@ -247,7 +276,7 @@ class Engine:
         function
             Called with a callback, which must be called, from any thread, when the work is done.
             If the function raises instead, the work has failed.
-        reads, mutates, lane
+        reads, mutates, lane, priority
             As for :meth:`push`.
 
         Returns
@@ -259,10 +288,36 @@ class Engine:
         ValueError, DeletedVariableError
             As :meth:`push`.
         """
-        return self._push(_Operation(function, *self._check(reads, mutates, lane), True, False))
+        checked = self._check(reads, mutates, lane)
+        return self._push(_Operation(function, *checked, True, False, priority))
+
+    def hasten(self, future: Future[Any], priority: int) -> None:
+        """Raise the priority of a function that has not started.
+
+        Parameters
+        ----------
+        future
+            What :meth:`push` has returned.
+        priority
+            The new priority; a lower one than the present changes nothing.
+        """
+        with self._lock:
+            operation = self._left.get(future)
+            if operation is None or operation.started or priority <= operation.priority:
+                return
+            operation.priority = priority
+            ready = not operation.pending
+        if ready:
+            # its earlier place in the lane, which a closed one keeps, runs nothing then
+            with suppress(RuntimeError):
+                operation.lane(partial(self._run, operation), priority)
 
     def delete(
-        self, variable: Variable, function: Callable[[], Any] | None = None, lane: str | None = None
+        self,
+        variable: Variable,
+        function: Callable[[], Any] | None = None,
+        lane: str | None = None,
+        priority: int = 0,
     ) -> Future[Any]:
         """Delete a variable once everything that was pushed on it is done.
 
@@ -272,8 +327,8 @@ class Engine:
             The variable; no operation can be pushed on it from now on.
         function
             Frees what the variable represents.  It runs even if a write of it has failed.
-        lane
-            Name of the lane that runs the function.
+        lane, priority
+            As for :meth:`push`.
 
         Raises
         ------
@@ -281,7 +336,7 @@ class Engine:
             As :meth:`push`.
         """
         free = function if function is not None else _nothing
-        operation = _Operation(free, *self._check((), (variable,), lane), False, True)
+        operation = _Operation(free, *self._check((), (variable,), lane), False, True, priority)
         return self._push(operation, deletes=variable)
 
     def delete_idle(self, variable: Variable) -> bool:
@@ -322,7 +377,7 @@ class Engine:
         Exception
             The exception of a write of the variable.
         """
-        operation = _Operation(_nothing, (variable,), (), inline, False, False)
+        operation = _Operation(_nothing, (variable,), (), inline, False, False, 0)
         self._push(operation).result(timeout)
 
     def wait_all(self, timeout: float | None = None) -> None:
@@ -340,7 +395,7 @@ class Engine:
         """
         with self._idle:
             if not self._idle.wait_for(lambda: not self._left, timeout):
-                raise TimeoutError(f"{self._left} operations are not done after {timeout} s")
+                raise TimeoutError(f"{len(self._left)} operations are not done after {timeout} s")
 
     def _check(
         self, reads: Iterable[Variable], mutates: Iterable[Variable], lane: str | None
@@ -366,7 +421,7 @@ class Engine:
             for variable in (*operation.reads, *operation.mutates):
                 if variable._deleted:
                     raise DeletedVariableError(f"{variable!r} was deleted")
-            self._left += 1
+            self._left[operation.future] = operation
             operation.pending = len(operation.reads) + len(operation.mutates) + 1
             for variables, writes in ((operation.reads, False), (operation.mutates, True)):
                 for variable in variables:
@@ -382,12 +437,21 @@ class Engine:
     def _start(self, ready: list[_Operation]) -> None:
         for operation in ready:
             try:
-                operation.lane(partial(self._run, operation))
+                operation.lane(partial(self._run, operation), operation.priority)
             except BaseException as error:
                 # a pool that was shut down
-                self._end(operation, None, error)
+                if self._takes(operation):
+                    self._end(operation, None, error)
+
+    def _takes(self, operation: _Operation) -> bool:
+        """Start an operation unless it has started."""
+        with self._lock:
+            started, operation.started = operation.started, True
+        return not started
 
     def _run(self, operation: _Operation) -> None:
+        if not self._takes(operation):
+            return
         failed = None
         if not operation.runs_after_failure:
             both = (*operation.reads, *operation.mutates)
@@ -422,7 +486,7 @@ class Engine:
         else:
             operation.future.set_exception(error)
         with self._idle:
-            self._left -= 1
+            del self._left[operation.future]
             if not self._left:
                 self._idle.notify_all()
 

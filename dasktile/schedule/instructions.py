@@ -74,6 +74,10 @@ class ResidencySettings:
 class Copy:
     """Copy a tile to the next tier, and report when the copy is done or has failed.
 
+    It reads the tile on the source, and those of `after` where they are written to: whoever
+    executes it starts it when earlier copies to these places are done, and reports it as not run
+    if one of them has failed.
+
     Attributes
     ----------
     key, generation
@@ -82,6 +86,10 @@ class Copy:
         Numbers of adjacent tiers.
     size
         Expected bytes on the target.
+    after
+        Evictions from the target that make its room.
+    ahead
+        Whether no task waits for it: others to the same tier overtake it.
     """
 
     key: Hashable
@@ -89,6 +97,8 @@ class Copy:
     source: int
     target: int
     size: int
+    after: tuple[Copy, ...] = ()
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,13 @@ class Drop:
 
 
 @dataclass(frozen=True, slots=True)
+class Hasten:
+    """A task waits for a copy that was made ahead."""
+
+    copy: Copy
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """All tiles of a request are on the tier where tasks read them, until it is released.
 
@@ -110,4 +127,4 @@ class Ready:
     request: Hashable
 
 
-Instruction = Copy | Drop | Ready
+Instruction = Copy | Hasten | Drop | Ready

@@ -25,6 +25,10 @@ Rules:
   only while no request waits.
 
 Tiles are copied between adjacent tiers.  Copies on lower tiers stay until room is needed there.
+
+Nothing waits here for a copy that another one needs: a copy is instructed at once, with the
+evictions whose room it takes, and over all tiers on the way of a tile.  Whoever executes the
+instructions keeps their order.  Only room that nothing in progress makes is waited for.
 """
 
 from __future__ import annotations
@@ -35,7 +39,14 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from dasktile.schedule.eviction import Buffer, EvictionQueue
-from dasktile.schedule.instructions import Copy, Drop, Instruction, Ready, ResidencySettings
+from dasktile.schedule.instructions import (
+    Copy,
+    Drop,
+    Hasten,
+    Instruction,
+    Ready,
+    ResidencySettings,
+)
 from dasktile.schedule.prefetch import Prefetches
 from dasktile.schedule.requests import Request, Tile
 
@@ -65,7 +76,8 @@ class Residency:
     capacity
         Bytes that every tier may hold now.
     used
-        Bytes on every tier, including those of copies to it that are in progress.
+        Bytes on every tier, including those of copies to it that are in progress, except those
+        that wait for evictions from it.
     refusing
         Tiers that had no room for the last tile to be evicted to them.
     copies
@@ -86,6 +98,13 @@ class Residency:
         #: Number of the last tier.
         self._last = len(self.capacity) - 1
         self.used = [0] * len(self.capacity)
+        #: By tier, bytes of the copies to it that wait for evictions from it.
+        self._awaited = [0] * len(self.capacity)
+        #: By such a copy, the evictions that it waits for, and the other way round.
+        self._waits: dict[Copy, set[Copy]] = {}
+        self._makes_room: dict[Copy, list[Copy]] = {}
+        #: By tier, the buffers that are being evicted, in the order in which that began.
+        self._evicting: list[dict[Buffer, None]] = [{} for _ in self.capacity]
         #: By tier, bytes of the buffers that are being evicted or dying.
         self._freeing = [0] * len(self.capacity)
         #: Dying buffers; True if they were at the last call of `age` already.
@@ -138,12 +157,16 @@ class Residency:
         return tuple(sorted(self._tiles[key].on))
 
     def staying(self, tier: int) -> int:
-        """Bytes on a tier, without the tiles that are being evicted or dying.
+        """Bytes on a tier when the copies to it and from it are done and dying tiles removed.
 
         Updates ranks, as all decisions do.
         """
+        return self.used[tier] + self._awaited[tier] - self.freeing(tier)
+
+    def freeing(self, tier: int) -> int:
+        """Bytes on a tier that are being evicted or dying."""
         self._update_ranks()
-        return self.used[tier] - self._freeing[tier]
+        return self._freeing[tier]
 
     def evictable(self, tier: int) -> int:
         """Bytes on a tier that can be freed while the present tasks run."""
@@ -365,10 +388,10 @@ class Residency:
     def age(self) -> list[Instruction]:
         """Some time has passed: evict what should have been removed, repeat what was refused.
 
-        Tiles that were dying at the last call already can be evicted; while all tiers are rather
-        empty, they are not looked at.  A fetch that was refused memory is repeated: a task that
-        has ended may hold its inputs a little longer.  A full tier is tried again after one call,
-        and after twice as many each time that it is still full.
+        Tiles that were dying at the last call already can be evicted; they are not looked at while
+        all tiers are rather empty and nothing waits for room.  A fetch that was refused memory is
+        repeated: a task that has ended may hold its inputs a little longer.  A full tier is tried
+        again after one call, and after twice as many each time that it is still full.
         """
         for tier, full in enumerate(self._full):
             if full:
@@ -379,8 +402,9 @@ class Residency:
                 tile.refused = False
                 tile.retries += 1
         sizes = zip(self.used, self.capacity, strict=True)
-        if all(used <= _AGED_FROM * capacity for used, capacity in sizes):
-            return self._next_instructions() if self._fetches else []
+        roomy = all(used <= _AGED_FROM * capacity for used, capacity in sizes)
+        if roomy and not self._fetches and not self._queued:
+            return []
         self._update_ranks()
         for buffer, waited in list(self._dying.items()):
             if waited:
@@ -464,7 +488,7 @@ class Residency:
             self._continue_fetch(tile)
         return self._next_instructions(out)
 
-    def failed(self, copy: Copy, full: bool = False) -> list[Instruction]:
+    def failed(self, copy: Copy, full: bool = False, ran: bool = True) -> list[Instruction]:
         """A copy has failed, and left nothing on the target.
 
         Parameters
@@ -474,17 +498,28 @@ class Residency:
         full
             Whether the target had no room.  After any other error the copy is not repeated: the
             tile stays where it is, at least until it is requested.
+        ran
+            False if it was not tried, because a copy before it has failed: what is needed of it is
+            decided again.
         """
         tile = self._end_copy(copy)
         out: list[Instruction] = []
         if tile.removed:
             self._free_removed(tile, out)
             return self._next_instructions(out)
+        up = copy.target < copy.source
+        if not ran and up:
+            for buffer in tile.on.values():
+                self._mark_unranked(buffer)
+            self._continue_fetch(tile)
+            return self._next_instructions(out)
         source = tile.on[copy.source]
-        if copy.target > copy.source:
+        if not up:
             if source.evicting:
                 self._cancel_eviction(source)
-            if full:
+            if not ran:
+                pass
+            elif full:
                 self._full[copy.target] = True
                 self._pauses[copy.target] = min(2 ** self._refusals[copy.target], _MOST_PAUSE)
                 self._refusals[copy.target] += 1
@@ -512,7 +547,7 @@ class Residency:
         """Instructions that follow from the current state, after those in `out`."""
         out = [] if out is None else out
         for tier in range(self._last - 1, -1, -1):
-            if self.used[tier] > self.capacity[tier]:
+            if self.used[tier] + self._awaited[tier] > self.capacity[tier]:
                 self._make_room(tier, 0, out)
         if self._queued:
             self._grant_requests(out)
@@ -551,6 +586,7 @@ class Residency:
                 request.missing += 1
                 tile.waiting.append(request)
                 self._fetches.append(tile)
+                out += [Hasten(copy) for copy in tile.copies.values() if copy.ahead]
             self._mark_used(tile)
             if not self.settings.keep_clean and home is not None:
                 # the task may change the tile: a copy in progress or on a lower tier gets stale
@@ -585,22 +621,16 @@ class Residency:
         self._rank_tile(tile)
 
     def _fetch_requested(self, out: list[Instruction]) -> None:
-        """Fetch the tiles that requests wait for, as far as there is room."""
+        """Fetch the tiles that requests wait for, as far as there is or will be room."""
         while self._fetches:
             self._update_ranks()
             tile = self._next_fetch()
             if tile.waiting and not tile.removed and not tile.is_home and not tile.is_fetched:
                 source = min(tile.on)
-                urgent = any(request.urgent for request in tile.waiting)
-                fits = self._make_room(source - 1, tile.size, out)
-                if not fits and urgent and self._dying:
-                    for buffer in list(self._dying):
-                        self._make_evictable(buffer)
-                    self._update_ranks()
-                    fits = self._make_room(source - 1, tile.size, out)
-                if not fits and self._freeing[source - 1]:
+                after = self._room_for_fetch(tile, source - 1, out)
+                if after is None and self._will_free(source - 1):
                     return
-                if not fits and tile.refused:
+                if after is None and tile.refused:
                     # no eviction could make enough room: urgent requests get ready without it
                     self._end_waits(tile, only_urgent=True)
                     if tile.waiting and self._may_be_freed(tile):
@@ -609,8 +639,30 @@ class Residency:
                     self._continue_fetch(tile)
                 else:
                     # without room it is fetched nevertheless, or no task could run
-                    self._copy(tile, source, source - 1, out)
+                    self._copy(tile, source, source - 1, out, after or ())
+                    self._fetch_further(tile, out)
             self._fetches.remove(tile)
+
+    def _fetch_further(self, tile: Tile, out: list[Instruction]) -> None:
+        """Fetch a tile that is being copied to a faster tier up to its home tier."""
+        for target in range(min(tile.copies) - 1, tile.home - 1, -1):
+            after = self._room_for_fetch(tile, target, out)
+            if after is None:
+                # it is decided when the tile is on the tier below
+                return
+            self._copy(tile, target + 1, target, out, after)
+
+    def _room_for_fetch(
+        self, tile: Tile, tier: int, out: list[Instruction]
+    ) -> tuple[Copy, ...] | None:
+        """As :meth:`_make_room`; tiles of urgent requests do not wait for dying ones."""
+        after = self._make_room(tier, tile.size, out)
+        if after is None and self._dying and any(request.urgent for request in tile.waiting):
+            for buffer in list(self._dying):
+                self._make_evictable(buffer)
+            self._update_ranks()
+            after = self._make_room(tier, tile.size, out)
+        return after
 
     def _next_fetch(self) -> Tile:
         """The tile to fetch next: tiles of urgent requests come before all others."""
@@ -640,10 +692,10 @@ class Residency:
                 return
             if not all(self._has_room(tier, tile.size, later) for tier in tiers):
                 return
-            for tier in tiers:
-                if not self._make_room(tier, tile.size, out, later=later):
-                    return
-            self._copy_ahead(tile, out)
+            rooms = [self._make_room(tier, tile.size, out, later=later) for tier in tiers]
+            if any(after is None for after in rooms):
+                return
+            self._copy_ahead(tile, out, rooms[-1] or ())
 
     def _prefetch_further(self, out: list[Instruction]) -> None:
         """Prefetch the tiles of later tasks into room that is free and that no task needs."""
@@ -652,11 +704,11 @@ class Residency:
                 return
             self._copy_ahead(tile, out)
 
-    def _copy_ahead(self, tile: Tile, out: list[Instruction]) -> None:
+    def _copy_ahead(self, tile: Tile, out: list[Instruction], after: tuple[Copy, ...] = ()) -> None:
         """Copy a tile to the next faster tier before it is requested."""
         source = min(tile.on)
         self.prefetches.start(tile)
-        self._copy(tile, source, source - 1, out)
+        self._copy(tile, source, source - 1, out, after, ahead=True)
 
     def _report_ready(self, out: list[Instruction]) -> None:
         """Report ready requests; while a tier is crowded, only those of tasks without a result."""
@@ -673,8 +725,8 @@ class Residency:
 
     def _make_room(
         self, tier: int, size: int, out: list[Instruction], later: float | None = None
-    ) -> bool:
-        """Evict tiles until there is room on a tier; True if there is room now.
+    ) -> tuple[Copy, ...] | None:
+        """Evict tiles until there is or will be room on a tier.
 
         Parameters
         ----------
@@ -684,11 +736,22 @@ class Residency:
             Instructions are appended to it.
         later
             If given, only tiles whose next use is later than this are evicted.
+
+        Returns
+        -------
+        The evictions in progress after which there is room, none if there is room now; None if
+        they do not make enough.
         """
         if self._full[tier]:
-            return False
-        if self.used[tier] + size <= self.capacity[tier]:
-            return True
+            return None
+        if self.used[tier] + self._awaited[tier] + size <= self.capacity[tier]:
+            return ()
+        if size and self._awaited[tier] and self.staying(tier) + size > self.capacity[tier]:
+            # one at a time: tiles that are removed meanwhile make room without being written
+            return None
+        if tier == self._last and not self._has_room(tier, size, later):
+            # tiles that lose their copies there for nothing would be written again
+            return None
         skipped: list[Buffer] = []
         #: Bytes for which there is no room below.
         refused = math.inf
@@ -711,7 +774,22 @@ class Residency:
                 break
         for buffer in skipped:
             self._mark_unranked(buffer)
-        return self.used[tier] + size <= self.capacity[tier]
+        return self._evictions_for(tier, size)
+
+    def _will_free(self, tier: int) -> bool:
+        """Whether there will be more room on a tier without further evictions."""
+        return bool(self._freeing[tier] or self._awaited[tier])
+
+    def _evictions_for(self, tier: int, size: int) -> tuple[Copy, ...] | None:
+        """The evictions in progress that make room on a tier; None if they do not make enough."""
+        lacking = self.used[tier] + self._awaited[tier] + size - self.capacity[tier]
+        after: list[Copy] = []
+        for buffer in self._evicting[tier]:
+            if lacking <= 0:
+                break
+            lacking -= buffer.size
+            after += [tile.copies[tier + 1] for tile in buffer.tiles if tier + 1 in tile.copies]
+        return tuple(after) if lacking <= 0 else None
 
     def _first(self, tier: int, stored: bool, later: float | None) -> Buffer | None:
         """The first buffer in eviction order, if it is needed later than `later`."""
@@ -724,8 +802,8 @@ class Residency:
             return None
         return buffer
 
-    def _has_room(self, tier: int, size: int, later: float) -> bool:
-        """Whether evictions of tiles that are needed later than `later` make enough room."""
+    def _has_room(self, tier: int, size: int, later: float | None) -> bool:
+        """Whether evictions make enough room, of tiles that are needed later than `later`."""
         lacking = self.staying(tier) + size - self.capacity[tier]
         taken: list[Buffer] = []
         while lacking > 0:
@@ -754,16 +832,17 @@ class Residency:
         buffer.evicting, buffer.next_when_chosen = True, buffer.next
         self._freeing[tier] += buffer.size
         self._rank_below(buffer)
-        fits = self._make_room(below, sum(tile.size for tile in tiles), out)
-        if not fits and (below == self._last or self._freeing[below]):
-            if not self._freeing[below]:
+        after = self._make_room(below, sum(tile.size for tile in tiles), out)
+        if after is None and (below == self._last or self._will_free(below)):
+            if not self._will_free(below):
                 self.refusing.add(below)
             self._cancel_eviction(buffer)
             return False
         self.refusing.discard(below)
         self._queues[tier].discard(buffer)
+        self._evicting[tier][buffer] = None
         for tile in tiles:
-            self._copy(tile, tier, below, out)
+            self._copy(tile, tier, below, out, after or ())
         return True
 
     def _finish_eviction(self, buffer: Buffer, out: list[Instruction]) -> None:
@@ -783,6 +862,7 @@ class Residency:
 
     def _cancel_eviction(self, buffer: Buffer) -> None:
         buffer.evicting = False
+        self._evicting[buffer.tier].pop(buffer, None)
         self._freeing[buffer.tier] -= buffer.size
         self._rank_below(buffer)
 
@@ -796,13 +876,28 @@ class Residency:
 
     # Bookkeeping
 
-    def _copy(self, tile: Tile, source: int, target: int, out: list[Instruction]) -> None:
-        copy = Copy(tile.key, tile.generation, source, target, tile.size)
+    def _copy(
+        self,
+        tile: Tile,
+        source: int,
+        target: int,
+        out: list[Instruction],
+        after: tuple[Copy, ...] = (),
+        ahead: bool = False,
+    ) -> None:
+        copy = Copy(tile.key, tile.generation, source, target, tile.size, after, ahead)
         tile.copies[target] = copy
         self.copies += 1
-        self.used[target] += copy.size
+        if after:
+            self._awaited[target] += copy.size
+            self._waits[copy] = set(after)
+            for eviction in after:
+                self._makes_room.setdefault(eviction, []).append(copy)
+        else:
+            self.used[target] += copy.size
         self._active_fetches += target < source
-        self._mark_unranked(tile.on[source])
+        if source in tile.on:
+            self._mark_unranked(tile.on[source])
         out.append(copy)
 
     def _end_copy(self, copy: Copy) -> Tile:
@@ -811,9 +906,24 @@ class Residency:
             tile = self._removed[copy.key, copy.generation]
         del tile.copies[copy.target]
         self.copies -= 1
+        for waiting in self._makes_room.pop(copy, ()):
+            self._waits[waiting].discard(copy)
+            if not self._waits[waiting]:
+                self._take_room(waiting)
+        if copy in self._waits:
+            # it was not run
+            for eviction in self._waits[copy]:
+                self._makes_room[eviction].remove(copy)
+            self._take_room(copy)
         self.used[copy.target] -= copy.size
         self._active_fetches -= copy.target < copy.source
         return tile
+
+    def _take_room(self, copy: Copy) -> None:
+        """A copy waits for no eviction any more."""
+        del self._waits[copy]
+        self._awaited[copy.target] -= copy.size
+        self.used[copy.target] += copy.size
 
     def _continue_fetch(self, tile: Tile) -> None:
         """After a copy to a faster tier, or its failure: end the wait, or fetch further."""

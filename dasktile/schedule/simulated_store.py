@@ -13,7 +13,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from dasktile.schedule.instructions import DYING, Copy, Drop, Instruction, Ready, ResidencySettings
+from dasktile.schedule.instructions import (
+    DYING,
+    Copy,
+    Drop,
+    Hasten,
+    Instruction,
+    Ready,
+    ResidencySettings,
+)
 from dasktile.schedule.residency import Residency
 
 
@@ -38,7 +46,8 @@ class SimulatedStore:
     Attributes
     ----------
     started
-        Copies that the residency has started, in order; the caller takes and removes them.
+        Copies that the residency has started or hastened, in order; the caller takes and removes
+        them.
     ready
         Names of the requests that are ready.
     """
@@ -57,7 +66,7 @@ class SimulatedStore:
         self._base = base_of(views)
         self.residency = Residency(settings)
         self._untracked_room = untracked * self.residency.capacity[0]
-        self.started: list[Copy] = []
+        self.started: list[Copy | Hasten] = []
         self.ready: set[int] = set()
         self._untracked: dict[int, tuple[tuple[int, int], int]] = {}
         self._untracked_memory: Counter[tuple[int, int]] = Counter()
@@ -214,7 +223,7 @@ class SimulatedStore:
     def _execute(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:
             match instruction:
-                case Copy():
+                case Copy() | Hasten():
                     self.started.append(instruction)
                 case Drop(int(unit), _, 0) if unit in self._results:
                     self._outside.add(unit)

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from dasktile.schedule.instructions import DYING, Copy, ResidencySettings
+from dasktile.schedule.instructions import DYING, Copy, Hasten, ResidencySettings
+from dasktile.schedule.lanes import CopyLanes, lane_of
 from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.simulated_store import SimulatedStore
 
@@ -269,7 +270,7 @@ class _Worker:
         link: HostLink,
         settings: WorkerSettings,
     ) -> None:
-        self.tasks, self.settings, self.rates = tasks, settings, link.rates
+        self.tasks, self.settings = tasks, settings
         self.place = [0] * len(tasks)
         for position, task in enumerate(order):
             self.place[task] = position
@@ -286,10 +287,7 @@ class _Worker:
         self.time, self.next_age = 0.0, settings.interval
         #: Tasks that have ended, with the time at which the scheduler's answer arrives.
         self.messages: deque[tuple[float, int]] = deque()
-        #: Copies in and out; the first of each lane is in progress, and has so many bytes left.
-        self.lanes: tuple[deque[Copy], deque[Copy]] = (deque(), deque())
-        self.left = [0.0, 0.0]
-        self.since = [0.0, 0.0]
+        self.lanes = CopyLanes(link.rates)
         self.swapped = [0, 0]
         self.copies: tuple[list[Span], list[Span]] = ([], [])
         self.ran: list[Span] = []
@@ -345,35 +343,26 @@ class _Worker:
 
     def _changed(self) -> None:
         """Queue the copies that the store has started, and note the bytes in memory."""
-        for copy in self.store.started:
-            lane = int(copy.target > copy.source)
-            self.swapped[lane] += copy.size
-            self.lanes[lane].append(copy)
-            if len(self.lanes[lane]) == 1:
-                self._begin(lane)
+        for instruction in self.store.started:
+            if isinstance(instruction, Hasten):
+                self.lanes.hasten(instruction.copy)
+            else:
+                self.swapped[lane_of(instruction)] += instruction.size
+                self.lanes.push(instruction, self.time)
         self.store.started.clear()
         used = self.store.used + self.result
         if used != self.memory[-1][1]:
             self.memory.append((self.time, used))
 
-    def _begin(self, lane: int) -> None:
-        self.left[lane], self.since[lane] = float(self.lanes[lane][0].size), self.time
-
     def _step(self, until: float) -> None:
         """Advance to the next event, or to a time."""
-        busy = [bool(lane) for lane in self.lanes]
-        rates = [self.rates[lane + 2 * busy[1 - lane]] for lane in (0, 1)]
-        ends = [
-            self.time + self.left[lane] / rates[lane] if busy[lane] else math.inf for lane in (0, 1)
-        ]
+        end = self.lanes.next_end(self.time)
         message = self.messages[0][0] if self.messages else math.inf
-        now = max(self.time, min(*ends, message, until, self.next_age))
-        for lane in (0, 1):
-            self.left[lane] -= (now - self.time) * rates[lane]
+        now = max(self.time, min(end, message, until, self.next_age))
+        done = self.lanes.advance(self.time, now)
         self.time = now
-        for lane in (0, 1):
-            if ends[lane] <= now:
-                self._copied(lane)
+        for copy, since in done:
+            self._copied(copy, since)
         while self.messages and self.messages[0][0] <= now:
             self._answered(self.messages.popleft()[1])
         if self.next_age <= now:
@@ -381,12 +370,9 @@ class _Worker:
             self.store.age()
         self._changed()
 
-    def _copied(self, lane: int) -> None:
-        copy = self.lanes[lane].popleft()
+    def _copied(self, copy: Copy, since: float) -> None:
         assert isinstance(copy.key, int)
-        self.copies[lane].append(Span(copy.key, self.since[lane], self.time))
-        if self.lanes[lane]:
-            self._begin(lane)
+        self.copies[lane_of(copy)].append(Span(copy.key, since, self.time))
         self.store.copied(copy)
 
     def _answered(self, task: int) -> None:

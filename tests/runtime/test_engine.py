@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dasktile.runtime.engine import DeletedVariableError, Engine, Variable, inline, pool
+from dasktile.runtime.engine import DeletedVariableError, Engine, Pool, Variable, inline
 
 LIMIT = 30
 
@@ -22,7 +22,7 @@ class Steps:
     def __init__(self) -> None:
         self.ready: deque[Callable[[], None]] = deque()
 
-    def __call__(self, run: Callable[[], None]) -> None:
+    def __call__(self, run: Callable[[], None], priority: int) -> None:
         self.ready.append(run)
 
     def step(self, which: int = 0) -> None:
@@ -48,7 +48,7 @@ def engine(steps: Steps) -> Engine:
 @pytest.fixture
 def threads() -> Iterator[Engine]:
     with ThreadPoolExecutor(4) as first, ThreadPoolExecutor(2) as second:
-        yield Engine({"compute": pool(first), "copy": pool(second)})
+        yield Engine({"compute": Pool(first), "copy": Pool(second)})
 
 
 def failing() -> None:
@@ -225,12 +225,86 @@ def test_waiting_has_a_limit(engine: Engine, steps: Steps) -> None:
 
 def test_a_lane_that_is_closed() -> None:
     executor = ThreadPoolExecutor(1)
-    engine = Engine({"threads": pool(executor)})
+    engine = Engine({"threads": Pool(executor)})
     executor.shutdown()
     a = engine.new_variable()
     with pytest.raises(RuntimeError, match="shutdown"):
         engine.push(int, [], [a]).result(LIMIT)
     assert engine.left == 0
+
+
+def test_higher_priorities_run_first() -> None:
+    gate, busy = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as executor:
+        engine = Engine({"threads": Pool(executor)})
+        order: list[str] = []
+
+        def block() -> None:
+            busy.set()
+            gate.wait(LIMIT)
+
+        engine.push(block)
+        assert busy.wait(LIMIT)
+        pushed = {
+            name: engine.push(lambda name=name: order.append(name), priority=priority)
+            for name, priority in (("ahead 1", 0), ("ahead 2", 0), ("now", 1), ("ahead 3", 0))
+        }
+        variable = engine.new_variable()
+        engine.push(lambda: order.append("writes"), [], [variable])
+        # it waits for a variable still
+        reads = engine.push(lambda: order.append("reads"), [variable])
+        engine.hasten(pushed["ahead 3"], 2)
+        engine.hasten(pushed["now"], 0)
+        engine.hasten(reads, 3)
+        gate.set()
+        engine.wait_all(LIMIT)
+        assert order == ["ahead 3", "now", "ahead 1", "ahead 2", "writes", "reads"]
+        engine.hasten(reads, 4)
+        assert engine.left == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_priorities_keep_the_order_of_variables(seed: int) -> None:
+    """What is hastened while others run has the effect of a sequential run, and runs once."""
+    rng = random.Random(seed)
+    with ThreadPoolExecutor(3) as executor:
+        engine = Engine({"threads": Pool(executor)})
+        variables = [engine.new_variable() for _ in range(4)]
+        values: list[list[int]] = [[] for _ in variables]
+        wanted: list[list[int]] = [[] for _ in variables]
+        pushed = []
+        for number in range(300):
+            place = rng.randrange(4)
+            wanted[place].append(number)
+            pushed.append(
+                engine.push(
+                    lambda place=place, number=number: values[place].append(number),
+                    mutates=[variables[place]],
+                    priority=rng.randrange(3),
+                )
+            )
+            engine.hasten(rng.choice(pushed), rng.randrange(4))
+        engine.wait_all(LIMIT)
+    assert values == wanted
+
+
+def test_a_lane_that_is_closed_before_a_function_is_hastened() -> None:
+    gate, busy = threading.Event(), threading.Event()
+    executor = ThreadPoolExecutor(1)
+    engine = Engine({"threads": Pool(executor)})
+
+    def block() -> None:
+        busy.set()
+        gate.wait(LIMIT)
+
+    engine.push(block)
+    assert busy.wait(LIMIT)
+    queued = engine.push(int)
+    executor.shutdown(wait=False)
+    engine.hasten(queued, 1)
+    gate.set()
+    assert queued.result(LIMIT) == 0
+    engine.wait_all(LIMIT)
 
 
 def test_nothing_can_be_cancelled(engine: Engine, steps: Steps) -> None:

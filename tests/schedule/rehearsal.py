@@ -8,13 +8,13 @@ prefetches event by event, as on a worker.  The result is the reference for
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from dasktile.schedule.instructions import Copy, Instruction, Ready, ResidencySettings
+from dasktile.schedule.instructions import Copy, Hasten, Instruction, Ready, ResidencySettings
+from dasktile.schedule.lanes import CopyLanes, lane_of
 from dasktile.schedule.residency import Residency
 from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.taskgraph import Ints, TaskGraph
@@ -81,11 +81,9 @@ class _Worker:
         self, graph: TaskGraph, order: Ints, limit: int, link: HostLink, ahead: int, prefetch: int
     ) -> None:
         self.graph, self.order, self.ahead = graph, order, ahead
-        self.rates = link.rates
         self.residency = Residency(ResidencySettings((limit, None), prefetch=prefetch))
-        #: Copies in and out in order; the first of each lane is in progress.
-        self.lanes: tuple[deque[Copy], deque[Copy]] = (deque(), deque())
-        self.left = [0.0, 0.0]
+        self.lanes = CopyLanes(link.rates)
+        self.time = 0.0
         self.bytes = [0, 0]
         self.ready = False
         self.peak = 0
@@ -112,28 +110,29 @@ class _Worker:
     def do(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
             if isinstance(instruction, Copy):
-                lane = int(instruction.target > instruction.source)
-                self.lanes[lane].append(instruction)
-                if len(self.lanes[lane]) == 1:
-                    self.left[lane] = float(instruction.size)
-                self.bytes[lane] += instruction.size
+                self.lanes.push(instruction, self.time)
+                self.bytes[lane_of(instruction)] += instruction.size
+            elif isinstance(instruction, Hasten):
+                self.lanes.hasten(instruction.copy)
             elif isinstance(instruction, Ready):
                 self.ready = True
 
     def run(self) -> Rehearsal:
         graph, residency = self.graph, self.residency
-        time = 0.0
         for position, op in enumerate(self.order.tolist()):
             reads = [*graph.reads[op].tolist(), *graph.updates[op].tolist()]
             made = int(graph.size[graph.writes[op]].sum())
             self.ready = False
             self._set_upcoming(position)
             self.do(residency.request(position, reads, position, made))
-            time = self._wait(time, None)
+            while not self.ready:
+                self._step(math.inf)
             self.peak = max(self.peak, residency.used[0] + made)
-            time = self._wait(time, time + float(graph.time[op]))
+            end = self.time + float(graph.time[op])
+            while self.time < end:
+                self._step(end)
             self._done(position, op)
-        return Rehearsal(time, self.bytes[0], self.bytes[1], self.peak)
+        return Rehearsal(self.time, self.bytes[0], self.bytes[1], self.peak)
 
     def _set_upcoming(self, position: int) -> None:
         soon = self.order[position + 1 : position + 1 + self.ahead].tolist()
@@ -160,30 +159,12 @@ class _Worker:
                 self.do(residency.remove(datum))
         self.peak = max(self.peak, residency.used[0])
 
-    def _wait(self, time: float, until: float | None) -> float:
-        """Run copies until a time, or until an operation is ready."""
-        while until is not None or not self.ready:
-            running = [bool(lane) for lane in self.lanes]
-            fast = [self.rates[lane + 2 * running[1 - lane]] for lane in (0, 1)]
-            ends = [self.left[lane] / fast[lane] for lane in (0, 1) if running[lane]]
-            if not ends and until is None:
-                raise RuntimeError("an operation waits and nothing is copied")
-            step = min([*ends, math.inf if until is None else until - time])
-            done = []
-            for lane in (0, 1):
-                if running[lane]:
-                    if self.left[lane] / fast[lane] <= step:
-                        done.append(lane)
-                    self.left[lane] -= step * fast[lane]
-            if until is not None and until - time <= step:
-                time = until
-            else:
-                time += step
-            for lane in done:
-                copy = self.lanes[lane].popleft()
-                if self.lanes[lane]:
-                    self.left[lane] = float(self.lanes[lane][0].size)
-                self.do(self.residency.copied(copy))
-            if until is not None and time >= until:
-                return time
-        return time
+    def _step(self, until: float) -> None:
+        """Run copies until the end of one, or until a time."""
+        then = min(self.lanes.next_end(self.time), until)
+        if math.isinf(then):
+            raise RuntimeError("an operation waits and nothing is copied")
+        done = self.lanes.advance(self.time, then)
+        self.time = then
+        for copy, _ in done:
+            self.do(self.residency.copied(copy))

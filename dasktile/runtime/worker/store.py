@@ -3,8 +3,9 @@
 It replaces the mapping ``Worker.data``.  :class:`TileStore` executes the instructions of a
 :class:`~dasktile.schedule.residency.Residency`.  For every tier that a tile is on, it has a
 variable of a :class:`~dasktile.runtime.engine.Engine`: a copy reads the variable of one tier and
-mutates that of the next, and a drop deletes a variable, so that instructions for the same tile
-run in order.  Copies run in threads of their own; an access to a value in memory waits for none.
+mutates that of the next, and a drop deletes a variable.  A copy also reads the variables that the
+evictions mutate which make its room, so that the engine alone keeps the order of copies.  They run
+in threads of their own; an access to a value in memory waits for none.
 
 While memory is rather empty nothing has to be decided: values are *untracked*, known to the store
 but not to the residency.  When they take more than a share of the capacity, it is told of all of
@@ -17,7 +18,7 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import (
     Callable,
     Hashable,
@@ -35,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dasktile._compat.distributed import storage
-from dasktile.runtime.engine import Engine, inline, pool
+from dasktile.runtime.engine import Engine, Pool, Variable, inline
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of, overlapping_range, own_bytes
@@ -43,6 +44,7 @@ from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import (
     Copy,
     Drop,
+    Hasten,
     Instruction,
     Ready,
     ResidencySettings,
@@ -59,6 +61,10 @@ _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.gener
 #: Share of the capacity of memory that untracked values may take (that above which a residency
 #: looks at dying tiles).
 _ROOMY = 0.5
+
+#: Priorities in a lane: copies ahead, those that something waits for, and removals, which are quick
+#: and make room.
+_AHEAD, _NEEDED, _REMOVAL = range(3)
 
 
 def _no_clock() -> float:
@@ -90,6 +96,10 @@ class LostTileError(RuntimeError):
 
     It is no ``OSError``, which would make a peer consider this worker lost.
     """
+
+
+class NotCopiedError(RuntimeError):
+    """A copy has failed, so that those that need it are not run."""
 
 
 class TileStore(MutableMapping[Any, Any]):
@@ -182,8 +192,12 @@ class TileStore(MutableMapping[Any, Any]):
             for lower in range(1, len(settings.capacity))
             for source, target in ((lower - 1, lower), (lower, lower - 1))
         }
-        lanes = {name: pool(executor) for name, executor in self._pools.items()}
+        lanes = {name: Pool(executor) for name, executor in self._pools.items()}
         self._engine = Engine({"inline": inline, **lanes})
+        self._instructions: deque[Instruction] = deque()
+        self._executing = False
+        # Copies that are made ahead, for their priority.
+        self._ahead: dict[Copy, Future[Any]] = {}
         self._copying = threading.local()
         self._closed = False
         # Bytes evicted from the first tier, from the start.
@@ -559,7 +573,7 @@ class TileStore(MutableMapping[Any, Any]):
     def evicting(self, tier: int) -> int:
         """Those bytes of a tier that are being evicted."""
         with self._lock:
-            return self._residency.used[tier] - self._residency.staying(tier)
+            return self._residency.freeing(tier)
 
     @property
     def tracks_nothing(self) -> bool:
@@ -835,34 +849,73 @@ class TileStore(MutableMapping[Any, Any]):
     # Execution of the residency's instructions, with the lock held
 
     def _execute(self, instructions: Sequence[Instruction]) -> list[Future[Any]]:
-        """Execute instructions; return the futures of the copies."""
-        copies = []
-        for instruction in instructions:
-            match instruction:
-                case Copy():
-                    copies.append(self._start_copy(instruction))
-                case Drop(unit, _, tier):
-                    self._drop(unit, tier)
-                case Ready(name):
-                    then = self._waiting.pop(name, None)
-                    if then is not None:
-                        then()
+        """Execute instructions in the order in which they were decided.
+
+        Returns
+        -------
+        The futures of the copies; none within another call, which executes the instructions.
+        """
+        self._instructions.extend(instructions)
+        copies: list[Future[Any]] = []
+        if self._executing:
+            # a copy has failed at once
+            return copies
+        self._executing = True
+        try:
+            while self._instructions:
+                match self._instructions.popleft():
+                    case Copy() as copy:
+                        copies.append(self._start_copy(copy))
+                    case Hasten(copy):
+                        if copy in self._ahead:
+                            self._engine.hasten(self._ahead[copy], _NEEDED)
+                    case Drop(unit, _, tier):
+                        self._drop(unit, tier)
+                    case Ready(name):
+                        then = self._waiting.pop(name, None)
+                        if then is not None:
+                            then()
+        finally:
+            self._executing = False
         return copies
 
     def _start_copy(self, copy: Copy) -> Future[Any]:
         unit: Any = copy.key
-        source = unit.variables[copy.source]
+        needed: list[tuple[Any, int]] = [(unit, copy.source)]
+        needed += [(eviction.key, eviction.target) for eviction in copy.after]
+        if any(tier not in each.variables for each, tier in needed):
+            # one before it has failed already: the lanes are closed
+            self._execute(self._residency.failed(copy, ran=False))
+            ended: Future[Any] = Future()
+            ended.set_result(None)
+            return ended
+        reads = [each.variables[tier] for each, tier in needed]
         target = unit.variables[copy.target] = self._engine.new_variable(unit.name)
-        lane = f"{copy.source} to {copy.target}"
-        future = self._engine.push(partial(self._copy, unit, copy), [source], [target], lane)
-        future.add_done_callback(partial(self._copy_ended, unit, copy))
+        future = self._engine.push(
+            partial(self._copy, unit, copy),
+            reads,
+            [target],
+            f"{copy.source} to {copy.target}",
+            _AHEAD if copy.ahead else _NEEDED,
+        )
+        if copy.ahead:
+            self._ahead[copy] = future
+        future.add_done_callback(partial(self._copy_ended, unit, copy, target))
         return future
 
-    def _copy_ended(self, unit: Unit, copy: Copy, future: Future[Any]) -> None:
+    def _copy_ended(self, unit: Unit, copy: Copy, target: Variable, future: Future[Any]) -> None:
+        self._ahead.pop(copy, None)
         error = future.exception()
-        if error is not None:
-            # the lane is closed: the copy has not run
-            with self._lock:
+        if error is None:
+            return
+        with self._lock:
+            if unit.variables.get(copy.target) is not target:
+                return  # it has run, and failed
+            if isinstance(error, NotCopiedError) or copy.source not in unit.held:
+                del unit.variables[copy.target]
+                self._execute(self._residency.failed(copy, ran=False))
+            else:
+                # the lane is closed
                 self._copy_failed(unit, copy, error)
 
     def _is_outside(self, unit: Unit) -> bool:
@@ -896,12 +949,18 @@ class TileStore(MutableMapping[Any, Any]):
                 self._engine.delete(variable, partial(_keep_alive, held), "inline")
         else:
             free = partial(self._tiers[tier - 1].free, held)
-            self._engine.delete(variable, free, f"{tier - 1} to {tier}")
+            self._engine.delete(variable, free, f"{tier - 1} to {tier}", _REMOVAL)
 
     # In threads
 
     def _copy(self, unit: Unit, copy: Copy) -> None:
-        """Copy a tile between two tiers; an exception is passed to the residency."""
+        """Copy a tile between two tiers."""
+        if not self._copies(unit, copy):
+            # not the exception itself: the frames in its traceback hold the tile
+            raise NotCopiedError(f"{unit.name!r} was not copied")
+
+    def _copies(self, unit: Unit, copy: Copy) -> bool:
+        """Copy a tile; False if that fails, with the exception passed to the residency."""
         down = copy.target > copy.source
         held = unit.held[copy.source]
         lower = self._tiers[max(copy.source, copy.target) - 1]
@@ -918,7 +977,7 @@ class TileStore(MutableMapping[Any, Any]):
         except Exception as error:
             with self._lock:
                 self._copy_failed(unit, copy, error)
-            return
+            return False
         finally:
             self._copying.now = False
         with self._lock:
@@ -929,6 +988,7 @@ class TileStore(MutableMapping[Any, Any]):
             if copy.target == unit.home:
                 self._restore(unit, result.content)
             self._execute(self._residency.copied(copy, result.size))
+        return True
 
     def _restore(self, unit: Unit, content: Any) -> None:
         """Put the values of a unit back into memory."""

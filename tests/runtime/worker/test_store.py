@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -640,3 +641,86 @@ def test_views_of_one_buffer_are_counted_once_while_untracked(make: Callable[...
     assert one.store.used(0) == SIZE
     del one.store["d"]
     assert one.store.used(0) == 0
+
+
+class Watched(Disk):
+    """A disk whose reads and writes are recorded, and wait for the test."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(directory)
+        self.gate = threading.Event()
+        self.began = threading.Semaphore(0)
+        self.read: list[Any] = []
+        self.at_read: list[Any] = []
+        self.watch: Callable[[], Any] = lambda: None
+
+    def store(self, value: Any) -> Held:
+        self.began.release()
+        assert self.gate.wait(LIMIT)
+        return super().store(value)
+
+    def load(self, held: Held) -> Any:
+        self.began.release()
+        self.at_read.append(self.watch())
+        assert self.gate.wait(LIMIT)
+        value = super().load(held)
+        self.read.append(value[0])
+        return value
+
+
+def watched(tmp_path: Path, tiles: float, **options: Any) -> tuple[TileStore, Watched]:
+    disk = Watched(str(tmp_path))
+    disk.gate.set()
+    return TileStore([disk], ResidencySettings((int(tiles * SIZE), None), **options)), disk
+
+
+def test_a_read_starts_when_the_memory_of_what_it_replaces_is_free(tmp_path: Path) -> None:
+    store, disk = watched(tmp_path, 2.1)
+    values: dict[str, weakref.ref[Any]] = {}
+    store.next_use = lambda key: -ord(key)
+    for number, key in enumerate("abc"):
+        value = tile(number)
+        values[key] = weakref.ref(value)
+        store[key] = value
+        del value
+    store.wait_all()
+    assert set(store.fast) == {"b", "c"}
+    disk.gate.clear()
+    disk.watch = lambda: values["b"]() is None
+    while disk.began.acquire(blocking=False):
+        pass
+    ready = threading.Event()
+    request = store.request(["a"], ready.set, now=0)
+    assert disk.began.acquire(timeout=LIMIT)
+    assert disk.at_read == []
+    disk.gate.set()
+    assert ready.wait(LIMIT)
+    assert disk.at_read == [True]
+    store.release(request)
+    store.close()
+
+
+def test_a_read_that_a_task_waits_for_overtakes_those_ahead(tmp_path: Path) -> None:
+    store, disk = watched(tmp_path, 6.1, prefetch=3)
+    store.next_use = lambda key: -key
+    for number in range(10):
+        store[number] = tile(number)
+    store.wait_all()
+    assert set(store.fast) == set(range(4, 10))
+    for number in range(6, 10):
+        del store[number]
+    disk.gate.clear()
+    while disk.began.acquire(blocking=False):
+        pass
+    store.set_upcoming([0, 1, 2])
+    # the nearest is being read, and two wait
+    assert disk.began.acquire(timeout=LIMIT)
+    ready = threading.Event()
+    request = store.request([0], ready.set, now=0)
+    other = store.request([3], ready.set, now=0)
+    disk.gate.set()
+    store.wait_all()
+    assert disk.read == [2.0, 0.0, 3.0, 1.0]
+    for each in (request, other):
+        store.release(each)
+    store.close()

@@ -16,7 +16,7 @@ import random
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -679,7 +679,7 @@ class Play:
         self.all: list[User] = []
         #: Those that do something in the middle of copies.
         self.users: list[User] = []
-        self.queues: dict[str, deque[Callable[[], None]]] = {}
+        self.queues: dict[str, list[Callable[[], None]]] = {}
         self.running: Counter[str] = Counter()
         self.depth = 0
         self.errors: list[BaseException] = []
@@ -688,13 +688,18 @@ class Play:
         self.store = store
         self.threads = threads
         for name in store._pools:
-            self.queues[name] = deque()
-            store._engine._lanes[name] = self.queues[name].append
+            self.queues[name] = []
+            store._engine._lanes[name] = partial(self._queue, name)
             store._pools[name].shutdown()
             store._pools[name] = SimpleNamespace(shutdown=self.drain)
         push = store._start_copy
         store._start_copy = lambda copy: Pushed(self, push(copy))
         store._engine.wait_all = lambda timeout=None: self.drain()
+
+    def _queue(self, name: str, run: Callable[[], None], priority: int) -> None:
+        """Add work to a lane, at any place that priorities might give it."""
+        queue = self.queues[name]
+        queue.insert(self.rng.choice((0, len(queue), self.rng.randint(0, len(queue)))), run)
 
     def step(self) -> bool:
         """Run one step of one thread; False if no thread can run."""
@@ -708,7 +713,7 @@ class Play:
         name = self.rng.choice(able)
         self.running[name] += 1
         try:
-            self.queues[name].popleft()()
+            self.queues[name].pop(0)()
         finally:
             self.running[name] -= 1
         return True

@@ -2,7 +2,8 @@
 
 Sizes are those of the chunks of layers.  Fused tasks have the key of the last of them.  The size
 of a slice is computed from its index.  The size of any other result (such as the partial result
-of a sum) is estimated as that of its largest input.
+of a sum) is estimated as that of its largest input.  Where a task trims the edges of what it has
+made, as those of ``map_overlap`` do, its result keeps the memory of the edges, too.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from dasktile._compat.dask import (
     getitem,
     resolve_aliases,
 )
-from dasktile.capture.base import GraphView
+from dasktile.capture.base import ArrayInfo, GraphView
 from dasktile.capture.corrections import called_function, correct_arrays
 from dasktile.capture.references import references
 from dasktile.capture.rules.fold_table import REDUCTIONS
+from dasktile.capture.rules.stencils import read_trim
 
 #: Names of functions that multiply matrices.
 _PRODUCTS = frozenset({"matmul", "_matmul", "tensordot", "_tensordot", "dot", "chunk_einsum"})
@@ -60,6 +62,8 @@ class Tasks:
     views
         For every task whose result is a view of its input, the position of that input; -1 for
         any other task.
+    memory
+        For every task, the bytes of the array that it has made and whose memory its result takes.
     """
 
     keys: tuple[Hashable, ...]
@@ -69,6 +73,7 @@ class Tasks:
     names: tuple[str, ...]
     wanted: tuple[int, ...]
     views: tuple[int, ...]
+    memory: tuple[int, ...]
 
 
 def without_aliases(dsk: Mapping[Any, GraphNode], wanted: Iterable[Hashable]) -> dict[Any, Any]:
@@ -140,6 +145,7 @@ def tasks(
             place[reads[0]] if len(reads) == 1 and shapes.is_view(key, reads[0]) else -1
             for key, reads in inputs.items()
         ),
+        tuple(max(size, shapes.trimmed_size(key)) for key, size in zip(place, sizes, strict=True)),
     )
 
 
@@ -156,6 +162,15 @@ def _last_task(node: GraphNode | None) -> GraphNode | None:
         while isinstance(node := fused.get(key), Alias):
             key = node.target
     return node
+
+
+def _last_key(key: Any, node: GraphNode | None) -> Any:
+    """The key of a task, or of the last of those that are fused into it."""
+    fused = fused_tasks(node)
+    last = node.args[1] if fused else key  # type: ignore[union-attr]
+    while isinstance(node := fused.get(last), Alias):
+        last = node.target
+    return last if isinstance(last, tuple) else key
 
 
 def _read_key(argument: Any) -> Any:
@@ -200,6 +215,8 @@ class _Shapes:
         self._layers = {_token(name): name for name in reversed(list(self.graph.layers))}
         self._known: dict[Any, tuple[tuple[int, ...], int] | None] = {}
         self._sizes: dict[Any, int] = {}
+        #: By layer: the array whose edges it trims, None for other layers.
+        self._trims: dict[str, ArrayInfo | None] = {}
 
     def of(self, key: Any) -> tuple[tuple[int, ...], int] | None:
         """The shape of a result and the bytes of an element; None if unknown."""
@@ -302,6 +319,23 @@ class _Shapes:
                 )
             stack.pop()
         return self._sizes[key]
+
+    def trimmed_size(self, key: Any) -> int:
+        """Bytes of the block whose edges a task trims; 0 if it trims none."""
+        name, *block = _last_key(key, self.dsk.get(key)) if isinstance(key, tuple) else (key,)
+        if name not in self.graph.layers:
+            return 0
+        if name not in self._trims:
+            trimming = read_trim(self._view, name)
+            self._trims[name] = None if trimming is None else self._view.array(trimming[2])
+        info = self._trims[name]
+        if info is None or len(block) != len(info.chunks):
+            return 0
+        try:
+            shape = [sizes[number] for sizes, number in zip(info.chunks, block, strict=True)]
+        except (IndexError, TypeError):
+            return 0
+        return math.prod(shape) * info.dtype.itemsize
 
     def operations(self, key: Any, inputs: Sequence[Any]) -> float:
         """Floating-point operations of a product of two matrices, from the sizes of all three."""

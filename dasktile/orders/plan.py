@@ -469,8 +469,8 @@ def plan(
     settings = worker_settings(target.workers * target.threads, device == "cuda")
     plan = _cached(
         partial(_plan_tasks, sized, graph, limit, link, settings, search_seconds, seed),
-        _parts(graph), sized.sizes, sized.views, sized.names, limit, link.rates, repr(settings),
-        search_seconds, seed,
+        _parts(graph), sized.sizes, sized.views, sized.memory, sized.names, limit, link.rates,
+        repr(settings), search_seconds, seed,
     )  # fmt: skip
     return _named(plan, sized.keys, _collections=collections, _tasks=optimized)
 

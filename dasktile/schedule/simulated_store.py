@@ -34,6 +34,8 @@ class SimulatedStore:
         Bytes of the result of every task.
     views
         For every task whose result is a view, the task whose result it is a view of, else -1.
+    memory
+        Bytes of the memory that every other result takes, at least those of the result.
     next_use
         The next use of a result, as :meth:`Residency.add` takes it.
     settings
@@ -56,6 +58,7 @@ class SimulatedStore:
         self,
         sizes: Sequence[int],
         views: Sequence[int],
+        memory: Sequence[int],
         next_use: Callable[[int], float | None],
         settings: ResidencySettings,
         small_bytes: int,
@@ -63,7 +66,7 @@ class SimulatedStore:
     ) -> None:
         self._small_bytes = small_bytes
         self._sizes, self._next_use = sizes, next_use
-        self._base = base_of(views)
+        self._base, self._base_bytes = base_of(views), memory
         self.residency = Residency(settings)
         self._untracked_room = untracked * self.residency.capacity[0]
         self.started: list[Copy | Hasten] = []
@@ -103,10 +106,10 @@ class SimulatedStore:
 
     def _is_whole(self, task: int) -> bool:
         """Whether a result is all of its memory."""
-        return self._sizes[task] >= self._sizes[self._base[task]]
+        return self._sizes[task] >= self._base_bytes[self._base[task]]
 
     def _memory_bytes(self, task: int) -> int:
-        return max(self._sizes[task], self._sizes[self._base[task]])
+        return max(self._sizes[task], self._base_bytes[self._base[task]])
 
     # Events
 

@@ -23,12 +23,15 @@ def tasks(
     kept: Sequence[int] = (),
     sizes: Sequence[int] | None = None,
     views: Sequence[int] | None = None,
+    memory: Sequence[int] | None = None,
 ) -> WorkerTasks:
     count = len(reads)
+    sizes = sizes or [SIZE] * count
     return WorkerTasks(
         reads,
-        sizes or [SIZE] * count,
+        sizes,
         views or [-1] * count,
+        memory or sizes,
         frozenset(kept),
         [0.01] * count,
         [f"task-{number}" for number in range(count)],

@@ -397,6 +397,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.worker.units",
             "schedule.instructions",
             "schedule.residency",
+            "schedule.tracking",
         },
         {"numpy"},
     ),
@@ -431,7 +432,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.worker.buffers": (set(), {"numpy"}),
     "runtime.worker.units": (
-        {"runtime.engine", "runtime.tiers", "runtime.worker.buffers", "schedule.instructions"},
+        {"runtime.engine", "runtime.tiers", "runtime.worker.buffers", "schedule.tracking"},
         set(),
     ),
     "runtime.nextuse": (

@@ -23,6 +23,7 @@ from dasktile.schedule.simulated_worker import (
     WorkerTasks,
     simulate_worker,
 )
+from dasktile.schedule.tracking import ROOMY
 
 #: Orders that are scored beside Dask's at the most, and tasks of all of them together (chosen:
 #: a simulated worker runs some 20,000 tasks a second).
@@ -81,7 +82,7 @@ def worker_settings(threads: int, device: bool) -> WorkerSettings:
         max_readers=runtime.max_readers,
         interval=runtime.monitor_interval,
         small_bytes=runtime.small_bytes,
-        untracked=0.0 if device else 0.5,
+        untracked=0.0 if device else ROOMY,
         residency=ResidencySettings((None, None), **config.spill_settings()),
     )
 

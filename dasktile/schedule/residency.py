@@ -49,9 +49,7 @@ from dasktile.schedule.instructions import (
 )
 from dasktile.schedule.prefetch import Prefetches
 from dasktile.schedule.requests import Request, Tile
-
-#: Share of a tier's capacity from which the time is noted for which its tiles are dying (chosen).
-_AGED_FROM = 0.5
+from dasktile.schedule.tracking import ROOMY
 
 #: Calls of :meth:`Residency.age` between two attempts to write to a full tier, at the most (chosen:
 #: with ten calls a second a disk that has room again is found after some seconds).
@@ -402,7 +400,7 @@ class Residency:
                 tile.refused = False
                 tile.retries += 1
         sizes = zip(self.used, self.capacity, strict=True)
-        roomy = all(used <= _AGED_FROM * capacity for used, capacity in sizes)
+        roomy = all(used <= ROOMY * capacity for used, capacity in sizes)
         if roomy and not self._fetches and not self._queued:
             return []
         self._update_ranks()

@@ -9,12 +9,10 @@ take it once.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from dasktile.schedule.instructions import (
-    DYING,
     Copy,
     Drop,
     Hasten,
@@ -23,6 +21,7 @@ from dasktile.schedule.instructions import (
     ResidencySettings,
 )
 from dasktile.schedule.residency import Residency
+from dasktile.schedule.tracking import Untracked, first_use
 
 
 class SimulatedStore:
@@ -69,13 +68,9 @@ class SimulatedStore:
         self._base, self._base_bytes = base_of(views), memory
         self.residency = Residency(settings)
         self._untracked_room = untracked * self.residency.capacity[0]
+        self._untracked = Untracked()
         self.started: list[Copy | Hasten] = []
         self.ready: set[int] = set()
-        self._untracked: dict[int, tuple[tuple[int, int], int]] = {}
-        self._untracked_memory: Counter[tuple[int, int]] = Counter()
-        self._untracked_bytes = 0
-        #: Requests that the residency does not know, with their tasks.
-        self._untracked_requests: dict[int, Sequence[int]] = {}
         #: The unit of every tracked result, named by the first result in it.
         self._unit: dict[int, int] = {}
         #: The results in every unit.
@@ -97,7 +92,7 @@ class SimulatedStore:
     @property
     def used(self) -> int:
         """Bytes in memory, without small results."""
-        return self.residency.used[0] + self._untracked_bytes
+        return self.residency.used[0] + self._untracked.nbytes
 
     def _memory(self, task: int) -> tuple[int, int]:
         """Identifies the memory of a result that is in memory."""
@@ -118,29 +113,19 @@ class SimulatedStore:
         size = self._memory_bytes(task)
         if size < self._small_bytes:
             return
-        if not self._unit and self._untracked_bytes + size <= self._untracked_room:
-            memory = self._memory(task)
-            self._untracked[task] = memory, size
-            self._untracked_bytes += 0 if self._untracked_memory[memory] else size
-            self._untracked_memory[memory] += 1
+        if not self._unit and self._untracked.nbytes + size <= self._untracked_room:
+            self._untracked.add(task, self._memory(task), size)
             return
         self._track_all()
         self._track(task)
 
     def _track_all(self) -> None:
         for task in list(self._untracked):
+            self._untracked.remove(task)
             self._track(task)
-            self._forget_untracked(task)
-        while self._untracked_requests:
-            name, tasks = self._untracked_requests.popitem()
+        while self._untracked.requests:
+            name, tasks = self._untracked.requests.popitem()
             self._execute(self.residency.request(name, self._units(tasks), urgent=True))
-
-    def _forget_untracked(self, task: int) -> None:
-        memory, size = self._untracked.pop(task)
-        self._untracked_memory[memory] -= 1
-        if not self._untracked_memory[memory]:
-            del self._untracked_memory[memory]
-            self._untracked_bytes -= size
 
     def _track(self, task: int) -> None:
         memory = self._memory(task)
@@ -160,7 +145,7 @@ class SimulatedStore:
     def remove(self, task: int) -> None:
         """The scheduler has released a result."""
         if task in self._untracked:
-            self._forget_untracked(task)
+            self._untracked.remove(task)
             return
         unit = self._unit.pop(task, None)
         if unit is None:
@@ -176,7 +161,7 @@ class SimulatedStore:
     def request(self, name: int, tasks: Sequence[int], room: int, now: float) -> None:
         """A task, whose number is the name, requests the results of others."""
         if not self._unit:
-            self._untracked_requests[name] = tasks
+            self._untracked.requests[name] = tasks
             self.ready.add(name)
             return
         self._execute(self.residency.request(name, self._units(tasks), now, room))
@@ -184,7 +169,7 @@ class SimulatedStore:
     def release(self, name: int) -> None:
         """A task that requested results has ended."""
         self.ready.discard(name)
-        if self._untracked_requests.pop(name, None) is None:
+        if self._untracked.requests.pop(name, None) is None:
             self._execute(self.residency.release(name))
 
     def expect(self, tasks: Iterable[int]) -> None:
@@ -217,11 +202,7 @@ class SimulatedStore:
         return list(dict.fromkeys(self._unit[task] for task in tasks if task in self._unit))
 
     def _unit_use(self, unit: int) -> float | None:
-        uses = [self._next_use(task) for task in self._results[unit]]
-        known = [use for use in uses if use is not None]
-        if len(known) < len(uses):
-            return None
-        return min((use for use in known if not math.isnan(use)), default=DYING)
+        return first_use(map(self._next_use, self._results[unit]))
 
     def _execute(self, instructions: Iterable[Instruction]) -> None:
         for instruction in instructions:

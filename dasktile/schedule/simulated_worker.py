@@ -19,6 +19,7 @@ from dasktile.schedule.instructions import DYING, Copy, Hasten, ResidencySetting
 from dasktile.schedule.lanes import CopyLanes, lane_of
 from dasktile.schedule.simulate import HostLink
 from dasktile.schedule.simulated_store import SimulatedStore
+from dasktile.schedule.tracking import ROOMY
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class WorkerSettings:
     interval: float = 0.1
     hints: bool = True
     small_bytes: int = 1024
-    untracked: float = 0.5
+    untracked: float = ROOMY
     residency: ResidencySettings = field(default_factory=lambda: ResidencySettings((None, None)))
 
 

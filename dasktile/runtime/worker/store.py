@@ -50,6 +50,7 @@ from dasktile.schedule.instructions import (
     ResidencySettings,
 )
 from dasktile.schedule.residency import Residency
+from dasktile.schedule.tracking import ROOMY, Untracked
 
 logger = logging.getLogger(__name__)
 for _message in ("%s to %s failed", "Spill to %s reached its limit"):
@@ -57,10 +58,6 @@ for _message in ("%s to %s failed", "Spill to %s reached its limit"):
 
 #: Types whose measured size is all the memory that a value takes.
 _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
-
-#: Share of the capacity of memory that untracked values may take (that above which a residency
-#: looks at dying tiles).
-_ROOMY = 0.5
 
 #: Priorities in a lane: copies ahead, those that something waits for, and removals, which are quick
 #: and make room.
@@ -167,13 +164,10 @@ class TileStore(MutableMapping[Any, Any]):
         self._waiting: dict[Hashable, Callable[[], object]] = {}
         # Small values, which are not spilled, and whether their measured size is exact.
         self._small: dict[Hashable, bool] = {}
-        # Values that the residency does not know: their bytes, and the bytes of their memory by an
-        # identifier of it.  While there are any, there are no entries.
-        self._untracked: dict[Hashable, tuple[int, Hashable, int]] = {}
-        self._untracked_memory: Counter[Hashable] = Counter()
-        self._untracked_bytes = 0
-        # Requests that the residency does not know, with their keys.
-        self._untracked_requests: dict[Hashable, list[Any]] = {}
+        # Values that the residency does not know, and their bytes.  While there are any, there are
+        # no entries.
+        self._untracked = Untracked()
+        self._untracked_sizes: dict[Hashable, int] = {}
         # Keys read since the last `_touch`, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
         self._last_request = 0
@@ -231,11 +225,9 @@ class TileStore(MutableMapping[Any, Any]):
                 self._small[key] = isinstance(value, _EXACT_SIZE_TYPES)
                 self._values[key] = value
                 return
-            if self._leaves_room(self._untracked_bytes + whole):
-                memory = ("value", key) if memory is None else memory
-                self._untracked[key] = size, memory, whole
-                self._untracked_bytes += 0 if self._untracked_memory[memory] else whole
-                self._untracked_memory[memory] += 1
+            if self._leaves_room(self._untracked.nbytes + whole):
+                self._untracked.add(key, ("value", key) if memory is None else memory, whole)
+                self._untracked_sizes[key] = size
                 self._values[key] = value
                 return
             self._track_all()
@@ -251,27 +243,21 @@ class TileStore(MutableMapping[Any, Any]):
 
     def _leaves_room(self, size: int) -> bool:
         """Whether memory is rather empty if untracked values take `size` bytes."""
-        return self.tracks_nothing and size <= _ROOMY * self._residency.capacity[0]
+        return self.tracks_nothing and size <= ROOMY * self._residency.capacity[0]
 
     def _track_all(self) -> None:
         """Tell the residency of all values, of their last reads, and of requests for them."""
         for key in list(self._untracked):
-            self._add(key, self._values[key], self._untracked[key][0])
-            self._forget_untracked(key)
+            self._add(key, self._values[key], self._untracked_sizes[key])
+            self._untracked.remove(key)
+            del self._untracked_sizes[key]
         self._touch()
-        while self._untracked_requests:
-            name, keys = self._untracked_requests.popitem()
+        while self._untracked.requests:
+            name, keys = self._untracked.requests.popitem()
             known = [self._entries[key] for key in keys if key in self._entries]
             units = [unit for entry in known for unit in entry.units()]
             # the values are in memory, and the request was told so
             self._execute(self._residency.request(name, units, urgent=True))
-
-    def _forget_untracked(self, key: Hashable) -> None:
-        _, memory, whole = self._untracked.pop(key)
-        self._untracked_memory[memory] -= 1
-        if not self._untracked_memory[memory]:
-            del self._untracked_memory[memory]
-            self._untracked_bytes -= whole
 
     def _place(self, value: Any) -> tuple[int, Hashable, int]:
         """The first tier of a value, an identifier of its memory, and the bytes of that memory."""
@@ -420,14 +406,15 @@ class TileStore(MutableMapping[Any, Any]):
         if entry is not None:
             self._bytes_read += sum(part.unit.size for part in entry.parts)
         else:
-            self._bytes_read += self._untracked.get(key, (0, None, 0))[0]
+            self._bytes_read += self._untracked_sizes.get(key, 0)
         return value
 
     def __delitem__(self, key: Any) -> None:
         with self._lock:
             if key in self._small or key in self._untracked:
                 if self._small.pop(key, None) is None:
-                    self._forget_untracked(key)
+                    self._untracked.remove(key)
+                    del self._untracked_sizes[key]
                 del self._values[key]
                 self._touched.pop(key, None)
                 return
@@ -568,7 +555,7 @@ class TileStore(MutableMapping[Any, Any]):
 
     def used(self, tier: int) -> int:
         """Bytes on a tier, including those of copies to it or from it that are not done."""
-        return self._residency.used[tier] + (self._untracked_bytes if tier == self.host else 0)
+        return self._residency.used[tier] + (self._untracked.nbytes if tier == self.host else 0)
 
     def evicting(self, tier: int) -> int:
         """Those bytes of a tier that are being evicted."""
@@ -618,8 +605,8 @@ class TileStore(MutableMapping[Any, Any]):
             Bytes, None for no limit.
         """
         with self._lock:
-            room = _ROOMY * (math.inf if capacity is None else capacity)
-            if tier == self.host and self._untracked_bytes > room:
+            room = ROOMY * (math.inf if capacity is None else capacity)
+            if tier == self.host and self._untracked.nbytes > room:
                 self._track_all()
             self._execute(self._residency.resize(tier, capacity))
 
@@ -704,7 +691,7 @@ class TileStore(MutableMapping[Any, Any]):
             if self.tracks_nothing:
                 for key in keys:
                     self._values[key]
-                self._untracked_requests[name] = keys
+                self._untracked.requests[name] = keys
                 then()
                 return name
             self._waiting[name] = then
@@ -745,7 +732,7 @@ class TileStore(MutableMapping[Any, Any]):
     def release(self, name: int) -> None:
         """End a request: its values can be evicted, and its callback is not called any more."""
         with self._lock:
-            if self._untracked_requests.pop(name, None) is not None:
+            if self._untracked.requests.pop(name, None) is not None:
                 return
             self._waiting.pop(name, None)
             self._execute(self._residency.release(name))

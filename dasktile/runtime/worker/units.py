@@ -8,7 +8,6 @@ spilled alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from dasktile.runtime.engine import Variable
 from dasktile.runtime.tiers import Held
 from dasktile.runtime.worker.buffers import View
-from dasktile.schedule.instructions import DYING
+from dasktile.schedule.tracking import first_use
 
 
 @dataclass(slots=True, eq=False)
@@ -119,13 +118,7 @@ class Unit:
 
     def next_use(self) -> float | None:
         """When the first of its values is needed next."""
-        uses = [entry.next_use for entry in self.keys.values()]
-        if len(uses) == 1:
-            return uses[0]
-        known = [use for use in uses if use is not None and not math.isnan(use)]
-        if None in uses:
-            return None
-        return min(known, default=DYING)
+        return first_use(entry.next_use for entry in self.keys.values())
 
     def nbytes(self) -> int:
         """Bytes of its values, as the scheduler counts them."""

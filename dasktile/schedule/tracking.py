@@ -1,0 +1,76 @@
+"""What a store does before a residency decides: rules of workers and of their simulation.
+
+While memory is rather empty there is nothing to decide.  Results are *untracked* then: known to the
+store, and not to its :class:`~dasktile.schedule.residency.Residency`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+
+from dasktile.schedule.instructions import DYING
+
+#: Share of the capacity of memory that untracked results may take (that above which a residency
+#: looks at dying tiles).
+ROOMY = 0.5
+
+
+def first_use(uses: Iterable[float | None]) -> float | None:
+    """The next use of memory that several results share: that of the first of them.
+
+    Parameters
+    ----------
+    uses
+        As :meth:`Residency.add` takes them.
+    """
+    known = []
+    for use in uses:
+        if use is None:
+            return None
+        if not math.isnan(use):
+            known.append(use)
+    return min(known, default=DYING)
+
+
+class Untracked:
+    """Results that the residency does not know; several may be in one memory.
+
+    Attributes
+    ----------
+    nbytes
+        Bytes of their memory.
+    requests
+        Requests for them that are not released, by name.
+    """
+
+    def __init__(self) -> None:
+        #: An identifier of the memory of every result, and its bytes.
+        self._memory: dict[Hashable, tuple[Hashable, int]] = {}
+        self._results: Counter[Hashable] = Counter()
+        self.nbytes = 0
+        self.requests: dict[int, Sequence[Hashable]] = {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._memory
+
+    def __len__(self) -> int:
+        return len(self._memory)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._memory)
+
+    def add(self, name: Hashable, memory: Hashable, nbytes: int) -> None:
+        """Add a result in a memory of some bytes."""
+        self._memory[name] = memory, nbytes
+        self.nbytes += 0 if self._results[memory] else nbytes
+        self._results[memory] += 1
+
+    def remove(self, name: Hashable) -> None:
+        """Remove a result."""
+        memory, nbytes = self._memory.pop(name)
+        self._results[memory] -= 1
+        if not self._results[memory]:
+            del self._results[memory]
+            self.nbytes -= nbytes

@@ -35,31 +35,26 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain
 
-from dasktile.schedule.eviction import Buffer, EvictionQueue
 from dasktile.schedule.instructions import (
     Copy,
-    Drop,
     Hasten,
     Instruction,
     Ready,
     ResidencySettings,
 )
-from dasktile.schedule.prefetch import Prefetches
 from dasktile.schedule.requests import Request, Tile
+from dasktile.schedule.tier_memory import TierMemory
 from dasktile.schedule.tracking import ROOMY
 
 #: Calls of :meth:`Residency.age` between two attempts to write to a full tier, at the most (chosen:
 #: with ten calls a second a disk that has room again is found after some seconds).
 _MOST_PAUSE = 64
 
-#: Buffers too large for the room below that are passed over, to evict smaller ones (chosen).
-_MOST_SKIPPED = 1000
 
-
-class Residency:
+class Residency(TierMemory):
     """The tiles of one worker on all its tiers.
 
     Every method for an event returns instructions, to be executed in their order.
@@ -71,119 +66,26 @@ class Residency:
 
     Attributes
     ----------
-    capacity
-        Bytes that every tier may hold now.
-    used
-        Bytes on every tier, including those of copies to it that are in progress, except those
-        that wait for evictions from it.
-    refusing
-        Tiers that had no room for the last tile to be evicted to them.
-    copies
-        Number of copies in progress.
     events
         Number of copies that were done, and of granted requests that were released, except
         urgent ones.
-    prefetches
-        The tiles that may be prefetched, and counts of those that were.
     """
 
     def __init__(self, settings: ResidencySettings) -> None:
-        self.settings = settings
-        self.capacity = [math.inf if size is None else size for size in settings.capacity]
-        self._allowed = list(self.capacity)
-        self.refusing: set[int] = set()
-        self.copies = self.events = 0
-        #: Number of the last tier.
-        self._last = len(self.capacity) - 1
-        self.used = [0] * len(self.capacity)
-        #: By tier, bytes of the copies to it that wait for evictions from it.
-        self._awaited = [0] * len(self.capacity)
-        #: By such a copy, the evictions that it waits for, and the other way round.
-        self._waits: dict[Copy, set[Copy]] = {}
-        self._makes_room: dict[Copy, list[Copy]] = {}
-        #: By tier, the buffers that are being evicted, in the order in which that began.
-        self._evicting: list[dict[Buffer, None]] = [{} for _ in self.capacity]
-        #: By tier, bytes of the buffers that are being evicted or dying.
-        self._freeing = [0] * len(self.capacity)
-        #: Dying buffers; True if they were at the last call of `age` already.
-        self._dying: dict[Buffer, bool] = {}
-        #: By tier, whether a copy to it has failed for lack of room.
-        self._full = [False] * len(self.capacity)
-        #: By tier, the number of such copies since one was done, and calls of `age` until the next.
+        super().__init__(settings)
+        self.events = 0
+        #: By tier, the number of copies without room since one was done, and calls of `age` until
+        #: the next.
         self._refusals = [0] * len(self.capacity)
         self._pauses = [0] * len(self.capacity)
-        self._tiles: dict[Hashable, Tile] = {}
-        #: Removed tiles with copies in progress, by key and generation.
-        self._removed: dict[tuple[Hashable, int], Tile] = {}
-        #: Buffers of views, by the memory that they share.
-        self._shared: dict[Hashable, Buffer] = {}
-        self.prefetches = Prefetches(
-            self._tiles, self.capacity, self.used, settings.prefetch_fraction
-        )
-        self._queues = [EvictionQueue(settings.dirty_factor) for _ in self.capacity]
-        #: Buffers whose ranks are out of date.  They are updated before a decision reads them: when
-        #: a tier has too little room, which most tiers never have.
-        self._unranked: dict[Buffer, None] = {}
         self._requests: dict[Hashable, Request] = {}
         #: Requests that are not granted yet, in order.
         self._queued: deque[Request] = deque()
-        #: Tiles that granted requests wait for, in the order in which they are fetched.
-        self._fetches: deque[Tile] = deque()
         #: Granted requests that are not ready yet.
         self._waiting: list[Request] = []
         #: Bytes of the results of all granted requests when the last one was granted.
         self._room = 0
-        #: Number of copies to a faster tier that are in progress.
-        self._active_fetches = 0
         self._count = 0
-        #: Number of the latest task that requested tiles.
-        self._now = -math.inf
-
-    # Current state
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._tiles
-
-    def __len__(self) -> int:
-        return len(self._tiles)
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._tiles)
-
-    def tiers(self, key: Hashable) -> tuple[int, ...]:
-        """Tiers on which a tile is, the fastest first."""
-        return tuple(sorted(self._tiles[key].on))
-
-    def staying(self, tier: int) -> int:
-        """Bytes on a tier when the copies to it and from it are done and dying tiles removed.
-
-        Updates ranks, as all decisions do.
-        """
-        return self.used[tier] + self._awaited[tier] - self.freeing(tier)
-
-    def freeing(self, tier: int) -> int:
-        """Bytes on a tier that are being evicted or dying."""
-        self._update_ranks()
-        return self._freeing[tier]
-
-    def evictable(self, tier: int) -> int:
-        """Bytes on a tier that can be freed while the present tasks run."""
-        self._update_ranks()
-        queue = self._queues[tier]
-        buffers = {tile.on[tier] for tile in self._tiles.values() if tier in tile.on}
-        freeing = self._freeing[tier]
-        return freeing + sum(buffer.size for buffer in buffers if buffer in queue)
-
-    @property
-    def crowded(self) -> bool:
-        """Whether a tier exceeds its capacity and evictions from it are in progress."""
-        if all(used <= capacity for used, capacity in zip(self.used, self.capacity, strict=True)):
-            return False
-        self._update_ranks()
-        return any(
-            freeing and used > capacity
-            for freeing, used, capacity in zip(self._freeing, self.used, self.capacity, strict=True)
-        )
 
     # Events
 
@@ -719,210 +621,6 @@ class Residency:
                 out.append(Ready(request.name))
         self._waiting = left
 
-    # Making room
-
-    def _make_room(
-        self, tier: int, size: int, out: list[Instruction], later: float | None = None
-    ) -> tuple[Copy, ...] | None:
-        """Evict tiles until there is or will be room on a tier.
-
-        Parameters
-        ----------
-        tier, size
-            The tier, and the bytes of room.
-        out
-            Instructions are appended to it.
-        later
-            If given, only tiles whose next use is later than this are evicted.
-
-        Returns
-        -------
-        The evictions in progress after which there is room, none if there is room now; None if
-        they do not make enough.
-        """
-        if self._full[tier]:
-            return None
-        if self.used[tier] + self._awaited[tier] + size <= self.capacity[tier]:
-            return ()
-        if size and self._awaited[tier] and self.staying(tier) + size > self.capacity[tier]:
-            # one at a time: tiles that are removed meanwhile make room without being written
-            return None
-        if tier == self._last and not self._has_room(tier, size, later):
-            # tiles that lose their copies there for nothing would be written again
-            return None
-        skipped: list[Buffer] = []
-        #: Bytes for which there is no room below.
-        refused = math.inf
-        while self.staying(tier) + size > self.capacity[tier]:
-            for stored in (False, True):
-                self._update_ranks()
-                buffer = self._first(tier, stored, later)
-                if buffer is None:
-                    continue
-                written = self._to_write(buffer)
-                if written < refused and self._evict(buffer, out):
-                    break
-                refused = min(refused, written)
-                if tier + 1 in self.refusing and len(skipped) < _MOST_SKIPPED:
-                    # a smaller one may fit
-                    self._queues[tier].discard(buffer)
-                    skipped.append(buffer)
-                    break
-            else:
-                break
-        for buffer in skipped:
-            self._mark_unranked(buffer)
-        return self._evictions_for(tier, size)
-
-    def _will_free(self, tier: int) -> bool:
-        """Whether there will be more room on a tier without further evictions."""
-        return bool(self._freeing[tier] or self._awaited[tier])
-
-    def _evictions_for(self, tier: int, size: int) -> tuple[Copy, ...] | None:
-        """The evictions in progress that make room on a tier; None if they do not make enough."""
-        lacking = self.used[tier] + self._awaited[tier] + size - self.capacity[tier]
-        after: list[Copy] = []
-        for buffer in self._evicting[tier]:
-            if lacking <= 0:
-                break
-            lacking -= buffer.size
-            after += [tile.copies[tier + 1] for tile in buffer.tiles if tier + 1 in tile.copies]
-        return tuple(after) if lacking <= 0 else None
-
-    def _first(self, tier: int, stored: bool, later: float | None) -> Buffer | None:
-        """The first buffer in eviction order, if it is needed later than `later`."""
-        buffer = self._queues[tier].first(self._now, stored)
-        if (
-            buffer is not None
-            and later is not None
-            and (buffer.next is None or buffer.next <= later)
-        ):
-            return None
-        return buffer
-
-    def _has_room(self, tier: int, size: int, later: float | None) -> bool:
-        """Whether evictions make enough room, of tiles that are needed later than `later`."""
-        lacking = self.staying(tier) + size - self.capacity[tier]
-        taken: list[Buffer] = []
-        while lacking > 0:
-            buffer = self._first(tier, False, later) or self._first(tier, True, later)
-            if buffer is None:
-                break
-            self._queues[tier].discard(buffer)
-            taken.append(buffer)
-            lacking -= buffer.size
-        for buffer in taken:
-            self._mark_unranked(buffer)
-        return lacking <= 0
-
-    def _to_write(self, buffer: Buffer) -> int:
-        """Bytes that an eviction of a buffer writes to the tier below."""
-        return sum(tile.size for tile in buffer.tiles if not tile.is_below(buffer.tier))
-
-    def _evict(self, buffer: Buffer, out: list[Instruction]) -> bool:
-        """Evict a buffer, at once or when it is written; False if that is not possible."""
-        tier, below = buffer.tier, buffer.tier + 1
-        if buffer.stored:
-            self._drop_buffer(buffer, out)
-            return True
-        tiles = [tile for tile in buffer.tiles if not tile.is_below(tier)]
-        # the copies that its tiles have below must not be evicted for the others
-        buffer.evicting, buffer.next_when_chosen = True, buffer.next
-        self._freeing[tier] += buffer.size
-        self._rank_below(buffer)
-        after = self._make_room(below, sum(tile.size for tile in tiles), out)
-        if after is None and (below == self._last or self._will_free(below)):
-            if not self._will_free(below):
-                self.refusing.add(below)
-            self._cancel_eviction(buffer)
-            return False
-        self.refusing.discard(below)
-        self._queues[tier].discard(buffer)
-        self._evicting[tier][buffer] = None
-        for tile in tiles:
-            self._copy(tile, tier, below, out, after or ())
-        return True
-
-    def _finish_eviction(self, buffer: Buffer, out: list[Instruction]) -> None:
-        """Drop a buffer that :meth:`_evict` has written, unless it is needed earlier now."""
-        if buffer.evicting and all(tile.is_below(buffer.tier) for tile in buffer.tiles):
-            self._cancel_eviction(buffer)
-            over = self.used[buffer.tier] > self.capacity[buffer.tier] or bool(self._fetches)
-            chosen = buffer.next_when_chosen
-            self._update_rank(buffer)
-            # if its next use is earlier than when it was chosen, another one may be chosen now
-            nearer = chosen is not None and (buffer.next is None or buffer.next < chosen)
-            may = buffer in self._queues[buffer.tier]
-            if may and (not self.settings.keep_clean or (over and not nearer)):
-                self._drop_buffer(buffer, out)
-            return
-        self._mark_unranked(buffer)
-
-    def _cancel_eviction(self, buffer: Buffer) -> None:
-        buffer.evicting = False
-        self._evicting[buffer.tier].pop(buffer, None)
-        self._freeing[buffer.tier] -= buffer.size
-        self._rank_below(buffer)
-
-    def _drop_stale(self, tile: Tile, out: list[Instruction]) -> None:
-        """Drop copies on lower tiers if tasks may change the tile on its fastest tier."""
-        if not self.settings.keep_clean and not tile.copies:
-            top = min(tile.on)
-            if not tile.on[top].evicting:
-                for tier in [tier for tier in tile.on if tier > top]:
-                    self._drop_tile(tile, tier, out)
-
-    # Bookkeeping
-
-    def _copy(
-        self,
-        tile: Tile,
-        source: int,
-        target: int,
-        out: list[Instruction],
-        after: tuple[Copy, ...] = (),
-        ahead: bool = False,
-    ) -> None:
-        copy = Copy(tile.key, tile.generation, source, target, tile.size, after, ahead)
-        tile.copies[target] = copy
-        self.copies += 1
-        if after:
-            self._awaited[target] += copy.size
-            self._waits[copy] = set(after)
-            for eviction in after:
-                self._makes_room.setdefault(eviction, []).append(copy)
-        else:
-            self.used[target] += copy.size
-        self._active_fetches += target < source
-        if source in tile.on:
-            self._mark_unranked(tile.on[source])
-        out.append(copy)
-
-    def _end_copy(self, copy: Copy) -> Tile:
-        tile = self._tiles.get(copy.key)
-        if tile is None or tile.generation != copy.generation:
-            tile = self._removed[copy.key, copy.generation]
-        del tile.copies[copy.target]
-        self.copies -= 1
-        for waiting in self._makes_room.pop(copy, ()):
-            self._waits[waiting].discard(copy)
-            if not self._waits[waiting]:
-                self._take_room(waiting)
-        if copy in self._waits:
-            # it was not run
-            for eviction in self._waits[copy]:
-                self._makes_room[eviction].remove(copy)
-            self._take_room(copy)
-        self.used[copy.target] -= copy.size
-        self._active_fetches -= copy.target < copy.source
-        return tile
-
-    def _take_room(self, copy: Copy) -> None:
-        """A copy waits for no eviction any more."""
-        del self._waits[copy]
-        self._awaited[copy.target] -= copy.size
-        self.used[copy.target] += copy.size
-
     def _continue_fetch(self, tile: Tile) -> None:
         """After a copy to a faster tier, or its failure: end the wait, or fetch further."""
         if tile.is_home or tile.removed or tile.unreadable:
@@ -939,140 +637,3 @@ class Residency:
         tile.waiting = [each for each in tile.waiting if each not in ended]
         for request in ended:
             request.missing -= 1
-
-    def _grow(self, tier: int, size: int) -> None:
-        """Raise a shrunken capacity by the bytes of a tile that were allocated on the tier."""
-        if self.capacity[tier] < self._allowed[tier]:
-            self.capacity[tier] = min(self.capacity[tier] + size, self._allowed[tier])
-
-    def _place(self, tile: Tile, tier: int, size: int, shared: Hashable = None) -> None:
-        buffer = self._shared.get(shared) if shared is not None else None
-        if buffer is None:
-            buffer = Buffer(tier, size, shared)
-            self.used[tier] += size
-            if shared is not None:
-                self._shared[shared] = buffer
-        elif buffer.evicting:
-            self._cancel_eviction(buffer)
-        buffer.tiles.append(tile)
-        tile.on[tier] = buffer
-        self._rank_tile(tile)
-
-    def _drop_buffer(self, buffer: Buffer, out: list[Instruction]) -> None:
-        for tile in list(buffer.tiles):
-            self._drop_tile(tile, buffer.tier, out)
-
-    def _drop_tile(self, tile: Tile, tier: int, out: list[Instruction]) -> None:
-        """Drop a tile from a tier."""
-        buffer = tile.on.pop(tier)
-        buffer.tiles.remove(tile)
-        out.append(Drop(tile.key, tile.generation, tier))
-        if tier == tile.home:
-            self.prefetches.end(tile)
-        if not buffer.tiles:
-            if buffer.evicting:
-                self._cancel_eviction(buffer)
-            elif buffer.dying:
-                self._freeing[tier] -= buffer.size
-                del self._dying[buffer]
-            self._queues[tier].discard(buffer)
-            self._unranked.pop(buffer, None)
-            self.used[tier] -= buffer.size
-            self._full[tier] = False
-            if buffer.shared is not None:
-                del self._shared[buffer.shared]
-        else:
-            self._finish_eviction(buffer, out)
-        for other in tile.on.values():
-            if other.evicting and not tile.copies and not tile.is_below(other.tier):
-                # its copy below was dropped before the others were written
-                self._cancel_eviction(other)
-            self._mark_unranked(other)
-
-    def _free_removed(self, tile: Tile, out: list[Instruction]) -> None:
-        """Drop a removed tile from all tiers once all its copies have ended."""
-        if not tile.copies:
-            del self._removed[tile.key, tile.generation]
-            for tier in sorted(tile.on):
-                self._drop_tile(tile, tier, out)
-
-    def _mark_unranked(self, buffer: Buffer) -> None:
-        """Have the rank of a buffer updated before it is used."""
-        self._unranked[buffer] = None
-        if buffer.dying and not self._is_dying(buffer):
-            self._dying[buffer] = False
-
-    def _update_ranks(self) -> None:
-        """Update all ranks that are out of date; after an error the others still are."""
-        while self._unranked:
-            self._update_rank(self._unranked.popitem()[0])
-
-    def _update_rank(self, buffer: Buffer) -> None:
-        """Update the rank of a buffer for eviction, and whether it may be evicted."""
-        self._unranked.pop(buffer, None)
-        self._mark_dying(buffer)
-        tier = buffer.tier
-        uses = [tile.next for tile in buffer.tiles]
-        known = [use for use in uses if use is not None]
-        buffer.next = min(known) if len(known) == len(uses) else None
-        if buffer.size > self.capacity[tier]:
-            # it does not fit, even if all others were evicted
-            buffer.next = math.inf
-        buffer.used = max(tile.used for tile in buffer.tiles)
-        if tier == self._last:
-            buffer.stored = all(min(tile.on) < tier for tile in buffer.tiles)
-            may = buffer.stored
-        else:
-            buffer.stored = all(tile.is_below(tier) for tile in buffer.tiles)
-            may = buffer.stored or not any(tier in tile.unwritable for tile in buffer.tiles)
-        stays = not buffer.evicting and not buffer.dying
-        if may and stays and not any(self._must_stay(tile, tier) for tile in buffer.tiles):
-            self._queues[tier].put(buffer)
-        else:
-            self._queues[tier].discard(buffer)
-
-    def _is_dying(self, buffer: Buffer) -> bool:
-        return not buffer.evicting and all(
-            tile.dying and not tile.pins and not tile.removed and not tile.is_below(buffer.tier)
-            for tile in buffer.tiles
-        )
-
-    def _mark_dying(self, buffer: Buffer) -> None:
-        """Update whether a buffer is dying."""
-        dying = self._is_dying(buffer)
-        if dying and not buffer.dying:
-            self._freeing[buffer.tier] += buffer.size
-            self._dying[buffer] = False
-        elif buffer.dying and not dying:
-            self._freeing[buffer.tier] -= buffer.size
-            del self._dying[buffer]
-        buffer.dying = dying
-
-    def _make_evictable(self, buffer: Buffer) -> None:
-        """Treat a dying buffer as any other."""
-        for tile in buffer.tiles:
-            tile.dying = False
-        self._mark_unranked(buffer)
-
-    def _rank_below(self, buffer: Buffer) -> None:
-        """Update the ranks of the copies that the tiles of a buffer have on lower tiers."""
-        for tile in buffer.tiles:
-            for other in tile.on.values():
-                if other.tier > buffer.tier:
-                    self._mark_unranked(other)
-
-    def _rank_tile(self, tile: Tile) -> None:
-        """Update the ranks of all buffers of a tile."""
-        for buffer in tile.on.values():
-            self._mark_unranked(buffer)
-
-    def _must_stay(self, tile: Tile, tier: int) -> bool:
-        """Whether a tile must not be evicted from a tier."""
-        if tile.removed or any(copy.source == tier for copy in tile.copies.values()):
-            return True
-        if tier == tile.home:
-            # copies below may be stale, and are dropped when none is in progress
-            return tile.pins > 0 or (not self.settings.keep_clean and bool(tile.copies))
-        if any(buffer.evicting for above, buffer in tile.on.items() if above < tier):
-            return True
-        return bool(tile.waiting) and tier == min(tile.on)

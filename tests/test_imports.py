@@ -387,7 +387,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"_compat.distributed", "runtime.tiers.base", "runtime.tiers.host"},
         {"dask", "numpy"},
     ),
-    "runtime.worker.store": (
+    "runtime.worker.copies": (
         {
             "_compat.distributed",
             "runtime.engine",
@@ -397,6 +397,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.worker.units",
             "schedule.instructions",
             "schedule.residency",
+        },
+        set(),
+    ),
+    "runtime.worker.store": (
+        {
+            "_compat.distributed",
+            "runtime.settings",
+            "runtime.tiers",
+            "runtime.worker.buffers",
+            "runtime.worker.copies",
+            "runtime.worker.units",
+            "schedule.instructions",
             "schedule.tracking",
         },
         {"numpy"},

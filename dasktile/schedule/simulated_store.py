@@ -68,7 +68,7 @@ class SimulatedStore:
         self._base, self._base_bytes = base_of(views), memory
         self.residency = Residency(settings)
         self._untracked_room = untracked * self.residency.capacity[0]
-        self._untracked = Untracked()
+        self._untracked: Untracked[int] = Untracked()
         self.started: list[Copy | Hasten] = []
         self.ready: set[int] = set()
         #: The unit of every tracked result, named by the first result in it.

@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 from dasktile.schedule.instructions import DYING
 
 #: Share of the capacity of memory that untracked results may take (that above which a residency
 #: looks at dying tiles).
 ROOMY = 0.5
+
+#: Type of the names of results.
+Name = TypeVar("Name", bound=Hashable)
 
 
 def first_use(uses: Iterable[float | None]) -> float | None:
@@ -34,7 +38,7 @@ def first_use(uses: Iterable[float | None]) -> float | None:
     return min(known, default=DYING)
 
 
-class Untracked:
+class Untracked(Generic[Name]):
     """Results that the residency does not know; several may be in one memory.
 
     Attributes
@@ -47,10 +51,10 @@ class Untracked:
 
     def __init__(self) -> None:
         #: An identifier of the memory of every result, and its bytes.
-        self._memory: dict[Hashable, tuple[Hashable, int]] = {}
+        self._memory: dict[Name, tuple[Hashable, int]] = {}
         self._results: Counter[Hashable] = Counter()
         self.nbytes = 0
-        self.requests: dict[int, Sequence[Hashable]] = {}
+        self.requests: dict[int, Sequence[Name]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self._memory
@@ -58,16 +62,16 @@ class Untracked:
     def __len__(self) -> int:
         return len(self._memory)
 
-    def __iter__(self) -> Iterator[Hashable]:
+    def __iter__(self) -> Iterator[Name]:
         return iter(self._memory)
 
-    def add(self, name: Hashable, memory: Hashable, nbytes: int) -> None:
+    def add(self, name: Name, memory: Hashable, nbytes: int) -> None:
         """Add a result in a memory of some bytes."""
         self._memory[name] = memory, nbytes
         self.nbytes += 0 if self._results[memory] else nbytes
         self._results[memory] += 1
 
-    def remove(self, name: Hashable) -> None:
+    def remove(self, name: Name) -> None:
         """Remove a result."""
         memory, nbytes = self._memory.pop(name)
         self._results[memory] -= 1

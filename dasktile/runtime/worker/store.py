@@ -1,11 +1,8 @@
 """The store of a worker's results on several tiers: device, memory, disk.
 
-It replaces the mapping ``Worker.data``.  :class:`TileStore` executes the instructions of a
-:class:`~dasktile.schedule.residency.Residency`.  For every tier that a tile is on, it has a
-variable of a :class:`~dasktile.runtime.engine.Engine`: a copy reads the variable of one tier and
-mutates that of the next, and a drop deletes a variable.  A copy also reads the variables that the
-evictions mutate which make its room, so that the engine alone keeps the order of copies.  They run
-in threads of their own; an access to a value in memory waits for none.
+It replaces the mapping ``Worker.data``.  A :class:`~dasktile.schedule.residency.Residency` decides
+where values are, :class:`~dasktile.runtime.worker.copies.TileCopies` copies them in threads of
+their own; an access to a value in memory waits for none.
 
 While memory is rather empty nothing has to be decided: values are *untracked*, known to the store
 but not to the residency.  When they take more than a share of the capacity, it is told of all of
@@ -14,11 +11,9 @@ them, and of further ones until the store is empty.
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import time
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import (
     Callable,
     Hashable,
@@ -28,33 +23,23 @@ from collections.abc import (
     MutableMapping,
     Sequence,
 )
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dasktile._compat.distributed import storage
-from dasktile.runtime.engine import Engine, Pool, Variable, inline
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.buffers import View, is_all_of, memory_of, overlapping_range, own_bytes
+from dasktile.runtime.worker.copies import Spilled, TileCopies, logger
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import (
-    Copy,
-    Drop,
-    Hasten,
-    Instruction,
-    Ready,
     ResidencySettings,
 )
-from dasktile.schedule.residency import Residency
 from dasktile.schedule.tracking import ROOMY, Untracked
 
-logger = logging.getLogger(__name__)
-for _message in ("%s to %s failed", "Spill to %s reached its limit"):
-    storage.limit_rate(logger, _message)
+storage.limit_rate(logger, "Spill to %s reached its limit")
 
 #: Types whose measured size is all the memory that a value takes.
 _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
@@ -68,26 +53,6 @@ def _no_clock() -> float:
     return 0.0
 
 
-class Spilled(NamedTuple):
-    """Bytes of values that take no memory of the host, as distributed's ``SpilledSize``.
-
-    Parameters
-    ----------
-    memory
-        Bytes of those on disk or on a device, as the scheduler counts them.  It subtracts them from
-        the bytes of all results, and the rest from the memory of the process.
-    disk
-        Bytes of all files.
-    """
-
-    memory: int
-    disk: int
-
-    def plus(self, memory: int = 0, disk: int = 0) -> Spilled:
-        """The sum with further bytes."""
-        return Spilled(self.memory + memory, self.disk + disk)
-
-
 class LostTileError(RuntimeError):
     """A spilled tile cannot be read back.
 
@@ -95,11 +60,7 @@ class LostTileError(RuntimeError):
     """
 
 
-class NotCopiedError(RuntimeError):
-    """A copy has failed, so that those that need it are not run."""
-
-
-class TileStore(MutableMapping[Any, Any]):
+class TileStore(TileCopies, MutableMapping[Any, Any]):
     """A mapping of results that keeps each on the tier that a `Residency` decides.
 
     A drop-in for ``distributed.spill.SpillBuffer``, with its ``evict``, ``spilled_total`` and
@@ -144,63 +105,25 @@ class TileStore(MutableMapping[Any, Any]):
         device: Device | None = None,
         runtime: RuntimeSettings | None = None,
     ) -> None:
-        if len(tiers) + 1 != len(settings.capacity):
-            raise ValueError(
-                f"settings must have a capacity for memory and each of {len(tiers)} tiers, "
-                f"not {len(settings.capacity)}"
-            )
-        self._runtime = runtime or RuntimeSettings()
-        self._tiers = tuple(tiers)
-        self._device = device
-        self._last = len(tiers)
-        self._names = (device.name if device else "memory", *(tier.name for tier in tiers))
-        self._residency = Residency(settings)
-        # Held for short times only, never during a copy.
-        self._lock = threading.RLock()
-        self._values: dict[Any, Any] = {}
+        super().__init__(tiers, settings, threads, clock, device, runtime or RuntimeSettings())
         self._entries: dict[Hashable, Entry] = {}
-        # Units whose memory new views may share, by the id of the array that owns the memory.
-        self._memories: dict[int, Unit] = {}
-        self._waiting: dict[Hashable, Callable[[], object]] = {}
         # Small values, which are not spilled, and whether their measured size is exact.
         self._small: dict[Hashable, bool] = {}
         # Values that the residency does not know, and their bytes.  While there are any, there are
         # no entries.
-        self._untracked = Untracked()
+        self._untracked: Untracked[Hashable] = Untracked()
         self._untracked_sizes: dict[Hashable, int] = {}
         # Keys read since the last `_touch`, in order; changed without the lock.
         self._touched: dict[Hashable, None] = {}
         self._last_request = 0
-        self._clock = clock
-        self._metrics: defaultdict[tuple[str, str], float] = defaultdict(float)
         self._reads = self._bytes_read = 0
         # The counts at the last reset.
         self._counts_at_reset: Counter[str] = Counter()
         self.blocked = 0.0
         self.event_loop_thread: int | None = None
-        self._spilled_total = Spilled(0, 0)
-        self._pools = {
-            f"{source} to {target}": ThreadPoolExecutor(
-                threads, thread_name_prefix=f"dasktile-{source}-to-{target}"
-            )
-            for lower in range(1, len(settings.capacity))
-            for source, target in ((lower - 1, lower), (lower, lower - 1))
-        }
-        lanes = {name: Pool(executor) for name, executor in self._pools.items()}
-        self._engine = Engine({"inline": inline, **lanes})
-        self._instructions: deque[Instruction] = deque()
-        self._executing = False
-        # Copies that are made ahead, for their priority.
-        self._ahead: dict[Copy, Future[Any]] = {}
-        self._copying = threading.local()
-        self._closed = False
-        # Bytes evicted from the first tier, from the start.
-        self._evicted_bytes = 0
         self.limit: int | None = None
         self.next_use: Callable[[Any], float | None] = no_next_use
         self.on_evict: Callable[[], object] | None = None
-        if device is not None:
-            device.on_full(self._make_room)
 
     # Mapping
 
@@ -358,10 +281,6 @@ class TileStore(MutableMapping[Any, Any]):
                     del self[key]
                     given.append(key)
             return given
-
-    def wait_all(self) -> None:
-        """Wait for all copies and removals that have been started."""
-        self._engine.wait_all()
 
     def _is_divided(self, value: Any) -> bool:
         """Whether the parts of a value are in units of their own: a tuple with large parts."""
@@ -544,11 +463,6 @@ class TileStore(MutableMapping[Any, Any]):
         return after - before if after > before else -1
 
     @property
-    def host(self) -> int:
-        """Number of the tier that is the host's memory."""
-        return 0 if self._device is None else 1
-
-    @property
     def evicted_count(self) -> int:
         """Number of values that are not on the tier on which tasks read them."""
         return len(self) - len(self._values)
@@ -609,46 +523,6 @@ class TileStore(MutableMapping[Any, Any]):
             if tier == self.host and self._untracked.nbytes > room:
                 self._track_all()
             self._execute(self._residency.resize(tier, capacity))
-
-    def _make_room(self, size: int) -> bool:
-        """Evict because a task cannot allocate `size` bytes on the device; True to try again.
-
-        What has been evicted is free only when no thread holds it any more, as that of a task that
-        has just ended may.  So it is tried again for a short while where nothing can be evicted.
-        Nothing is evicted if all that can be would not be enough, as running tasks hold the rest.
-        """
-        if getattr(self._copying, "now", False):
-            # the copy fails, and the residency retries it when there is memory
-            return False
-        if self._device is not None and size > self._device.total():
-            # no eviction makes room for it
-            return False
-        free = None if self._device is None else self._device.free()
-        with self._lock:
-            before = self._evicted_bytes
-            residency, copies = self._residency, []
-            if free is None or free + residency.evictable(0) >= size:
-                # where enough is free already, it is in fragments
-                lacking = size if free is None or free >= size else size - free
-                copies = self._execute(residency.shrink(0, lacking))
-        for copy in copies:
-            copy.exception()
-        if self._evicted_bytes == before:
-            # evictions that were in progress already may make the room
-            self._engine.wait_all()
-        if self._evicted_bytes > before:
-            self._copying.tries = 0
-            return True
-        tries = getattr(self._copying, "tries", 0)
-        if tries < self._runtime.room_tries:
-            self._copying.tries = tries + 1
-            time.sleep(self._runtime.room_pause)
-            return True
-        self._copying.tries = 0
-        logger.warning(
-            "%s has no room for %d bytes, and no tile can be evicted", self._names[0], size
-        )
-        return False
 
     # Requests
 
@@ -833,213 +707,10 @@ class TileStore(MutableMapping[Any, Any]):
         reason = "the store is closed" if error is None and self._closed else repr(error)
         raise LostTileError(f"{key!r} could not be read back: {reason}")
 
-    # Execution of the residency's instructions, with the lock held
-
-    def _execute(self, instructions: Sequence[Instruction]) -> list[Future[Any]]:
-        """Execute instructions in the order in which they were decided.
-
-        Returns
-        -------
-        The futures of the copies; none within another call, which executes the instructions.
-        """
-        self._instructions.extend(instructions)
-        copies: list[Future[Any]] = []
-        if self._executing:
-            # a copy has failed at once
-            return copies
-        self._executing = True
-        try:
-            while self._instructions:
-                match self._instructions.popleft():
-                    case Copy() as copy:
-                        copies.append(self._start_copy(copy))
-                    case Hasten(copy):
-                        if copy in self._ahead:
-                            self._engine.hasten(self._ahead[copy], _NEEDED)
-                    case Drop(unit, _, tier):
-                        self._drop(unit, tier)
-                    case Ready(name):
-                        then = self._waiting.pop(name, None)
-                        if then is not None:
-                            then()
-        finally:
-            self._executing = False
-        return copies
-
-    def _start_copy(self, copy: Copy) -> Future[Any]:
-        unit: Any = copy.key
-        needed: list[tuple[Any, int]] = [(unit, copy.source)]
-        needed += [(eviction.key, eviction.target) for eviction in copy.after]
-        if any(tier not in each.variables for each, tier in needed):
-            # one before it has failed already: the lanes are closed
-            self._execute(self._residency.failed(copy, ran=False))
-            ended: Future[Any] = Future()
-            ended.set_result(None)
-            return ended
-        reads = [each.variables[tier] for each, tier in needed]
-        target = unit.variables[copy.target] = self._engine.new_variable(unit.name)
-        future = self._engine.push(
-            partial(self._copy, unit, copy),
-            reads,
-            [target],
-            f"{copy.source} to {copy.target}",
-            _AHEAD if copy.ahead else _NEEDED,
-        )
-        if copy.ahead:
-            self._ahead[copy] = future
-        future.add_done_callback(partial(self._copy_ended, unit, copy, target))
-        return future
-
-    def _copy_ended(self, unit: Unit, copy: Copy, target: Variable, future: Future[Any]) -> None:
-        self._ahead.pop(copy, None)
-        error = future.exception()
-        if error is None:
-            return
-        with self._lock:
-            if unit.variables.get(copy.target) is not target:
-                return  # it has run, and failed
-            if isinstance(error, NotCopiedError) or copy.source not in unit.held:
-                del unit.variables[copy.target]
-                self._execute(self._residency.failed(copy, ran=False))
-            else:
-                # the lane is closed
-                self._copy_failed(unit, copy, error)
-
-    def _is_outside(self, unit: Unit) -> bool:
-        """Whether a unit is on tiers, but not on that of the host's memory."""
-        return bool(unit.held) and self.host not in unit.held
-
-    def _hold(self, unit: Unit, tier: int, held: Held | None) -> None:
-        """Note what a tier has of a unit, None for nothing any more."""
-        outside = self._is_outside(unit)
-        before = unit.held.pop(tier, None)
-        if held is not None:
-            unit.held[tier] = held
-        change = self._is_outside(unit) - outside
-        memory = change * unit.nbytes() if change else 0
-        disk = _size(held) - _size(before) if tier == self._last else 0
-        self._spilled_total = self._spilled_total.plus(memory, disk)
-
-    def _drop(self, unit: Any, tier: int) -> None:
-        held = unit.held[tier]
-        self._hold(unit, tier, None)
-        variable = unit.variables.pop(tier)
-        if tier == 0:
-            self._evicted_bytes += held.size
-        if tier == unit.home:
-            for key in unit.keys:
-                self._values.pop(key, None)
-            if self._memories.get(id(held.content)) is unit:
-                del self._memories[id(held.content)]
-            if not self._engine.delete_idle(variable):
-                # a value that is being copied stays until that is done
-                self._engine.delete(variable, partial(_keep_alive, held), "inline")
-        else:
-            free = partial(self._tiers[tier - 1].free, held)
-            self._engine.delete(variable, free, f"{tier - 1} to {tier}", _REMOVAL)
-
-    # In threads
-
-    def _copy(self, unit: Unit, copy: Copy) -> None:
-        """Copy a tile between two tiers."""
-        if not self._copies(unit, copy):
-            # not the exception itself: the frames in its traceback hold the tile
-            raise NotCopiedError(f"{unit.name!r} was not copied")
-
-    def _copies(self, unit: Unit, copy: Copy) -> bool:
-        """Copy a tile; False if that fails, with the exception passed to the residency."""
-        down = copy.target > copy.source
-        held = unit.held[copy.source]
-        lower = self._tiers[max(copy.source, copy.target) - 1]
-        label = f"{lower.name}-write" if down else f"{lower.name}-read"
-        start = self._clock()
-        self._copying.now = True
-        try:
-            if self._closed:
-                raise RuntimeError("the store is closed")
-            if down:
-                result = lower.store(held.content)
-            else:
-                result = Held(lower.load(held), unit.size)
-        except Exception as error:
-            with self._lock:
-                self._copy_failed(unit, copy, error)
-            return False
-        finally:
-            self._copying.now = False
-        with self._lock:
-            self._metrics[label, "count"] += 1
-            self._metrics[label, "bytes"] += result.size if down else held.size
-            self._metrics[label, "seconds"] += self._clock() - start
-            self._hold(unit, copy.target, result)
-            if copy.target == unit.home:
-                self._restore(unit, result.content)
-            self._execute(self._residency.copied(copy, result.size))
-        return True
-
-    def _restore(self, unit: Unit, content: Any) -> None:
-        """Put the values of a unit back into memory."""
-        if memory_of(content) is content:
-            self._memories[id(content)] = unit
-        for key, entry in unit.keys.items():
-            if entry.is_home:
-                self._values[key] = entry.value()
-
-    def _copy_failed(self, unit: Unit, copy: Copy, error: BaseException) -> None:
-        unit.variables.pop(copy.target)
-        up = copy.target < copy.source
-        full = isinstance(error, MemoryError if up else OSError)
-        if self._closed:
-            unit.error = error.with_traceback(None)
-        elif full:
-            logger.error(
-                "%s to %s failed; keeping data in %s",
-                "Reading back" if up else "Spill",
-                self._names[copy.target],
-                self._names[copy.source],
-                exc_info=error,
-            )
-            # its traceback would keep buffers of the size of the tile in memory
-            unit.error = error.with_traceback(None)
-        elif up:
-            # what was given back may have been moved by the other mapping meanwhile
-            if unit.keys:
-                logger.error("%r could not be read back", unit.name, exc_info=error)
-            unit.error = error.with_traceback(None)
-        elif unit.keys and not unit.logged:
-            unit.logged = True
-            logger.error("Failed to serialize %r", unit.name, exc_info=error)
-        self._execute(self._residency.failed(copy, full))
-
-    def close(self) -> None:
-        """Stop copying, and remove all files."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            if self._device is not None:
-                self._device.remove_on_full(self._make_room)
-            waiting, self._waiting = list(self._waiting.values()), {}
-        for then in waiting:
-            then()
-        for executor in self._pools.values():
-            # queued copies fail at once
-            executor.shutdown()
-        for tier in self._tiers:
-            tier.close()
-
 
 def _error_of(entry: Entry) -> BaseException | None:
     """Why a part of a value could not be read back, if one could not."""
     return next((unit.error for unit in entry.units() if unit.error is not None), None)
-
-
-def _size(held: Held | None) -> int:
-    return 0 if held is None else held.size
-
-
-def _keep_alive(held: Held) -> None:
-    """Keep a value alive until the engine has run the reads before this."""
 
 
 def no_next_use(key: Any) -> None:

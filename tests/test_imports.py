@@ -400,6 +400,18 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         },
         set(),
     ),
+    "runtime.worker.values": (
+        {
+            "_compat.distributed",
+            "runtime.settings",
+            "runtime.tiers",
+            "runtime.worker.buffers",
+            "runtime.worker.copies",
+            "runtime.worker.units",
+            "schedule.instructions",
+        },
+        set(),
+    ),
     "runtime.worker.store": (
         {
             "_compat.distributed",
@@ -408,6 +420,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.worker.buffers",
             "runtime.worker.copies",
             "runtime.worker.units",
+            "runtime.worker.values",
             "schedule.instructions",
             "schedule.tracking",
         },
@@ -421,6 +434,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "runtime.settings",
             "runtime.worker.store",
             "runtime.worker.takeover",
+            "runtime.worker.values",
             "schedule.budget",
             "schedule.patience",
         },

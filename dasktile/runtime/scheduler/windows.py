@@ -7,7 +7,7 @@ before the plan needs them, and the plan's swaps are not those that happen.  So 
 the tasks of a plan, except the first few of those that have not ended: the window.
 
 A task that is ready before the window reaches it is in the state ``no-worker``, restricted to the
-address `HELD` of no worker.
+address `BEHIND` of no worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distributed.scheduler import TaskState
 
 #: The address in the worker restrictions of tasks that are held.
-HELD = "dasktile://order"
+BEHIND = "dasktile://order"
 
 #: States of tasks that have ended, or never will.
 _ENDED = frozenset({states.MEMORY, states.ERRED, states.FORGOTTEN})
@@ -112,7 +112,7 @@ class Windows:
         self._windows[window] = None
         for ts in free:
             self._of[ts.key] = window
-            scheduling.restrict(ts, {HELD}, loose=False)
+            scheduling.restrict(ts, {BEHIND}, loose=False)
         self._advance(window)
 
     def ended(self, key: Any, finish: str) -> None:
@@ -213,7 +213,7 @@ class Windows:
 
 def _let_go(ts: TaskState | None) -> None:
     """Let a task run on any worker if it is held here, and not by others."""
-    if ts is not None and ts.worker_restrictions == {HELD}:
+    if ts is not None and ts.worker_restrictions == {BEHIND}:
         scheduling.restrict(ts, None, loose=False)
 
 

@@ -24,8 +24,9 @@ from dasktile._compat.distributed.overrides import Override, uninstall
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.nextuse import USES, NextUses, number
 from dasktile.runtime.settings import RuntimeSettings
-from dasktile.runtime.worker.store import LostTileError, TileStore, no_next_use
+from dasktile.runtime.worker.store import LostTileError, TileStore
 from dasktile.runtime.worker.takeover import Handover, take_over
+from dasktile.runtime.worker.values import no_next_use
 from dasktile.schedule.budget import Budget
 from dasktile.schedule.patience import Patience
 

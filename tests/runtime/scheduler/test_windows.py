@@ -13,7 +13,7 @@ from distributed.utils_test import gen_cluster
 
 import dasktile
 from dasktile.runtime.install import NAME
-from dasktile.runtime.scheduler.windows import HELD
+from dasktile.runtime.scheduler.windows import BEHIND
 from tests.gated import LIMIT, nothing_stuck, plugin_of, until
 
 one_worker, two_workers = (
@@ -69,7 +69,7 @@ def planned(*tasks: Any) -> tuple[list[Any], list[Any]]:
 
 
 def held(s: Scheduler) -> list[Any]:
-    return [ts.key for ts in s.tasks.values() if HELD in (ts.worker_restrictions or ())]
+    return [ts.key for ts in s.tasks.values() if BEHIND in (ts.worker_restrictions or ())]
 
 
 def wait_for(name: str, *_: Any) -> int:

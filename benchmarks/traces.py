@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dasktile.runtime.tiers import Device
-from dasktile.runtime.worker.store import TileStore, memory_of
+from dasktile.runtime.worker.buffers import memory_of
+from dasktile.runtime.worker.store import TileStore
 from dasktile.schedule.bounds import Step, transfer_bound
 
 #: A result was stored: ("made", key, bytes, key of the array that it is a view of, or None).  A

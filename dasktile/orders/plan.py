@@ -583,22 +583,24 @@ def _plan_tasks(
         )  # fmt: skip
     working = worker_tasks(sized, graph.time.tolist())
     best = best_order(working, planned.finalists, _DASK, limit, link, settings)
-    run, before = best.run, on_demand(working, dask, limit, link, settings)
+    run, most = best.run, best.most
+    before = on_demand(working, dask, limit, link, settings)
     # what a worker does is a plan for the order in which it ran the tasks, and for the memory that
     # it used for a short time.  A view may be in memory with what it is a view of, which counts.
     counted = replace(graph, size=np.where(np.array(sized.views) < 0, graph.size, 0))
-    bound = lower_bounds(counted, ran(run), max(limit, run.peak), link)
+    bound = lower_bounds(counted, ran(most), max(limit, most.peak), link)
+    timed = bound if most is run else lower_bounds(counted, ran(run), max(limit, run.peak), link)
     least = bound.swapped
     return SchedulePlan(
         order=tuple(best.order.tolist()),
-        swap_in_bytes=run.swap_in_bytes,
-        swap_out_bytes=run.swap_out_bytes,
+        swap_in_bytes=most.swap_in_bytes,
+        swap_out_bytes=most.swap_out_bytes,
         makespan=run.makespan,
         lower_bound=bound.read if least is None else least.read + least.written,
-        time_bound=bound.seconds,
+        time_bound=timed.seconds,
         ideal=planned.ideal,
         memory_limit=limit,
-        peak=run.peak,
+        peak=max(run.peak, most.peak),
         method=best.rule,
         before=(before.swap_in_bytes, before.swap_out_bytes, before.makespan),
         _draw=partial(timeline_of_worker, run, sized.names, sized.sizes, limit),

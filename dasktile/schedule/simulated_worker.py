@@ -69,9 +69,7 @@ class WorkerSettings:
     max_readers
         Readers of a result that are tracked at the most.
     message
-        Seconds from the end of a task until the tasks that follow from it are on the worker:
-        distributed sends in batches of 2 ms.  It decides which of two quick tasks is first, one
-        that waits for a message or one behind it in the order.
+        Seconds from the end of a task until the tasks that follow from it are on the worker.
     interval
         Seconds between two looks at results that should have been released.
     hints
@@ -87,7 +85,7 @@ class WorkerSettings:
     window: int = 4
     prefetch_tasks: int = 4
     max_readers: int = 32
-    message: float = 0.002
+    message: float = 0.001
     interval: float = 0.1
     hints: bool = True
     small_bytes: int = 1024

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -11,8 +13,9 @@ import pytest
 import dasktile
 from benchmarks import planned
 from benchmarks.spill_meters import Setting, run_once
-from benchmarks.spill_workloads import Run, Spilled
+from benchmarks.spill_workloads import Run, Spilled, input_of
 from dasktile.orders import plan as plans
+from dasktile.schedule.simulated_worker import WorkerRun, simulate_worker
 
 #: Bytes by which a plan and a worker may differ where both are small: a tile or two.
 FEW = 500_000
@@ -67,6 +70,39 @@ def test_the_plan_of_a_stencil_moves_less_than_the_store_alone() -> None:
     workload = planned.several()["stencil"]
     with_plan, without = (moved(workload, 0.5, engine) for engine in ("planned", "dasktile"))
     assert with_plan["moved"] <= without["moved"] + FEW
+
+
+def test_the_bytes_of_a_plan_of_small_tiles_do_not_depend_on_the_time_of_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With tiles of some 100 kB messages take longer than tasks."""
+    runs: list[Callable[[float], WorkerRun]] = []
+    best_order = plans.best_order
+
+    def recorded(tasks: Any, *args: Any) -> Any:
+        best = best_order(tasks, *args)
+        limit, link, settings = args[2:]
+        runs.append(
+            lambda message: simulate_worker(
+                tasks, best.order.tolist(), limit, link, replace(settings, message=message)
+            )
+        )
+        return best
+
+    monkeypatch.setattr(plans, "best_order", recorded)
+    workload, found = planned.several()["stencil"], []
+
+    def keep(*arrays: Any) -> list[Any]:
+        budget = workload.budget("lazy", "heavy", 0.1)
+        found.append(dasktile.plan(*arrays, memory_limit=budget, workers=1))
+        return list(arrays)
+
+    workload.run(Run(input_of, keep, lambda array: None, 0.1))
+    [plan], [run] = found, runs
+    moved = plan.swap_in_bytes + plan.swap_out_bytes
+    assert moved > 0
+    assert [run(message).moved for message in (0.002, 0.004, 0.016)] == [moved] * 3
+    assert all(run(message).moved <= moved for message in (0.0005, 0.001))
 
 
 def test_planned_bytes_are_at_least_the_lower_bound() -> None:

@@ -26,7 +26,7 @@ from benchmarks.spill_workloads import Run, input_of
 from dasktile.capture.tasks import Tasks, tasks, without_aliases
 from dasktile.cluster.target import Machine, machine
 from dasktile.orders import plan as plans
-from dasktile.orders.apply import renamed
+from dasktile.orders.apply import TaskSet, renamed
 from dasktile.orders.graphs import task_graph
 from dasktile.schedule.taskgraph import Builder
 
@@ -49,6 +49,32 @@ EXPECTED = (VALUES + 1) @ (VALUES + 1).T
 @pytest.fixture(autouse=True)
 def empty_plan_cache() -> None:
     plans._plans.clear()
+
+
+def test_the_memory_of_trimmed_blocks_is_counted() -> None:
+    """The truth is what the tasks make: the array whose memory each result takes."""
+
+    def smooth(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return block * 2
+
+    x: Any = da.random.default_rng(0).random((8 * 20, 30), chunks=(20, 30))
+    for _ in range(2):
+        x = x.map_overlap(smooth, depth={0: 3}, boundary="reflect", dtype=x.dtype)
+    optimized = TaskSet.of([x])
+    sized = tasks(x.dask, optimized.nodes, optimized.wanted)
+    values: dict[Any, Any] = {}
+    larger = 0
+    for number, key in enumerate(sized.keys):
+        node = optimized.nodes[key]
+        value = values[key] = node({read: values[read] for read in node.dependencies})
+        assert sized.sizes[number] == value.nbytes
+        if sized.views[number] < 0:
+            whole = value
+            while isinstance(whole.base, np.ndarray):
+                whole = whole.base
+            assert sized.memory[number] == whole.nbytes
+            larger += whole.nbytes > value.nbytes
+    assert larger == 16
 
 
 def test_bytes_and_seconds_of_a_plan() -> None:

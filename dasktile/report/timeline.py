@@ -168,6 +168,8 @@ def _figure(timeline: Timeline) -> Any:
             linewidth=0.3 if len(spans) < 500 else 0.0,
         )  # fmt: skip
     upper.set_yticks(range(len(timeline.lanes)), list(reversed(timeline.lanes)))
+    # lanes without bars as well
+    upper.set_ylim(-0.5, len(timeline.lanes) - 0.5)
     upper.set_title(timeline.title, loc="left", fontsize=10)
     size_unit, size_bytes = byte_unit(max(timeline.limit, _peak(timeline)))
     seconds = [at / second for at, _ in timeline.memory]

@@ -447,7 +447,8 @@ def _on_scheduler(reset: bool, dask_scheduler: Scheduler) -> dict[str, Any] | No
         "errors": plugin.errors,
     }
     if reset:
-        plugin.reset_counts()
+        plugin.predicted.clear()
+        plugin.placed = 0
     return counts
 
 

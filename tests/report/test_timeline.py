@@ -86,6 +86,8 @@ def test_static_pictures_have_units_of_their_size() -> None:
     pytest.importorskip("matplotlib")
     upper, lower = _figure(timeline()).axes
     assert upper.get_title(loc="left") == "20 tasks"
+    # with the lane that has no bars
+    assert upper.get_ylim() == (-0.5, 2.5)
     assert (lower.get_xlabel(), lower.get_ylabel()) == ("time in ms", "memory in MiB")
     assert lower.get_ylim()[1] == pytest.approx(12, rel=0.1)
 

@@ -188,13 +188,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
         self.roots.clear()
         self.windows.clear()
         # the workers, which are new, count from zero as well
-        self.reset_counts()
-        self._publish()
-
-    def reset_counts(self) -> None:
-        """Count tasks that are placed, and bytes that are predicted, from zero."""
         self.predicted.clear()
         self.placed = 0
+        self._publish()
 
     def _check(self) -> None:
         """Handle changes that no event reports, such as the removal of this plugin."""

@@ -112,7 +112,7 @@ def _instrument() -> None:
         if entry is not None:
             trace.made(key, value, sum(part.size for part in entry.parts))
         elif key in self._untracked:
-            trace.made(key, value, self._untracked[key][0])
+            trace.made(key, value, self._untracked_sizes[key])
 
     def requested(
         self: TileStore, keys: Iterable[Any], then: Callable[[], object], *rest: Any, **options: Any

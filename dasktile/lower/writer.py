@@ -752,7 +752,8 @@ class _Writer(WrittenArrays):
     def is_seen_by_readers(self, index: int) -> bool:
         """Whether all readers of a view of windows can make it themselves."""
         program, graph = self.captured.program, self.captured.graph
-        if index in program.outputs:
+        # outputs, and tiles that are joined for the readers, have the windows
+        if index in program.outputs or index in self.tiled.kept:
             return False
         return all(
             type(graph.layers[layer]) in (Blockwise, MaterializedLayer)

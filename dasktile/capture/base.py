@@ -294,6 +294,10 @@ class GraphView:
 #: The operation of a layer; None if the layer is not of a kind that the recogniser supports.
 Recogniser = Callable[[GraphView, str], "Operation | Rechunked | NotRecognised | None"]
 
+#: A note in the annotations of a layer with tiles of which its readers make views: its blocks have
+#: fewer axes than their keys and the noted chunks.
+OF_VIEWS = "dasktile_views"
+
 
 def has_blocks(layer: Layer, array: ArrayInfo) -> bool:
     """Whether the blocks of the array are keys of the layer."""
@@ -308,6 +312,8 @@ def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:
     """The array of a layer by its annotations; None if they are incomplete or sizes are unknown."""
     annotations = layer.collection_annotations if layer is not None else None
     if not annotations or "chunks" not in annotations or "dtype" not in annotations:
+        return None
+    if OF_VIEWS in annotations:
         return None
     chunks = annotations["chunks"]
     if chunks is None or annotations["dtype"] is None:

@@ -21,7 +21,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, Task, getitem
-from dasktile.capture.base import Captured, GraphView, Verbatim
+from dasktile.capture.base import OF_VIEWS, Captured, GraphView, Verbatim
 from dasktile.capture.corrections import has_wrong_chunk_type
 from dasktile.capture.culling import Needed, follows_effects, needed_blocks
 from dasktile.capture.references import head_of
@@ -653,9 +653,10 @@ class _Writer(WrittenArrays):
             dtype = np.dtype(self.node(index).dtype)
         except TypeError:  # not every dtype has a name from which NumPy makes it
             return
-        notes = self.layers[name].collection_annotations or {}
+        notes = dict(self.layers[name].collection_annotations or {})
         if name in self.views:
             chunks = self.views[name].held(chunks)
+            notes[OF_VIEWS] = True
         self.layers[name].collection_annotations = {
             **notes,
             **self.chunk_type(index),
@@ -752,8 +753,7 @@ class _Writer(WrittenArrays):
     def is_seen_by_readers(self, index: int) -> bool:
         """Whether all readers of a view of windows can make it themselves."""
         program, graph = self.captured.program, self.captured.graph
-        # outputs, and tiles that are joined for the readers, have the windows
-        if index in program.outputs or index in self.tiled.kept:
+        if index in program.outputs:
             return False
         return all(
             type(graph.layers[layer]) in (Blockwise, MaterializedLayer)

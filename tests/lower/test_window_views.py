@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dasktile
+from dasktile.capture.base import GraphView
 
 lazy = da.lib.stride_tricks.sliding_window_view
 windows = np.lib.stride_tricks.sliding_window_view
@@ -71,6 +72,23 @@ def test_keys_of_several_plans_have_the_same_values(workers: int) -> None:
             for key, value in zip(graph, dask.get(graph, list(graph)), strict=True):
                 if isinstance(value, np.ndarray):
                     np.testing.assert_array_equal(known.setdefault(key, value), value)
+
+
+@pytest.mark.parametrize("width", [1, 21])
+def test_tiles_of_windows_are_no_array_of_a_second_plan(width: int) -> None:
+    """Their blocks have fewer axes than their keys."""
+    x = da.from_array(VALUES, chunks=(50, 60))
+    with dask.config.set({"dasktile.bundle": 0}):
+        view = lazy(x, width, axis=0)
+        largest, mean = dasktile.optimize(view.max(-1), view.mean(-1), workers=4)
+        graph = GraphView(largest.dask, {})
+        tiles = [name for name in graph.layers if name.startswith("sliding_window_view")]
+        assert tiles
+        assert all(graph.array(name) is None for name in tiles)
+        again = dasktile.optimize(largest + 1, mean, workers=2)
+    expected = windows(VALUES, width, axis=0)
+    for new, value in zip(again, (expected.max(-1) + 1, expected.mean(-1)), strict=True):
+        np.testing.assert_allclose(np.asarray(new.compute(scheduler="sync")), value)
 
 
 def test_a_reader_with_a_literal_that_has_no_hash() -> None:

@@ -155,22 +155,15 @@ def _is_slice(index: Any) -> bool:
     return all(isinstance(entry, slice | int | np.integer) or entry is None for entry in entries)
 
 
-def _last_task(node: GraphNode | None) -> GraphNode | None:
-    """The task that makes the result of a task: of fused ones, the last."""
+def _last(key: Any, node: GraphNode | None) -> tuple[Any, GraphNode | None]:
+    """The task that makes the result of a task, of fused ones the last, and its block's key."""
     while fused := fused_tasks(node):
-        key = node.args[1]  # type: ignore[union-attr]
-        while isinstance(node := fused.get(key), Alias):
-            key = node.target
-    return node
-
-
-def _last_key(key: Any, node: GraphNode | None) -> Any:
-    """The key of a task, or of the last of those that are fused into it."""
-    fused = fused_tasks(node)
-    last = node.args[1] if fused else key  # type: ignore[union-attr]
-    while isinstance(node := fused.get(last), Alias):
-        last = node.target
-    return last if isinstance(last, tuple) else key
+        last = node.args[1]  # type: ignore[union-attr]
+        while isinstance(node := fused.get(last), Alias):
+            last = node.target
+        # tasks of which one layer is made have no blocks of their own
+        key = last if isinstance(last, tuple) else key
+    return key, node
 
 
 def _read_key(argument: Any) -> Any:
@@ -229,7 +222,7 @@ class _Shapes:
         node = self.dsk.get(key)
         if isinstance(node, Alias):
             return self.of(node.target)
-        if (sliced := self._sliced(_last_task(node))) is not None:
+        if (sliced := self._sliced(_last(key, node)[1])) is not None:
             # the layer of an intermediate step may have chunks that are not those of its tasks
             return sliced
         if isinstance(node, DataNode):
@@ -322,7 +315,8 @@ class _Shapes:
 
     def trimmed_size(self, key: Any) -> int:
         """Bytes of the block whose edges a task trims; 0 if it trims none."""
-        name, *block = _last_key(key, self.dsk.get(key)) if isinstance(key, tuple) else (key,)
+        last, _ = _last(key, self.dsk.get(key))
+        name, *block = last if isinstance(last, tuple) else (last,)
         if name not in self.graph.layers:
             return 0
         if name not in self._trims:

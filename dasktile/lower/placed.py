@@ -184,7 +184,7 @@ def placed(
     }
     homes = [task.place if by_place else None for task in memory]
     if by_place:
-        between = {at for at, last in enumerate(run) if _is_of_plan(keys[last])}
+        between = {at for at, last in enumerate(run) if is_written(head_of(keys[last]))}
         moved = [[read for read in reads if read not in data] for reads in read_by]
         _place_others(homes, moved, between)
     order = ranked_order([rank_of(keys[last]) for last in run], [sorted(each) for each in read_by])
@@ -237,11 +237,6 @@ def _chains(
 def _has_alias(chain: Sequence[Key]) -> bool:
     """Whether Dask gives a chain another key than that of its last task."""
     return len(chain) > 1 and default_fused_keys_renamer(chain) not in (None, chain[-1])
-
-
-def _is_of_plan(key: Key) -> bool:
-    """Whether the name of a task is that of a layer of a plan."""
-    return is_written(head_of(key))
 
 
 def _place_others(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
 
@@ -128,7 +129,6 @@ class _Places:
         """
         graph, places = self.graph, self.places
         near = self.beside_readers()
-        depth = self.depths()
         received: set[tuple[int, Place]] = set()
         added: Counter[Place] = Counter()
         for number in self.unplaced:
@@ -148,8 +148,8 @@ class _Places:
 
             candidates = {*there, near[number]} - {None}
             if not graph.guessed.isdisjoint(reads):
-                latest = max(depth[read] for read in reads)
-                candidates = {places[read] for read in reads if depth[read] == latest}
+                latest = max(self.depth[read] for read in reads)
+                candidates = {places[read] for read in reads if self.depth[read] == latest}
                 if len(candidates) > 1:
                     continue
             best = min(candidates, key=lambda place: (cost(place), added[place], place or 0))
@@ -157,7 +157,8 @@ class _Places:
             added[best] += 1
             received.update((read, best) for read in reads)
 
-    def depths(self) -> list[int]:
+    @cached_property
+    def depth(self) -> list[int]:
         """For every task, the number of tasks on the longest path to it."""
         depth = [0] * len(self.places)
         for number in self.graph.inputs_first:

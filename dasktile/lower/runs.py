@@ -12,6 +12,7 @@ the same readers, so that no worker receives a result that it does not need, or 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -445,7 +446,7 @@ class _Forming:
         parts: dict[tuple[Home, int], list[Sequence[int]]] = {}
         for group, runs in formed.items():
             gains = [
-                (sum(counts[n] for n in run.tasks) - run.count + saved.get(run.tasks, 0), run)
+                (sum(counts[n] for n in run.tasks) - run.count + saved[run.tasks[0]], run)
                 for run in runs
             ]
             before = sum(counts[number] for number in groups[group])
@@ -454,34 +455,27 @@ class _Forming:
                 parts[group] = [run.tasks for gain, run in gains if gain > 0]
         return parts
 
-    def _saved_picks(
-        self, formed: Mapping[tuple[Home, int], Sequence[Run]]
-    ) -> dict[tuple[int, ...], int]:
-        """By the tasks of a run, the picks that other runs need less as these tasks are in one."""
-        run_of = {
-            number: run.tasks for runs in formed.values() for run in runs for number in run.tasks
-        }
-        saved: dict[tuple[int, ...], int] = {}
-        for runs in formed.values():
-            for run in runs:
-                for pick in run.picks:
-                    for reader, parts in self._parts_read(pick, run, run_of).items():
-                        saved[reader] = saved.get(reader, 0) + parts - 1
+    def _saved_picks(self, formed: Mapping[tuple[Home, int], Sequence[Run]]) -> Counter[int]:
+        """By the first task of a run, the picks that other runs need less because of it."""
+        every = [run for runs in formed.values() for run in runs]
+        run_of = {number: run.tasks[0] for run in every for number in run.tasks}
+        saved: Counter[int] = Counter()
+        for run in every:
+            for pick in run.picks:
+                for reader, parts in self._parts_read(pick, run_of).items():
+                    saved[reader] += parts - 1
         return saved
 
-    def _parts_read(
-        self, pick: Sequence[int], run: Run, run_of: Mapping[int, tuple[int, ...]]
-    ) -> dict[tuple[int, ...], int]:
+    def _parts_read(self, pick: Sequence[int], run_of: Mapping[int, int]) -> dict[int, int]:
         """By run that reads a pick, the picks that its tasks would need if they were in no run."""
         if len(pick) == 1:
             return {}
-        parts: dict[tuple[int, ...], set[frozenset[int]]] = {}
+        parts: dict[int, set[frozenset[int]]] = {}
         for number in pick:
-            readers: dict[tuple[int, ...], set[int]] = {}
+            readers: dict[int, set[int]] = {}
             for reader in self.readers[number]:
-                other = run_of.get(reader, run.tasks)
-                if other is not run.tasks:
-                    readers.setdefault(other, set()).add(reader)
+                if run_of.get(reader, run_of[number]) != run_of[number]:
+                    readers.setdefault(run_of[reader], set()).add(reader)
             for other, inside in readers.items():
                 parts.setdefault(other, set()).add(frozenset(inside))
         return {other: len(sets) for other, sets in parts.items()}

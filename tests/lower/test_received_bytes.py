@@ -326,6 +326,7 @@ def test_simulated_roots_are_where_their_readers_and_slices_are(
     with dask.config.set({"dasktile.bundle": bundle}):
         planned, explained = dasktile.optimize(lazy), dasktile.explain(lazy)
     if explained.verdict:
+        # Dask places the tasks of an unchanged graph when it runs: nothing can be counted before
         pytest.skip("the input itself is the plan")
     received, _ = traffic([planned], 4)
     assert explained.received_after == pytest.approx(sum(received.values()), rel=0.05, abs=_NEAR)

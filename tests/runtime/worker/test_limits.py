@@ -32,7 +32,7 @@ def test_invalid_shares_of_a_device(limit: Any) -> None:
 
 def test_limits_of_the_wrong_type() -> None:
     with pytest.raises(TypeError) as raised:
-        dasktile.worker_data([1])  # type: ignore[arg-type]
+        dasktile.worker_data([1])  # type: ignore[arg-type]  # the wrong type is the test
     assert str(raised.value) == f"{BYTES}; got [1] of type list"
     with pytest.raises(TypeError) as raised:
         dasktile.worker_data(device_memory_limit=True)
@@ -41,7 +41,7 @@ def test_limits_of_the_wrong_type() -> None:
 
 def test_numbers_of_numpy_are_limits() -> None:
     _, options = dasktile.worker_data(
-        np.int64(2_000_000_000),  # type: ignore[arg-type]
+        np.int64(2_000_000_000),  # type: ignore[arg-type]  # works as an int, which it is not
         device_memory_limit=np.float64(0.5),
     )
     assert (options["memory_limit"], options["device_memory_limit"]) == (2_000_000_000, 0.5)

@@ -1,0 +1,44 @@
+"""Counts of the pieces into which tiles are cut for a reader."""
+
+from __future__ import annotations
+
+import random
+from itertools import accumulate
+
+import pytest
+
+from dasktile.ir import AxisMap, windows
+from dasktile.tiling.conversion import _ranges
+
+
+def _random_map(rng: random.Random, length: int) -> tuple[AxisMap, int]:
+    """A map from a label of some length, and the size of the axis."""
+    if rng.random() < 0.2:
+        breaks = tuple(accumulate((rng.randint(0, 3) for _ in range(length)), initial=0))
+        return AxisMap(0, breaks=breaks), breaks[-1]
+    step = rng.choice([1, 1, -1, 2, 3, -2])
+    width = rng.choice([1, 1, 2, 3]) if step > 0 else 1
+    strided = abs(step) > 1 and width == 1
+    start = 0 if step > 0 else (length - 1) * -step
+    # windows may reach beyond the axis, single elements do not
+    start += rng.randint(0, 3) if strided or step < 0 else rng.randint(-2, 3)
+    end = max(start, start + step * (length - 1)) + width
+    return AxisMap(0, start, step, width), max(1, end + rng.randint(0 if strided else -1, 3))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_are_those_of_windows(seed: int) -> None:
+    """Those of all blocks at once, for the sake of time."""
+    rng = random.Random(seed)
+    for _ in range(100):
+        cuts = tuple(rng.randint(0, 5) for _ in range(rng.randint(1, 6)))
+        axis, size = _random_map(rng, max(1, sum(cuts)))
+        starts, stops, plain = _ranges(axis, cuts if sum(cuts) else (1,), size)
+        every = windows(axis, cuts if sum(cuts) else (1,), size)
+        for window, start, stop in zip(every, starts.tolist(), stops.tolist(), strict=True):
+            read = range(*window)
+            if not read:
+                assert start >= stop
+                continue
+            assert (min(read), max(read) + 1) == (start, stop)
+            assert plain == (window[2] == 1)

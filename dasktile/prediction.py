@@ -24,8 +24,8 @@ MAX_TASKS = 10_000
 MOST_GUESSED = 0.1
 
 #: Power of the peak of memory by which seconds are multiplied to compare two runs (chosen: a run
-#: that needs half the memory may take a quarter longer).
-MEMORY_EXPONENT = 0.3
+#: that needs half the memory may take 40 % longer).
+MEMORY_EXPONENT = 0.5
 
 #: Seconds that every run takes, however few tasks it has (chosen: a graph is sent to the scheduler,
 #: and the results are awaited).
@@ -71,10 +71,10 @@ DISK_SPEED = 400e6
 USUAL_TASK = 3.3
 
 #: Bytes of results on a worker that are not worth a search for less (chosen).
-SMALL_PEAK = 2**23
+SMALL_PEAK = 2**21
 
 #: Bytes on a worker below which less memory is not worth any seconds (chosen).
-LEAST_PEAK = 2**22
+LEAST_PEAK = 2**20
 
 
 @dataclass(frozen=True, slots=True)

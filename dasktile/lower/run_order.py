@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from dasktile.schedule.edges import readers_of
@@ -36,14 +36,14 @@ def inputs_first(reads: Sequence[Sequence[int]], starts: Iterable[int] | None = 
         stack = [start]
         while stack:
             number = stack[-1]
-            waiting = [read for read in reads[number] if not done[read]]
-            if waiting and not done[number]:
-                stack.extend(reversed(waiting))
-                continue
-            stack.pop()
             if not done[number]:
+                waiting = [read for read in reads[number] if not done[read]]
+                if waiting:
+                    stack.extend(reversed(waiting))
+                    continue
                 done[number] = True
                 order.append(number)
+            stack.pop()
     return order
 
 
@@ -69,20 +69,18 @@ def run_order(
     kept
         Tasks whose results are in memory to the end.
     """
-    readers, height = readers_of(reads), _heights(reads)
+    readers, height = readers_of(reads), _heights(reads, inputs_first(reads))
     # data that takes no memory, such as the file that all of them read, is no input
     data = [
         number
         for number, each in enumerate(reads)
         if not each and homes[number] is None and not sizes[number]
     ]
-    eager, plain = (
-        _DepthFirst(reads, readers, sizes, height, data, kept, releases)
-        for releases in (True, False)
-    )
+    eager = _DepthFirst(reads, readers, sizes, height, data, kept, eager=True)
     early = eager.order()
     if not eager.requested:
         return early  # the other order is the same
+    plain = _DepthFirst(reads, readers, sizes, height, data, kept, eager=False)
     return min(plain.order(), early, key=lambda order: peak(order, reads, sizes, homes, kept))
 
 
@@ -102,11 +100,12 @@ def step_order(
     reads, sizes, homes, kept
         As in `run_order`.
     """
-    readers, height = readers_of(reads), _heights(reads)
+    readers, order = readers_of(reads), inputs_first(reads)
+    height = _heights(reads, order)
     latest = list(height)
-    for number in reversed(inputs_first(reads)):
+    for number in reversed(order):
         if readers[number]:
-            latest[number] = min(latest[reader] for reader in readers[number]) - 1
+            latest[number] = min(map(latest.__getitem__, readers[number])) - 1
     # what may wait is made for the first task that reads it
     steps = sorted(range(len(reads)), key=lambda at: (latest[at] > height[at], latest[at]))
     return inputs_first(reads, steps)
@@ -131,23 +130,25 @@ def peak(
     reads, sizes, homes, kept
         As in `run_order`.
     """
-    unread = [len(readers) for readers in readers_of(reads)]
+    unread = [0] * len(reads)
+    for number in chain.from_iterable(reads):
+        unread[number] += 1
     for number in kept:
         unread[number] += 1
     live = dict.fromkeys(homes, 0)
     #: For every result, the homes that have it.
-    there: list[list[Hashable]] = [[] for _ in reads]
+    there = [[home] for home in homes]
     most = 0
     for number in order:
         home = homes[number]
-        there[number].append(home)
-        live[home] += sizes[number]
+        nbytes = live[home] + sizes[number]
         for read in reads[number]:
             if home not in there[read]:
                 there[read].append(home)
-                live[home] += sizes[read]
-        if home is not None:
-            most = max(most, live[home])
+                nbytes += sizes[read]
+        live[home] = nbytes
+        if nbytes > most and home is not None:
+            most = nbytes
         for read in reads[number]:
             unread[read] -= 1
             if not unread[read]:
@@ -176,15 +177,19 @@ def live_bytes(
     working
         Bytes that a task holds while it runs, besides its inputs and its result.
     """
-    inside = set(steps)
-    unread = Counter(returned)
-    unread.update(read for step in steps for read in reads(step) if read in inside)
+    unread = dict.fromkeys(steps, 0)
+    for number in returned:
+        unread[number] += 1
+    for step in steps:
+        for read in reads(step):
+            if read in unread:
+                unread[read] += 1
     live = most = 0
     for step in steps:
         live += size(step)
         most = max(most, live + (working(step) if working else 0))
         for read in reads(step):
-            if read in inside:
+            if read in unread:
                 unread[read] -= 1
                 if not unread[read]:
                     live -= size(read)
@@ -226,7 +231,7 @@ class _DepthFirst:
         self.height, self.data, self.eager = height, data, eager
         #: For every task, whether it has no inputs.
         known = set(data)
-        self.first = [known.issuperset(each) for each in reads]
+        self.first = first = [known.issuperset(each) for each in reads]
         self.done = [False] * len(reads)
         #: For every task, the readers that have not run; one more for results that are kept.
         self.unread = list(map(len, readers))
@@ -235,10 +240,8 @@ class _DepthFirst:
         #: For every task, the inputs that are not there, those of them that have inputs
         #: themselves, and the bytes of the others.
         self.missing = list(map(len, reads))
-        self.missing_inner = [sum(not self.first[read] for read in each) for each in reads]
-        self.missing_bytes = [
-            sum(sizes[read] for read in each if self.first[read]) for each in reads
-        ]
+        self.missing_inner = [len(each) - sum(map(first.__getitem__, each)) for each in reads]
+        self.missing_bytes = [sum([sizes[read] for read in each if first[read]]) for each in reads]
         #: For every task, the bytes of the results of which it is the last reader.
         self.released = [0] * len(reads)
         #: By reader: tasks that free no memory before it runs, which wait for its other inputs.
@@ -249,25 +252,28 @@ class _DepthFirst:
         self.ready: list[int] = []
 
     def order(self) -> list[int]:
+        done, ready, height = self.done, self.ready, self.height
         order = list(self.data)
         for number in self.data:
             self._set_done(number)
         for start, readers in enumerate(self.readers):
-            if readers or self.done[start]:
+            if readers or done[start]:
                 continue
             stack = [start]
             while stack:
                 number = stack[-1]
-                waiting = [read for read in self.reads[number] if not self.done[read]]
-                if waiting and not self.done[number]:
-                    # the next one is at the end
-                    stack.extend(sorted(waiting, key=lambda read: (self.height[read], -read)))
-                    continue
+                if not done[number]:
+                    waiting = [read for read in self.reads[number] if not done[read]]
+                    if waiting:
+                        # the next one is at the end
+                        waiting.sort(key=lambda read: (height[read], -read))
+                        stack.extend(waiting)
+                        continue
                 stack.pop()
-                self.ready.append(number)
-                while self.ready:
-                    number = self.ready.pop()
-                    if not self.done[number]:
+                ready.append(number)
+                while ready:
+                    number = ready.pop()
+                    if not done[number]:
                         order.append(number)
                         self._run(number)
         return order
@@ -298,12 +304,11 @@ class _DepthFirst:
 
     def _set_done(self, number: int) -> None:
         self.done[number] = True
+        nbytes, inner = (self.sizes[number], 0) if self.first[number] else (0, 1)
         for reader in self.readers[number]:
             self.missing[reader] -= 1
-            if self.first[number]:
-                self.missing_bytes[reader] -= self.sizes[number]
-            else:
-                self.missing_inner[reader] -= 1
+            self.missing_bytes[reader] -= nbytes
+            self.missing_inner[reader] -= inner
 
     def _note_last_reader(self, number: int) -> list[int]:
         """Note which task releases a result, if one does; return it in a list."""
@@ -331,7 +336,7 @@ class _DepthFirst:
         after = self.readers[number]
         if len(after) != 1 or self.missing[after[0]] == 1:
             return False
-        most = max((self.sizes[read] for read in self.reads[number]), default=0)
+        most = max(map(self.sizes.__getitem__, self.reads[number]), default=0)
         if self.sizes[number] * SAME_SIZE < max(most, self.released[number]):
             return False
         others = self.postponed.setdefault(after[0], [])
@@ -342,9 +347,9 @@ class _DepthFirst:
         return True
 
 
-def _heights(reads: Sequence[Sequence[int]]) -> list[int]:
-    """For every task, the tasks on the longest path to it."""
+def _heights(reads: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
+    """For every task, the tasks on the longest path to it; in `order`, each follows its inputs."""
     height = [0] * len(reads)
-    for number in inputs_first(reads):
-        height[number] = 1 + max((height[read] for read in reads[number]), default=0)
+    for number in order:
+        height[number] = 1 + max(map(height.__getitem__, reads[number]), default=0)
     return height

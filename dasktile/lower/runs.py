@@ -211,20 +211,17 @@ def _first_phases(table: TaskTable, order: Sequence[int]) -> list[int]:
     """The number of changes of home on the longest path to every task."""
     phases = [0] * len(table.reads)
     for number in order:
-        if number not in table.sources:
-            phases[number] = max(
-                (phases[read] + _changes(table, read, number) for read in table.reads[number]),
-                default=0,
-            )
+        if number in table.sources:
+            continue
+        home = table.homes[number]
+        for read in table.reads[number]:
+            there, phase = table.homes[read], phases[read]
+            # data that the graph contains is everywhere
+            if (home is None or there != home) and (there is not None or table.reads[read]):
+                phase += 1
+            if phase > phases[number]:
+                phases[number] = phase
     return phases
-
-
-def _changes(table: TaskTable, read: int, reader: int) -> int:
-    """1 if a path from a task to a reader leads to the next phase, else 0."""
-    there, home = table.homes[read], table.homes[reader]
-    if there is None and not table.reads[read]:
-        return 0  # data that the graph contains
-    return int(home is None or there != home)
 
 
 class _Forming:
@@ -301,7 +298,8 @@ class _Forming:
         in bytes.
         """
         table, limits = self.table, self.limits
-        key = self.group[group[start]]
+        sizes, homes, group_of = table.sizes, table.homes, self.group
+        key, home = group_of[group[start]], homes[group[start]]
         #: For results of the run that are in memory, the readers that have not run yet.
         unread: dict[int, int] = {}
         unread_here: dict[int, int] = {}
@@ -319,16 +317,20 @@ class _Forming:
         end = start + 1
         for position in range(start, len(group)):
             number = group[position]
-            size = table.sizes[number]
+            size = sizes[number]
             count += table.counts[number]
             weight += self.weights[number]
-            new = [read for read in table.reads[number] if read not in unread]
-            received += sum(table.sizes[read] for read in new if read not in inputs)
-            inputs.update(new)
-            parts.update(
-                self.group[read] for read in new if table.homes[read] != table.homes[number]
-            )
-            largest = max(largest, sum(table.sizes[read] for read in new))
+            needed = 0
+            for read in table.reads[number]:
+                if read in unread:
+                    continue
+                needed += sizes[read]
+                if read not in inputs:
+                    inputs.add(read)
+                    received += sizes[read]
+                    if homes[read] != home:
+                        parts.add(group_of[read])
+            largest = max(largest, needed)
             working = table.working[number] if table.working else 0
             peak = max(peak, live + size + working)
             if position > start and (
@@ -342,18 +344,23 @@ class _Forming:
                 if read in unread:
                     unread[read] -= 1
                     if unread_here[read] == 1:
-                        crossing -= table.sizes[read]
+                        crossing -= sizes[read]
                     unread_here[read] -= 1
                     if not unread[read]:
-                        live -= table.sizes[read]
+                        live -= sizes[read]
             readers = self.readers[number]
+            groups = [group_of[reader] for reader in readers]
             unread[number] = len(readers) + (number in self.kept)
-            unread_here[number] = sum(self.group[reader] == key for reader in readers)
+            unread_here[number] = groups.count(key)
             if unread[number]:
                 live += size
             if unread_here[number]:
                 crossing += size
-            elsewhere = {self.group[r] for r in readers if table.homes[r] != table.homes[number]}
+            elsewhere = {
+                other
+                for reader, other in zip(readers, groups, strict=True)
+                if homes[reader] != home
+            }
             if number in self.kept:
                 picks.add(number)
             elif elsewhere:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from dask.blockwise import Blockwise
@@ -34,6 +35,9 @@ from dasktile.lower.settings import DEFAULTS, LowerSettings
 from dasktile.lower.tasks import with_key
 from dasktile.lower.working import working_bytes
 from dasktile.schedule.placement import MARK, decode, token
+
+#: Of the tasks of a group, what each of them reads in it, and the sizes of their results.
+_Form = tuple[tuple[tuple[int, ...], ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +297,9 @@ class _Fusion:
         if not readers or number in self.fixed:
             return None
         last = self.last[readers[0]]
-        if any(self.last[reader] != last for reader in readers):
-            return None
+        for reader in readers:
+            if self.last[reader] != last:
+                return None
         layer, home = self.layer[number], self.homes[number]
         light = layer in self.limits.light
         if self.homes[last] != home or (home is None and not light):
@@ -307,9 +312,10 @@ class _Fusion:
             [reader, *others] = readers
             if others or len(self.reads[reader]) > 1 or not self.sizes[reader]:
                 return None
-        if any((layer, self.layer[reader]) in self.separate for reader in readers):
+        pairs = [(layer, self.layer[reader]) for reader in readers]
+        if not self.separate.isdisjoint(pairs):
             return None
-        if any(self.remote[reader] for reader in (last, *readers)) and not light:
+        if not light and (self.remote[last] or any(map(self.remote.__getitem__, readers))):
             return None
         if self.remote[number] and not (type(self.tasks[last]) is Alias and readers == [last]):
             return None  # an alias takes no time
@@ -329,14 +335,10 @@ class _Fusion:
             if len(numbers) == 1:
                 continue
             inside = set(numbers)
-            if self._fused_by_dask(last, inside):
+            inputs = set(chain.from_iterable(map(self.reads.__getitem__, numbers))) - inside
+            if self._fused_by_dask(last, inputs):
                 pairs |= self._pairs(numbers)
-            inputs: set[int] = set()
-            most = 0
-            for number in numbers:
-                reads = self._moved(number)
-                inputs.update(read for read in reads if read not in inside)
-                most = max(most, self._bytes(reads))
+            most = max(self._bytes(self.reads[number]) for number in numbers)
             if self._bytes(inputs) > max(most, self.limits.inputs):
                 pairs |= {
                     (self.layer[read], self.layer[number])
@@ -349,7 +351,8 @@ class _Fusion:
         return pairs
 
     def _bytes(self, results: Iterable[int]) -> int:
-        return sum(self.sizes[number] for number in results)
+        """Bytes of some results, but for those that are on every worker."""
+        return sum([self.sizes[number] for number in results if not self.free[number]])
 
     def _groups(self) -> dict[int, list[int]]:
         """The tasks of every group, by its last, in an order in which they can run."""
@@ -382,13 +385,12 @@ class _Fusion:
             number for number in self.order if (self.layer[number], self.homes[number]) in few
         )
 
-    def _fused_by_dask(self, last: int, inside: set[int]) -> bool:
-        """Whether Dask would fuse a group with a task of another worker.
+    def _fused_by_dask(self, last: int, inputs: set[int]) -> bool:
+        """Whether Dask would fuse a group with some inputs with a task of another worker.
 
         It does where the group reads one task only, which has no other reader.  That costs
         transfers if this task has inputs of its own.
         """
-        inputs = {read for number in inside for read in self.reads[number]} - inside
         if len(inputs) != 1:
             return False
         [read] = inputs
@@ -411,8 +413,11 @@ class _Fusion:
         self._rename(groups)
         layers = dict(self.layers)
         reads = {name: set(names) for name, names in self.dependencies.items()}
+        orders: dict[_Form, list[int]] = {}
         fused = {
-            last: self._in_order(numbers) for last, numbers in groups.items() if len(numbers) > 1
+            last: self._in_order(numbers, orders)
+            for last, numbers in groups.items()
+            if len(numbers) > 1
         }
         changed = {self.layer[number] for numbers in fused.values() for number in numbers}
         for name in sorted(changed):
@@ -437,15 +442,22 @@ class _Fusion:
                     layers[name] = self.layers[name]
         return Fused(_with_names(layers, reads, parts), working)
 
-    def _in_order(self, numbers: Sequence[int]) -> list[int]:
-        """The tasks of a group, in an order in which they need little memory."""
+    def _in_order(self, numbers: Sequence[int], orders: dict[_Form, list[int]]) -> list[int]:
+        """The tasks of a group, in an order in which they need little memory.
+
+        `orders` are those of other groups, many of which have the same form.
+        """
         place = {number: at for at, number in enumerate(numbers)}
-        reads = [
-            [place[read] for read in self.reads[number] if read in place] for number in numbers
-        ]
-        sizes = [self.sizes[number] for number in numbers]
-        order = run_order(reads, sizes, [0] * len(numbers), kept=[len(numbers) - 1])
-        return [numbers[at] for at in order]
+        form = (
+            tuple(
+                tuple([place[read] for read in self.reads[number] if read in place])
+                for number in numbers
+            ),
+            tuple([self.sizes[number] for number in numbers]),
+        )
+        if form not in orders:
+            orders[form] = run_order(*form, [0] * len(numbers), kept=[len(numbers) - 1])
+        return [numbers[at] for at in orders[form]]
 
     def _working(self, numbers: Sequence[int]) -> int:
         """Bytes of the results of a group that are in memory at the same time, but for the last."""
@@ -515,7 +527,7 @@ class _Fusion:
         if home is None or all(self.homes[reader] in (None, home) for reader in readers):
             return False
         inputs = {read for number in numbers for read in self.reads[number]} - inside
-        return self._bytes(read for read in inputs if not self.free[read]) > self.sizes[last]
+        return self._bytes(inputs) > self.sizes[last]
 
     def _dependencies(
         self, layers: dict[str, Layer], reads: dict[str, set[str]], changed: Iterable[str]

@@ -151,8 +151,10 @@ class _Worker:
 
     def hold(self, size: int) -> None:
         self.memory += size
-        self.peak = max(self.peak, self.memory)
-        self.results = max(self.results, self.memory - self.working)
+        if self.memory > self.peak:
+            self.peak = self.memory
+        if self.memory - self.working > self.results:
+            self.results = self.memory - self.working
 
     def start(self, size: int, working: int) -> None:
         """Run a task with a result of a size, and bytes that it holds while it runs."""
@@ -191,6 +193,7 @@ class _Simulation:
         self.buffers: dict[int, list[_Buffer]] = {}
         sharing = [*self.aliases, *self.parts]
         self.sharing = {*sharing, *(self.reads[number][0] for number in sharing)}
+        self.working = tasks.working or [0] * count
         self.waiting = list(map(len, self.reads))
         self.unread = list(map(len, self.readers))
         self.where: list[int] = [-1] * count
@@ -237,18 +240,17 @@ class _Simulation:
 
     def _fill(self, at: int, slots: int = sys.maxsize) -> None:
         """Send root tasks to a worker that has free slots, of which it may use some."""
-        worker = self.workers[at]
-        while worker.sent < min(slots, worker.slots) and (worker.roots or self.queue):
-            heap = min((heap for heap in (worker.roots, self.queue) if heap), key=lambda h: h[0])
-            self._send(heapq.heappop(heap)[1], at)
+        worker, queue = self.workers[at], self.queue
+        while worker.sent < min(slots, worker.slots) and (worker.roots or queue):
+            is_own = worker.roots and (not queue or worker.roots[0] < queue[0])
+            self._send(heapq.heappop(worker.roots if is_own else queue)[1], at)
 
     def _send(self, number: int, at: int) -> None:
         """Send a task to a worker, which receives the inputs that it lacks."""
         worker = self.workers[at]
         self.where[number] = at
         worker.sent += 1
-        self.scheduled = max(self.now, self.scheduled) + self.speeds.scheduler
-        can_run = self.scheduled
+        self.scheduled = can_run = max(self.now, self.scheduled) + self.speeds.scheduler
         for read in self.reads[number]:
             there = self.there[read]
             if at not in there:
@@ -257,7 +259,8 @@ class _Simulation:
                 worker.receiving = there[at] = start + size / self.speeds.network
                 worker.hold(size)
                 self.moved += size
-            can_run = max(can_run, there[at])
+            if there[at] > can_run:
+                can_run = there[at]
         self._event(can_run, -1 - number)
 
     def _start(self, at: int) -> None:
@@ -268,10 +271,10 @@ class _Simulation:
             worker.idle -= 1
             is_part = number in self.aliases or number in self.parts
             if is_part and self.where[self.reads[number][0]] == at:
-                worker.start(0, self._working(number))
+                worker.start(0, self.working[number])
                 self._share(number)
             else:
-                worker.start(sizes[number], self._working(number))
+                worker.start(sizes[number], self.working[number])
                 if number in self.sharing:
                     self.buffers[number] = [_Buffer(sizes[number], {number})]
             # it takes no time to share memory
@@ -286,7 +289,7 @@ class _Simulation:
         worker = self.workers[at]
         worker.idle += 1
         worker.sent -= 1
-        worker.end(self._working(number))
+        worker.end(self.working[number])
         self.there[number][at] = self.now
         for read in self.reads[number]:
             self.unread[read] -= 1
@@ -300,9 +303,6 @@ class _Simulation:
                 self._send(reader, self._worker_of(reader))
         self._fill(at)
         self._start(at)
-
-    def _working(self, number: int) -> int:
-        return self.tasks.working[number] if self.tasks.working else 0
 
     def _release(self, number: int) -> None:
         if number in self.kept:
@@ -348,13 +348,20 @@ class _Simulation:
         home = self.tasks.homes[number]
         if home is not None:
             return home
-        sizes, there = self.tasks.sizes, self.there
-        total = sum(sizes[read] for read in self.reads[number])
+        total = 0
+        #: Bytes of inputs on each worker that has any.
+        present: dict[int, int] = {}
+        for read in self.reads[number]:
+            size = self.tasks.sizes[read]
+            total += size
+            for at in self.there[read]:
+                present[at] = present.get(at, 0) + size
+        if len(present) == 1:
+            return next(iter(present))
 
         def cost(at: int) -> tuple[float, int, int]:
-            present = sum(sizes[read] for read in self.reads[number] if at in there[read])
             wait = self.workers[at].sent * self.speeds.task
-            start = (total - present) / self.speeds.network + wait
+            start = (total - present[at]) / self.speeds.network + wait
             return int(start / self.speeds.task), self.workers[at].memory, at
 
-        return min(sorted({at for read in self.reads[number] for at in there[read]}), key=cost)
+        return min(present, key=cost)

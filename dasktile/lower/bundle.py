@@ -610,9 +610,9 @@ class _Written:
         inputs: dict[Key, list[tuple[Key, Path]]] = {}
         seen: set[Key] = set()
         for reader in readers:
-            outside = (
+            outside = [
                 read for read in tasks.tasks[reader].dependencies if read not in tasks.number
-            )
+            ]
             for read in sorted(outside, key=repr):
                 if read not in seen:
                     seen.add(read)

@@ -169,7 +169,8 @@ def placed(
     for last in chains:
         if place[last] != first[last]:
             read_by[place[last]][first[last]] = None
-    memory = [_memory_of([known.get(keys[at], TaskMemory(0)) for at in chains[end]]) for end in run]
+    unknown = TaskMemory(0)
+    memory = [_memory_of([known.get(keys[at], unknown) for at in chains[end]]) for end in run]
     # blocks of arrays are sent to workers like other results
     data = {
         at
@@ -207,13 +208,14 @@ def placed(
 def _memory_of(chain: Sequence[TaskMemory]) -> TaskMemory:
     """What is known of a chain of tasks that run one after another, each on the last's result."""
     result = chain[-1]
+    if len(chain) == 1:
+        return result
     before = 0
     most = result.size
     for task in chain:
         most = max(most, before + task.size + task.working)
         before = task.size
-    is_part = result.is_part and len(chain) == 1
-    return TaskMemory(result.size, most - result.size, result.place, is_part)
+    return TaskMemory(result.size, most - result.size, result.place)
 
 
 def _chains(

@@ -281,10 +281,11 @@ class _Estimate:
         if number in self.computed:
             return self.computed[number]
         noted = self.noted(number)
-        if noted is None or not noted.nbytes:
+        nbytes = 0 if noted is None else noted.nbytes
+        if noted is None or not nbytes:
             return noted
         # the plan knows better than the annotations of how many bytes an element has
-        return replace(noted, itemsize=noted.itemsize * size / noted.nbytes)
+        return _Result(noted.shapes, noted.itemsize * size / nbytes)
 
     def result_of(self, number: int, sizes: Sequence[int]) -> _Result | None:
         """A result that follows from known inputs; None for other tasks."""

@@ -227,9 +227,9 @@ class GraphTasks:
             counts=[int(not self._is_fused_by_dask(number)) for number in numbers],
             kept=self.kept,
             sources=self.frozen,
-            loose={number for number in numbers if self.is_loose(number)},
+            loose=self.loose,
             working=self.working,
-            cuts={number for number in numbers if self.is_cut(number)},
+            cuts=self.cuts,
         )
 
     def is_output(self, number: int) -> bool:
@@ -240,14 +240,23 @@ class GraphTasks:
         """Whether a result is on every worker."""
         return self.heads[number] in self.limits.free
 
+    @cached_property
+    def loose(self) -> set[int]:
+        """Tasks whose names do not give their homes."""
+        if not self.limits.mesh:
+            return set()
+        return {
+            number
+            for number, home in enumerate(self.homes)
+            # the scheduler plugin places slices where their inputs are
+            if home is not None
+            and not self.heads[number].startswith(SLICE_PREFIX)
+            and self.placed_home(number) != home
+        }
+
     def is_loose(self, number: int) -> bool:
         """Whether the name of a task does not give its home."""
-        home = self.homes[number]
-        if home is None or not self.limits.mesh:
-            return False
-        # the scheduler plugin places slices where their inputs are
-        is_slice = self.heads[number].startswith(SLICE_PREFIX)
-        return not is_slice and self.placed_home(number) != home
+        return number in self.loose
 
     @cached_property
     def has_split_roots(self) -> bool:
@@ -283,16 +292,25 @@ class GraphTasks:
 
     def moved(self, number: int) -> list[int]:
         """What a task reads that is not on every worker."""
-        return [read for read in self.reads[number] if not self.is_free(read)]
+        heads, free = self.heads, self.limits.free
+        return [read for read in self.reads[number] if heads[read] not in free]
+
+    @cached_property
+    def cuts(self) -> set[int]:
+        """Tasks that only cut a part of one result."""
+        return {
+            number
+            for number, (task, reads) in enumerate(zip(self.tasks, self.reads, strict=True))
+            if len(reads) == 1
+            and (
+                self.heads[number].startswith(SLICE_PREFIX)
+                or (getattr(task, "func", None) is getitem and _is_basic(task.args[1]))
+            )
+        }
 
     def is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""
-        if len(self.reads[number]) != 1:
-            return False
-        task = self.tasks[number]
-        if self.heads[number].startswith(SLICE_PREFIX):
-            return True
-        return getattr(task, "func", None) is getitem and _is_basic(task.args[1])
+        return number in self.cuts
 
     def _working(self, number: int) -> int:
         """Bytes that a task holds while it runs, besides its inputs and its result."""
@@ -452,8 +470,16 @@ class GraphTasks:
 
     def may_run(self, number: int) -> bool:
         """Whether a bundle may run a task."""
-        annotated = bool(self.graph.layers[self.layer[number]].annotations)
-        return number not in self.frozen and not annotated and type(self.tasks[number]) in _PLAIN
+        return (
+            type(self.tasks[number]) in _PLAIN
+            and number not in self.frozen
+            and self.layer[number] not in self.annotated
+        )
+
+    @cached_property
+    def annotated(self) -> set[str]:
+        """Names of layers with annotations."""
+        return {name for name, layer in self.graph.layers.items() if layer.annotations}
 
     @cached_property
     def places(self) -> list[int | None]:

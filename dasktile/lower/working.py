@@ -100,6 +100,8 @@ def working_bytes(
     every = sum(inputs.values())
     held = 0.0
     for part in (task.kwargs.get("sum"), *_called(function)):
+        if part is None:
+            continue
         if str(getattr(part, "__module__", "")).startswith("flox."):
             held += _held_by_flox(part, size * len(inputs), every)
         elif callable(part):

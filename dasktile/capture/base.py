@@ -18,7 +18,7 @@ from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode, convert_legacy_graph
-from dasktile.capture.references import Key, Keys, head_of, read_by, references
+from dasktile.capture.references import Key, Keys, head_of, read_by, references, tasks_of
 from dasktile.ir import AxisMap, Chunks, Groups, Kind, Label, Picks, Program
 
 
@@ -194,7 +194,7 @@ class GraphView:
         """The tasks of a layer as dask's task objects; tuples are converted."""
         if name not in self._tasks:
             layer = self.layers[name]
-            self._tasks[name] = dict(convert_legacy_graph(dict(layer), self._known_keys(name)))
+            self._tasks[name] = dict(convert_legacy_graph(tasks_of(layer), self._known_keys(name)))
         return self._tasks[name]
 
     def needed_tasks(self, wanted: Iterable[Key]) -> dict[str, dict[Key, GraphNode | None]]:
@@ -208,7 +208,7 @@ class GraphView:
             heads = (layer.output,) if isinstance(layer, Blockwise) else self.heads(name)
             for head in heads:
                 by_head.setdefault(head, []).append(name)
-        layers: dict[str, dict[Key, Any]] = {}
+        layers: dict[str, Mapping[Key, Any]] = {}
         found: dict[str, dict[Key, GraphNode | None]] = {}
         seen = set(wanted)
         stack = list(seen)
@@ -216,13 +216,13 @@ class GraphView:
             key = stack.pop()
             for name in by_head.get(head_of(key), ()):
                 if name not in layers:
-                    layers[name] = dict(self.layers[name])
+                    layers[name], found[name] = tasks_of(self.layers[name]), {}
                 if key not in layers[name]:
                     continue
                 task = layers[name][key]
                 if not isinstance(task, GraphNode) or task.dependencies == {key}:
                     task = convert_legacy_graph({key: task}, self._known_keys(name)).get(key)
-                found.setdefault(name, {})[key] = task
+                found[name][key] = task
                 if task is not None:
                     new = task.dependencies - seen
                     seen |= new
@@ -230,7 +230,7 @@ class GraphView:
         return {
             name: {key: found[name][key] for key in layers[name] if key in found[name]}
             for name in self.layers
-            if name in found
+            if found.get(name)
         }
 
     def _known_keys(self, name: str) -> Keys:
@@ -252,7 +252,7 @@ class GraphView:
     def heads(self, name: str) -> frozenset[Any]:
         """The first items of the keys of a layer: usually only its name."""
         if name not in self._heads:
-            self._heads[name] = frozenset(map(head_of, self.layers[name]))
+            self._heads[name] = frozenset(map(head_of, tasks_of(self.layers[name])))
         return self._heads[name]
 
     def dependencies(self, name: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from dasktile._compat.dask import GraphNode
 from dasktile.capture.base import Captured
-from dasktile.capture.references import head_of, is_block
+from dasktile.capture.references import head_of, is_block, tasks_of
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.einsums import EinSum
 from dasktile.capture.rules.sources import Create, InMemory, Read, take_eye, take_range
@@ -154,7 +154,7 @@ class _Pending:
         """The keys that a layer may have: those with the heads of its keys."""
         if isinstance(layer, Blockwise):
             return list(self._by_head.get(layer.output, ()))
-        heads = dict.fromkeys(head_of(key) for key in layer)
+        heads = dict.fromkeys(map(head_of, tasks_of(layer)))
         return [key for head in heads for key in self._by_head.get(head, ())]
 
 
@@ -170,17 +170,18 @@ def _reads(layer: Layer, keys: Collection[Any], others: Set[Any]) -> Mapping[Any
         return layer.cull(own, others)[1] if own else {}
     # not by Layer.cull, which keeps all tasks if there are as many keys as tasks
     reads: dict[Any, Set[Any]] = {}
-    stack = [key for key in keys if key in layer]
+    tasks = tasks_of(layer)
+    stack = [key for key in keys if key in tasks]
     while stack:
         key = stack.pop()
         if key in reads:
             continue
-        task = layer[key]
+        task = tasks[key]
         if isinstance(task, GraphNode):
             reads[key] = task.dependencies
         else:
             reads[key] = layer.get_dependencies(key, others)
-        stack.extend(other for other in reads[key] if other in layer)
+        stack += [other for other in reads[key] if other in tasks]
     return reads
 
 

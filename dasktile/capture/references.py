@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import Layer
+from dask.highlevelgraph import Layer, MaterializedLayer
 
 from dasktile._compat.dask import Alias, GraphNode, Task, TaskRef
 
@@ -50,6 +50,11 @@ def is_block(key: Key, name: str, numblocks: Sequence[int]) -> bool:
 def head_of(key: Key) -> Any:
     """The first item of a key: usually the name of its layer."""
     return key[0] if isinstance(key, tuple) and key else key
+
+
+def tasks_of(layer: Layer) -> Mapping[Key, Any]:
+    """The tasks of a layer in a dict: a look-up in a layer itself calls functions of it."""
+    return layer.mapping if isinstance(layer, MaterializedLayer) else dict(layer)
 
 
 def with_head(key: Key, head: Any) -> Key:

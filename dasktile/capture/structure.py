@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise, BlockwiseDep
-from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.highlevelgraph import HighLevelGraph, Layer
 from dask.utils import key_split
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
-from dasktile.capture.references import Key, head_of
+from dasktile.capture.references import Key, head_of, tasks_of
 from dasktile.capture.rules.sources import is_partial, store_of
 from dasktile.schedule.placement import MARK, PART, SLICE_PREFIX, decode, is_written, token
 
@@ -329,7 +329,7 @@ def structure(graph: HighLevelGraph, names: Names) -> bytes:
         names.number(name)
     for layer in graph.layers.values():
         if not isinstance(layer, Blockwise):
-            for head in dict.fromkeys([head_of(key) for key in _tasks(layer)]):
+            for head in dict.fromkeys(map(head_of, tasks_of(layer))):
                 names.number(head)
     digest = blake2b(digest_size=32)
     for name, layer in graph.layers.items():
@@ -365,13 +365,8 @@ def _layer(name: str, layer: Layer, names: Names) -> Any:
         return (kind, _blockwise(layer, names))
     if name in names.data:
         return (kind, "data", [names.key(key) for key in layer])
-    tasks = _tasks(layer)
+    tasks = tasks_of(layer)
     return (kind, list(map(names.key, tasks)), names.literals(tasks.values()))
-
-
-def _tasks(layer: Layer) -> Mapping[Any, Any]:
-    """The tasks of a layer, in a dict if that takes no time."""
-    return layer.mapping if isinstance(layer, MaterializedLayer) else layer
 
 
 def _blockwise(layer: Blockwise, names: Names) -> Any:

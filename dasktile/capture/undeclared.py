@@ -54,7 +54,8 @@ def declare_reads(view: GraphView) -> GraphView:
     except CycleError as error:
         names = " and ".join(map(repr, error.args[1][1:]))
         raise UndeclaredReadError(f"the layers {names} read each other") from None
-    return GraphView(HighLevelGraph(graph.layers, dependencies), view.roots, view._arrays)
+    declared = HighLevelGraph(graph.layers, dependencies)
+    return GraphView(declared, view.roots, view._arrays, view._tasks)
 
 
 class _Reads:
@@ -80,7 +81,8 @@ class _Reads:
             return set()
         tasks: Mapping[Key, Any] = layer
         if any(map(_may_be_legacy, layer.values())):
-            tasks = convert_legacy_graph(dict(layer), self.keys)
+            # with all reads declared, they are those that the view would make
+            tasks = self.view._tasks[name] = dict(convert_legacy_graph(dict(layer), self.keys))
         return self._undeclared(name, tasks, declared)
 
     def _undeclared(self, name: str, tasks: Mapping[Key, Any], declared: set[str]) -> set[str]:

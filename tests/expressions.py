@@ -243,6 +243,8 @@ class Expression:
             warnings.simplefilter("ignore")
             try:
                 lazy = on_dask(*(x.lazy for x in operands))
+                # dask_array joins the chunks of operands here; it fails for some empty blocks
+                shape = lazy.shape
                 if on_numpy is None:
                     value = lazy.compute(scheduler="sync")
                 else:
@@ -260,8 +262,8 @@ class Expression:
             ) as error:
                 self.refused.append(f"{line}: {type(error).__name__}: {error}"[:300])
                 return None
-        if not isinstance(lazy, da.Array) or lazy.shape != value.shape:
-            self.refused.append(f"{line}: shape {lazy.shape}, NumPy {value.shape}")
+        if not isinstance(lazy, da.Array) or shape != value.shape:
+            self.refused.append(f"{line}: shape {shape}, NumPy {value.shape}")
             return None
         if lazy.dtype != value.dtype:
             cast = value.astype(lazy.dtype)

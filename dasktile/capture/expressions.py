@@ -86,6 +86,9 @@ class ExpressionReader:
         return self._arrays[name_of(root)]
 
     def _node(self, node: Any) -> Array:
+        if not all(node.chunks):
+            # no blocks along an axis, where arrays of Dask have one without elements
+            return da.empty(node.shape, node.dtype, chunks=_chunks(node), meta=meta_of(node))
         try:
             array = _by_rule(node, self._read)
         except Exception as error:
@@ -96,7 +99,9 @@ class ExpressionReader:
         simpler = lowered(node)
         if simpler is None:
             return _from_tasks(node, self._read)
-        return _in_chunks_of(node, self._written(simpler))
+        array = self._written(simpler)
+        # dask_array counts too many partial results where it joins empty blocks to others
+        return _in_chunks_of(node, array) if _same_chunks([array.shape], [node.shape]) else array
 
     def _read(self, node: Any) -> Array:
         return self._arrays[name_of(node)]
@@ -104,7 +109,12 @@ class ExpressionReader:
 
 def _in_chunks_of(node: Any, array: Array) -> Array:
     """An array in the chunks of a node: a rewrite of ``dask_array`` may have chosen others."""
-    return array if _same_chunks(array.chunks, node.chunks) else array.rechunk(node.chunks)
+    return array if _same_chunks(array.chunks, _chunks(node)) else array.rechunk(_chunks(node))
+
+
+def _chunks(node: Any) -> tuple[tuple[int, ...], ...]:
+    """The chunks of a node, with a block of no elements along an axis without blocks."""
+    return tuple(sizes or (0,) for sizes in node.chunks)
 
 
 def _by_rule(node: Any, read: Read) -> Array | None:

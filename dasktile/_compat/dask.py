@@ -327,6 +327,7 @@ broadcast_trick: Any = _lookup(
     "dask.array.wrap", "_broadcast_trick_inner", "ones, zeros, full and empty are unchanged"
 )
 chunk_astype: Any = _lookup(_CHUNK, "astype", "astype is unchanged")
+chunk_coarsen: Any = _lookup(_CHUNK, "coarsen", "coarsen is unchanged")
 chunk_arange: Any = _lookup(_CHUNK, "arange", "arange is unchanged")
 chunk_linspace: Any = _lookup(_CHUNK, "linspace", "explain gives less precise reasons")
 fftfreq_block: Any = _lookup("dask.array.fft", "_fftfreq_block", "fftfreq is unchanged")

@@ -123,7 +123,7 @@ def _maps_of(
     columns = {axis.label: column for column, axis in enumerate(known.out) if axis.identity}
     return tuple(
         _block_map(columns[axis.label], info.chunks[columns[axis.label]], sizes)
-        if axis.identity and axis.label in columns
+        if axis == AxisMap(axis.label, 0, axis.step, axis.step) and axis.label in columns
         else AxisMap(None)
         for axis, sizes in zip(reads[0].axes, array.chunks, strict=True)
     )

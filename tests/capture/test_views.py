@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import dask
 import dask.array as da
@@ -18,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph
 from dasktile.capture import user_kernels as registry
 from dasktile.capture.base import ArrayInfo, GraphView, NotRecognised, Operation, Rechunked
 from dasktile.capture.highlevel import capture
-from dasktile.capture.rules.reshapes import Repeat, Reshape, groups
+from dasktile.capture.rules.reshapes import Reshape, groups
 from dasktile.capture.rules.stencils import Stencil
 from dasktile.capture.rules.views import RECOGNISERS, Concatenate, Gather, Take
 from dasktile.ir import (
@@ -451,7 +452,8 @@ def test_repeat_widens_its_axis() -> None:
     x = da.from_array(data((4, 6)), chunks=(4, 3))
     view = GraphView(da.repeat(x, 2, axis=0).__dask_graph__())
     kinds = [recognise_layer(view, name) for name in view.graph.layers]
-    assert any(isinstance(k, Operation) and k.kernel == Repeat(0, 2) for k in kinds)
+    (kernel,) = (k.kernel for k in kinds if isinstance(k, Operation) and k.op == "repeat")
+    assert (kernel.function, kernel.after, kernel.kwargs) == (np.repeat, (2,), {"axis": 0})
 
 
 @pytest.mark.parametrize(
@@ -634,6 +636,30 @@ def test_stencils_in_a_program(registered: None, rng: random.Random) -> None:
     y = da.map_overlap(smooth, x, depth={0: 2, 1: 1}, boundary="periodic", dtype="i8")
     expected = smooth(np.pad(values, ((2, 2), (1, 1)), mode="wrap"))[2:-2, 1:-1]
     np.testing.assert_array_equal(retiled(y, rng), expected)
+
+
+@pytest.mark.parametrize("reduction", [np.sum, np.mean, np.std, np.max, np.median, da.mean])
+def test_neighbours_that_are_coarsened_in_any_tiles(reduction: Any, rng: random.Random) -> None:
+    values, array = source(rng, (13, 12))  # the last row is left out
+    lazy = da.coarsen(reduction, array, {0: 2, 1: 3}, trim_excess=True)
+    numpy = getattr(np, reduction.__name__)
+    check(lazy, numpy(values[:12].reshape(6, 2, 4, 3), axis=(1, 3)), rng)
+
+
+def test_arguments_of_the_function_that_coarsens(rng: random.Random) -> None:
+    values, array = source(rng, (8, 6))
+    lazy = da.coarsen(np.var, array, {0: 4}, ddof=1, dtype="f4")
+    check(lazy, values.reshape(2, 4, 6).var(axis=1, ddof=1, dtype="f4"), rng)
+
+
+def test_a_function_of_the_user_in_coarsen_reads_its_own_block_alone() -> None:
+    def spread(block: Any, axis: Any = None) -> Any:
+        return block.max(axis=axis) - block.min(axis=axis)
+
+    node = capture([da.coarsen(spread, da.ones((12, 9), chunks=3), {1: 3})]).program.nodes[-1]
+    assert node.reason == "the result of spread in coarsen may depend on the chunks"
+    assert node.kind is Kind.OPAQUE
+    assert [edge.axes for edge in node.edges] == [(AxisMap(0), AxisMap(1, 0, 3, 3))]
 
 
 def test_blocks_that_are_transposed_in_place_are_no_transpose_of_the_array():

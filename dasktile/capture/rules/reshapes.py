@@ -1,20 +1,22 @@
-"""Recognisers of reshapes in row-major order and of repeats."""
+"""Recognisers of reshapes in row-major order, of repeats, and of coarsening."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
-from dask.utils import M, key_split
+from dask.utils import M, apply, funcname, key_split
 
-from dasktile._compat.dask import DataNode, Task
-from dasktile.capture.base import ArrayInfo, GraphView, Input, Operation
+from dasktile._compat.dask import DataNode, Task, chunk_coarsen
+from dasktile.capture.base import ArrayInfo, GraphView, Input, NotRecognised, Operation
 from dasktile.capture.references import reference
+from dasktile.capture.rules.pointwise import is_scalar
 from dasktile.capture.rules.provenance import Trace
 from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Role, bounds
@@ -25,12 +27,30 @@ class Reshape:
     """Every tile is a window of the input, in another shape."""
 
 
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """Every element is repeated `repeats` times along one axis."""
+@dataclass(frozen=True, slots=True, eq=False)
+class PerTile:
+    """A function of one tile of the input, called with the same other arguments for all.
 
-    axis: int
-    repeats: int
+    Parameters
+    ----------
+    function
+        The function.
+    before, after, kwargs
+        Its arguments before the tile, those after it, and those that have names.
+    """
+
+    function: Callable[..., Any]
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+#: Functions of which the result for some elements does not depend on other elements.
+_REDUCTIONS = (
+    *(np.sum, np.prod, np.mean, np.std, np.var, np.min, np.max, np.median, np.any, np.all),
+    *(np.nansum, np.nanprod, np.nanmean, np.nanstd, np.nanvar, np.nanmin, np.nanmax),
+    *(np.nanmedian, np.ptp, np.count_nonzero),
+)
 
 
 # --- reshape ---------------------------------------------------------------------------
@@ -226,6 +246,73 @@ def repeat(view: GraphView, name: str) -> Operation | None:
             AxisMap(number, 0, times, times) if number == axis else AxisMap(number)
             for number in range(len(new.shape))
         ),
-        kernel=Repeat(axis, times),
+        kernel=PerTile(np.repeat, (), (times,), {"axis": axis}),
         inputs=(Input(source_name, tuple(AxisMap(n) for n in range(len(old.shape)))),),
     )
+
+
+# --- coarsen ---------------------------------------------------------------------------
+
+
+def coarsen(view: GraphView, name: str) -> Operation | NotRecognised | None:
+    """A reduction of neighbouring elements, block by block."""
+    new = view.array(name)
+    if new is None or not isinstance(view.layers[name], MaterializedLayer):
+        return None
+    trace = Trace(view, name)
+    places = list(np.ndindex(*new.numblocks))
+    first = _coarsening(trace.tasks.get((name, *places[0]))) if places else None
+    source = trace.source(first[1]) if first is not None else None
+    if first is None or source is None:
+        return None
+    reduction, _, axes, kwargs = first
+    for place in places:
+        # the axes and keywords of all blocks are one object of da.coarsen
+        call = (reduction, (source.name, *place), axes, kwargs)
+        if _coarsening(trace.tasks.get((name, *place))) != call:
+            return None
+    factors = [axes.get(axis, 1) for axis in range(len(new.shape))]
+    for sizes, wide, factor in zip(new.chunks, source.chunks, factors, strict=True):
+        # what remains of the last block is left out
+        edges = bounds(wide)[: len(sizes) + 1]
+        if edges[-1] - (inner := factor * sum(sizes)) >= factor or edges[-1] < inner:
+            return None
+        if [*edges[:-1], inner] != [factor * edge for edge in bounds(sizes)]:
+            return None
+    full = dict(enumerate(factors))
+    operation = Operation(
+        op=key_split(name),
+        kind=Kind.MAP,
+        labels=tuple(
+            Label(size, Role.FREE, cuts) for size, cuts in zip(new.shape, new.chunks, strict=True)
+        ),
+        out=tuple(AxisMap(axis) for axis in range(len(new.shape))),
+        kernel=PerTile(chunk_coarsen, (reduction,), (full, True), kwargs),
+        inputs=(
+            Input(
+                source.name,
+                tuple(AxisMap(axis, 0, factor, factor) for axis, factor in full.items()),
+            ),
+        ),
+        work=float(math.prod(factors)),
+    )
+    is_known = any(reduction is known for known in _REDUCTIONS)
+    if is_known and set(kwargs) <= {"dtype", "ddof"} and all(map(is_scalar, kwargs.values())):
+        return operation
+    return NotRecognised(
+        f"the result of {funcname(reduction)} in coarsen may depend on the chunks", operation
+    )
+
+
+def _coarsening(task: Any) -> tuple[Any, Any, dict[int, int], dict[str, Any]] | None:
+    """The function, the block that it reads, the factors by axis, and keywords."""
+    if not isinstance(task, Task) or task.func is not apply or len(task.args) != 3:
+        return None
+    function, arguments, keywords = map(_value, task.args)
+    arguments = getattr(arguments, "args", ())
+    if function is not chunk_coarsen or len(arguments) != 4 or not isinstance(keywords, Mapping):
+        return None
+    reduction, block, axes, _ = map(_value, arguments)
+    if not isinstance(axes, Mapping):
+        return None
+    return reduction, reference(block), dict(axes), dict(keywords)

@@ -38,7 +38,7 @@ from dasktile.capture.rules.provenance import (
     move_of,
     same_positions,
 )
-from dasktile.capture.rules.reshapes import repeat, reshape
+from dasktile.capture.rules.reshapes import coarsen, repeat, reshape
 from dasktile.capture.rules.stencils import sliding, stencil
 from dasktile.capture.settings import SETTINGS
 from dasktile.ir import AxisMap, Kind, Label, Picks, Role, bounds
@@ -471,6 +471,14 @@ def _cover(
     return builder.span(low, high - low + 1)
 
 
-RECOGNISERS: tuple[Recogniser, ...] = (rechunk_p2p, reshape, repeat, sliding, stencil, moves)
+RECOGNISERS: tuple[Recogniser, ...] = (
+    rechunk_p2p,
+    reshape,
+    repeat,
+    coarsen,
+    sliding,
+    stencil,
+    moves,
+)
 
 __all__ = ["RECOGNISERS", "Concatenate", "Gather", "Piece", "Take"]

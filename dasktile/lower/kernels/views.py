@@ -10,7 +10,7 @@ import numpy as np
 from dask.utils import M
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
-from dasktile.capture.rules.reshapes import Repeat, Reshape
+from dasktile.capture.rules.reshapes import PerTile, Reshape
 from dasktile.capture.rules.stencils import Sliding, Stencil
 from dasktile.capture.rules.views import Concatenate, Gather, Take
 from dasktile.ir import AxisMap, Follow, Sharding, Where, Window, bounds, windows
@@ -136,9 +136,10 @@ def _reshape(kernel: Reshape, context: LoweringContext) -> EmittedLayers:
 
 
 @emit.register
-def _repeat(kernel: Repeat, context: LoweringContext) -> EmittedLayers:
+def _per_tile(kernel: PerTile, context: LoweringContext) -> EmittedLayers:
     def task_of(key: Any, read: Any) -> GraphNode:
-        return Task(key, np.repeat, TaskRef(read), kernel.repeats, axis=kernel.axis)
+        arguments = (*kernel.before, TaskRef(read), *kernel.after)
+        return Task(key, kernel.function, *arguments, **kernel.kwargs)
 
     return _block_by_block(context, task_of)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
+from dask.utils import apply
 
 from dasktile._compat.dask import (
     Alias,
@@ -235,6 +236,10 @@ class _Estimate:
                 # a block that a delayed function makes
                 sizes[number] = sizes[aliases[0]]
                 continue
+            if (items := self.items(number)) and unknown.isdisjoint(items):
+                # a dict of results
+                sizes[number] = sum(sizes[item] for item in items)
+                continue
             pieces = self.pieces(number)
             if pieces:
                 # a scattered sum: its pieces are of one size, or nearly so
@@ -254,6 +259,16 @@ class _Estimate:
             if not is_piece and type(task) is not DataNode:
                 guessed.add(number)
         return sizes, guessed
+
+    def items(self, number: int) -> list[int]:
+        """The readers of a result that each take another item by its name; empty for others."""
+        readers = {}
+        for reader in self.tasks.readers[number]:
+            task = self.tasks.tasks[reader]
+            if getattr(task, "func", None) not in _SLICING or not _is_name(task.args[1]):
+                return []
+            readers[task.args[1]] = reader
+        return list(readers.values())
 
     def pieces(self, number: int) -> int:
         """Pieces into which the only input of a slice is cut; 0 for other tasks."""
@@ -341,6 +356,8 @@ def _value(
     function = getattr(task, "func", None)
     call = unwrap(function) if function is not None else None
     rule = _RULES.get(_name(function))
+    if function is apply and task.args[0] is np.full_like:
+        return _filled(*task.args[1:])
     if call is not None and call.function is chunk_argtopk:
         rule = partial(_largest_pairs, **{**call.keywords, **task.kwargs})
     if rule is None:
@@ -372,6 +389,11 @@ def _last_value(
         return _value(given[key], read, data) if key in given else read(key)
 
     return result(last)
+
+
+def _is_name(index: Any) -> bool:
+    """Whether an index is the name of a variable; xarray's own for an array is no string."""
+    return type(index) is str or type(index).__name__ == "ReprObject"
 
 
 def _adds(task: Any) -> bool:
@@ -498,6 +520,29 @@ def _like_last(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result |
     return sources[-1] if sources and all(each.is_array for each in sources) else None
 
 
+def _filled(like: Any, options: Any) -> _Result | None:
+    """Equal elements, before the first block of a running sum: a meta, their value and dtype."""
+    shape = dict(options).get("shape")
+    if type(like) is not tuple or not isinstance(shape, tuple):
+        return None
+    return _Result((shape,), like[-1].itemsize)
+
+
+def _held(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+    """A tuple of anything, as a variable of xarray."""
+    size = sum(each.nbytes for each in sources)
+    size += sum(getattr(each, "nbytes", 0) for each in _unlisted(literals))
+    return _Result(((size,),), 1, is_array=False)
+
+
+def _unlisted(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _unlisted(value)
+        else:
+            yield value
+
+
 def _pair(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
     """A tuple of two arrays; elements of both are counted as those of the first one."""
     if len(sources) != 2 or not all(each.is_array for each in sources):
@@ -535,6 +580,9 @@ _RULES: Mapping[str, _Rule] = {
     "numpy.svd": _singular,
     "scipy.lu": _triangular,
     "_operator.sub": _broadcast,
+    "dask._cumsum_merge": _broadcast,
+    "dask._cumprod_merge": _broadcast,
+    "builtins.tuple": _held,
     "builtins.sum": _like_last,
     "dask.percentile": _percentiles,
     _name(argtopk_preprocess): _pair,

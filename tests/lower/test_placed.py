@@ -107,6 +107,30 @@ def test_peaks_are_those_of_the_real_sizes(name: str, four_workers: None) -> Non
         assert abs(results - real) <= 0.2 * real
 
 
+def by_blocks_of_xarray() -> Any:
+    """A function of datasets: its tasks return dicts, and read tuples that make variables."""
+    xarray = pytest.importorskip("xarray")
+    x = xarray.DataArray(blocks(400, 400), dims=("i", "j"), coords={"j": np.arange(400.0)})
+    return xarray.map_blocks(lambda block: block - block.mean("i"), x, template=x).data.sum(axis=0)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        lambda: blocks(400, 400).cumsum(axis=0),
+        lambda: da.cumprod(blocks(400, 400), axis=1).sum(axis=0),
+        by_blocks_of_xarray,
+    ],
+)
+def test_results_of_scans_and_of_blocks_of_xarray_have_known_sizes(
+    result: Callable[[], Any], four_workers: None
+) -> None:
+    array = result()
+    predicted = dasktile.explain(array).results_before
+    real = max(simulated([array], 4)[1].results)
+    assert predicted == pytest.approx(real, rel=0.2)
+
+
 def shrinking(steps: int) -> da.Array:
     """An explicit solver without boundaries: the chunks get rims of one element at each step."""
     field = da.random.default_rng(0).random((400, 400), chunks=(100, 100))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 
 logger = logging.getLogger("dasktile")
 
@@ -14,10 +15,13 @@ class Guarded:
     ----------
     errors
         Number of exceptions.  The first is logged, none is raised.
+    first_error
+        The first of them, as text; empty if there was none.
     """
 
     def __init__(self) -> None:
         self.errors = 0
+        self.first_error = ""
 
     def _count_error(self, action: str) -> None:
         """Count the exception that is being handled.
@@ -29,4 +33,5 @@ class Guarded:
         """
         self.errors += 1
         if self.errors == 1:
+            self.first_error = repr(sys.exception())
             logger.exception("dasktile could not %s; further errors are only counted", action)

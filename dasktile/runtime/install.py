@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -151,34 +152,40 @@ async def _enable(client: Client, placement: bool, spill: SpillOptions | None) -
         await client.register_plugin(_worker_plugin(spill), name=NAME)
     if spill is not None:
         # a worker gets hints only after a heartbeat that shows that it has a handler for them
-        failed = [
-            address
-            for address, errors in (await client.run(_heartbeat, on_error="return")).items()
-            if isinstance(errors, int) and errors
-        ]
+        answers = await client.run(_heartbeat, on_error="return")
         await client.run_on_scheduler(_send_all_hints)
+        # a worker without the package cannot answer, see below
+        failed = {at: each for at, each in answers.items() if isinstance(each, str) and each}
         if failed:
             warnings.warn(
-                "dasktile could not install its store on these workers; they keep the spilling of"
-                f" distributed: {', '.join(sorted(failed))}. The cause is in their logs",
+                "dasktile could not install its store on these workers, which keep the spilling of"
+                f" distributed: {_by_worker(failed)}",
                 stacklevel=2,
             )
     unavailable = await client.run_on_scheduler(_unavailable)
-    without_package = []
+    without_package: dict[str, Any] = {}
     for address, features in (await client.run(_probe(), on_error="return")).items():
         if isinstance(features, dict):
             unavailable = {**features, **unavailable}
         else:
-            without_package.append(address)
+            without_package[address] = features and repr(features)
     for reason in unavailable.values():
         warnings.warn(reason, stacklevel=2)
     if without_package:
         warnings.warn(
-            f"dasktile cannot be imported by these workers: {', '.join(sorted(without_package))}."
+            f"dasktile cannot be imported by these workers: {_by_worker(without_package)}."
             " Tasks of optimised collections cannot run there, and workers may fail with them."
             " Install dasktile on every worker",
             stacklevel=2,
         )
+
+
+def _by_worker(answers: Mapping[str, Any]) -> str:
+    """The addresses of workers, with their errors where these are known."""
+    return ", ".join(
+        address if error is None else f"{address} ({error})"
+        for address, error in sorted(answers.items())
+    )
 
 
 async def _disable(client: Client) -> None:
@@ -226,11 +233,11 @@ def _probe() -> Any:
     return find
 
 
-async def _heartbeat(dask_worker: Worker) -> int:
-    """Send a heartbeat; return the number of exceptions if the store could not be installed."""
+async def _heartbeat(dask_worker: Worker) -> str:
+    """Send a heartbeat; return the error if the store could not be installed, else nothing."""
     await execution.heartbeat(dask_worker)
     plugin: Any = getattr(plugins.plugin_of(dask_worker, NAME), "plugin", None)
-    return 0 if plugin is None or plugin.spilling is not None else int(plugin.errors)
+    return "" if plugin is None or plugin.spilling is not None else str(plugin.first_error)
 
 
 def _has_options(spill: SpillOptions | None, dask_scheduler: Scheduler) -> bool:

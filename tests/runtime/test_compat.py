@@ -37,6 +37,7 @@ from dasktile.cluster.target import machine
 from dasktile.runtime.install import NAME
 from dasktile.runtime.nextuse import USES
 from dasktile.runtime.scheduler.priorities import ORDER
+from dasktile.runtime.worker.spilling import Spilling
 from dasktile.runtime.worker.store import TileStore
 from dasktile.tiling.calibration import Calibration
 from tests.gated import LIMIT
@@ -398,6 +399,26 @@ def test_a_worker_without_hints_spills_and_gets_none(monkeypatch: pytest.MonkeyP
         assert client.gather(totals) == [each * (size // 8) for each in range(20)]
         assert USES not in worker.stream_handlers
         assert worker.plugins[NAME].plugin.errors == 0
+
+
+def test_a_worker_that_cannot_take_the_store_is_named_with_its_error(
+    monkeypatch: pytest.MonkeyPatch, cluster: LocalCluster, client: Client
+) -> None:
+    first = min(worker.address for worker in cluster.workers.values())
+    attach = Spilling.attach
+
+    def fails_on_one(self: Spilling) -> None:
+        if self.worker.address == first:
+            raise OSError("the disk is full")
+        attach(self)
+
+    monkeypatch.setattr(Spilling, "attach", fails_on_one)
+    with logged(), pytest.warns(UserWarning, match="could not install its store") as caught:
+        dasktile.enable(client)
+    [message] = [str(each.message) for each in caught if "its store" in str(each.message)]
+    assert message.endswith(f"distributed: {first} (OSError('the disk is full'))")
+    computes(client)
+    dasktile.disable(client)
 
 
 # Without a plugin ----------------------------------------------------------------------

@@ -43,9 +43,11 @@ from dasktile.prediction import (
     predict_input,
     predict_plan,
     rough_cost,
+    unknown_sizes,
     work_seconds,
 )
 from dasktile.refusal import advise, refuse_many_tasks
+from dasktile.report.formatting import format_names
 from dasktile.request import Request
 from dasktile.schedule.peaks import Speeds
 from dasktile.schedule.placement import decode, is_written
@@ -270,7 +272,10 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
         if planned:
             counts += f", {planned:,} as planned"
         return f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them ({counts})"
-    return "the sizes of many results are unknown"
+    names = unknown_sizes(request.graph, _wanted_keys(request, _wanted(request, chosen)))
+    of = f", of {format_names(names, 3)}" if names else ""
+    moved = "; bytes received for these are not counted" if chosen.after is None else ""
+    return f"the sizes of many results are unknown{of}{moved}"
 
 
 def _with_sound_predictions(chosen: Candidate) -> Candidate:
@@ -358,8 +363,12 @@ def _wanted(request: Request, plan: Candidate) -> Mapping[str, Needed]:
 def _predict_input(
     request: Request, needed: Mapping[str, Needed], work: float = 0.0
 ) -> Prediction | None:
-    wanted = {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
-    return predict_input(request.graph, wanted, request.machine, work)
+    return predict_input(request.graph, _wanted_keys(request, needed), request.machine, work)
+
+
+def _wanted_keys(request: Request, needed: Mapping[str, Needed]) -> dict[str, Any]:
+    """By the name of an array, the keys of its blocks that are wanted."""
+    return {array.name: wanted_keys(array.name, array.chunks, needed) for array in request.arrays}
 
 
 def _bytes_made(planned: PlannedRequest) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile.cluster.target import Machine
-from dasktile.lower.placed import placed_tasks
+from dasktile.lower.placed import guessed_operations, placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
@@ -34,6 +34,9 @@ LEAST_SECONDS = 0.1
 #: Bytes a second that the functions of a worker's thread make (measured: the median of the corpus
 #: in ``benchmarks/corpus``).
 WORK_SPEED = 5e8
+
+#: Limits for a graph without bundles.
+_UNBUNDLED = BundleLimits((), {}, (), 0, 0)
 
 #: Cost of a plan over that of the usual plan below which it takes its place (chosen: less is within
 #: the error of the simulation).
@@ -228,8 +231,18 @@ def predict_input(
     work
         Seconds that functions take.
     """
-    limits = BundleLimits((), {}, (), 0, 0)
-    return _predict(machine, work, *placed_tasks(graph, wanted, limits))
+    return _predict(machine, work, *placed_tasks(graph, wanted, _UNBUNDLED))
+
+
+def unknown_sizes(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> tuple[str, ...]:
+    """The operations of Dask's own graph with results whose sizes are guesses.
+
+    Parameters
+    ----------
+    graph, wanted
+        As for `predict_input`.
+    """
+    return guessed_operations(graph, wanted, _UNBUNDLED)
 
 
 def predict_plan(lowered: Lowered, machine: Machine, work: float = 0.0) -> Prediction | None:

@@ -568,7 +568,35 @@ def test_results_of_unknown_sizes_are_no_prediction(monkeypatch: pytest.MonkeyPa
     x = da.random.default_rng(0).random((400, 400), chunks=(50, 50))
     explanation = dasktile.explain(da.unique((x * 10).astype(int)))
     assert explanation.received_after is None
-    assert "the sizes of many results are unknown" in str(explanation)
+    because = "the sizes of many results are unknown, of getitem, unique; bytes received for these"
+    assert because in explanation.unpredicted
+
+
+def test_arguments_of_delayed_functions_are_said_not_to_be_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch, 4)
+    x = da.random.default_rng(0).random((4000, 4000), chunks=(500, 500))
+    norm = da.from_delayed(dask.delayed(np.linalg.norm)((x @ x.T).sum(axis=0)), (), float)
+    text = " ".join(str(dasktile.explain(x - norm)).split())
+    assert "unknown, of arguments of delayed functions; bytes received for these are not" in text
+
+
+def test_what_a_plan_takes_is_shown_where_only_its_input_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan_for_workers(monkeypatch, 4)
+    shuffle = pytest.importorskip("distributed.shuffle")
+    x = noise((800, 800), (100, 100))
+    rows = shuffle.rechunk_p2p(
+        x, ((50,) * 16, (800,)), threshold=1, block_size_limit=10**8, balance=False
+    )
+    explanation = dasktile.explain(rows.sum(axis=0))
+    assert explanation.run_tasks_before is None
+    assert explanation.run_tasks_after is not None
+    text = " ".join(str(explanation).split())
+    assert f"as it runs: {explanation.run_tasks_after} tasks" in text
+    assert "what Dask's own graph takes is not predicted, as the sizes of many" in text
 
 
 def test_sizes_of_the_largest_elements_with_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,6 +256,9 @@ identity_cast: Any = _lookup(
     "_identity_cast",
     "reductions, concatenations and takes of several chunks are unchanged",
 )
+argument_of_delayed: Any = _lookup(
+    "dask._expr", "ProhibitReuse._identity", "explain gives less precise reasons"
+)
 blockwise_token: Callable[[int], str] = _lookup(
     "dask.blockwise",
     "blockwise_token",

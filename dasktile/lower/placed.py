@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +13,10 @@ from dask.optimization import default_fused_keys_renamer
 from dask.order import order
 from dask.utils import key_split
 
-from dasktile._compat.dask import Alias, DataNode, Task, TaskRef
+from dasktile._compat.dask import Alias, DataNode, Task, TaskRef, argument_of_delayed
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of
+from dasktile.capture.titles import call_of_layer
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
@@ -90,6 +92,26 @@ def guessed_share(tasks: GraphTasks) -> float:
     if tasks.unsized:
         return math.inf
     return sum(tasks.sizes[number] for number in tasks.guessed) / max(1, sum(tasks.sizes))
+
+
+def guessed_operations(
+    graph: HighLevelGraph, wanted: Mapping[str, Collection[Key]], limits: BundleLimits
+) -> tuple[str, ...]:
+    """The operations with results whose sizes are guesses, those of most such results first.
+
+    Parameters
+    ----------
+    graph, wanted, limits
+        As for `placed_tasks`.
+    """
+    tasks = GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits)
+    counts = Counter(
+        "arguments of delayed functions"
+        if getattr(tasks.tasks[number], "func", None) is argument_of_delayed
+        else call_of_layer(tasks.heads[number])
+        for number in tasks.unsized or tasks.guessed
+    )
+    return tuple(sorted(counts, key=lambda name: (-counts[name], name)))
 
 
 def placed_tasks(

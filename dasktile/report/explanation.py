@@ -554,19 +554,25 @@ class Explanation:
     def _run(self) -> list[str]:
         """What runs and moves in the simulation, of Dask's own graph and of the plan's."""
         tasks, before = self.run_tasks_after, self.run_tasks_before
-        if not self.changed:
-            if before is None or self.received_before is None or self.workers == 1:
-                return []
-            received = format_bytes(self.received_before)
-            run = f"{format_count(before, 'task')}, workers receive about {received}"
-            return [f"as it runs: {run} where Dask's scheduler places them"]
-        if tasks is None or before is None:
-            because = f"as it runs: not predicted, as {self.unpredicted}"
-            return [because] if self.unpredicted else []
-        line = f"as it runs: {_tasks(before, tasks)}"
-        if self.bundle:
-            line += ", each bundle counted once"
         first, last = self.received_before, self.received_after
+        unknown = f"not predicted, as {self.unpredicted}"
+        if before is None and not self.unpredicted:
+            return []
+        if not self.changed:
+            if before is None:
+                return [f"as it runs: {unknown}"]
+            if first is None or self.workers == 1:
+                return []
+            run = f"{format_count(before, 'task')}, workers receive about {format_bytes(first)}"
+            return [f"as it runs: {run} where Dask's scheduler places them"]
+        if tasks is None:
+            return [f"as it runs: {unknown}"] if self.unpredicted else []
+        run = format_count(tasks, "task") if before is None else _tasks(before, tasks)
+        line = f"as it runs: {run}{', each bundle counted once' if self.bundle else ''}"
+        if before is None:
+            if self.workers > 1 and last is not None:
+                line += f", workers receive about {format_bytes(last)}"
+            return [f"{line}; what Dask's own graph takes is {unknown}"]
         if self.workers > 1 and first is not None and last is not None:
             line += f", workers {_instead('receive about', first, last, '')}"
             if format_bytes(first) != format_bytes(last):

@@ -225,6 +225,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "planning",
             "prediction",
             "refusal",
+            "report.formatting",
             "request",
             "schedule.peaks",
             "schedule.placement",

@@ -30,7 +30,7 @@ from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
 from dasktile._compat.dask import fused_tasks, run_fused
 from dasktile.cluster.target import Machine
-from dasktile.lower.bundle import pick, run_bundle
+from dasktile.lower.bundle import is_pick, run_bundle
 from dasktile.lower.placed import TaskMemory, placed
 from dasktile.report.formatting import format_bytes
 from dasktile.schedule.homes import Homes
@@ -63,9 +63,7 @@ def simulated(
     sizes, working = measured_sizes(graph, ends)
     homes = _homes(graph, workers)
     known = {
-        key: TaskMemory(
-            sizes[key], working.get(key, 0), homes[key], getattr(task, "func", None) is pick
-        )
+        key: TaskMemory(sizes[key], working.get(key, 0), homes[key], is_pick(task))
         for key, task in graph.items()
     }
     tasks = placed(graph, ends, known, by_place=True)

@@ -749,6 +749,11 @@ def has_bundle(task: Any) -> bool:
     )
 
 
+def is_pick(task: Any) -> bool:
+    """Whether a task returns a part of a bundle's value, and does nothing else."""
+    return getattr(task, "func", None) is pick
+
+
 def reader_in(task: Any, key: Key) -> Key | None:
     """The key of the first task in a bundle or a fused task that reads an input of that.
 

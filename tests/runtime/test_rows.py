@@ -125,6 +125,9 @@ def test_bytes_are_received_under_the_layer_that_predicts_them(
         # partial means and variances of a tile are sent together, and count for the first of them
         mean, var = compared.pop("mean"), compared.pop("var")
         compared["mean, var"] = (mean[0] + var[0], mean[1] + var[1])
+    if build is two_products and bundle:
+        # tasks of the second product read tiles of the first one where these are, without a copy
+        compared = {"both": tuple(map(sum, zip(*moved.values(), strict=True)))}
     for predicted, received in compared.values():
         # partial results of a mean or a variance are dicts, which take some bytes
         assert received == pytest.approx(predicted, rel=0.05 if predicted > 100_000 else 0.5)

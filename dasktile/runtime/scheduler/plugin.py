@@ -21,7 +21,7 @@ from distributed import Scheduler, SchedulerPlugin, Status
 from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import checks, metadata, plugins, scheduling, states
 from dasktile._compat.distributed.features import Feature
-from dasktile.lower.bundle import has_bundle, keys_in
+from dasktile.lower.bundle import has_bundle, is_pick, keys_in
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import position, set_priorities
@@ -535,9 +535,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Place tasks whose layer names have no placement next to tasks that have one.
 
-        A slice is placed on the worker of its tile, a task that reads only data of the graph on
-        that of its readers, and a task that is the only reader of its inputs on that of these
-        inputs.
+        A slice is placed on the worker of its tile, a pick on that of its bundle, a task that reads
+        only data of the graph on that of its readers, and a task that is the only reader of its
+        inputs on that of these inputs.
 
         Parameters
         ----------
@@ -577,7 +577,10 @@ class TileSchedulerPlugin(SchedulerPlugin):
                 continue
             self._place_near(ts, ts.dependencies, homes, restrict, near)
         for ts in sorted(after, key=lambda ts: ts.priority or ()):
-            if all(read.key in homes and len(read.dependents) == 1 for read in ts.dependencies):
+            alone = all(len(read.dependents) == 1 for read in ts.dependencies) or is_pick(
+                ts.run_spec
+            )
+            if alone and all(read.key in homes for read in ts.dependencies):
                 self._place_near(ts, ts.dependencies, homes, restrict)
 
     def _group_roots(self, new: list[TaskState]) -> None:

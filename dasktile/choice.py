@@ -104,6 +104,10 @@ SURE_PEAK = 2**23
 #: (chosen: smaller tiles save most of so few bytes).
 LEAST_REFORMED = 2**23
 
+#: Tasks of a plan, before they are fused and bundled, up to which it is compared with others where
+#: the input has too many tasks to be simulated (chosen: to plan must not take longer for it).
+MOST_COMPARED = 2_000
+
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
 SMALL_BUNDLES = (1 / 4, 1 / 16)
@@ -418,7 +422,8 @@ def _cheapest(
     """The usual plan, or another one whose run is predicted to cost clearly less."""
     if not _may_spill(request, usual.planned) and usual.planned.plan.tiled is None:
         return usual
-    if not _is_predictable(request):
+    is_predictable = _is_predictable(request)
+    if not is_predictable and _model_tasks(usual) > MOST_COMPARED:
         return usual
     work = _work(request, usual.planned)
     plans = [usual]
@@ -432,8 +437,11 @@ def _cheapest(
             best = _best(plans)
             assert best.after is not None
             # Dask's own graph, which may be large, need not be simulated
-            if best.after.peak <= SURE_PEAK and (best is usual or _takes_less_time(request, best)):
+            is_sure = best.after.peak <= SURE_PEAK or not is_predictable
+            if is_sure and (best is usual or _takes_less_time(request, best)):
                 return best
+    if not is_predictable:
+        return usual
     before = _predict_input(request, _wanted(request, usual), work)
     if before is None:
         return usual

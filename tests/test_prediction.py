@@ -227,6 +227,22 @@ def test_memory_counts_more_where_functions_take_long() -> None:
     assert work_seconds(10**9, one) == 4 * work_seconds(10**9, four) > 0
 
 
+def test_tiles_are_small_where_the_graph_of_the_input_is_too_large_to_be_simulated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = da.from_array(np.ones((4000, 2000)), chunks=(8, 2000))
+    y = (da.sqrt(x + 1) * 2).sum()
+    monkeypatch.setattr(choice, "MAX_TASKS", 300)
+    result, plan = dasktile.optimize(y), dasktile.explain(y)
+    assert plan.peak_before is None
+    assert "more than 300 tasks" in plan.unpredicted
+    # a worker has 16 MB of x
+    _, run = simulated([result], 4)
+    assert max(run.peaks) < 9e6
+    assert plan.peak_after is not None
+    assert plan.peak_after < 13e6
+
+
 def test_plans_are_compared_although_sizes_are_guesses() -> None:
     """The function makes bytes that nobody knows, of blocks that are read as they are."""
 
@@ -555,9 +571,11 @@ def test_a_missing_simulation_has_a_reason() -> None:
     x = da.from_array(np.ones((110, 110)), chunks=1)
     array = (x + 1).sum(axis=0)
     explanation = dasktile.explain(array, workers=4)
-    assert explanation.run_tasks_after is None
+    assert explanation.run_tasks_before is None
+    assert explanation.run_tasks_after is not None
     text = " ".join(str(explanation).split())
-    assert "as it runs: not predicted, as the graph has more than 10,000 tasks before Dask" in text
+    because = "not predicted, as the graph has more than 10,000 tasks before Dask"
+    assert f"what Dask's own graph takes is {because}" in text
     assert f"fuses them ({len(dict(array.dask)):,} as it is" in text
     assert dasktile.explain((x[:20] + 1).sum(axis=0), workers=4).unpredicted == ""
 

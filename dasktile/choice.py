@@ -100,12 +100,12 @@ BETTER_BUNDLED = 2
 #: out without a simulation of that graph (chosen).
 SURE_PEAK = 2**23
 
-#: Bytes on a worker up to which neither another order of the tasks nor smaller bundles are tried
-#: (chosen: smaller tiles save most of so few bytes).
-LEAST_REFORMED = 2**23
+#: Bytes on a worker above which another order of the tasks and smaller bundles are tried, too
+#: (chosen: of fewer bytes, smaller tiles save most).
+LARGE_PEAK = 2**23
 
-#: Tasks of a plan, before they are fused and bundled, up to which it is compared with others where
-#: the input has too many tasks to be simulated (chosen: to plan must not take longer for it).
+#: Tasks of a plan, before they are fused and bundled, up to which smaller tiles are tried where the
+#: input has too many tasks to be simulated (chosen: each plan that is tried takes time to write).
 MOST_COMPARED = 2_000
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
@@ -405,7 +405,7 @@ def _with_own_prediction(request: Request, chosen: Candidate, work: float) -> Ca
     if count_tasks(lowered.graph, lowered.names) > MAX_TASKS:
         return replace(chosen, lowered=lowered, after=None)
     chosen = replace(chosen, lowered=lowered, after=predict_plan(lowered, request.machine, work))
-    if chosen.after is None or chosen.after.peak <= LEAST_REFORMED:
+    if chosen.after is None or chosen.after.peak <= LARGE_PEAK:
         return chosen
     in_steps = lowered.in_steps()
     if in_steps is lowered:
@@ -606,7 +606,7 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     if best.lowered is None or before is None or after is None:
         return best
     needs_more = after.excess(before) > 1
-    if not needs_more and (after.peak <= LEAST_REFORMED or after.cost <= FAR_LESS * before.cost):
+    if not needs_more and (after.peak <= LARGE_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
     usual, lowered, kept = best, best.lowered, _kept_bytes(request, best)
     least = CLEARLY_LESS * after.cost * after.excess(before)

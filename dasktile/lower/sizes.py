@@ -14,6 +14,7 @@ from operator import getitem as operator_getitem
 from typing import Any, Protocol
 
 import numpy as np
+from dask.core import flatten
 from dask.highlevelgraph import HighLevelGraph
 from dask.utils import apply
 
@@ -531,16 +532,8 @@ def _filled(like: Any, options: Any) -> _Result | None:
 def _held(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
     """A tuple of anything, as a variable of xarray."""
     size = sum(each.nbytes for each in sources)
-    size += sum(getattr(each, "nbytes", 0) for each in _unlisted(literals))
+    size += sum(getattr(each, "nbytes", 0) for each in flatten(literals, (list, tuple)))
     return _Result(((size,),), 1, is_array=False)
-
-
-def _unlisted(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _unlisted(value)
-        else:
-            yield value
 
 
 def _pair(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:

@@ -485,13 +485,14 @@ def in_bundles(e: Expression, plan_for: Callable[..., None]) -> bool:
 def test_random_expressions_have_the_same_values_in_bundles(workers) -> None:
     bundled = []
 
-    @examples(60)
+    # hypothesis draws constants of the source, so that any edit of it changes the examples
+    @examples(120)
     @given(expressions())
     def every(e: Expression) -> None:
         bundled.append(in_bundles(e, workers))
 
     every()
-    assert sum(bundled) > len(bundled) // 20
+    assert sum(bundled) > 6
 
 
 @pytest.mark.slow

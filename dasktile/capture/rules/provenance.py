@@ -135,12 +135,6 @@ def _getitem(block: Any, index: Any) -> Any:
     if not isinstance(block, TracedBlock):
         raise UnknownFunction("an index into a value that is not an array")
     entries = list(index) if isinstance(index, tuple) else [index]
-    if len(entries) == len(block.axes) and set(map(type, entries)) == {slice}:
-        cut = [
-            _picked(axis, axis.positions[entry])
-            for axis, entry in zip(block.axes, entries, strict=True)
-        ]
-        return TracedBlock(block.name, tuple(cut), block.fixed)
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
     ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
     full: list[Any] = [slice(None)] * (len(block.axes) - used)

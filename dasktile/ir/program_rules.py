@@ -98,6 +98,7 @@ def _windows(program: Program, index: int) -> Fault:
     for number, edge in enumerate(node.edges):
         shape = program.nodes[edge.producer].shape
         read = {} if edge.within is None else {edge.within[0]: edge.within[1:]}
+        labels_read = [axis.label for axis in edge.axes]
         for place, (axis, size) in enumerate(zip(edge.axes, shape, strict=True)):
             if axis.label is None or not size:
                 continue
@@ -113,7 +114,9 @@ def _windows(program: Program, index: int) -> Fault:
                 if windows != _parts(edge.chunks[place]):
                     return f"{what} is read in blocks {windows}; expected {edge.chunks[place]}"
                 continue
-            if axis.identity and node.kind is not Kind.VIEW and label.size != size:
+            # a diagonal ends where the shorter of two axes ends
+            is_whole = node.kind is not Kind.VIEW and labels_read.count(axis.label) == 1
+            if axis.identity and is_whole and label.size != size:
                 return f"label {axis.label} has {label.size} iterations; expected {size} for {what}"
             lo, hi = _reading(axis, size, label.size)
             first, last = read.get(axis.label, (0, label.size))

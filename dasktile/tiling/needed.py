@@ -71,7 +71,10 @@ def _reads_all(node: Node, edge: Edge, producer: Node) -> bool:
             # a map without a label may read a part of the axis in views and opaque nodes
             return node.kind not in (Kind.VIEW, Kind.OPAQUE)
         first, last = (lo, hi) if axis.label == label else (0, node.labels[axis.label].size)
-        return axis.width >= abs(axis.step) and axis.interval(first, last, size) == (0, size)
+        # on a diagonal two axes run along one label
+        alone = sum(axis.label == other.label for other in edge.axes) == 1
+        covered = axis.width >= abs(axis.step) and axis.interval(first, last, size) == (0, size)
+        return alone and covered
 
     return all(
         len(sizes) == 1 or covers(axis, sum(sizes))

@@ -10,6 +10,7 @@ import numpy as np
 from dask.utils import M
 
 from dasktile._compat.dask import Alias, DataNode, GraphNode, Task, TaskRef
+from dasktile.capture.rules.diagonals import OnDiagonal
 from dasktile.capture.rules.reshapes import PerTile, Reshape
 from dasktile.capture.rules.stencils import Sliding, Stencil
 from dasktile.capture.rules.views import Concatenate, Gather, Take
@@ -142,6 +143,36 @@ def _per_tile(kernel: PerTile, context: LoweringContext) -> EmittedLayers:
         return Task(key, kernel.function, *arguments, **kernel.kwargs)
 
     return _block_by_block(context, task_of)
+
+
+@emit.register
+def _on_diagonal(kernel: OnDiagonal, context: LoweringContext) -> EmittedLayers:
+    (source,), cuts = context.inputs, context.tiling.cuts
+    edges = [bounds(sizes) for sizes in cuts]
+    tasks: dict[Key, GraphNode] = {}
+    for row, column in product(*(range(len(sizes)) for sizes in cuts)):
+        key = (context.name, row, column)
+        shape = (cuts[0][row], cuts[1][column])
+        first = max(edges[0][row], edges[1][column])
+        count = min(edges[0][row + 1], edges[1][column + 1]) - first
+        if count > 0:
+            place = (first - edges[0][row], first - edges[1][column])
+            read = TaskRef((source, row))
+            tasks[key] = Task(key, with_diagonal, read, place, count, shape)
+        else:
+            tasks[key] = Task(key, np.zeros_like, kernel.like, shape=shape)
+    emitted = EmittedLayers()
+    emitted.add(context.name, tasks, {source})
+    return emitted
+
+
+def with_diagonal(values: Any, place: tuple[int, int], count: int, shape: tuple[int, int]) -> Any:
+    """Zeros with `count` elements of the values of its rows on a diagonal from `place` on."""
+    result = np.zeros_like(values, shape=shape)
+    steps = np.arange(count)
+    rows = place[0] + steps
+    result[rows, place[1] + steps] = values[rows]
+    return result
 
 
 @emit.register

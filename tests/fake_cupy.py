@@ -170,8 +170,21 @@ class ndarray:  # noqa: N801  (CuPy's name)
         turned = self.view.transpose(*axes)
         return ndarray(turned.shape, turned.dtype, self.data, turned.strides)
 
+    T = property(lambda self: self.transpose())
+
+    def __getitem__(self, index: Any) -> ndarray:
+        part = self.view[index]
+        offset = part.ctypes.data - self.view.ctypes.data
+        return ndarray(part.shape, part.dtype, self.data + offset, part.strides)
+
+    def __setitem__(self, index: Any, values: Any) -> None:
+        self.view[index] = values
+
     def get(self) -> np.ndarray[Any, Any]:
-        return self.view.copy()
+        return self.view.copy("K")
+
+    def __reduce__(self) -> Any:
+        return array, (self.get(),)
 
     def __sizeof__(self) -> int:
         return int(self.nbytes)

@@ -77,9 +77,6 @@ class RuntimeSettings:
     max_losses
         Times that one result is recomputed because it could not be read back from disk; after
         that, the tasks that read it fail.
-    spare_bytes
-        Bytes of page-locked memory that are kept for reuse at the most; to allocate such memory
-        is slow.
     """
 
     max_failures: int = 10
@@ -107,4 +104,3 @@ class RuntimeSettings:
     small_bytes: int = 1024
     max_parts: int = 256
     max_losses: int = 3
-    spare_bytes: int = 1 << 30

@@ -176,7 +176,7 @@ class EmulatedDevice(Device):
             return None
         return value._allocation.number, value._allocation.buffer.nbytes
 
-    def host(self) -> Tier:
+    def host(self, limit: int) -> Tier:
         if current() is not self:
             raise ValueError("the device must be that of the process; set it by use()")
         return Host(copied=(EmulatedArray,))

@@ -17,6 +17,7 @@ from tests import fake_cupy
 SIZE = 8000
 #: Bytes of eight tiles, by the size that dask sees in the fake arrays.
 CAPACITY = 8 * 8192
+HOST_MEMORY = 1 << 30
 LIMIT = 30
 
 Make = Callable[[], TileStore]
@@ -39,7 +40,7 @@ def make(pool: fake_cupy.Pool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -
         folder = tmp_path / str(len(stores))
         folder.mkdir()
         made = TileStore(
-            [device.host(), Disk(str(folder), None)],
+            [device.host(HOST_MEMORY), Disk(str(folder), None)],
             ResidencySettings((CAPACITY, None, None)),
             device=device,
         )
@@ -87,6 +88,42 @@ def test_strides_and_views_survive(make: Make) -> None:
     settled(store)
     np.testing.assert_array_equal(store["plain"].get(), values)
     np.testing.assert_array_equal(store["turned"].get(), values.T)
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_tiles_beyond_the_limit_of_page_locked_memory_are_in_ordinary_memory(
+    pool: fake_cupy.Pool, limit: int
+) -> None:
+    import dasktile.runtime.tiers.cuda as tier
+
+    pool.capacity = 1 << 28
+    host = tier.CupyHost(limit)
+    values = [np.arange(3_000_000.0) + number for number in range(4)]
+    held = [host.store(fake_cupy.array(each)) for each in values]
+    assert host._pool.allocated == limit
+    # one of 24 MB is page-locked
+    assert sum(bool(pieces) for pieces in host._pieces.values()) == limit >> 25
+    for each, one in zip(values, held, strict=True):
+        np.testing.assert_array_equal(host.load(one).get(), each)
+        host.free(one)
+    assert host._pool.free == host._pool.allocated
+    host.close()
+    assert host._pool.allocated == 0
+
+
+def test_an_array_with_gaps_is_stored_from_a_full_device(pool: fake_cupy.Pool) -> None:
+    import dasktile.runtime.tiers.cuda as tier
+
+    host = tier.CupyHost(HOST_MEMORY)
+    values = np.arange(SIZE / 8).reshape(10, 20, -1)
+    view = fake_cupy.array(values)[::-2, 3:, ::2]
+    rest = fake_cupy.alloc(7 * SIZE)
+    held = host.store(view)
+    del rest
+    loaded = host.load(held)
+    np.testing.assert_array_equal(loaded.get(), values[::-2, 3:, ::2])
+    assert loaded.nbytes == held.size
+    host.close()
 
 
 def test_the_allocator_is_restored_when_a_store_closes(pool: fake_cupy.Pool, make: Make) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from dasktile.runtime.tiers import (
     disk,
     register_device,
 )
-from dasktile.runtime.tiers.host import UNIT, BlockPool
+from dasktile.runtime.tiers.host import SLAB, UNIT, Piece, PiecePool
 from dasktile.testing import emulated
 from dasktile.testing.emulated import (
     DeviceFullError,
@@ -42,9 +43,11 @@ from dasktile.testing.emulated import (
     to_device,
     use,
 )
+from tests import fake_cupy
 
 LIMIT = 30
 CAPACITY = 1 << 26
+HOST_MEMORY = 1 << 30
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +105,10 @@ class Subject:
         self.up: Callable[[Any], Any] = lambda value: value
         if kind in ("host", "disk under host"):
             self.up = gpu.asarray
-            made = gpu.host()
+            made = gpu.host(HOST_MEMORY)
+        elif kind == "fake cupy":
+            self.up = fake_cupy.array
+            made = device("cupy").host(HOST_MEMORY)
         elif kind == "cupy":
             cupy = pytest.importorskip("cupy")
             try:
@@ -110,13 +116,17 @@ class Subject:
             except cupy.cuda.runtime.CUDARuntimeError:
                 pytest.skip("there is no CUDA device")
             self.up = partial(cupy.array, order="K")
-            made = device("cupy").host()
+            made = device("cupy").host(HOST_MEMORY)
         if kind != "disk":
             assert isinstance(made, Host)
             self.host = made
         tiers = [one for one in (self.host, self.disk) if one is not None]
         self.tier = Below(*tiers) if len(tiers) == 2 else tiers[0]
-        self.rounded = UNIT if kind == "cupy" else 1000
+        self.is_cupy = "cupy" in kind
+
+    def rounds(self, size: int) -> float:
+        """Bytes that a value of `size` bytes takes on the tier at the most."""
+        return size * 1.125 + UNIT if self.is_cupy else size + 1000
 
     def kept(self) -> int:
         """Number of stored values."""
@@ -129,14 +139,22 @@ def down(value: Any) -> Any:
 
 
 @pytest.fixture(
-    params=["disk", "host", "disk under host", pytest.param("cupy", marks=pytest.mark.gpu)]
-)
+    params=[
+        "disk", "host", "disk under host", "fake cupy",
+        pytest.param("cupy", marks=pytest.mark.gpu),
+    ]
+)  # fmt: skip
 def subject(
-    request: pytest.FixtureRequest, tmp_path: Path, gpu: EmulatedDevice
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    gpu: EmulatedDevice,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Subject]:
-    made = Subject(request.param, tmp_path, gpu)
-    yield made
-    made.tier.close()
+    fake = request.param == "fake cupy"
+    with fake_cupy.install(CAPACITY, monkeypatch) if fake else nullcontext():
+        made = Subject(request.param, tmp_path, gpu)
+        yield made
+        made.tier.close()
     assert not list(tmp_path.iterdir())
     assert not made.host or not made.host._kept
 
@@ -189,10 +207,10 @@ def check(loaded: Any, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_are_loaded_unchanged(subject: Subject, name: str) -> None:
     array = ARRAYS[name]
-    if subject.rounded == UNIT and not array.dtype.isnative:
+    if subject.is_cupy and not array.dtype.isnative:
         pytest.skip("CuPy has no other byte order")
     held = subject.tier.store(subject.up(array))
-    assert array.nbytes <= held.size <= array.nbytes + subject.rounded
+    assert array.nbytes <= held.size <= subject.rounds(array.nbytes)
     assert subject.kept() == 1
     for _ in range(2):
         loaded = subject.tier.load(held)
@@ -208,7 +226,7 @@ def test_arrays_are_loaded_unchanged(subject: Subject, name: str) -> None:
 def test_views_are_loaded_unchanged(subject: Subject, name: str) -> None:
     expected = VIEWS[name](BASE)
     held = subject.tier.store(VIEWS[name](subject.up(BASE)))
-    assert expected.nbytes <= held.size <= expected.nbytes + subject.rounded
+    assert expected.nbytes <= held.size <= subject.rounds(expected.nbytes)
     loaded = subject.tier.load(held)
     check(loaded, expected)
     loaded[...] = 1
@@ -371,7 +389,7 @@ def test_packed_values_are_pickled() -> None:
 
 
 def test_a_full_device(gpu: EmulatedDevice) -> None:
-    host = gpu.host()
+    host = gpu.host(HOST_MEMORY)
     held = host.store(gpu.asarray(BASE))
     gpu.capacity = gpu.used + BASE.nbytes - 1
     with pytest.raises(MemoryError):
@@ -380,32 +398,95 @@ def test_a_full_device(gpu: EmulatedDevice) -> None:
     check(host.load(held), BASE)
 
 
-def test_blocks_are_reused() -> None:
-    made = []
+def pool_of(slabs: int, system: int | None = None) -> PiecePool:
+    """A pool of a number of slabs, on a system that has memory for `system` of them."""
+    made: list[Any] = []
 
     def allocate(size: int) -> Any:
-        if size > 8 * UNIT:
+        if len(made) == system:
             raise MemoryError
-        made.append(size)
-        return np.empty(size, np.uint8)
+        made.append(np.empty(size, np.uint8))
+        return made[-1]
 
-    pool = BlockPool(allocate, spare=4 * UNIT)
-    block = pool.take(UNIT - 5)
-    assert block.nbytes == UNIT
-    pool.give(block)
-    assert pool.free == UNIT
-    assert pool.take(UNIT) is block
-    assert pool.free == 0
-    pool.give(pool.take(3 * UNIT))
-    pool.give(block)
-    assert pool.free == 4 * UNIT
-    pool.give(pool.take(2 * UNIT))
-    assert pool.free == 2 * UNIT
-    pool.give(pool.take(5 * UNIT))
-    assert pool.free == 0
+    return PiecePool(allocate, slabs * SLAB + UNIT)
+
+
+def total(pieces: list[Piece]) -> int:
+    return sum(piece.memory.nbytes for piece in pieces)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_have_the_size_asked_for_and_never_overlap(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pool = pool_of(4)
+    held: list[tuple[int, list[Piece]]] = []
+    for number in range(200):
+        if held and rng.random() < 0.45:
+            value, pieces = held.pop(rng.integers(len(held)))
+            for piece in pieces:
+                assert (piece.memory[:: UNIT // 2] == value).all()
+            pool.give(pieces)
+        size = int(2 ** rng.uniform(1, 26))
+        try:
+            pieces = pool.take(size)
+        except MemoryError:
+            assert pool.allocated == 4 * SLAB
+            assert pool.free < 1.125 * size + UNIT
+            continue
+        assert size <= total(pieces) < 1.125 * size + UNIT
+        # a piece that belonged to two tiles would have the number of the later one
+        for piece in pieces:
+            piece.memory[:: UNIT // 2] = number % 256
+        held.append((number % 256, pieces))
+        assert pool.free + sum(total(pieces) for _, pieces in held) == pool.allocated
+    for _, pieces in held:
+        pool.give(pieces)
+    assert pool.free == pool.allocated
+    # halves were put together again
+    slabs = pool.allocated // SLAB
+    assert [piece.memory.nbytes for piece in pool.take(pool.free)] == [SLAB] * slabs
+
+
+def test_few_pieces_are_taken_while_there_are_large_ones() -> None:
+    pool = pool_of(4)
+    assert len(pool.take(UNIT + 1)) == 1
+    assert len(pool.take(SLAB)) == 1
+    for size in range(UNIT, 2 * SLAB, UNIT * 3 + 3):
+        pieces = pool.take(size)
+        assert len(pieces) <= 4 + size // SLAB
+        pool.give(pieces)
+
+
+def test_memory_of_a_pool_is_reused() -> None:
+    pool = pool_of(2)
+    for _ in range(10):
+        pieces = [pool.take(SLAB // 2) for _ in range(4)]
+        assert pool.free == 0
+        for taken in pieces:
+            pool.give(taken)
+    assert pool.allocated == 2 * SLAB
     with pytest.raises(MemoryError):
-        pool.take(9 * UNIT)
-    assert made == [size * UNIT for size in (1, 3, 2, 5)]
+        pool.take(2 * SLAB + 1)
+    assert pool.free == 2 * SLAB
+    pool.close()
+    assert pool.allocated == pool.free == 0
+
+
+def test_small_pieces_are_used_where_no_large_one_is_left() -> None:
+    pool = pool_of(1)
+    small = [pool.take(UNIT) for _ in range(SLAB // UNIT)]
+    for taken in small[::2]:
+        pool.give(taken)
+    assert len(pool.take(4 * UNIT)) == 4
+
+
+def test_a_system_without_memory_is_asked_once() -> None:
+    pool = pool_of(4, system=1)
+    pool.give(pool.take(SLAB))
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            pool.take(SLAB + UNIT)
+    assert total(pool.take(SLAB)) == SLAB
 
 
 # Devices
@@ -594,7 +675,7 @@ def test_arrays_are_sent_to_other_processes(gpu: EmulatedDevice) -> None:
         assert received.flags.f_contiguous
     assert pickle.loads(pickle.dumps(gpu)) is other
     with pytest.raises(ValueError, match="use"):
-        gpu.host()
+        gpu.host(HOST_MEMORY)
 
 
 EXPRESSIONS: dict[str, Callable[[Any], Any]] = {

@@ -113,8 +113,14 @@ class Device(ABC):
         """
 
     @abstractmethod
-    def host(self) -> Tier:
-        """A new tier that keeps the device's tiles in the memory of the host."""
+    def host(self, limit: int) -> Tier:
+        """A new tier that keeps the device's tiles in the memory of the host.
+
+        Parameters
+        ----------
+        limit
+            Bytes of the worker's memory on the host.
+        """
 
     @abstractmethod
     def on_full(self, make_room: Callable[[int], bool] | None) -> None:

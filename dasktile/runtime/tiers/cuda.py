@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -25,9 +25,11 @@ from typing import Any
 import cupy
 import numpy as np
 
-from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers.base import Device, Tier
-from dasktile.runtime.tiers.host import Block, BlockPool, Host, Packed
+from dasktile.runtime.tiers.host import Block, Host, Packed, Piece, PiecePool
+
+#: Page-locked memory of a worker, as a share of its memory at the most.
+PAGE_LOCKED = 0.125
 
 #: The status cudaErrorMemoryAllocation.
 _OUT_OF_MEMORY = 2
@@ -87,8 +89,8 @@ class CupyDevice(Device):
         memory = value.data.mem
         return (memory.device_id, memory.ptr), memory.size
 
-    def host(self) -> Tier:
-        return CupyHost()
+    def host(self, limit: int) -> Tier:
+        return CupyHost(int(limit * PAGE_LOCKED))
 
     def on_full(self, make_room: Callable[[int], bool] | None) -> None:
         self._make_room = make_room
@@ -142,19 +144,20 @@ class _RetryingAllocator:
 class CupyHost(Host):
     """Page-locked memory of the host, which a GPU copies to and from at full speed.
 
-    The system has a limited amount of it; beyond that, ordinary memory is used, and copies are
-    slower.
+    The system has a limited amount of it, all of its processes together, and takes long to
+    allocate and to free it.  So it is allocated up to a limit and kept until the tier is closed;
+    tiles beyond it are in ordinary memory, from which CUDA copies through buffers of its own.
 
     Parameters
     ----------
-    settings
-        Constants; by default those of `RuntimeSettings`.
+    limit
+        Bytes of page-locked memory at the most.
     """
 
-    def __init__(self, settings: RuntimeSettings | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         super().__init__()
-        self._pool = BlockPool(_page_locked, (settings or RuntimeSettings()).spare_bytes)
-        self._blocks: dict[Packed, Block] = {}
+        self._pool = PiecePool(_page_locked, limit)
+        self._pieces: dict[Packed, list[Piece]] = {}
         self._streams: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
@@ -167,12 +170,14 @@ class CupyHost(Host):
             return Packed({**header, "array": value.strides}, []), 0
         with value.device:
             try:
-                strides, block = self._copy_down(value)
+                with cupy.cuda.Stream.null:
+                    dense = value if _has_no_gaps(value) else cupy.array(value, order="K")
             except MemoryError:
-                strides, block = self._copy_down_whole(value)
-        packed = Packed({**header, "array": strides}, [block.data[: value.nbytes]])
-        self._blocks[packed] = block
-        return packed, block.nbytes
+                # no room on the device to close the gaps
+                copied = _without_gaps(value, self._copy_down_whole(value))
+                frame = copied.ravel("K").view("u1").data
+                return Packed({**header, "array": copied.strides}, [frame]), value.nbytes
+            return self._copy_down(dense, header)
 
     def unpack(self, packed: Packed) -> Any:
         header, frames = packed.parts()
@@ -181,74 +186,68 @@ class CupyHost(Host):
         with cupy.cuda.Device(header["device"]):
             return self._copy_up(header, frames)
 
+    def is_copied(self, kind: type) -> bool:
+        return kind.__module__.startswith("cudf.")
+
     def release(self, packed: Packed) -> None:
         super().release(packed)
-        block = self._blocks.pop(packed, None)
-        if block is not None:
-            self._give_block(block)
+        self._pool.give(self._pieces.pop(packed, ()))
 
     def close(self) -> None:
         super().close()
-        self._pool.drop()
+        self._pool.close()
 
-    def _copy_down(self, value: Any) -> tuple[tuple[int, ...], Block]:
-        """Copy an array to the host: its strides there, and the block that has its elements.
-
-        Raises
-        ------
-        MemoryError
-            If there is no room on the device to close the array's gaps.
-        """
-        with cupy.cuda.Stream.null:
-            dense = value if _has_no_gaps(value) else cupy.array(value, order="K", copy=True)
-        return dense.strides, self._copy_memory(dense.data, dense.nbytes)
-
-    def _copy_down_whole(self, value: Any) -> tuple[tuple[int, ...], Block]:
-        """The same for an array with gaps, by a copy of all memory between its elements."""
-        before, after = _extent(value)
-        whole = self._copy_memory(value.data - before, before + after)
-        dtype = np.dtype(value.dtype)
-        view = np.ndarray(value.shape, dtype, whole.data, before, value.strides)
-        order = _axes(value)
-        block = self._take_block(value.nbytes)
-        dense = np.ndarray([value.shape[axis] for axis in order], dtype, block.data)
-        dense[...] = view.transpose(order)
-        self._give_block(whole)
-        return dense.transpose(np.argsort(order)).strides, block
-
-    def _copy_memory(self, memory: Any, size: int) -> Block:
-        block = self._take_block(size)
-        stream = self._stream("down")
+    def _copy_down(self, dense: Any, header: dict[str, Any]) -> tuple[Packed, int]:
+        """Copy an array without gaps to the host; return the copy and its bytes."""
+        size = dense.nbytes
         try:
-            stream.wait_event(_record_event(cupy.cuda.Stream.null))
-            memory.copy_to_host_async(block.ctypes.data, size, stream)
-            _record_event(stream).synchronize()
+            pieces = self._pool.take(size)
+        except MemoryError:
+            pieces, blocks = [], [np.empty(size, np.uint8)]
+        else:
+            blocks = [piece.memory for piece in pieces]
+            blocks[-1] = blocks[-1][: size - sum(block.nbytes for block in blocks[:-1])]
+        try:
+            self._copy(dense.data, blocks, "down")
         except BaseException:
-            # it may still be written to
-            stream.synchronize()
-            self._give_block(block)
+            self._pool.give(pieces)
             raise
-        return block
+        packed = Packed({**header, "array": dense.strides}, [block.data for block in blocks])
+        self._pieces[packed] = pieces
+        return packed, sum(piece.memory.nbytes for piece in pieces) or size
+
+    def _copy_down_whole(self, value: Any) -> Block:
+        """Copy all memory between the first and the last element of an array to the host."""
+        before, after = _extent(value)
+        whole = np.empty(before + after, np.uint8)
+        self._copy(value.data - before, [whole], "down")
+        return whole
 
     def _copy_up(self, header: dict[str, Any], frames: list[Any]) -> Any:
         shape, dtype = header["shape"], np.dtype(header["dtype"])
-        size = math.prod(shape) * dtype.itemsize
         with cupy.cuda.Stream.null:
-            memory = cupy.cuda.alloc(size)
+            memory = cupy.cuda.alloc(math.prod(shape) * dtype.itemsize)
         value = cupy.ndarray(shape, dtype, memory, header["array"])
-        if not size:
-            return value
-        source = np.frombuffer(frames[0], np.uint8)
-        stream = self._stream("up")
+        self._copy(memory, [np.frombuffer(frame, np.uint8) for frame in frames], "up")
+        return value
+
+    def _copy(self, memory: Any, blocks: Iterable[Block], direction: str) -> None:
+        """Copy device memory to blocks of the host one after the other, or from them."""
+        stream = self._stream(direction)
         try:
             stream.wait_event(_record_event(cupy.cuda.Stream.null))
-            memory.copy_from_host_async(source.ctypes.data, size, stream)
+            for block in blocks:
+                if direction == "down":
+                    memory.copy_to_host_async(block.ctypes.data, block.nbytes, stream)
+                else:
+                    memory.copy_from_host_async(block.ctypes.data, block.nbytes, stream)
+                # not `+=`, which moves the array itself
+                memory = memory + block.nbytes
             _record_event(stream).synchronize()
         except BaseException:
-            # the memory may still be written to
+            # memory may still be written to
             stream.synchronize()
             raise
-        return value
 
     def _stream(self, direction: str) -> Any:
         """The stream of the current device for one direction."""
@@ -257,17 +256,6 @@ class CupyHost(Host):
             if key not in self._streams:
                 self._streams[key] = cupy.cuda.Stream(non_blocking=True)
             return self._streams[key]
-
-    def _take_block(self, size: int) -> Block:
-        try:
-            return self._pool.take(size)
-        except MemoryError:
-            return np.empty(size, np.uint8)
-
-    def _give_block(self, block: Block) -> None:
-        # NumPy's own memory is not page-locked
-        if block.base is not None:
-            self._pool.give(block)
 
 
 def _axes(value: Any) -> list[int]:
@@ -284,6 +272,14 @@ def _extent(value: Any) -> tuple[int, int]:
     steps = [(n - 1) * stride for n, stride in zip(value.shape, value.strides, strict=True)]
     before = -sum(step for step in steps if step < 0)
     return before, sum(step for step in steps if step > 0) + value.itemsize
+
+
+def _without_gaps(value: Any, whole: Block) -> np.ndarray[Any, Any]:
+    """The elements of an array on the device, from a copy of all memory between them."""
+    before, _ = _extent(value)
+    view = np.ndarray(value.shape, np.dtype(value.dtype), whole.data, before, value.strides)
+    order = _axes(value)
+    return np.ascontiguousarray(view.transpose(order)).transpose(np.argsort(order))
 
 
 def _record_event(stream: Any) -> Any:

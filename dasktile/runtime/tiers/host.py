@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ from dasktile.runtime.tiers.base import Held, Tier
 #: Memory of the host, one byte each.
 Block = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: Bytes that a block's size is rounded up to, so that tiles of about one size share blocks.
-UNIT = 1 << 16
+#: Bytes of the smallest piece of a pool, and of the largest: copies of as much take far longer than
+#: to start them.
+UNIT, SLAB = 1 << 16, 1 << 25
 
 
 class Packed:
@@ -130,12 +131,16 @@ class Host(Tier):
     def pack(self, value: Any) -> tuple[Packed, int]:
         """Copy a value to the host; return the copy and its bytes."""
         header, frames = serialization.to_host(value)
-        copied = type(value) in self._copied
+        copied = self.is_copied(type(value))
         packed = Packed(
             {"value": header, "copied": copied},
             list(frames) if copied else [bytearray(frame) for frame in frames],
         )
         return packed, packed.nbytes
+
+    def is_copied(self, kind: type) -> bool:
+        """Whether distributed copies values of a type, so that their frames need no copies."""
+        return kind in self._copied
 
     def unpack(self, packed: Packed) -> Any:
         """Copy a value to the device."""
@@ -149,63 +154,139 @@ class Host(Tier):
         packed.clear()
 
 
-class BlockPool:
-    """A pool of memory blocks that are slow to allocate.
+class PiecePool:
+    """Memory that is slow to allocate, in pieces that are kept for reuse until the end.
+
+    Slabs of one size are allocated as they are needed, and divided by two until a piece has the
+    size that is asked for; two free halves are put together again (a buddy allocator).
 
     Parameters
     ----------
     allocate
         Allocates a block of a number of bytes, or raises MemoryError.
-    spare
-        Bytes of unused blocks that are kept at the most.
+    limit
+        Bytes that are allocated at the most.
     """
 
-    def __init__(self, allocate: Callable[[int], Block], spare: int) -> None:
+    def __init__(self, allocate: Callable[[int], Block], limit: int) -> None:
         self._allocate = allocate
-        self._spare = spare
+        self._limit = limit
         self._lock = threading.Lock()
-        self._free: defaultdict[int, list[Block]] = defaultdict(list)
-        self._free_bytes = 0
+        self._slabs: list[Block] = []
+        # The free pieces of each size; dicts, as pieces are taken in the order of their return.
+        self._free: dict[int, dict[tuple[int, int], None]] = {
+            UNIT << order: {} for order in range((SLAB // UNIT).bit_length())
+        }
+        self._is_full = False
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of all slabs."""
+        return len(self._slabs) * SLAB
 
     @property
     def free(self) -> int:
-        """Bytes of the unused blocks."""
-        return self._free_bytes
+        """Bytes of the unused pieces."""
+        return sum(size * len(pieces) for size, pieces in self._free.items())
 
-    def take(self, size: int) -> Block:
-        """A block of at least `size` bytes.
+    def take(self, size: int) -> list[Piece]:
+        """Pieces with at least `size` bytes together, and an eighth more at the most.
 
         Raises
         ------
         MemoryError
             If there is no memory left.
         """
-        rounded = -(-size // UNIT) * UNIT
+        taken: list[Piece] = []
         with self._lock:
-            if self._free[rounded]:
-                self._free_bytes -= rounded
-                return self._free[rounded].pop()
+            try:
+                for part in _powers_of_two(size):
+                    self._take(part, taken)
+            except MemoryError:
+                self._give(taken)
+                raise
+        return taken
+
+    def give(self, pieces: Iterable[Piece]) -> None:
+        """Return pieces to the pool."""
+        with self._lock:
+            self._give(pieces)
+
+    def close(self) -> None:
+        """Free all memory; no piece may be in use."""
+        with self._lock:
+            self._slabs.clear()
+            for pieces in self._free.values():
+                pieces.clear()
+
+    def _take(self, size: int, taken: list[Piece]) -> None:
+        """Add a piece of `size` bytes, or several smaller ones, to `taken`."""
+        larger = next((of for of, pieces in self._free.items() if of >= size and pieces), None)
+        if larger is None and self._add_slab():
+            larger = SLAB
+        if larger is not None:
+            slab, start = self._free[larger].popitem()[0]
+            while larger > size:
+                larger //= 2
+                self._free[larger][slab, start + larger] = None
+            memory = self._slabs[slab][start : start + size]
+            taken.append(Piece(slab, start, memory))
+        elif size > UNIT:
+            self._take(size // 2, taken)
+            self._take(size // 2, taken)
+        else:
+            raise MemoryError(f"no memory is left of {self.allocated} bytes")
+
+    def _give(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            size, start = piece.memory.nbytes, piece.start
+            while size < SLAB and (piece.slab, start ^ size) in self._free[size]:
+                del self._free[size][piece.slab, start ^ size]
+                start &= ~size
+                size *= 2
+            self._free[size][piece.slab, start] = None
+
+    def _add_slab(self) -> bool:
+        if self._is_full or self.allocated + SLAB > self._limit:
+            return False
         try:
-            return self._allocate(rounded)
+            self._slabs.append(self._allocate(SLAB))
         except MemoryError:
-            self.drop()
-            return self._allocate(rounded)
+            # the system has no more of it, and to ask again would take time for every tile
+            self._is_full = True
+            return False
+        self._free[SLAB][len(self._slabs) - 1, 0] = None
+        return True
 
-    def give(self, block: Block) -> None:
-        """Return a block to the pool."""
-        with self._lock:
-            if self._free_bytes + block.nbytes > self._spare:
-                # the kept blocks may have sizes that are not needed any more
-                self._drop()
-            if block.nbytes <= self._spare:
-                self._free[block.nbytes].append(block)
-                self._free_bytes += block.nbytes
 
-    def drop(self) -> None:
-        """Free the unused blocks."""
-        with self._lock:
-            self._drop()
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A part of a slab.
 
-    def _drop(self) -> None:
-        self._free.clear()
-        self._free_bytes = 0
+    Attributes
+    ----------
+    slab
+        Number of the slab.
+    start
+        First byte in it.
+    memory
+        The bytes.
+    """
+
+    slab: int
+    start: int
+    memory: Block
+
+
+def _powers_of_two(size: int) -> Iterator[int]:
+    """Sizes of pieces for a number of bytes, the largest first."""
+    whole, rest = divmod(size, SLAB)
+    # four of its bits, so that a small tile needs few copies
+    unit = max(UNIT, 1 << max(0, rest.bit_length() - 4))
+    rest = -(-rest // unit) * unit
+    yield from [SLAB] * (whole + rest // SLAB)
+    rest %= SLAB
+    while rest:
+        part = 1 << (rest.bit_length() - 1)
+        yield part
+        rest -= part

@@ -68,7 +68,7 @@ def make_store(
     if device_memory_limit <= 1:
         device_memory_limit *= device.total()
     settings = ResidencySettings((int(device_memory_limit), *capacity), **options)
-    store = TileStore([device.host(), disk], settings, clock=time.perf_counter, device=device)
+    store = TileStore([device.host(limit), disk], settings, clock=time.perf_counter, device=device)
     store.limit = memory_limit
     return store
 

@@ -272,7 +272,7 @@ class World:
         if kind.device:
             # of which tasks take some without saying so
             self.device = use(EmulatedDevice(int((kind.tiles + 1.5) * SIZE)))
-            tiers.insert(0, Shaky(self.device.host(), self.chaos, meanwhile))
+            tiers.insert(0, Shaky(self.device.host(1 << 30), self.chaos, meanwhile))
             self.capacity.insert(1, int(2.5 * SIZE))
         settings = ResidencySettings(tuple(self.capacity), keep_clean=not kind.in_place)
         self.store = TileStore(tiers, settings, kind.threads, device=self.device)

@@ -246,6 +246,8 @@ def install(capacity: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[An
     _state.pool = Pool(capacity)
     set_allocator()
     monkeypatch.setitem(sys.modules, "cupy", module())
+    # a real one has no device
+    monkeypatch.delitem(sys.modules, "rmm", raising=False)
     spec = importlib.util.find_spec("dasktile.runtime.tiers.cuda")
     assert spec is not None and spec.loader is not None
     tier = importlib.util.module_from_spec(spec)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed.protocol import dask_serialize
 
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker.store import TileStore
@@ -124,6 +125,20 @@ def test_an_array_with_gaps_is_stored_from_a_full_device(pool: fake_cupy.Pool) -
     np.testing.assert_array_equal(loaded.get(), values[::-2, 3:, ::2])
     assert loaded.nbytes == held.size
     host.close()
+
+
+def test_frames_of_cudf_are_copied_once(pool: fake_cupy.Pool) -> None:
+    import dasktile.runtime.tiers.cuda as tier
+
+    class Frame:
+        """As a frame of cuDF, which its own serialisation copies to the host."""
+
+    Frame.__module__ = "cudf.core.dataframe"
+    copied = bytearray(SIZE)
+    dask_serialize.register(Frame, lambda frame: ({}, [copied]))
+    packed, size = tier.CupyHost(HOST_MEMORY).pack(Frame())
+    assert size == SIZE
+    assert packed.parts()[1][0] is copied
 
 
 def test_the_allocator_is_restored_when_a_store_closes(pool: fake_cupy.Pool, make: Make) -> None:

@@ -27,6 +27,7 @@ import numpy as np
 
 from dasktile.runtime.tiers.base import Device, Tier
 from dasktile.runtime.tiers.host import Block, Host, Packed, Piece, PiecePool
+from dasktile.runtime.tiers.rmm import RmmHook
 
 #: Page-locked memory of a worker, as a share of its memory at the most.
 PAGE_LOCKED = 0.125
@@ -39,7 +40,8 @@ class CupyDevice(Device):
     """The current GPU of the process.
 
     Arrays of CuPy are copied directly; other objects that dask-cuda treats as device objects, such
-    as cuDF frames, are copied by distributed's serialisation.
+    as cuDF frames, are copied by distributed's serialisation.  Tiles are evicted when an allocation
+    of CuPy fails, or of any library by RMM.
 
     CuPy's memory pool keeps the blocks of freed arrays for reuse: the driver, and so
     ``nvidia-smi``, counts them as used.  Whether there is free memory is therefore found out
@@ -50,6 +52,7 @@ class CupyDevice(Device):
 
     def __init__(self) -> None:
         self._make_room: Callable[[int], bool] | None = None
+        self._rmm = RmmHook(self._retry)
         self._others: Callable[[Any], bool] | None = None
 
     def total(self) -> int:
@@ -62,19 +65,20 @@ class CupyDevice(Device):
 
         Of another library's allocator it is unknown what it keeps for reuse.
         """
-        allocator = cupy.cuda.get_allocator()
-        while isinstance(allocator, _RetryingAllocator):
-            allocator = allocator.inner
+        allocator = _without_hook(cupy.cuda.get_allocator())
         pool = getattr(allocator, "__self__", None)
-        if not isinstance(pool, type(cupy.get_default_memory_pool())):
+        # beside RMM it is unknown which of the two allocates
+        if self._rmm.is_installed or not isinstance(pool, type(cupy.get_default_memory_pool())):
             return None
         available, _ = cupy.cuda.runtime.memGetInfo()
         free, limit = int(available + pool.free_bytes()), int(pool.get_limit())
         return min(free, limit - int(pool.used_bytes())) if limit else free
 
     def holds(self, value: Any) -> bool:
-        # another allocator may have been installed since
-        self._install_allocator()
+        # another allocator may have been installed since; RMM's needs an initialised device
+        if self._make_room is not None:
+            self._rmm.install()
+            self._install_allocator()
         if isinstance(value, cupy.ndarray):
             return True
         if isinstance(value, (np.ndarray, np.generic, int, float, str, bytes)):
@@ -97,6 +101,7 @@ class CupyDevice(Device):
         if make_room is not None:
             self._install_allocator()
             return
+        self._rmm.remove()
         allocator = cupy.cuda.get_allocator()
         if isinstance(allocator, _RetryingAllocator) and allocator.device is self:
             cupy.cuda.set_allocator(allocator.inner)
@@ -107,9 +112,10 @@ class CupyDevice(Device):
 
     def _install_allocator(self) -> None:
         """Wrap CuPy's present allocator by one that evicts tiles when memory is full."""
-        if self._make_room is None:
-            return
         allocator = cupy.cuda.get_allocator()
+        if self._rmm.is_installed and _is_of_rmm(_without_hook(allocator)):
+            # its allocations fail only after the hook was called
+            return
         # the wrapper of a closed store is still here if another allocator was set on top of it
         while isinstance(allocator, _RetryingAllocator) and allocator.device._make_room is None:
             allocator = allocator.inner
@@ -118,6 +124,16 @@ class CupyDevice(Device):
         # an error inside of `using_allocator`, which applies to one thread only
         with suppress(ValueError):
             cupy.cuda.set_allocator(_RetryingAllocator(self, allocator))
+
+    def _retry(self, size: int) -> bool:
+        """Make room for an allocation of RMM; whether it is to be tried again."""
+        if self._make_room is None:
+            return False
+        # blocks that CuPy keeps for reuse, those of evicted tiles among them
+        pool = cupy.get_default_memory_pool()
+        before = pool.free_bytes()
+        pool.free_all_blocks()
+        return pool.free_bytes() < before or self._make_room(size)
 
 
 class _RetryingAllocator:
@@ -139,6 +155,16 @@ class _RetryingAllocator:
                     raise
             # freed blocks may have other sizes, or belong to other streams
             cupy.get_default_memory_pool().free_all_blocks()
+
+
+def _without_hook(allocator: Any) -> Any:
+    while isinstance(allocator, _RetryingAllocator):
+        allocator = allocator.inner
+    return allocator
+
+
+def _is_of_rmm(allocator: Any) -> bool:
+    return (getattr(allocator, "__module__", None) or "").startswith("rmm.")
 
 
 class CupyHost(Host):

@@ -29,7 +29,6 @@ from benchmarks.spill_workloads import Run, Spilled, input_of
 from benchmarks.traces import record_graph, recorded, start_recording
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker.store import TileStore
-from dasktile.testing.emulated import EmulatedArray
 
 #: Fraction of a worker's memory that its results may take.
 TARGET = 0.6
@@ -246,8 +245,8 @@ def _record_graph(dask_worker: Worker) -> None:
 
 def install(client: Client, setting: Setting) -> None:
     """Make workers keep their results in dasktile's store."""
-    if setting.device:
-        dasktile.enable(client, device="emulated")
+    if setting.device is not None:
+        dasktile.enable(client, device=setting.device)
     else:
         dasktile.enable(client)
 
@@ -268,7 +267,7 @@ class Setting:
         Memory limit of each worker in bytes, with all thresholds of distributed; None if only
         results count.
     device
-        Whether the budget is that of an emulated device.
+        Kind of the device that has the budget; None for the memory of the host.
     host
         Bytes of results in the host's memory of each worker with a device; None for unlimited
         memory.
@@ -280,14 +279,14 @@ class Setting:
     processes: bool = False
     rate: float | None = None
     limit: int | None = None
-    device: bool = False
+    device: str | None = None
     host: int | None = None
     threads: int = 2
 
 
 @contextlib.contextmanager
 def cluster(
-    engine: str, workers: int, setting: Setting, trace: bool = False
+    engine: str, workers: int, setting: Setting, trace: bool = False, device: Any = None
 ) -> Iterator[tuple[Client, int]]:
     """A cluster of workers, and a client.
 
@@ -295,13 +294,16 @@ def cluster(
     ----------
     engine
         ``stock``, ``dasktile`` or ``planned``, which is ``dasktile`` with an order of
-        :func:`dasktile.plan`; with a device, ``dask-cuda`` or ``dasktile``.
+        :func:`dasktile.plan`; with a device, ``dask-cuda``, ``dasktile`` or ``dict``, which never
+        spills.
     workers
         Number of workers.
     setting
         Their configuration.
     trace
         Whether to record the requests to the workers' stores.
+    device
+        The device of the setting, if that has one.
     """
     memory: dict[str, Any] = {"spill-compression": False}
     limit = setting.limit
@@ -310,8 +312,8 @@ def cluster(
         memory |= {"target": TARGET, "spill": False, "pause": False, "terminate": False}
         limit = 0 if on_host is None else round(on_host / TARGET)
     data = None
-    if setting.device:
-        data = spill_device.data_of(engine, setting.budget, limit or None, on_host)
+    if device is not None:
+        data = spill_device.data_of(engine, device, setting.budget, limit or None, on_host)
     config = {f"distributed.worker.memory.{name}": value for name, value in memory.items()}
     with (
         dask.config.set(config),
@@ -360,9 +362,9 @@ def run_once(
     gc.collect()
     kept: list[Any] = []
     expected = 0
-    device = spill_device.new_device() if setting.device else None
+    device = None if setting.device is None else spill_device.new_device(setting.device)
     make, put = (spill_device.input_on_device, device.asarray) if device else (input_of, np.asarray)
-    with cluster(engine, workload.workers, setting, trace) as client:
+    with cluster(engine, workload.workers, setting, trace, device) as client:
 
         def before_graph() -> None:
             if trace:
@@ -417,7 +419,7 @@ def _value(result: Any) -> np.ndarray[Any, Any]:
     """A small array on the host, by which results are compared."""
     if isinstance(result, da.Array):
         result = result.sum(axis=0).compute()
-    return np.asarray(result.get() if isinstance(result, EmulatedArray) else result)
+    return np.asarray(result.get() if hasattr(result, "get") else result)
 
 
 def total(readings: Sequence[Reading]) -> dict[str, Any]:

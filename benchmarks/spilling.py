@@ -2,7 +2,7 @@
 
     python -m benchmarks.spilling [--workloads NAME ...] [--modes natural persisted lazy]
         [--pressure natural light heavy] [--processes] [--thresholds] [--disk 400MB]
-        [--device] [--host-memory 8MB] [--rounds 3] [--scale 1]
+        [--device [cupy]] [--host-memory 8MB] [--rounds 3] [--scale 1]
         [--out benchmarks/results/spilling.json]
 
 Every run has a cluster of its own.  The engines run in turns, so that other load of the machine
@@ -18,7 +18,8 @@ memory of the whole process.  Seconds are most meaningful with ``--processes``: 
 loop serves all workers, the scheduler and the client.  BLAS should have one thread for each of
 Dask's: set ``OMP_NUM_THREADS=1`` without ``--processes``.
 
-With ``--device`` the budget is that of an emulated device, and dasktile is compared with
+With ``--device`` the budget is that of an emulated device, with ``--device cupy`` that of the GPU,
+and dasktile is compared with
 ``DeviceHostFile``, the mapping of dask-cuda's workers.  ``read`` are bytes copied to the device and
 ``written`` bytes copied from it, both as counted by the device; ``held`` is the peak of the bytes
 in use there, including those of running tasks; ``copying`` are the seconds of these copies.
@@ -54,14 +55,14 @@ from dask.utils import parse_bytes
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.spill_device import has_dask_cuda
+from benchmarks.spill_device import KINDS, has_dask_cuda
 from benchmarks.spill_meters import Setting, run_once
 from benchmarks.spill_workloads import MODES, PRESSURE, Spilled, workloads
 from benchmarks.traces import known_read, least_read
 from dasktile.report.formatting import format_bytes
 
-#: The other engine and dasktile, by whether there is a device.
-ENGINES = {False: ("stock", "dasktile"), True: ("dask-cuda", "dasktile")}
+#: The other engine and dasktile, without and with a device.
+HOST_ENGINES, DEVICE_ENGINES = ("stock", "dasktile"), ("dask-cuda", "dasktile")
 
 #: Bytes or seconds: smaller values count as this in ratios.
 FLOOR = {"moved": 1e6, "read": 1e6, "written": 1e6, "late": 0.01, "in_data": 0.01, "seconds": 1e-3}
@@ -81,7 +82,7 @@ def run(
     processes: bool = False,
     thresholds: bool = False,
     rate: float | None = None,
-    device: bool = False,
+    device: str | None = None,
     host: int | None = None,
     console: Console | None = None,
     done: Callable[[list[dict[str, Any]]], None] = lambda cells: None,
@@ -104,7 +105,7 @@ def run(
     rate
         Bytes per second of each worker's disk; None for the rate of the machine.
     device
-        Whether results are on an emulated device.
+        Kind of the device that results are on; None for the memory of the host.
     host
         Bytes of results in the host's memory of each worker with a device, at scale 1; None for
         unlimited memory.
@@ -144,9 +145,14 @@ def run(
 
 
 def run_cell(
-    workload: Spilled, mode: str, setting: Setting, scale: float = 1.0, rounds: int = 3
+    workload: Spilled,
+    mode: str,
+    setting: Setting,
+    scale: float = 1.0,
+    rounds: int = 3,
+    engines: Sequence[str] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Run one cell with both engines, in turns.
+    """Run one cell with all engines, in turns.
 
     Parameters
     ----------
@@ -154,13 +160,15 @@ def run_cell(
         As for `benchmarks.spill_meters.run_once`.
     rounds
         Number of runs with each engine.
+    engines
+        The engines; by default the other one of the setting, and dasktile.
 
     Returns
     -------
     For each engine, the median of every measurement, and the measurements of all rounds.  Those of
     dasktile include the lower bound of the bytes read.
     """
-    engines = ENGINES[setting.device]
+    engines = engines or (HOST_ENGINES if setting.device is None else DEVICE_ENGINES)
     runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
     values: dict[str, list[Any]] = {}
     for number in range(rounds):
@@ -174,7 +182,11 @@ def run_cell(
                 measurements["least"] = sum(map(least_read, traces))
                 measurements["known"] = sum(map(known_read, traces))
             runs[engine].append(measurements)
-    same = all(np.allclose(*pair) for pair in zip(*values.values(), strict=True))
+    same = all(
+        np.allclose(first, other)
+        for first, *others in zip(*values.values(), strict=True)
+        for other in others
+    )
     return {
         engine: {
             **{
@@ -320,7 +332,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", action="store_true")
     parser.add_argument("--thresholds", action="store_true")
     parser.add_argument("--disk", type=parse_bytes, metavar="BYTES", help="per second, as 400MB")
-    parser.add_argument("--device", action="store_true")
+    parser.add_argument("--device", nargs="?", const="emulated", choices=KINDS)
     parser.add_argument("--host-memory", type=parse_bytes, metavar="BYTES")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0)

@@ -1,4 +1,4 @@
-"""Bytes a second between a GPU and the host: what the link has, and what dasktile's tier reaches."""
+"""Bytes a second between a GPU and the host: those of the link, and of dasktile's tier."""
 
 from __future__ import annotations
 

@@ -151,6 +151,7 @@ def run_cell(
     scale: float = 1.0,
     rounds: int = 3,
     engines: Sequence[str] | None = None,
+    trace: bool = True,
 ) -> dict[str, dict[str, Any]]:
     """Run one cell with all engines, in turns.
 
@@ -162,11 +163,13 @@ def run_cell(
         Number of runs with each engine.
     engines
         The engines; by default the other one of the setting, and dasktile.
+    trace
+        Whether to record dasktile's requests, for the lower bound.
 
     Returns
     -------
     For each engine, the median of every measurement, and the measurements of all rounds.  Those of
-    dasktile include the lower bound of the bytes read.
+    dasktile include the lower bound of the bytes read, if they were traced.
     """
     engines = engines or (HOST_ENGINES if setting.device is None else DEVICE_ENGINES)
     runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
@@ -175,7 +178,7 @@ def run_cell(
         # the order alternates: caches differ for the first and the last engine of a round
         for engine in engines if number % 2 else engines[::-1]:
             measurements, results, traces = run_once(
-                engine, workload, mode, setting, scale, trace=engine == "dasktile"
+                engine, workload, mode, setting, scale, trace=trace and engine == "dasktile"
             )
             values.setdefault(engine, results)
             if traces:

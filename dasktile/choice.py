@@ -85,6 +85,10 @@ TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 #: graph, before Dask fuses them, up to which its run is predicted to take no more (chosen).
 LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
+#: Tasks of a graph, before Dask fuses them, for each block of a result that keeps its chunks, up to
+#: which it is looked at first whether any plan may cost less (chosen: as for elementwise functions).
+MOST_KEPT = 10
+
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
 
@@ -426,6 +430,9 @@ def _cheapest(
     if not is_predictable and _model_tasks(usual) > MOST_COMPARED:
         return usual
     work = _work(request, usual.planned)
+    own = _unless_cheaper(request, usual, work) if is_predictable else None
+    if own is not None:
+        return own
     plans = [usual]
     if usual.planned.plan.tiled is not None:
         usual = _with_own_prediction(request, usual, work)
@@ -455,6 +462,27 @@ def _cheapest(
     workers = request.machine.workers
     better = before.dominates(best.after) or before.is_clearly_cheaper(best.after, workers)
     return own if better and _may_replace(request, own, best) else best
+
+
+def _unless_cheaper(request: Request, usual: Candidate, work: float) -> Candidate | None:
+    """The input as it is, if no plan can cost clearly less; None if one may.
+
+    A plan has a task for each block of a result that keeps its chunks, and holds the results.
+    """
+    wanted = _wanted(request, usual)
+    blocks = sum(
+        int(wanted[array.name].sum()) for array in request.arrays if array.name in request.kept
+    )
+    if blocks * MOST_KEPT < least_tasks(request.graph, request.names):
+        return None
+    before = _predict_input(request, wanted, work)
+    if before is None or not before.is_sound or before.moved or before.spilled:
+        return None
+    held = max(SMALL_PEAK, _kept_bytes(request, usual))
+    least = rough_cost(blocks, held, before.work, request.machine.calibration)
+    if least < CLEARLY_LESS * before.cost:
+        return None
+    return unchanged(replace(usual, before=before), NO_GAIN)
 
 
 def _takes_less_time(request: Request, plan: Candidate) -> bool:

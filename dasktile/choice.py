@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+from dask.array.optimization import optimize
 from dask.blockwise import optimize_blockwise
 from dask.core import flatten
 
@@ -27,6 +28,7 @@ from dasktile.planning import (
     lower_plan,
     most_bundled,
     plan_request,
+    saved_bytes,
     takes_time,
     unchanged,
     wanted_blocks,
@@ -86,8 +88,12 @@ TASKS_PER_NEEDED, MOST_QUICK = 50, 300
 LEAST_PLANNING, MOST_SMALL = 0.04, 64
 
 #: Tasks of a graph, before Dask fuses them, for each block of a result that keeps its chunks, up to
-#: which it is looked at first whether any plan may cost less (chosen: as for elementwise functions).
+#: which it is found out first whether any plan may cost less (chosen: some elementwise functions).
 MOST_KEPT = 10
+
+#: Tasks of a plan over those of the input, before Dask fuses them, up to which they are surely
+#: fewer after that, too (chosen).
+SURELY_FEWER = 0.5
 
 #: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
 FAR_LESS = 0.3
@@ -237,9 +243,31 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
     assert usual is not None
     if _may_compare(request, captured):
         usual = _unless_error(partial(_cheapest, request, captured, tables), usual)
+    else:
+        usual = _unless_error(partial(_unless_more_tasks, request), usual)
     if _is_planned(request) and not _is_bundled(usual):
         return unchanged(usual, AGAIN)
     return usual
+
+
+def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
+    """A plan, or the input if that has fewer tasks when Dask has fused them, and no more bytes."""
+    tiled = plan.planned.plan.tiled
+    if request.method != "auto" or request.machine.limit_given or tiled is None:
+        return plan
+    if saved_bytes(plan.planned.plan) > 0:
+        return plan
+    lowered = plan.lowered or lower_plan(request, plan.planned)
+    plan = replace(plan, lowered=lowered)
+    merged = optimize_blockwise(request.graph, keys=[(name,) for name in request.names])
+    if count_tasks(lowered.graph, lowered.names) <= SURELY_FEWER * count_tasks(
+        merged, request.names
+    ):
+        return plan
+    outputs = zip(lowered.names, lowered.chunks, strict=True)
+    keys = [wanted_keys(name, chunks, plan.planned.wanted) for name, chunks in outputs]
+    more = len(optimize(lowered.graph, keys)) > len(optimize(merged, list(flatten([request.keys]))))
+    return unchanged(plan, NO_GAIN) if more else plan
 
 
 def _compares(request: Request) -> bool:

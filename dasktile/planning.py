@@ -333,17 +333,21 @@ def _moves_more(request: Request, plan: TilingPlan, handed: HandedOver) -> bool:
     return more and old.balance <= request.machine.settings().acceptance.uneven
 
 
+def saved_bytes(plan: TilingPlan) -> int:
+    """Bytes that a plan receives, reads and spills less than the input, but for final chunks."""
+    return sum(
+        (price.bytes + sum(price.read) + price.spilled) * sign
+        for price, sign in ((plan.before, 1), (plan.after, -1))
+    )
+
+
 def _has_costly_tasks(
     request: Request, plan: TilingPlan, lowered: Lowered, handed: HandedOver
 ) -> bool:
     """Whether a graph has far more tasks than the input's, which the bytes saved are not worth."""
     before = count_tasks(request.graph, request.names)
     after = sum(map(len, lowered.graph.layers.values()))
-    saved = sum(
-        (price.bytes + sum(price.read) + price.spilled) * sign
-        for price, sign in ((plan.before, 1), (plan.after, -1))
-    )
-    saved += sum(handed[0].values()) - sum(handed[1].values())
+    saved = saved_bytes(plan) + sum(handed[0].values()) - sum(handed[1].values())
     more = after - LOWER_DEFAULTS.most_growth * before
     return more > 0 and saved < more * request.machine.settings().task_bytes
 

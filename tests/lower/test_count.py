@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import dask
 import dask.array as da
 import numpy as np
@@ -11,6 +14,9 @@ import dasktile
 from dasktile import api
 from dasktile.cluster.target import Machine
 from dasktile.lower.count import count_tasks
+
+#: Four workers, where plans are compared by predicted runs.
+PLACED = Machine(4, order=tuple("0123"), who_has=lambda blocks: {})
 
 
 def test_tasks_of_all_layers_that_arrays_depend_on_are_counted() -> None:
@@ -42,3 +48,28 @@ def test_a_plan_whose_tiles_are_cut_into_many_pieces_is_not_carried_out(
     np.testing.assert_array_equal(*dask.compute(new, y, scheduler="sync"))
     z = da.from_array(np.ones((48, 72)), chunks=(4, 72)).rechunk((-1, 18))
     assert dasktile.optimize(z, keep_chunks=True).chunks == z.chunks
+
+
+def stored(name: str, tmp_path: Path) -> da.Array:
+    """A vector in a file, in small chunks."""
+    zarr = pytest.importorskip("zarr")
+    path = str(tmp_path / name)
+    made = zarr.open_array(path, mode="w", shape=(200_000,), chunks=(2_000,), dtype="f8")
+    made[:] = np.arange(200_000) % 7
+    return da.from_zarr(path)
+
+
+@pytest.mark.parametrize("machine", [None, 4, PLACED])
+def test_a_plan_that_saves_no_bytes_has_no_more_tasks_than_dask_runs(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = (stored(name, tmp_path) for name in "xy")
+    # Dask fuses a comparison with the selection that reads it, but not one in larger tiles
+    selected = x[y > 3]
+    if isinstance(machine, Machine):
+        monkeypatch.setattr(api, "machine", lambda *_: machine)
+    workers = machine if isinstance(machine, int) else None
+    (ours,) = dask.optimize(dasktile.optimize(selected, workers=workers))
+    (theirs,) = dask.optimize(selected)
+    assert len(dict(ours.dask)) <= len(dict(theirs.dask))
+    np.testing.assert_array_equal(ours.compute(), theirs.compute())

@@ -40,6 +40,8 @@ class FloxNames:
         Reduce a block to a partial result by group, and give it an axis to be combined along.
     argchunk
         As `chunk`, of a block and positions in a tuple.
+    moments
+        Computes the deviations, the sum and the count of every group of a block.
     reduce
         Computes the groups of a block, all elements of which are in it.
     reindex
@@ -62,6 +64,7 @@ class FloxNames:
     chunk: Function
     argchunk: Function
     expand: Function
+    moments: Function
     reduce: Function
     reindex: Function
     strategy: type
@@ -69,6 +72,10 @@ class FloxNames:
     reductions: Mapping[str, Any]
     codes: Function
     ravel: Function
+
+    def is_step(self, function: Any) -> bool:
+        """Whether the chunks that Dask notes for a layer are not those of a function's results."""
+        return self.is_partial(function) or function in (self.reduce, self.reindex)
 
     def is_partial(self, function: Any) -> bool:
         """Whether the results of a function are not the arrays that Dask notes for its layer.
@@ -99,6 +106,7 @@ def flox_names() -> FloxNames | None:
             chunk=core.chunk_reduce,  # type: ignore[union-attr]
             argchunk=core.chunk_argreduce,  # type: ignore[union-attr]
             expand=dask._expand_dims,  # type: ignore[union-attr]
+            moments=aggregations.var_chunk,  # type: ignore[union-attr]
             reduce=core._reduce_blockwise,  # type: ignore[union-attr]
             reindex=dask.reindex_intermediates,  # type: ignore[union-attr]
             strategy=reindex.ReindexStrategy,  # type: ignore[union-attr]

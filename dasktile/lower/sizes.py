@@ -6,7 +6,6 @@ stacks, products and QR decompositions of known blocks follow.  Others are guess
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -35,17 +34,20 @@ from dasktile._compat.dask import (
     slice_with_int_dask_array,
     wrapped_qr,
 )
+from dasktile._compat.flox import flox_names
+from dasktile.capture.corrections import called_function
 from dasktile.capture.rules.trees import unwrap
+from dasktile.lower.grouped import Unique, grouped_result
 from dasktile.lower.kernels.blas import total
 from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
+from dasktile.lower.known import KnownResult
 from dasktile.lower.names import whole_layer_name
 from dasktile.lower.reshard import getitem_any
-from dasktile.lower.working import data_of, read_block
+from dasktile.lower.working import called, data_of, read_block
 from dasktile.schedule.placement import SLICE_PREFIX
 
 Key = Any
-Shape = tuple[int, ...]
 
 #: Functions that slice.
 _SLICING = (operator_getitem, getitem, getitem_any)
@@ -94,6 +96,7 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         those of its input.
     """
     noted: dict[str, NotedBlocks] = {}
+    flox = flox_names()
     for name, layer in graph.layers.items():
         notes = layer.collection_annotations or {}
         chunks: Any = notes.get("chunks")
@@ -103,6 +106,8 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
             continue  # noted are the elements of what the tuples are made of
         if getattr(task, "func", None) is slice_with_int_dask_array:
             continue  # noted are the elements of a block times the positions
+        if flox is not None and flox.is_step(called_function(layer)[0]):
+            continue  # noted is the array that is reduced by groups
         options = getattr(task, "kwargs", None) or {}
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
         try:
@@ -146,6 +151,8 @@ class SizedTasks(Protocol):
 
     def is_free(self, number: int) -> bool: ...
 
+    def block_numbers(self, number: int) -> Mapping[str, int]: ...
+
     def planned_size(self, number: int) -> int | None: ...
 
     def tile_size(self, number: int) -> int | None: ...
@@ -166,36 +173,17 @@ def estimated_sizes(tasks: SizedTasks) -> tuple[list[int], set[int]]:
     return _Estimate(tasks).sizes()
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    """A result of known size: an array, or a tuple of arrays.
-
-    Parameters
-    ----------
-    shapes
-        The shape of every array.
-    itemsize
-        Bytes per element.
-    is_array
-        Whether it is no tuple.
-    """
-
-    shapes: tuple[Shape, ...]
-    itemsize: float
-    is_array: bool = True
-
-    @property
-    def nbytes(self) -> int:
-        return int(sum(map(math.prod, self.shapes)) * self.itemsize)
-
-
 class _Estimate:
     def __init__(self, tasks: SizedTasks) -> None:
         self.tasks = tasks
         #: Results that were computed from others.
-        self.computed: dict[int, _Result] = {}
+        self.computed: dict[int, KnownResult] = {}
         #: By result, the number of its slices.
         self.cut: dict[int, int] = {}
+        #: Slices of data of the graph.
+        self.sliced: dict[Key, Any] = {}
+        #: By the identity of an array of the graph, or a slice of one, the labels that occur in it.
+        self.labels: dict[int, np.ndarray] = {}
 
     def sizes(self) -> tuple[list[int], set[int]]:
         tasks = self.tasks
@@ -283,39 +271,91 @@ class _Estimate:
             )
         return self.cut[read]
 
-    def noted(self, number: int) -> _Result | None:
+    def noted(self, number: int) -> KnownResult | None:
         """A block: data of the graph, or what the annotations of its layer say; None for others."""
         value = getattr(self.tasks.tasks[number], "value", None)
         if isinstance(value, np.ndarray):
-            return _Result((value.shape,), value.itemsize)
+            return KnownResult((value.shape,), value.itemsize)
         key, noted = self.tasks.keys[number], self.tasks.noted.get(self.tasks.heads[number])
         shape = noted.shape(key[1:]) if noted is not None and type(key) is tuple else None
-        return None if noted is None or shape is None else _Result((shape,), noted.itemsize)
+        return None if noted is None or shape is None else KnownResult((shape,), noted.itemsize)
 
-    def known(self, number: int, size: int) -> _Result | None:
+    def known(self, number: int, size: int) -> KnownResult | None:
         """A result whose shape is known, of `size` bytes; None for others."""
         if number in self.computed:
             return self.computed[number]
         noted = self.noted(number)
-        nbytes = 0 if noted is None else noted.nbytes
-        if noted is None or not nbytes:
+        if noted is None:
+            # the plan knows its size, but not which arrays it consists of
+            return _value(self.tasks.tasks[number], self.graph(number, self.noted_of))
+        nbytes = noted.nbytes
+        if not nbytes:
             return noted
         # the plan knows better than the annotations of how many bytes an element has
-        return _Result(noted.shapes, noted.itemsize * size / nbytes)
+        return KnownResult(noted.shapes, noted.itemsize * size / nbytes)
 
-    def result_of(self, number: int, sizes: Sequence[int]) -> _Result | None:
+    def result_of(self, number: int, sizes: Sequence[int]) -> KnownResult | None:
         """A result that follows from known inputs; None for other tasks."""
         task = self.tasks.tasks[number]
         if getattr(task, "func", None) is take:
             return self.taken(task, sizes)
-        return _value(task, partial(self.read, sizes=sizes), self.tasks.data)
+        return _value(task, self.graph(number, partial(self.read, sizes=sizes)))
 
-    def read(self, key: Key, sizes: Sequence[int]) -> _Result | None:
+    def graph(self, number: int, read: Callable[[Key], KnownResult | None]) -> _Graph:
+        """What a task may read, by a function for keys."""
+        inner = partial(self.merged, number=number)
+        return _Graph(read, self.data, inner, self.unique)
+
+    def data(self, key: Key) -> Any:
+        """The value of a key that is data of the graph, or a slice of it; None for other keys."""
+        value = self.tasks.data(key)
+        if value is not None or key in self.sliced:
+            return self.sliced.get(key, value)
+        number = self.tasks.number.get(key)
+        task: Any = None if number is None else self.tasks.tasks[number]
+        if type(task) is Alias:
+            return self.data(task.target)
+        if getattr(task, "func", None) not in _SLICING or len(task.args) != 2:
+            return None
+        whole, index = (data_of(argument, self.tasks.data) for argument in task.args)
+        if isinstance(whole, np.ndarray) and is_basic(index):
+            value = self.sliced[key] = whole[index]
+        return value
+
+    def noted_of(self, key: Key) -> KnownResult | None:
+        """The block of a key; None for others."""
+        number = self.tasks.number.get(key)
+        return None if number is None else self.noted(number)
+
+    def merged(self, key: Key, number: int) -> KnownResult | None:
+        """A block of a layer that Dask has merged with that of a task; None for other steps.
+
+        The key is the name of the layer, and the axes of the task's block that give its numbers.
+        """
+        name, *axes = str(key).split("_.")
+        noted, at = self.tasks.noted.get(name), self.tasks.block_numbers(number)
+        if noted is None or len(axes) != len(noted.chunks):
+            return None
+        # blocks of axes in one block are the same for all blocks of the task
+        block = tuple(
+            0 if len(sizes) == 1 else at.get(f".{axis}")
+            for sizes, axis in zip(noted.chunks, axes, strict=True)
+        )
+        shape = noted.shape(block)
+        return None if shape is None else KnownResult((shape,), noted.itemsize)
+
+    def unique(self, labels: np.ndarray) -> np.ndarray:
+        """The labels that occur in an array of the graph."""
+        if id(labels) not in self.labels:
+            self.labels[id(labels)] = np.unique(labels)
+        return self.labels[id(labels)]
+
+    def read(self, key: Key, sizes: Sequence[int]) -> KnownResult | None:
         """What a reference to a key stands for; None if its size is unknown."""
         number = self.tasks.number.get(key)
         return None if number is None else self.known(number, sizes[number])
 
-    def taken(self, task: Any, sizes: Sequence[int]) -> _Result | None:
+    def taken(self, task: Any, sizes: Sequence[int]) -> KnownResult | None:
         """Elements at positions of one axis of a block, whose axes are then arranged."""
         block, index, axis, *arranged = task.args
         read, places = (self.tasks.number.get(getattr(ref, "key", None)) for ref in (block, index))
@@ -327,69 +367,94 @@ class _Estimate:
             return None
         [shape] = source.shapes
         if arranged:
-            return _Result((arranged[1],), source.itemsize)
-        return _Result(((*shape[:axis], len(positions[1]), *shape[axis + 1 :]),), source.itemsize)
+            return KnownResult((arranged[1],), source.itemsize)
+        return KnownResult(
+            ((*shape[:axis], len(positions[1]), *shape[axis + 1 :]),), source.itemsize
+        )
 
 
-def _value(
-    task: Any, read: Callable[[Key], _Result | None], data: Callable[[Key], Any]
-) -> _Result | None:
-    """The result of a task; None if its size is unknown.
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What a task may read.
 
     Parameters
     ----------
-    task
-        A task of a graph, or within another task.
     read
-        What a key stands for that the task reads.
+        What a key stands for that the task reads; None if its size is unknown.
     data
-        The value of a key that is data of the graph; None for other keys.
+        The value of a key that is data of the graph, or a slice of it; None for other keys.
+    inner
+        What a step of a task makes, by its key; None if that is unknown.
+    unique
+        Finds the labels that occur in an array.
     """
+
+    read: Callable[[Key], KnownResult | None]
+    data: Callable[[Key], Any]
+    inner: Callable[[Key], KnownResult | None]
+    unique: Unique
+
+
+def _value(task: Any, graph: _Graph) -> KnownResult | None:
+    """The result of a task of a graph, or within another task; None if its size is unknown."""
     if isinstance(task, (Alias, TaskRef)):
-        return read(task.target if isinstance(task, Alias) else task.key)
+        return graph.read(task.target if isinstance(task, Alias) else task.key)
     steps = fused_tasks(task)
     if steps:
-        return _last_value(task, steps, read, data)
-    block = read_block(task, data)
+        return _last_value(task, steps, graph)
+    block = read_block(task, graph.data)
     if block is not None:
         shape, itemsize = block
-        return _Result((shape,), itemsize)
+        return KnownResult((shape,), itemsize)
     function = getattr(task, "func", None)
-    call = unwrap(function) if function is not None else None
-    rule = _RULES.get(_name(function))
+    if function is None:
+        return None
     if function is apply and task.args[0] is np.full_like:
         return _filled(*task.args[1:])
-    if call is not None and call.function is chunk_argtopk:
+    rule, call = _RULES.get(_name(function)), unwrap(function)
+    if call.function is chunk_argtopk:
         rule = partial(_largest_pairs, **{**call.keywords, **task.kwargs})
+    elif rule is None and any(_name(part).startswith("flox.") for part in called(function)):
+        labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None
+        rule = partial(_of_groups, function, labels, graph.unique)
     if rule is None:
         return None
     arguments = list(_flat(task.args))
-    inputs = [_value(each, read, data) for each in arguments if _is_task(each)]
+    inputs = [_value(each, graph) for each in arguments if _is_task(each)]
     known = [each for each in inputs if each is not None]
     literals = [each for each in arguments if not _is_task(each)]
     return rule(known, literals) if len(known) == len(inputs) else None
 
 
-def _last_value(
-    task: Any,
-    steps: Mapping[Key, Any],
-    read: Callable[[Key], _Result | None],
-    data: Callable[[Key], Any],
-) -> _Result | None:
+def _last_value(task: Any, steps: Mapping[Key, Any], graph: _Graph) -> KnownResult | None:
     """The result of a task that runs several, that of the last one of them."""
     last, names, *arguments = task.args[1:]
     given = dict(zip(names, arguments, strict=False))
 
     def known(key: Key) -> Any:
-        return data_of(given.get(key, TaskRef(key)), data)
+        return data_of(given.get(key, TaskRef(key)), graph.data)
 
     @cache
-    def result(key: Key) -> _Result | None:
+    def result(key: Key) -> KnownResult | None:
         if key in steps:
-            return _value(steps[key], result, known)
-        return _value(given[key], read, data) if key in given else read(key)
+            return graph.inner(key) or _value(steps[key], inner)
+        return _value(given[key], graph) if key in given else graph.read(key)
 
+    inner = replace(graph, read=result, data=known)
     return result(last)
+
+
+def is_basic(index: Any) -> bool:
+    """Whether an index takes a part of an array or a tuple without a copy.
+
+    Parameters
+    ----------
+    index
+        The index.
+    """
+    if type(index) is tuple:
+        return all(part is None or part is ... or type(part) in (int, slice) for part in index)
+    return type(index) in (int, slice)
 
 
 def _is_name(index: Any) -> bool:
@@ -421,13 +486,13 @@ def _name(function: Any) -> str:
     return f"{module.partition('.')[0]}.{getattr(function, '__name__', '')}"
 
 
-def _sliced(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _sliced(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     if len(sources) != 1 or len(literals) != 1:
         return None
     [source], [index] = sources, literals
     if not source.is_array:
         one = type(index) is int and 0 <= index < len(source.shapes)
-        return _Result((source.shapes[index],), source.itemsize) if one else None
+        return KnownResult((source.shapes[index],), source.itemsize) if one else None
     [shape] = source.shapes
     index = index if type(index) is tuple else (index,)
     if len(index) > len(shape) or not all(type(part) in (slice, int) for part in index):
@@ -437,48 +502,48 @@ def _sliced(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | No
         for part, size in zip(index, shape, strict=False)
         if type(part) is slice
     ]
-    return _Result(((*cut, *shape[len(index) :]),), source.itemsize)
+    return KnownResult(((*cut, *shape[len(index) :]),), source.itemsize)
 
 
-def _factors(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _factors(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """The factors Q and R of a matrix."""
     if not _are_matrices(sources, 1):
         return None
     [source] = sources
     rows, columns = source.shapes[0]
     inner = min(rows, columns)
-    return _Result(((rows, inner), (inner, columns)), source.itemsize, is_array=False)
+    return KnownResult(((rows, inner), (inner, columns)), source.itemsize, is_array=False)
 
 
-def _stacked(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _stacked(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     if not sources or not _are_matrices(sources, len(sources)):
         return None
     rows = sum(each.shapes[0][0] for each in sources)
-    return _Result(((rows, sources[0].shapes[0][1]),), sources[0].itemsize)
+    return KnownResult(((rows, sources[0].shapes[0][1]),), sources[0].itemsize)
 
 
-def _product(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _product(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     if not _are_matrices(sources[:1], 1) or len(sources) != 2 or not sources[1].is_array:
         return None
     first, second = sources
-    return _Result(((first.shapes[0][0], *second.shapes[0][1:]),), first.itemsize)
+    return KnownResult(((first.shapes[0][0], *second.shapes[0][1:]),), first.itemsize)
 
 
-def _are_matrices(sources: Sequence[_Result], count: int) -> bool:
+def _are_matrices(sources: Sequence[KnownResult], count: int) -> bool:
     """Whether there are so many results, all of them matrices."""
     return len(sources) == count and all(
         each.is_array and len(each.shapes[0]) == 2 for each in sources
     )
 
 
-def _triangular(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _triangular(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """The factors P, L and U of a square matrix."""
     if not _are_matrices(sources, 1):
         return None
     return replace(sources[0], shapes=sources[0].shapes * 3, is_array=False)
 
 
-def _singular(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _singular(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """The factors U and V of a matrix, and its singular values between them."""
     factors = _factors(sources, literals)
     if factors is None:
@@ -487,25 +552,25 @@ def _singular(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | 
     return replace(factors, shapes=(left, left[1:], right))
 
 
-def _zeros(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _zeros(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     # without another argument, numbers of double precision
     whole = not sources and all(isinstance(each, (int, np.integer)) for each in literals)
-    return _Result((tuple(map(int, literals)),), 8) if whole else None
+    return KnownResult((tuple(map(int, literals)),), 8) if whole else None
 
 
-def _percentiles(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _percentiles(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """Percentiles of a block, and the number of its elements."""
     wanted = [each for each in literals if isinstance(each, np.ndarray)]
-    return _Result((wanted[0].shape, (1,)), 8, is_array=False) if len(wanted) == 1 else None
+    return KnownResult((wanted[0].shape, (1,)), 8, is_array=False) if len(wanted) == 1 else None
 
 
-def _transposed(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _transposed(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     if not _are_matrices(sources, 1) or literals:
         return None
     return replace(sources[0], shapes=(sources[0].shapes[0][::-1],))
 
 
-def _broadcast(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _broadcast(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """An elementwise function of arrays of one type."""
     if not sources or not all(each.is_array for each in sources):
         return None
@@ -513,54 +578,68 @@ def _broadcast(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result |
         shape = np.broadcast_shapes(*(each.shapes[0] for each in sources))
     except ValueError:
         return None
-    return _Result((shape,), max(each.itemsize for each in sources))
+    return KnownResult((shape,), max(each.itemsize for each in sources))
 
 
-def _like_last(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _like_last(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """A result of the shape of the last input: a sum, or a solution."""
     return sources[-1] if sources and all(each.is_array for each in sources) else None
 
 
-def _filled(like: Any, options: Any) -> _Result | None:
+def _only(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    return sources[0] if len(sources) == 1 else None
+
+
+def _filled(like: Any, options: Any) -> KnownResult | None:
     """Equal elements, before the first block of a running sum: a meta, their value and dtype."""
     shape = dict(options).get("shape")
     if type(like) is not tuple or not isinstance(shape, tuple):
         return None
-    return _Result((shape,), like[-1].itemsize)
+    return KnownResult((shape,), like[-1].itemsize)
 
 
-def _held(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _held(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """A tuple of anything, as a variable of xarray."""
     size = sum(each.nbytes for each in sources)
     size += sum(getattr(each, "nbytes", 0) for each in flatten(literals, (list, tuple)))
-    return _Result(((size,),), 1, is_array=False)
+    return KnownResult(((size,),), 1, is_array=False)
 
 
-def _pair(sources: Sequence[_Result], literals: Sequence[Any]) -> _Result | None:
+def _pair(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """A tuple of two arrays; elements of both are counted as those of the first one."""
     if len(sources) != 2 or not all(each.is_array for each in sources):
         return None
     first, second = sources
-    return _Result((*first.shapes, *second.shapes), first.itemsize, is_array=False)
+    return KnownResult((*first.shapes, *second.shapes), first.itemsize, is_array=False)
 
 
 def _largest_pairs(
-    sources: Sequence[_Result],
+    sources: Sequence[KnownResult],
     literals: Sequence[Any],
     k: int,
     axis: tuple[int, ...],
     keepdims: bool,
-) -> _Result | None:
+) -> KnownResult | None:
     """The largest elements of several tuples of elements and positions, and their positions."""
     if not sources or any(each.is_array or len(each.shapes) != 2 for each in sources):
         return None
     shape, [along] = sources[0].shapes[0], axis
     count = min(abs(k), sum(each.shapes[0][along] for each in sources))
     shape = (*shape[:along], count, *shape[along + 1 :])
-    return _Result((shape, shape), sources[0].itemsize, is_array=False)
+    return KnownResult((shape, shape), sources[0].itemsize, is_array=False)
 
 
-_Rule = Callable[[Sequence[_Result], Sequence[Any]], _Result | None]
+def _of_groups(
+    function: Any,
+    labels: Any,
+    unique: Unique,
+    sources: Sequence[KnownResult],
+    literals: Sequence[Any],
+) -> KnownResult | None:
+    return grouped_result(function, sources, labels, unique)
+
+
+_Rule = Callable[[Sequence[KnownResult], Sequence[Any]], KnownResult | None]
 
 #: By the name of a function, the result that follows from those of its inputs and from literals.
 _RULES: Mapping[str, _Rule] = {
@@ -579,6 +658,8 @@ _RULES: Mapping[str, _Rule] = {
     "builtins.sum": _like_last,
     "dask.percentile": _percentiles,
     _name(argtopk_preprocess): _pair,
+    "flox._zip_index": _pair,
+    "flox.identity": _only,
     "dask._solve_triangular_lower": _like_last,
     "dask.solve_triangular_safe": _like_last,
 }

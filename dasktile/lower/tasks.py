@@ -34,7 +34,7 @@ from dasktile.lower.names import whole_layer_name
 from dasktile.lower.places import places_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.lower.sizes import NotedBlocks, estimated_sizes, noted_blocks
+from dasktile.lower.sizes import NotedBlocks, estimated_sizes, is_basic, noted_blocks
 from dasktile.lower.working import working_bytes
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token
@@ -304,7 +304,7 @@ class GraphTasks:
             if len(reads) == 1
             and (
                 self.heads[number].startswith(SLICE_PREFIX)
-                or (getattr(task, "func", None) is getitem and _is_basic(task.args[1]))
+                or (getattr(task, "func", None) is getitem and is_basic(task.args[1]))
             )
         }
 
@@ -324,6 +324,13 @@ class GraphTasks:
         """The value of a key that is data of the graph; None for other keys."""
         number = self.number.get(key)
         return None if number is None else getattr(self.tasks[number], "value", None)
+
+    def block_numbers(self, number: int) -> Mapping[str, int]:
+        """The numbers of a block, by the names of the axes in merged layers; empty for others."""
+        layer, key = self.graph.layers[self.layer[number]], self.keys[number]
+        if not isinstance(layer, Blockwise) or type(key) is not tuple:
+            return {}
+        return dict(zip(layer.output_indices, key[1:], strict=False))
 
     def planned_size(self, number: int) -> int | None:
         """Bytes of a result according to the plan; None for results that it does not know."""
@@ -485,13 +492,6 @@ class GraphTasks:
     def places(self) -> list[int | None]:
         """The mesh position of each task, None if it is unknown."""
         return places_of(self)
-
-
-def _is_basic(index: Any) -> bool:
-    """Whether an index takes a part of an array or a tuple without a copy."""
-    if type(index) is tuple:
-        return all(part is None or part is ... or type(part) in (int, slice) for part in index)
-    return type(index) in (int, slice)
 
 
 def with_key(task: Any, key: Key) -> Any:

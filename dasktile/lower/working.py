@@ -99,7 +99,7 @@ def working_bytes(
         return _decoded_bytes(task.args[0], task.args[1], value) if len(task.args) >= 2 else 0
     every = sum(inputs.values())
     held = 0.0
-    for part in (task.kwargs.get("sum"), *_called(function)):
+    for part in (task.kwargs.get("sum"), *called(function)):
         if part is None:
             continue
         if str(getattr(part, "__module__", "")).startswith("flox."):
@@ -119,15 +119,21 @@ def _held_by_flox(function: Any, results: int, inputs: int) -> float:
     return 0.0
 
 
-def _called(function: Any) -> Iterator[Any]:
-    """The functions within partials and compositions, and those that moments sum with."""
+def called(function: Any) -> Iterator[Any]:
+    """The functions within partials and compositions, and those that moments sum with.
+
+    Parameters
+    ----------
+    function
+        What a task calls.
+    """
     if isinstance(function, partial):
         yield function.keywords.get("sum")
-        yield from _called(function.func)
+        yield from called(function.func)
     elif hasattr(function, "first") and hasattr(function, "funcs"):
         # tlz.compose, of toolz or of cytoolz
         for part in (function.first, *function.funcs):
-            yield from _called(part)
+            yield from called(part)
     else:
         yield function
 

@@ -64,7 +64,7 @@ _WORK: Mapping[str, float] = {
 _SUMS = ("sum", "prod", "mean", "var", "std")
 
 #: The arrays of a partial result of a variance: deviations, sum and count.
-_MOMENTS = 3
+MOMENTS = 3
 
 _CHUNK_KEYWORDS = {
     *("func", "reindex", "fill_value", "dtype", "user_dtype"),
@@ -277,7 +277,7 @@ def _partial_bytes(agg: Any) -> float:
     """Bytes of a partial result per element of the result."""
     sizes = [np.dtype(dtype).itemsize for dtype in agg.dtype["intermediate"]]
     if agg.name.removeprefix("nan") in ("var", "std"):
-        sizes[0] *= _MOMENTS
+        sizes[0] *= MOMENTS
     return float(sum(sizes))
 
 
@@ -365,21 +365,33 @@ def _read_step(view: GraphView, flox: FloxNames, name: str) -> _Step | None:
     if inputs is None or not isinstance(layer, Blockwise):
         return None
     array, numbers = inputs
-    outer = inner = unwrap(layer.task.func)
-    if outer.function is not flox.chunk:
-        steps: Any = getattr(outer.function, "funcs", ())
-        if outer.args or len(steps) != 1 or steps[0] is not flox.expand:
-            return None
-        inner = unwrap(outer.function.first)  # type: ignore[attr-defined]
-    keywords = {**inner.keywords, **outer.keywords}
-    if inner.function is not flox.chunk or inner.args or not set(keywords) <= _CHUNK_KEYWORDS:
+    call = step_call(flox, layer.task.func)
+    if call.function is not flox.chunk or call.args or not set(call.keywords) <= _CHUNK_KEYWORDS:
         return None
-    axes = keywords.get("axis")
+    axes = call.keywords.get("axis")
     reduced = len(axes) if isinstance(axes, tuple) else 0
     ndim = len(array.shape)
     if not 0 < reduced <= len(numbers.shape) or axes != tuple(range(ndim - reduced, ndim)):
         return None
-    return _Step(layer.task.func, Call(inner.function, (), keywords), array, numbers)
+    return _Step(layer.task.func, call, array, numbers)
+
+
+def step_call(flox: FloxNames, function: Callable[..., Any]) -> Call:
+    """The call of a step, without the axis that is added to its result.
+
+    Parameters
+    ----------
+    flox
+        Names of flox.
+    function
+        What the tasks of the step call.
+    """
+    outer = unwrap(function)
+    steps: Any = getattr(outer.function, "funcs", ())
+    if outer.args or len(steps) != 1 or steps[0] is not flox.expand:
+        return outer
+    inner = unwrap(outer.function.first)  # type: ignore[attr-defined]
+    return Call(inner.function, inner.args, {**inner.keywords, **outer.keywords})
 
 
 def _is_aggregate(flox: FloxNames, call: Call) -> bool:

@@ -1,0 +1,40 @@
+"""What is known of the result of a task before it runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+
+#: Bytes of the label of a group.
+_LABEL = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownResult:
+    """A result of known size: an array, or a collection of arrays.
+
+    Parameters
+    ----------
+    shapes
+        The shape of every array.
+    itemsize
+        Bytes per element.
+    is_array
+        Whether it is one array and no collection.
+    groups
+        Labels of the groups along the last axis; None for other results.
+    """
+
+    shapes: tuple[Shape, ...]
+    itemsize: float
+    is_array: bool = True
+    groups: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, and of the labels of groups."""
+        labels = 0 if self.groups is None else _LABEL * len(self.groups)
+        return int(sum(map(math.prod, self.shapes)) * self.itemsize) + labels

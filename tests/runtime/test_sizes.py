@@ -1,0 +1,117 @@
+"""Predicted bytes of results, and bytes that are moved, are those of a cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import WorkerPlugin
+
+import dasktile
+from benchmarks.predicted import WAYS, Case, cluster, measure_stock
+from dasktile.capture.references import head_of
+from dasktile.lower.tasks import BundleLimits, GraphTasks, merged
+
+#: Bytes of Python's own objects in a result, of a dict and its keys.
+OBJECTS = 1024
+
+
+class Made(WorkerPlugin):
+    """Counts bytes of results, by the first part of their keys."""
+
+    name = "made"
+
+    def setup(self, worker: Any) -> None:
+        self.state = worker.state
+        self.nbytes: Counter[str] = Counter()
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        if (start, finish) == ("executing", "memory"):
+            self.nbytes[str(head_of(key))] += self.state.tasks[key].get_nbytes()
+
+
+def made(array: da.Array) -> Counter[str]:
+    """Bytes of the results of all tasks, by the first part of their keys."""
+    with cluster(2) as client:
+        client.register_plugin(Made())
+        array.compute()
+        plugins = [worker.plugins[Made.name] for worker in client.cluster.workers.values()]
+        return sum((plugin.nbytes for plugin in plugins), Counter())
+
+
+def estimated(array: da.Array) -> tuple[Counter[str], Counter[str], set[str]]:
+    """Estimated bytes and numbers of results, and which of them are guesses."""
+    wanted = {array.name: list(dask.core.flatten(array.__dask_keys__()))}
+    tasks = GraphTasks(
+        merged(array.dask, wanted), wanted, list(array.dask.layers), BundleLimits((), {}, (), 0, 0)
+    )
+    sizes: Counter[str] = Counter()
+    for head, size in zip(tasks.heads, tasks.sizes, strict=True):
+        sizes[head] += size
+    return sizes, Counter(tasks.heads), {tasks.heads[number] for number in tasks.guessed}
+
+
+def days(chunks: tuple[int, ...], drawn: bool = False) -> da.Array:
+    """Two years of maps of 12 x 20; `drawn` if tasks make them."""
+    if drawn:
+        return da.random.default_rng(0).normal(size=(12, 20, 730), chunks=chunks)
+    return da.from_array(np.random.default_rng(0).normal(size=(12, 20, 730)), chunks=chunks)
+
+
+def by_month(func: str, method: str, drawn: bool = False) -> da.Array:
+    """Time first, as it is stored, so that the layer of the group-by is merged with others."""
+    flox = pytest.importorskip("flox")
+    blocks = days((12, 10, 20), drawn)
+    months = np.arange(730) // 30.5 % 12
+    return flox.groupby_reduce(blocks * 2 - 1, months.astype(int), func=func, method=method)[0]
+
+
+def two_groupers(drawn: bool = False) -> da.Array:
+    """Regions of two axes and halves of the values' rows: groups of three axes."""
+    flox = pytest.importorskip("flox")
+    regions = np.arange(240).reshape(12, 20, 1) // 60
+    halves = (np.arange(730) % 365 // 183)[None, None]
+    return flox.groupby_reduce(
+        days((12, 20, 40), drawn),
+        *np.broadcast_arrays(regions, halves),
+        func="nanmean",
+        expected_groups=(np.arange(4), np.arange(2)),
+    )[0]
+
+
+EXPRESSIONS: dict[str, Callable[[], da.Array]] = {
+    "means of months, map-reduce": lambda: by_month("nanmean", "map-reduce"),
+    "means of months, cohorts": lambda: by_month("nanmean", "cohorts"),
+    "extrema of months of drawn blocks": lambda: by_month("nanmax", "cohorts", drawn=True),
+    "firsts of months": lambda: by_month("nanfirst", "map-reduce"),
+    "positions of extrema by month": lambda: by_month("argmax", "map-reduce", drawn=True),
+    "two groupers": two_groupers,
+}
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_sizes_of_results_are_estimated(name: str) -> None:
+    array = EXPRESSIONS[name]()
+    sizes, counts, guessed = estimated(array)
+    real = made(array)
+    known = sizes.keys() & real.keys()
+    assert len(known) >= 3
+    assert not guessed
+    for head in known:
+        near = OBJECTS * counts[head]
+        assert sizes[head] == pytest.approx(real[head], rel=0.05, abs=near), head
+
+
+def test_bytes_moved_by_a_group_by_are_those_of_labels_and_partial_results() -> None:
+    received, _ = measure_stock(
+        Case("", lambda persist, plan: [two_groupers(drawn=True)]), WAYS["persist"], 4
+    )
+    with cluster(4) as client:
+        dasktile.enable(client)
+        predicted = dasktile.explain(two_groupers(drawn=True)).received_before
+    assert predicted == pytest.approx(received, rel=0.4)

@@ -22,20 +22,28 @@ from dasktile._compat.dask import (
     DataNode,
     GraphNode,
     TaskRef,
+    arg_chunk,
+    arg_combine,
+    argtopk_aggregate,
     argtopk_preprocess,
     chunk_argtopk,
+    chunk_topk,
     fused_tasks,
     getitem,
     identity_cast,
     list_to_container,
     mean_chunk,
+    mean_combine,
     moment_chunk,
+    moment_combine,
     nannumel,
     slice_with_int_dask_array,
+    topk_aggregate,
     wrapped_qr,
 )
 from dasktile._compat.flox import flox_names
 from dasktile.capture.corrections import called_function
+from dasktile.capture.rules.sources import is_uniform
 from dasktile.capture.rules.trees import unwrap
 from dasktile.lower.grouped import Unique, grouped_result
 from dasktile.lower.kernels.blas import total
@@ -52,6 +60,12 @@ Key = Any
 #: Functions that slice.
 _SLICING = (operator_getitem, getitem, getitem_any)
 
+
+#: Bytes of one element that is broadcast to a block.
+_ELEMENT = 8
+
+#: Functions that return the largest elements along an axis.
+_LARGEST = (chunk_topk, topk_aggregate)
 
 #: Types of blocks that are no arrays, as Dask notes them.
 _NO_ARRAYS = ("tuple", "list", "dict")
@@ -101,40 +115,39 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         notes = layer.collection_annotations or {}
         chunks: Any = notes.get("chunks")
         dtype: Any = notes.get("dtype")
-        task: Any = getattr(layer, "task", None)
         if notes.get("chunk_type") in _NO_ARRAYS:
             continue  # noted are the elements of what the tuples are made of
-        if getattr(task, "func", None) is slice_with_int_dask_array:
+        function, options = called_function(layer)
+        if function is slice_with_int_dask_array:
             continue  # noted are the elements of a block times the positions
-        if flox is not None and flox.is_step(called_function(layer)[0]):
+        if flox is not None and flox.is_step(function):
             continue  # noted is the array that is reduced by groups
-        options = getattr(task, "kwargs", None) or {}
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
+        count = abs(options["k"]) if function in _LARGEST else 1
         try:
             cut = tuple(
-                (1,) * len(sizes) if axis in reduced else tuple(map(int, sizes))
+                (count,) * len(sizes) if axis in reduced else tuple(map(int, sizes))
                 for axis, sizes in enumerate(chunks)
             )
             if not dtype.hasobject:
+                itemsize = dtype.itemsize * _arrays_of(function, options)
                 # a layer of some of the tasks of another one has its keys
-                noted[whole_layer_name(name)] = NotedBlocks(cut, dtype.itemsize * _arrays_of(task))
+                noted[whole_layer_name(name)] = NotedBlocks(cut, itemsize)
         except (TypeError, ValueError, AttributeError):
             continue  # unknown chunks
     return noted
 
 
-def _arrays_of(task: Any) -> int:
-    """Arrays in the result of a task: the first step of a mean or a moment returns several."""
-    function, options = getattr(task, "func", None), dict(getattr(task, "kwargs", None) or {})
-    while isinstance(function, partial):
-        options = {**function.keywords, **options}
-        function = function.func
-    if function is None or function not in (mean_chunk, moment_chunk):
-        return 1
+def _arrays_of(function: Any, options: Mapping[str, Any]) -> int:
+    """Arrays in a result: partial results of means, moments and extrema have several."""
     if function is mean_chunk:
         # other counts than those of NaNs are one number that is broadcast
         return 2 if options.get("numel") is nannumel else 1
-    return 1 + int(options.get("order", 2))
+    if function in (mean_combine, arg_chunk, arg_combine):
+        return 2
+    if function in (moment_chunk, moment_combine):
+        return 1 + int(options.get("order", 2))
+    return 1
 
 
 class SizedTasks(Protocol):
@@ -193,7 +206,11 @@ class _Estimate:
         for number in range(len(tasks.keys)):
             if tasks.is_free(number):
                 continue
-            size = tasks.planned_size(number)
+            size = (
+                _ELEMENT
+                if is_uniform(getattr(tasks.tasks[number], "func", None))
+                else tasks.planned_size(number)
+            )
             if size is None and (result := self.noted(number)) is not None:
                 size = result.nbytes
             if size is None:
@@ -289,7 +306,7 @@ class _Estimate:
             # the plan knows its size, but not which arrays it consists of
             return _value(self.tasks.tasks[number], self.graph(number, self.noted_of))
         nbytes = noted.nbytes
-        if not nbytes:
+        if not nbytes or is_uniform(getattr(self.tasks.tasks[number], "func", None)):
             return noted
         # the plan knows better than the annotations of how many bytes an element has
         return KnownResult(noted.shapes, noted.itemsize * size / nbytes)
@@ -412,8 +429,9 @@ def _value(task: Any, graph: _Graph) -> KnownResult | None:
     if function is apply and task.args[0] is np.full_like:
         return _filled(*task.args[1:])
     rule, call = _RULES.get(_name(function)), unwrap(function)
-    if call.function is chunk_argtopk:
-        rule = partial(_largest_pairs, **{**call.keywords, **task.kwargs})
+    if call.function in (chunk_argtopk, argtopk_aggregate):
+        positions = call.function is argtopk_aggregate
+        rule = partial(_largest_pairs, positions, **{**call.keywords, **task.kwargs})
     elif rule is None and any(_name(part).startswith("flox.") for part in called(function)):
         labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None
         rule = partial(_of_groups, function, labels, graph.unique)
@@ -614,18 +632,21 @@ def _pair(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResul
 
 
 def _largest_pairs(
+    positions: bool,
     sources: Sequence[KnownResult],
     literals: Sequence[Any],
     k: int,
     axis: tuple[int, ...],
     keepdims: bool,
 ) -> KnownResult | None:
-    """The largest elements of several tuples of elements and positions, and their positions."""
+    """The largest of several tuples of elements and positions, or the positions alone."""
     if not sources or any(each.is_array or len(each.shapes) != 2 for each in sources):
         return None
     shape, [along] = sources[0].shapes[0], axis
     count = min(abs(k), sum(each.shapes[0][along] for each in sources))
     shape = (*shape[:along], count, *shape[along + 1 :])
+    if positions:
+        return KnownResult((shape,), np.dtype(np.intp).itemsize)
     return KnownResult((shape, shape), sources[0].itemsize, is_array=False)
 
 

@@ -84,6 +84,10 @@ def two_groupers(drawn: bool = False) -> da.Array:
     )[0]
 
 
+def noise() -> da.Array:
+    return da.random.default_rng(0).random((600, 400), chunks=(50, 100))
+
+
 EXPRESSIONS: dict[str, Callable[[], da.Array]] = {
     "means of months, map-reduce": lambda: by_month("nanmean", "map-reduce"),
     "means of months, cohorts": lambda: by_month("nanmean", "cohorts"),
@@ -91,6 +95,12 @@ EXPRESSIONS: dict[str, Callable[[], da.Array]] = {
     "firsts of months": lambda: by_month("nanfirst", "map-reduce"),
     "positions of extrema by month": lambda: by_month("argmax", "map-reduce", drawn=True),
     "two groupers": two_groupers,
+    "means in several steps": lambda: noise().mean(axis=0, split_every=2),
+    "deviations in several steps": lambda: noise().std(axis=0, split_every=2),
+    "largest elements": lambda: da.topk(noise(), 7, axis=0),
+    "positions of the largest elements": lambda: da.argtopk(noise(), 7, axis=0),
+    "positions of minima": lambda: noise().argmin(axis=0, split_every=2),
+    "equal weights": lambda: noise() @ da.ones((400, 300), chunks=100),
 }
 
 

@@ -105,7 +105,7 @@ def uniform(view: GraphView, name: str) -> Operation | None:
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or len(layer.indices) != 1:
         return None
-    if layer.task.kwargs or _innermost(layer.task.func) is not _UNIFORM:
+    if layer.task.kwargs or not is_uniform(layer.task.func):
         return None
     argument, symbols = layer.indices[0]
     shape = layer.io_deps.get(str(argument))
@@ -276,6 +276,17 @@ def _source(
         stored=stored,
         repeatable=repeatable,
     )
+
+
+def is_uniform(function: Any) -> bool:
+    """Whether a function broadcasts one element to a block.
+
+    Parameters
+    ----------
+    function
+        The function.
+    """
+    return _innermost(function) is _UNIFORM
 
 
 def _innermost(function: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import dask
+import numpy as np
 from dask._task_spec import Alias, DataNode, Task, convert_legacy_graph
 from dask.base import collections_to_expr
 from dask.core import flatten
@@ -60,10 +61,10 @@ def simulated(
     expr = collections_to_expr(list(collections)).optimize()
     graph: dict[Any, Any] = convert_legacy_graph(dict(expr.__dask_graph__()))
     ends = set(flatten(expr.__dask_keys__()))
-    sizes, working = measured_sizes(graph, ends)
+    sizes, working, shared = measured_sizes(graph, ends)
     homes = _homes(graph, workers)
     known = {
-        key: TaskMemory(sizes[key], working.get(key, 0), homes[key], is_pick(task))
+        key: TaskMemory(sizes[key], working.get(key, 0), homes[key], is_pick(task), shared[key])
         for key, task in graph.items()
     }
     tasks = placed(graph, ends, known, by_place=True)
@@ -73,16 +74,21 @@ def simulated(
 
 def measured_sizes(
     graph: Mapping[Any, Any], ends: set[Any]
-) -> tuple[dict[Any, int], dict[Any, int]]:
-    """Compute a graph: bytes of every result, and what tasks of several steps hold besides it."""
+) -> tuple[dict[Any, int], dict[Any, int], dict[Any, int]]:
+    """Compute a graph: bytes of every result, what tasks of several steps hold besides it.
+
+    And the bytes of the result that are views of others of its arrays.
+    """
     readers = Counter(read for task in graph.values() for read in task.dependencies)
     values: dict[Any, Any] = {}
     sizes: dict[Any, int] = {}
     working: dict[Any, int] = {}
+    shared: dict[Any, int] = {}
     for key in dask.core.toposort(graph):
         task = graph[key]
         values[key], peak = _measured(task, values)
         sizes[key] = sizeof(values[key])
+        shared[key] = _shared(values[key])
         working[key] = max(0, peak - sizes[key])
         for read in task.dependencies:
             readers[read] -= 1
@@ -90,7 +96,23 @@ def measured_sizes(
                 del values[read]
         if not readers[key]:
             del values[key]
-    return sizes, working
+    return sizes, working, shared
+
+
+def _shared(value: Any) -> int:
+    """Bytes of the arrays of a tuple that are whole views of others of them."""
+    if not isinstance(value, tuple):
+        return 0
+    owners: set[int] = set()
+    shared = 0
+    for array in flatten([value], (list, tuple)):
+        base = getattr(array, "base", None)
+        owner = array if base is None else base
+        if not isinstance(array, np.ndarray) or getattr(owner, "nbytes", None) != array.nbytes:
+            continue
+        shared += array.nbytes * (id(owner) in owners)
+        owners.add(id(owner))
+    return shared
 
 
 def _measured(task: Any, values: Mapping[Any, Any]) -> tuple[Any, int]:
@@ -289,7 +311,8 @@ def report_predictions(cells: Sequence[Mapping[str, Any]], console: Console) -> 
     """Print for how many cells `dasktile.explain` predicts the peak of memory, and the seconds."""
     for engine, whose in (("stock", "Dask's graphs"), ("dasktile", "plans")):
         pairs = [
-            (cell["predicted"], cell["held"])
+            # on a cluster, Dask counts views and picks of a result once more
+            (cell["predicted"], cell.get("buffers", cell["held"]))
             for cell in cells
             if cell["engine"] == engine and cell.get("predicted") is not None
         ]

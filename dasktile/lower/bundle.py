@@ -493,7 +493,9 @@ class _Written:
         for at, run in enumerate(self.runs):
             place = tasks.homes[run.tasks[0]] if tasks.limits.mesh else None
             size = sum(tasks.sizes[number] for number in run.returned)
-            memory[self.key[at]] = TaskMemory(size, self._live(run) - size, place)
+            shared = sum(tasks.sizes[number] for number in self._views(run))
+            working = self._live(run) - size + shared
+            memory[self.key[at]] = TaskMemory(size, working, place, shared=shared)
             if at in self.alias:
                 memory[self.alias[at]] = TaskMemory(size, 0, place)
             # a bundle that is read as a whole has no picks
@@ -502,13 +504,18 @@ class _Written:
                 memory[own] = TaskMemory(size, 0, place, is_part=True)
         return GraphMemory(memory, guessed_share(tasks))
 
+    def _views(self, run: Run) -> set[int]:
+        """The results that a run returns beside the arrays of which they are views."""
+        views, returned = self.tasks.views, set(run.returned)
+        return {number for number in returned if views.get(number) in returned}
+
     def _live(self, run: Run) -> int:
         """Bytes of the results of a run that are in memory at the same time."""
-        tasks = self.tasks
+        tasks, views = self.tasks, self._views(run)
         return live_bytes(
             run.tasks,
             tasks.reads.__getitem__,
-            tasks.sizes.__getitem__,
+            lambda number: 0 if number in views else tasks.sizes[number],
             run.returned,
             tasks.working.__getitem__,
         )

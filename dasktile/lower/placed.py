@@ -40,12 +40,15 @@ class TaskMemory:
         Its mesh position; None if it has none.
     is_part
         Whether its result is a part of what it reads, in the same memory.
+    shared
+        Bytes of its result that take no memory where it runs: views of others of its arrays.
     """
 
     size: int
     working: int = 0
     place: int | None = None
     is_part: bool = False
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +227,7 @@ def placed(
         data=data,
         aliases=aliases,
         parts={at for at, task in enumerate(memory) if task.is_part},
+        shared=[task.shared for task in memory],
     )
 
 
@@ -237,7 +241,7 @@ def _memory_of(chain: Sequence[TaskMemory]) -> TaskMemory:
     for task in chain:
         most = max(most, before + task.size + task.working)
         before = task.size
-    return TaskMemory(result.size, most - result.size, result.place)
+    return TaskMemory(result.size, most - result.size, result.place, shared=result.shared)
 
 
 def _chains(

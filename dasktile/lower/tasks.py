@@ -25,6 +25,7 @@ from dasktile._compat.dask import (
     ArrayOverlapLayer,
     DataNode,
     Task,
+    TaskRef,
 )
 from dasktile.capture.base import GraphView
 from dasktile.capture.references import head_of, is_block
@@ -307,6 +308,20 @@ class GraphTasks:
                 or (getattr(task, "func", None) is getitem and is_basic(task.args[1]))
             )
         }
+
+    @cached_property
+    def views(self) -> dict[int, int]:
+        """By transposed array, the one that it is a view of."""
+        views: dict[int, int] = {}
+        for number in self.inputs_first:
+            task = self.tasks[number]
+            if getattr(task, "func", None) is not np.transpose or not task.args:
+                continue
+            [array, *_] = task.args
+            read = self.number.get(array.key) if isinstance(array, TaskRef) else None
+            if read is not None:
+                views[number] = views.get(read, read)
+        return views
 
     def is_cut(self, number: int) -> bool:
         """Whether a task only cuts a part of one result."""

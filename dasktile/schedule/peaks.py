@@ -48,6 +48,9 @@ class PlacedTasks:
     parts
         Tasks whose result is a part of the result of the only task that they read, in the same
         memory.
+    shared
+        Bytes of every result that take no memory where it is made, as those of an array beside a
+        transposed view of it.
     """
 
     reads: Sequence[Sequence[int]]
@@ -59,6 +62,7 @@ class PlacedTasks:
     data: Collection[int] = ()
     aliases: Collection[int] = ()
     parts: Collection[int] = ()
+    shared: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,11 @@ class _Simulation:
         sharing = [*self.aliases, *self.parts]
         self.sharing = {*sharing, *(self.reads[number][0] for number in sharing)}
         self.working = tasks.working or [0] * count
+        #: Bytes in memory of every result, where it is made.
+        self.made = [
+            size - shared
+            for size, shared in zip(tasks.sizes, tasks.shared or [0] * count, strict=True)
+        ]
         self.waiting = list(map(len, self.reads))
         self.unread = list(map(len, self.readers))
         self.where: list[int] = [-1] * count
@@ -274,9 +283,9 @@ class _Simulation:
                 worker.start(0, self.working[number])
                 self._share(number)
             else:
-                worker.start(sizes[number], self.working[number])
+                worker.start(self.made[number], self.working[number])
                 if number in self.sharing:
-                    self.buffers[number] = [_Buffer(sizes[number], {number})]
+                    self.buffers[number] = [_Buffer(self.made[number], {number})]
             # it takes no time to share memory
             size = 0 if is_part else sizes[number] + sum(map(sizes.__getitem__, self.reads[number]))
             duration = self.speeds.task + size / self.speeds.memory
@@ -308,8 +317,10 @@ class _Simulation:
         if number in self.kept:
             return
         for at in self.there[number]:
-            is_shared = at == self.where[number] and number in self.buffers
-            freed = self._left(number) if is_shared else self.tasks.sizes[number]
+            if at != self.where[number]:
+                freed = self.tasks.sizes[number]
+            else:
+                freed = self._left(number) if number in self.buffers else self.made[number]
             self.workers[at].memory -= freed
         self.there[number] = {}
 

@@ -10,12 +10,30 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import WorkerPlugin
+from distributed import WorkerPlugin, wait
 
 import dasktile
+from benchmarks.buffers import Buffers
 from benchmarks.predicted import WAYS, Case, cluster, measure_stock
 from dasktile.capture.references import head_of
 from dasktile.lower.tasks import BundleLimits, GraphTasks, merged
+
+
+class Peak(WorkerPlugin):
+    """The peak of the bytes of results on a worker, each buffer once."""
+
+    name = "peak"
+
+    def setup(self, worker: Any) -> None:
+        self.data = worker.data
+        self.buffers = Buffers()
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        if finish == "memory" and key in self.data:
+            self.buffers.add(key, self.data[key])
+        elif start == "memory":
+            self.buffers.remove(key)
+
 
 #: Bytes of Python's own objects in a result, of a dict and its keys.
 OBJECTS = 1024
@@ -125,3 +143,16 @@ def test_bytes_moved_by_a_group_by_are_those_of_labels_and_partial_results() -> 
         dasktile.enable(client)
         predicted = dasktile.explain(two_groupers(drawn=True)).received_before
     assert predicted == pytest.approx(received, rel=0.4)
+
+
+def test_a_transposed_view_takes_no_memory_beside_its_array() -> None:
+    """Bundles return blocks and their transposes, which are sent to other workers."""
+    array = da.random.default_rng(0).random((2700, 2700), chunks=300)
+    with cluster(4) as client:
+        dasktile.enable(client)
+        client.register_plugin(Peak())
+        gram = (array @ array.T).sum()
+        predicted = dasktile.explain(gram).results_after
+        wait(dasktile.optimize(gram).persist())
+        plugins = [worker.plugins[Peak.name] for worker in client.cluster.workers.values()]
+    assert predicted == pytest.approx(max(plugin.buffers.peak for plugin in plugins), rel=0.2)

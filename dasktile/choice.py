@@ -313,6 +313,8 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
             counts += f", {planned:,} as planned"
         return f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them ({counts})"
     names = unknown_sizes(request.graph, _wanted_keys(request, _wanted(request, chosen)))
+    if chosen.after is None and lowered is not None:
+        names = tuple(dict.fromkeys((*names, *lowered.guessed())))
     of = f", of {format_names(names, 3)}" if names else ""
     moved = "; bytes received for these are not counted" if chosen.after is None else ""
     return f"the sizes of many results are unknown{of}{moved}"

@@ -590,6 +590,15 @@ def test_results_of_unknown_sizes_are_no_prediction(monkeypatch: pytest.MonkeyPa
     assert because in explanation.unpredicted
 
 
+def test_unknown_sizes_of_the_plan_alone_have_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of a group-by may be data of Dask's graph, and joined of tiles in that of the plan."""
+    plan_for_workers(monkeypatch, 4)
+    monkeypatch.setattr(choice, "unknown_sizes", lambda *_: ())
+    x = da.random.default_rng(0).random((400, 400), chunks=(50, 50))
+    explanation = dasktile.explain(da.unique((x * 10).astype(int)))
+    assert "the sizes of many results are unknown, of getitem, unique" in explanation.unpredicted
+
+
 def test_arguments_of_delayed_functions_are_said_not_to_be_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,7 +107,17 @@ def guessed_operations(
     graph, wanted, limits
         As for `placed_tasks`.
     """
-    tasks = GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits)
+    return guessed_names(GraphTasks(merged(graph, wanted), wanted, list(graph.layers), limits))
+
+
+def guessed_names(tasks: GraphTasks) -> tuple[str, ...]:
+    """The operations of `guessed_operations`, of numbered tasks.
+
+    Parameters
+    ----------
+    tasks
+        The tasks.
+    """
     counts = Counter(
         "arguments of delayed functions"
         if getattr(tasks.tasks[number], "func", None) is argument_of_delayed

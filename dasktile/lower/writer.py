@@ -63,7 +63,7 @@ from dasktile.lower.names import (
     RETILE,
     new_layer_name,
 )
-from dasktile.lower.placed import placed_tasks
+from dasktile.lower.placed import guessed_names, placed_tasks
 from dasktile.lower.reshard import (
     PlaceOf,
     Windows,
@@ -164,6 +164,11 @@ class Lowered:
         }
         limits, memory = self.written.limits, self.bundled.memory
         return placed_tasks(self.graph, ends, limits, memory, by_place)
+
+    def guessed(self) -> tuple[str, ...]:
+        """The operations with results whose sizes are guesses; none of a graph without bundles."""
+        source = self.bundled.source
+        return () if source is None else guessed_names(source.tasks)
 
     def resized(self, share: float, pays: Callable[[int], bool] = lambda tasks: True) -> Lowered:
         """The graph with bundles of a share of the bytes; the same object if these are the same.

@@ -91,6 +91,9 @@ LEAST_PLANNING, MOST_SMALL = 0.04, 64
 #: which it is found out first whether any plan may cost less (chosen: some elementwise functions).
 MOST_KEPT = 10
 
+#: Tasks of the input over these blocks up to which no plan has clearly fewer (chosen).
+SAME_TASKS = 1.05
+
 #: Tasks of a plan over those of the input, before Dask fuses them, up to which they are surely
 #: fewer after that, too (chosen).
 SURELY_FEWER = 0.5
@@ -254,6 +257,9 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
     """A plan, or the input if that has fewer tasks when Dask has fused them, and no more bytes."""
     tiled = plan.planned.plan.tiled
     if request.method != "auto" or request.machine.limit_given or tiled is None:
+        return plan
+    # tasks of a plan run where their inputs are, which Dask's do not
+    if request.machine.placed:
         return plan
     if saved_bytes(plan.planned.plan) > 0:
         return plan
@@ -507,6 +513,8 @@ def _unless_cheaper(request: Request, usual: Candidate, work: float) -> Candidat
         return None
     before = _predict_input(request, wanted, work)
     if before is None or not before.is_sound or before.moved or before.spilled:
+        return None
+    if before.tasks > SAME_TASKS * blocks:
         return None
     held = max(SMALL_PEAK, _kept_bytes(request, usual))
     least = rough_cost(blocks, held, before.work, request.machine.calibration)

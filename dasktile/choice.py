@@ -94,6 +94,10 @@ MOST_KEPT = 10
 #: Tasks of the input over these blocks up to which no plan has clearly fewer (chosen).
 SAME_TASKS = 1.05
 
+#: Bytes that the tasks of a plan may cost above those of the input (chosen: less than a task of
+#: the usual price).
+MORE_BYTES = 2**18
+
 #: Tasks of a plan over those of the input, before Dask fuses them, up to which they are surely
 #: fewer after that, too (chosen).
 SURELY_FEWER = 0.5
@@ -272,8 +276,9 @@ def _unless_more_tasks(request: Request, plan: Candidate) -> Candidate:
         return plan
     outputs = zip(lowered.names, lowered.chunks, strict=True)
     keys = [wanted_keys(name, chunks, plan.planned.wanted) for name, chunks in outputs]
-    more = len(optimize(lowered.graph, keys)) > len(optimize(merged, list(flatten([request.keys]))))
-    return unchanged(plan, NO_GAIN) if more else plan
+    more = len(optimize(lowered.graph, keys)) - len(optimize(merged, list(flatten([request.keys]))))
+    is_costly = more * request.machine.settings().task_bytes > MORE_BYTES
+    return unchanged(plan, NO_GAIN) if is_costly else plan
 
 
 def _compares(request: Request) -> bool:

@@ -381,7 +381,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "numpy"},
     ),
     "runtime.tiers.cuda": (
-        {"runtime.settings", "runtime.tiers.base", "runtime.tiers.host"},
+        {"runtime.tiers.base", "runtime.tiers.host", "runtime.tiers.rmm"},
         {"cupy", "numpy"},
     ),
     "testing.emulated": (

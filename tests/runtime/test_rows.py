@@ -138,6 +138,9 @@ def test_bytes_are_received_under_the_layer_that_predicts_them(
     # every layer with bytes is one of the explanation's rows, with the bytes that it shows
     assert set(moved) <= {names[layer] for layer in by_row.rows}
     for row, counts in by_row.by_row.items():
+        if row.startswith("bundle") and not (counts.predicted or counts.received):
+            # a worker may not have released the tuple of a bundle yet
+            continue
         number, _, operation = row.partition(" ")
         node = explanation.nodes[int(number)]
         assert operation == node.op

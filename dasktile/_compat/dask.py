@@ -369,6 +369,7 @@ moment_chunk: Any = _lookup(_REDUCTIONS, "moment_chunk", "var, std and moment ar
 moment_combine: Any = _lookup(_REDUCTIONS, "moment_combine", "var, std and moment are unchanged")
 moment_agg: Any = _lookup(_REDUCTIONS, "moment_agg", "var, std and moment are unchanged")
 wrapped_qr: Any = _lookup("dask.array.linalg", "_wrapped_qr", "sizes of its results are guesses")
+masked_block: Any = _lookup("dask.array.ma", "_masked_array", "ma.masked_array is unchanged")
 count_block: Any = _lookup("dask.array.ma", "_chunk_count", "ma.count is unchanged")
 
 chunk_argmin: Any = _lookup(_CHUNK, "argmin", "argmin is unchanged")

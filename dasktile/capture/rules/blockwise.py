@@ -173,7 +173,7 @@ def identity(count: int) -> tuple[AxisMap, ...]:
     return tuple(AxisMap(axis) for axis in range(count))
 
 
-def _mapped(
+def mapped(
     view: GraphView, layer: Blockwise, info: ArrayInfo, whole: Collection[int] = ()
 ) -> Operation | None:
     """The layer as a map with one label for each output axis, if its operands match."""
@@ -199,7 +199,7 @@ def _mapped(
     )
 
 
-def _suffixes(layer: Blockwise) -> bool:
+def has_aligned_axes(layer: Blockwise) -> bool:
     """True if blocks broadcast along their last axes, as arrays do."""
     outer = layer.output_indices
     return all(
@@ -213,9 +213,9 @@ def elementwise(view: GraphView, name: str) -> Operation | None:
     layer, info = view.layers[name], view.array(name)
     if not isinstance(layer, Blockwise) or info is None or added_axes(layer):
         return None
-    if not _suffixes(layer) or not is_pointwise_task(layer.task):
+    if not has_aligned_axes(layer) or not is_pointwise_task(layer.task):
         return None
-    operation = _mapped(view, layer, info)
+    operation = mapped(view, layer, info)
     pure = is_pointwise_task(layer.task, table_only=True)
     return operation if operation is None else replace(operation, repeatable=pure)
 
@@ -226,12 +226,12 @@ def registered(view: GraphView, name: str) -> Operation | None:
     if not isinstance(layer, Blockwise) or info is None or added_axes(layer):
         return None
     use = lookup(layer.task.func)
-    if use is None or not use.whole_axes or not _suffixes(layer):
+    if use is None or not use.whole_axes or not has_aligned_axes(layer):
         return None
     count = len(info.shape)
     if any(not -count <= axis < count for axis in use.whole_axes):
         return None
-    return _mapped(view, layer, info, {axis % count for axis in use.whole_axes})
+    return mapped(view, layer, info, {axis % count for axis in use.whole_axes})
 
 
 def transpose(view: GraphView, name: str) -> Operation | Rechunked | None:
@@ -248,7 +248,7 @@ def transpose(view: GraphView, name: str) -> Operation | Rechunked | None:
     order = range(len(symbols))[::-1] if axes is None else axes
     if tuple(symbols[axis] for axis in order) != layer.output_indices:
         return None
-    operation = _mapped(view, layer, info)
+    operation = mapped(view, layer, info)
     in_order = operation is not None and symbols == layer.output_indices
     return Rechunked(operation.inputs[0].layer) if operation is not None and in_order else operation
 
@@ -286,7 +286,7 @@ def outer(view: GraphView, name: str) -> Operation | None:
         return None
     if not of_ufunc and len(layer.output_indices) != 2:
         return None
-    return _mapped(view, layer, info)
+    return mapped(view, layer, info)
 
 
 def broadcast_to(view: GraphView, name: str) -> Operation | None:

@@ -29,6 +29,8 @@ EXPRESSIONS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "sum of a product": lambda: ((x() @ y()).sum(axis=0), (X @ Y).sum(axis=0)),
     "tensordot": lambda: (da.tensordot(x(), y(), axes=1) + 1, np.tensordot(X, Y, axes=1) + 1),
     "einsum": lambda: (da.einsum("ij,jk->ki", x(), y()), np.einsum("ij,jk->ki", X, Y)),
+    "masked": lambda: (da.ma.filled(da.ma.masked_array(x(), mask=x() > 1), 0).T,
+                       np.where(X > 1, 0, X).T),
     "transpose": lambda: ((x() + x()[::-1]).T, (X + X[::-1]).T),
     "rechunk": lambda: (x().rechunk((5, 3)).T * 2, X.T * 2),
     "take": lambda: (x()[[3, 1, 1, 9]] + 1, X[[3, 1, 1, 9]] + 1),

@@ -70,7 +70,7 @@ def changed(rng: random.Random, masked: da.Array, other: da.Array) -> da.Array:
             lambda: 1 / masked,
             lambda: np.sqrt(masked),
             lambda: np.log(masked),
-            lambda: abs(-masked),
+            lambda: abs(-(masked + 1)),
             lambda: masked > other,
             lambda: masked == 1,
             lambda: masked.astype(rng.choice(["f4", "f8", "c16"])),

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -392,7 +392,36 @@ class Splitter:
         ]  # fmt: skip
         if not able:
             return None
-        return max(able, key=lambda label: (weights[label], parts[label], -label))
+
+        def weight(label: int) -> float:
+            is_whole = self._is_whole(choice.classes[label])
+            return weights[label] * (self.settings.local.whole_share if is_whole else 1.0)
+
+        return max(able, key=lambda label: (weight(label), parts[label], -label))
+
+    def _is_whole(self, klass: int) -> bool:
+        """Whether blocks of some input would not be cut with the other arrays along an axis.
+
+        All tiles of one block are made from the whole block, which stays in memory until then.
+        """
+        for choice, label in self._made.get(klass, ()):
+            parts = min(2 * self.fine.get(klass, 1), choice.label_sizes[label])
+            if len(self.costs.cuts(choice, label, parts)) < parts:
+                return True
+        return False
+
+    @cached_property
+    def _made(self) -> dict[int, list[tuple[Choice, int]]]:
+        """By class of axes, the labels of arrays that are read, or made in blocks of their own."""
+        made: dict[int, list[tuple[Choice, int]]] = {}
+        for choice in self.choices:
+            node = self.space.program.nodes[choice.node]
+            if choice.keep or node.edges or (node.stored is None and not node.pinned):
+                continue
+            for label, klass in enumerate(choice.classes):
+                if choice.label_sizes[label] > 1:
+                    made.setdefault(klass, []).append((choice, label))
+        return made
 
     def _finest(self, choice: Choice) -> Parts:
         return tuple(

@@ -128,6 +128,9 @@ class LocalLimits:
         Combinations of part counts among which the solver chooses for one node.
     many_tiles
         Factor over the target number of tiles beyond which no more are made for overlap.
+    whole_share
+        Weight of axes along which blocks of an input cannot be cut further, beside those of other
+        axes, when an axis is chosen to be cut (chosen).
     small_tiles
         ``min_tile`` and ``tiles_per_worker`` of plans for less memory, whose tasks are bundled, in
         the order in which they are tried (chosen).
@@ -137,6 +140,7 @@ class LocalLimits:
 
     max_cuts: int = 32
     many_tiles: int = 4
+    whole_share: float = 1 / 16
     small_tiles: tuple[tuple[int, int], ...] = ((2**20, 8), (2**18, 128))
     small_task: int = 8 * 2**20
 

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -109,8 +109,8 @@ FAR_LESS = 0.3
 #: median of the corpus in ``benchmarks/corpus``).
 PLANNING_SECONDS = 5e-5
 
-#: How much better the tasks of a plan may be bundled than those of plans that were tried (chosen:
-#: small tiles are joined less often).
+#: How much better the tasks of a plan may be bundled than those of plans that were tried, and how
+#: much less memory they may need (chosen: small tiles are joined less often).
 BETTER_BUNDLED = 2
 
 #: Bytes on a worker up to which a plan that surely takes less time than Dask's own graph is carried
@@ -471,7 +471,8 @@ def _cheapest(
     if not is_predictable and _model_tasks(usual) > MOST_COMPARED:
         return usual
     work = _work(request, usual.planned)
-    own = _unless_cheaper(request, usual, work) if is_predictable else None
+    simulated = cache(partial(_predict_input, request, _wanted(request, usual), work))
+    own = _unless_cheaper(request, usual, simulated) if is_predictable else None
     if own is not None:
         return own
     plans = [usual]
@@ -490,7 +491,7 @@ def _cheapest(
                 return best
     if not is_predictable:
         return usual
-    before = _predict_input(request, _wanted(request, usual), work)
+    before = simulated()
     if before is None:
         return usual
     plans = [replace(plan, before=before, after=plan.after or before) for plan in plans]
@@ -505,10 +506,13 @@ def _cheapest(
     return own if better and _may_replace(request, own, best) else best
 
 
-def _unless_cheaper(request: Request, usual: Candidate, work: float) -> Candidate | None:
+def _unless_cheaper(
+    request: Request, usual: Candidate, simulated: Callable[[], Prediction | None]
+) -> Candidate | None:
     """The input as it is, if no plan can cost clearly less; None if one may.
 
     A plan has a task for each block of a result that keeps its chunks, and holds the results.
+    `simulated` predicts the run of the input.
     """
     wanted = _wanted(request, usual)
     blocks = sum(
@@ -516,7 +520,7 @@ def _unless_cheaper(request: Request, usual: Candidate, work: float) -> Candidat
     )
     if blocks * MOST_KEPT < least_tasks(request.graph, request.names):
         return None
-    before = _predict_input(request, wanted, work)
+    before = simulated()
     if before is None or not before.is_sound or before.moved or before.spilled:
         return None
     if before.tasks > SAME_TASKS * blocks:
@@ -632,20 +636,21 @@ def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> b
     """Whether a plan could cost clearly less than those that were tried, with the time to write it.
 
     It is estimated as if its tasks were bundled far better than those of the others, and as if it
-    needed as much memory as the input, or little if that is unknown.
+    needed as much memory as the input, or little if that is unknown; but at least half of what the
+    others need for each byte that their largest tasks read and write.
     """
     if plan.planned.plan.tiled is None:
         return True
-    runs = [(other.after, _model_tasks(other)) for other in tried if other.after is not None]
+    runs = [(other.after, other) for other in tried if other.after is not None]
     before, tasks = tried[0].before, _model_tasks(plan)
     simulated = 0 if before is None else before.tasks
-    fewest = min(run.tasks / count for run, count in runs) / BETTER_BUNDLED
-    kept = _kept_bytes(request, tried[0])
-    for run, count in runs:
-        spent = PLANNING_SECONDS * (simulated + count)
+    fewest = min(run.tasks / _model_tasks(other) for run, other in runs) / BETTER_BUNDLED
+    least = min(run.peak / _largest_task(other) for run, other in runs) / BETTER_BUNDLED
+    peak = SMALL_PEAK if before is None else before.peak
+    peak = max(peak, _kept_bytes(request, tried[0]), int(least * _largest_task(plan)))
+    for run, other in runs:
+        spent = PLANNING_SECONDS * (simulated + _model_tasks(other))
         work = run.work + spent + PLANNING_SECONDS * tasks
-        peak = SMALL_PEAK if before is None else before.peak
-        peak = max(peak, kept)
         rough = rough_cost(fewest * tasks, peak, work, request.machine.calibration)
         if rough >= CLEARLY_LESS * replace(run, work=run.work + spent).cost:
             return False
@@ -655,6 +660,11 @@ def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> b
 def _model_tasks(plan: Candidate) -> int:
     """Tasks of a plan before they are fused and bundled."""
     return max(1, sum(plan.planned.plan.after.tasks))
+
+
+def _largest_task(plan: Candidate) -> int:
+    """Bytes that the largest task of a plan reads and writes."""
+    return max((1, *plan.planned.plan.after.peak))
 
 
 def _kept_bytes(request: Request, plan: Candidate) -> int:

@@ -110,12 +110,12 @@ class _Places:
         for number in reversed(self.unplaced):
             readers = graph.readers[number]
             if near[number] is None and readers and all(known[reader] for reader in readers):
-                if not graph.moved(number):
+                if not self.placed_reads(number):
                     near[number] = self.place_of_readers(number, near)
                 elif len(there := {near[reader] for reader in readers}) == 1:
                     near[number] = there.pop()
         for number in self.unplaced:
-            reads = graph.moved(number)
+            reads = self.placed_reads(number)
             if places[number] is None and all(places[read] == near[number] for read in reads):
                 places[number] = near[number]
             if places[number] is None and len(reads) == 1 and graph.is_cut(number):
@@ -223,6 +223,15 @@ class _Places:
                 only.append(number)
                 group[number] = only
         return list({id(each): each for each in group.values()}.values())
+
+    def placed_reads(self, number: int) -> list[int]:
+        """What a task reads, without data of the graph that the plan places nowhere."""
+        graph, places = self.graph, self.places
+        return [
+            read
+            for read in graph.moved(number)
+            if places[read] is not None or type(graph.tasks[read]) is not DataNode
+        ]
 
     def read_by(self, number: int) -> list[int]:
         """What a task reads that is made by tasks."""

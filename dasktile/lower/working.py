@@ -64,6 +64,16 @@ _COPIED: dict[Any, float] = {
     np.linalg.qr: 1.0,
 }
 
+#: Transforms that copy real numbers to complex ones first, which take as many bytes as the result
+#: (measured with float64; for float32, of which they make complex128, four times as many).
+_MADE_COMPLEX = frozenset({np.fft.fft, np.fft.ifft})
+
+#: Transforms that hold the results along one axis while they make those along the next.
+_BY_AXIS = frozenset(
+    {np.fft.fft2, np.fft.ifft2, np.fft.fftn, np.fft.ifftn}
+    | {np.fft.rfft2, np.fft.irfft2, np.fft.rfftn, np.fft.irfftn}
+)
+
 #: The same for the step of flox, which sorts a copy, of twice the bytes for float32, and replaces
 #: NaNs in another one (measured: 2 to 6).
 _GROUPED = 4.0
@@ -106,6 +116,8 @@ def working_bytes(
             held += _held_by_flox(part, size * len(inputs), every)
         elif callable(part):
             held += _COPIED.get(part, 0.0) * every
+            if part in _BY_AXIS or (part in _MADE_COMPLEX and every < size):
+                held += size
     return int(held)
 
 

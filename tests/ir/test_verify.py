@@ -472,7 +472,7 @@ def test_a_block_without_a_worker_or_with_two_is_a_fault():
 
 
 def product() -> da.Array:
-    x = da.random.default_rng(0).random((4000, 4000), chunks=(4000, 400))
+    x = da.random.default_rng(0).random((4000, 4000), chunks=(400, 400))
     return x.T @ x
 
 

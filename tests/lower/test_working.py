@@ -75,6 +75,22 @@ def test_reductions_hold_copies(name: str) -> None:
     assert measured == pytest.approx(held + 160_000, rel=0.1, abs=values.nbytes / 10)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *(("fft", "f8"), ("fft", "c16"), ("ifft", "f8"), ("rfft", "f8"), ("irfft", "c16")),
+        *(("fft2", "f8"), ("fft2", "c16"), ("ifftn", "c16"), ("rfftn", "f8"), ("irfft2", "c16")),
+    ],
+)
+def test_transforms_hold_complex_copies(name: str, dtype: str) -> None:
+    block = np.random.default_rng(0).random((400, 300)).astype(dtype)
+    function = getattr(np.fft, name)
+    result = function(block)
+    task = Task("transform", function, TaskRef("block"))
+    held = working_bytes(task, {"block": block.nbytes}, result.nbytes, {}.get)
+    assert allocated(lambda: function(block)) == pytest.approx(result.nbytes + held, rel=0.05)
+
+
 def test_fused_tasks_hold_what_lies_between_them(tmp_path: Path) -> None:
     total = ((stored(tmp_path, 8) + 1) * 2).sum()
     [layer] = [

@@ -81,6 +81,20 @@ def test_plans_for_less_memory_join_no_blocks(chunk):
         assert small.after.bytes == usual.after.bytes
 
 
+@pytest.mark.parametrize("made", [{"stored": (1, 160, 160)}, {"pinned": True}])
+def test_plans_for_less_memory_cut_the_axes_along_which_blocks_are_cut(made):
+    """A block of an input is in memory until all tiles that are cut from it have been made."""
+    build = Builder()
+    x = build.source((120, 320, 320), (1, 160, 160), **made)
+    build.fold(build.elementwise(x, x), [0])
+    program = build.program()
+    for settings in Settings().for_less_memory():
+        small = tile(program, workers=4, placed=True, bundled=True, force=True, settings=settings)
+        steps, *sides = small.tiled.tilings[1].chunks
+        assert len(steps) > 1
+        assert sides == [(160, 160), (160, 160)]
+
+
 def test_solver_agrees_with_trying_everything():
     rng = np.random.default_rng(0)
     for _ in range(200):

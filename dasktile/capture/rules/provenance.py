@@ -22,6 +22,7 @@ from dasktile._compat.dask import (
     GraphNode,
     NestedContainer,
     Task,
+    TaskRef,
     concatenate3,
     concatenate_shaped,
     getitem,
@@ -134,6 +135,12 @@ def _block(value: Any) -> TracedBlock:
 def _getitem(block: Any, index: Any) -> Any:
     if not isinstance(block, TracedBlock):
         raise UnknownFunction("an index into a value that is not an array")
+    if type(index) is tuple and len(index) == len(block.axes) and _are_slices(index):
+        picked = (
+            _picked(axis, axis.positions[entry])
+            for axis, entry in zip(block.axes, index, strict=True)
+        )
+        return TracedBlock(block.name, tuple(picked), block.fixed)
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
     ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
@@ -165,6 +172,10 @@ def _getitem(block: Any, index: Any) -> Any:
         else:
             axes.append(_taken(axis, entry))
     return TracedBlock(block.name, tuple(axes), tuple(sorted(fixed)))
+
+
+def _are_slices(index: tuple[Any, ...]) -> bool:
+    return all(type(entry) is slice for entry in index)
 
 
 def _mixed(entries: Sequence[Any]) -> bool:
@@ -407,10 +418,10 @@ class Trace:
         return TracedBlock(info.name, axes)
 
     def _run(self, node: Any) -> Any:
+        if not isinstance(node, (GraphNode, TaskRef)):
+            return node
         if (key := reference(node)) is not None:
             return self.block(key)
-        if not isinstance(node, GraphNode):
-            return node
         if isinstance(node, DataNode):
             return node.value
         if isinstance(node, Dict):

@@ -1,0 +1,64 @@
+"""The workers of tasks that the plan does not place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from dask._task_spec import DataNode, Task
+
+from dasktile.lower.places import places_of
+from dasktile.lower.settings import DEFAULTS, LowerSettings
+from dasktile.schedule.edges import readers_of
+
+
+@dataclass
+class Graph:
+    """Tasks that read some others with a lower number, and the places of some of them."""
+
+    reads: list[list[int]]
+    planned: dict[int, int]
+    data: set[int] = field(default_factory=set)
+    positions: int = 2
+    settings: LowerSettings = DEFAULTS
+
+    def __post_init__(self) -> None:
+        count = len(self.reads)
+        self.tasks: list[Any] = [
+            DataNode(number, 0) if number in self.data else Task(number, max)
+            for number in range(count)
+        ]
+        self.readers = readers_of(self.reads)
+        self.inputs_first = list(range(count))
+        self.sizes = [100] * count
+        self.guessed: set[int] = set()
+
+    def moved(self, number: int) -> list[int]:
+        return self.reads[number]
+
+    def is_cut(self, number: int) -> bool:
+        return False
+
+    def may_run(self, number: int) -> bool:
+        return number not in self.data
+
+    def location(self, number: int) -> int | None:
+        return self.planned.get(number)
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_chains_from_data_of_the_graph_run_where_they_are_read(length: int) -> None:
+    """As the reads of a stored array that is data, by functions that are not recognised."""
+    # data; chains of some tasks for each of six blocks; the blocks, and two tasks that read each
+    chains = [
+        [0] if step == 0 else [6 * step + at - 5] for step in range(length) for at in range(6)
+    ]
+    first = len(chains) + 1
+    blocks = [[first - 6 + at] for at in range(6)]
+    readers = [[first + at % 6] for at in range(12)]
+    places = {first + at: int(at > 2) for at in range(6)}
+    places |= {first + 6 + at: int(at % 6 > 2) for at in range(12)}
+    graph = Graph([[], *chains, *blocks, *readers], places, data={0})
+    expected = [None, *[int(at > 2) for _ in range(length) for at in range(6)]]
+    assert places_of(graph)[:first] == expected

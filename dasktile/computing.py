@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import dask
 from dask.base import compute as dask_compute
 from dask.base import get_scheduler, unpack_collections
 from dask.diagnostics.progress import ProgressBar
@@ -25,6 +26,7 @@ def compute(
     memory_limit: float | str | None = None,
     traverse: bool = True,
     progress: bool = False,
+    scheduler: Any = None,
 ) -> tuple[Any, ...]:
     """Optimise collections and compute them, as ``dask.compute(*optimize(...))`` does.
 
@@ -49,6 +51,9 @@ def compute(
         False to look for collections in no containers.
     progress
         Whether to show a progress bar on the standard error stream.
+    scheduler
+        What runs the tasks, as for ``dask.compute``: ``"threads"``, ``"processes"``, ``"sync"``, a
+        client or a function.  None for what Dask would choose.
 
     Returns
     -------
@@ -71,6 +76,17 @@ def compute(
     found, repack = unpack_collections(*collections, traverse=traverse)
     if not found:
         return collections
+    if scheduler is not None:
+        # plans are made for the workers of the scheduler that is configured
+        with dask.config.set(scheduler=scheduler):
+            return compute(
+                *collections,
+                method=method,
+                workers=workers,
+                memory_limit=memory_limit,
+                traverse=traverse,
+                progress=progress,
+            )
     client = _client(workers, found)
     optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
     if len(found) == 1:

@@ -15,7 +15,7 @@ import dasktile.config  # noqa: F401  (registers the settings)
 from dasktile.capture.highlevel import failures
 from dasktile.decisions import forget
 from dasktile.ir.verify import verify_tiled
-from dasktile.lower import writer
+from dasktile.lower import array_writer
 from dasktile.tiling import planner
 
 # The tests of clusters reset the configuration to what it was when distributed.utils_test was
@@ -86,7 +86,7 @@ def verify_tiles() -> Iterator[None]:
 
     No memory limit is checked here: plans that exceed it are priced, and refused later.
     """
-    cut, begin = planner._Planner._cut, writer._Writer.__post_init__
+    cut, begin = planner._Planner._cut, array_writer.ArrayWriter.__post_init__
 
     def checked_cut(self: Any, *arguments: Any) -> Any:
         candidate = cut(self, *arguments)
@@ -99,7 +99,7 @@ def verify_tiles() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner._Planner, "_cut", checked_cut)
-        patch.setattr(writer._Writer, "__post_init__", checked_begin)
+        patch.setattr(array_writer.ArrayWriter, "__post_init__", checked_begin)
         yield
 
 

@@ -454,6 +454,7 @@ def test_savings_of_large_graphs_are_not_predicted(
 ) -> None:
     """A plan that only bundles tasks has no savings but those that a simulation counts."""
     monkeypatch.setattr("dasktile.choice.MAX_TASKS", 50)
+    monkeypatch.setattr("dasktile.predicted.MAX_TASKS", 50)
     if placed:
         dasktile.enable(client)
     x = da.random.default_rng(0).random((64_000, 64), chunks=(1_000, 64)) + 1

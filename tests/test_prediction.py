@@ -14,7 +14,7 @@ import pytest
 
 import dasktile
 from benchmarks.corpus.simulated import simulated
-from dasktile import choice, pipeline, prediction
+from dasktile import cheapest, choice, pipeline, predicted, prediction
 from dasktile.cluster.target import Machine
 from dasktile.lower.writer import Lowered
 from dasktile.planning import Candidate
@@ -67,7 +67,7 @@ EXPRESSIONS = [rechunked_sum, residuals, neighbours]
 @pytest.mark.parametrize("make", EXPRESSIONS)
 def test_a_plan_needs_no_more_memory_than_dask(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # memory counts although the arrays are small
-    monkeypatch.setattr(choice, "SMALL_PEAK", 0)
+    monkeypatch.setattr(cheapest, "SMALL_PEAK", 0)
     monkeypatch.setattr(prediction, "LEAST_PEAK", 0)
     array = make()
     optimized = dasktile.optimize(array)
@@ -117,7 +117,7 @@ def test_the_input_is_unchanged_if_its_own_graph_is_better_in_every_respect(
     array = noise((4000, 100), 100).sum(axis=0)
     assert dasktile.optimize(array) is not array
     worse = Prediction(100.0, 10**9, 10**9)
-    monkeypatch.setattr("dasktile.choice.predict_plan", lambda *_: worse)
+    monkeypatch.setattr("dasktile.predicted.predict_plan", lambda *_: worse)
     assert dasktile.optimize(array) is array
     told = dasktile.explain(array)
     assert not told.changed
@@ -139,7 +139,7 @@ def test_an_error_of_the_prediction_leaves_the_usual_plan(monkeypatch: pytest.Mo
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dasktile.choice.predict_input", fails)
+    monkeypatch.setattr("dasktile.predicted.predict_input", fails)
     with dask.config.set({"dasktile.raise-errors": False}):
         assert dasktile.optimize(residuals()) is not None
         assert dasktile.explain(residuals()).peak_after is None
@@ -191,10 +191,10 @@ def test_the_input_is_unchanged_if_its_own_graph_costs_clearly_less(
     told = dasktile.explain(array)
     assert told.changed
     own = Prediction(1.0, 10**6, told.peak_before)
-    monkeypatch.setattr("dasktile.choice.predict_input", lambda *_: own)
+    monkeypatch.setattr("dasktile.predicted.predict_input", lambda *_: own)
     for seconds, changed in ((0.9, True), (2.0, False)):
         run = Prediction(seconds, 0, told.peak_before)
-        monkeypatch.setattr("dasktile.choice.predict_plan", lambda *_, run=run: run)
+        monkeypatch.setattr("dasktile.predicted.predict_plan", lambda *_, run=run: run)
         assert (dasktile.optimize(array) is not array) is changed
 
 
@@ -232,7 +232,7 @@ def test_tiles_are_small_where_the_graph_of_the_input_is_too_large_to_be_simulat
 ) -> None:
     x = da.from_array(np.ones((4000, 2000)), chunks=(8, 2000))
     y = (da.sqrt(x + 1) * 2).sum()
-    monkeypatch.setattr(choice, "MAX_TASKS", 300)
+    monkeypatch.setattr(predicted, "MAX_TASKS", 300)
     result, plan = dasktile.optimize(y), dasktile.explain(y)
     assert plan.peak_before is None
     assert "more than 300 tasks" in plan.unpredicted
@@ -370,7 +370,7 @@ def test_tasks_around_undeclared_functions_are_bundled() -> None:
 
 def test_bundles_of_fewer_bytes_where_these_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
-    predict = choice.predict_plan
+    predict = predicted.predict_plan
 
     def noted(*arguments: Any) -> Any:
         runs.append(predict(*arguments))
@@ -379,12 +379,12 @@ def test_bundles_of_fewer_bytes_where_these_cost_less(monkeypatch: pytest.Monkey
     def tasks(array: da.Array) -> int:
         return sum(map(len, array.dask.layers.values()))
 
-    monkeypatch.setattr(choice, "predict_plan", noted)
+    monkeypatch.setattr(predicted, "predict_plan", noted)
     x, y = (da.random.default_rng(n).random(25_000_000, chunks=100_000) for n in range(2))
     smaller = dasktile.optimize(x + y)
     first, *_, last = runs
     assert last.cost < CLEARLY_LESS * first.cost
-    monkeypatch.setattr(choice, "FAR_LESS", math.inf)
+    monkeypatch.setattr(cheapest, "FAR_LESS", math.inf)
     assert tasks(dasktile.optimize(x + y)) != tasks(smaller)
 
 
@@ -418,7 +418,7 @@ def test_memory_decides_between_plans_that_are_faster_than_the_input() -> None:
     def better(run: Prediction, other: Prediction) -> bool:
         planned: Any = None
         plans = (Candidate(planned, before=before, after=after) for after in (run, other))
-        return choice._is_better(*plans)
+        return cheapest._is_better(*plans)
 
     assert better(small, large)
     assert not better(large, small)
@@ -478,19 +478,19 @@ def test_a_root_and_the_only_slice_of_it_are_one_task() -> None:
 def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """To write the graph of a plan of very many tasks takes longer than it could save."""
     written = []
-    lower = choice.lower_plan
+    lower = predicted.lower_plan
 
     def counted(*arguments: Any) -> Any:
         written.append(arguments)
         return lower(*arguments)
 
-    monkeypatch.setattr(choice, "lower_plan", counted)
+    monkeypatch.setattr(predicted, "lower_plan", counted)
     x, y = (noise((3000, 3000), (100, 100)) for _ in range(2))
     array = (x.rechunk(300) * y.T.rechunk(300)).sum(axis=0)
     dasktile.optimize(array)
     usual = len(written)
     written.clear()
-    monkeypatch.setattr(choice, "rough_cost", lambda *_: math.inf)
+    monkeypatch.setattr(cheapest, "rough_cost", lambda *_: math.inf)
     dasktile.optimize(array)
     assert len(written) == 1 < usual
 
@@ -498,18 +498,18 @@ def test_graphs_of_plans_that_cannot_pay_are_not_written(monkeypatch: pytest.Mon
 def test_tasks_of_further_plans_are_taken_for_bundled_like_those_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lower, written = choice.lower_plan, []
+    lower, written = predicted.lower_plan, []
 
     def counted(request: Any, planned: Any) -> Any:
         written.append(sum(planned.plan.after.tasks))
         return lower(request, planned)
 
-    monkeypatch.setattr(choice, "lower_plan", counted)
+    monkeypatch.setattr(predicted, "lower_plan", counted)
     x, y = noise((6000, 40), (300, 40)), noise((6000, 40), (300, 40))
     array = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1) - 2 * x @ y.T
     numbers = []
-    for factor in (1e-9, choice.BETTER_BUNDLED, 1e9):
-        monkeypatch.setattr(choice, "BETTER_BUNDLED", factor)
+    for factor in (1e-9, cheapest.BETTER_BUNDLED, 1e9):
+        monkeypatch.setattr(cheapest, "BETTER_BUNDLED", factor)
         written.clear()
         dasktile.optimize(array)
         numbers.append(len(written))
@@ -531,7 +531,7 @@ def test_smaller_bundles_are_written_only_if_their_tasks_leave_a_gain(
         smaller = resized(lowered, share)
         if smaller is not lowered:
             # no more tasks are counted than run, else the bound would be none
-            run = choice.predict_plan(smaller, Machine(4, order=tuple("0123")))
+            run = predicted.predict_plan(smaller, Machine(4, order=tuple("0123")))
             assert run is not None and counts[-1] <= run.tasks
         written.append(new is not lowered)
         return new
@@ -653,25 +653,25 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     simulated_inputs: list[Any] = []
-    predict = choice._predict_input
+    predict = cheapest.predicted_input
 
     def counted(*arguments: Any) -> Any:
         simulated_inputs.append(arguments)
         return predict(*arguments)
 
-    monkeypatch.setattr(choice, "_predict_input", counted)
+    monkeypatch.setattr(cheapest, "predicted_input", counted)
     array = noise((1000, 1000), (20, 20)).sum(axis=0)
     quick = dasktile.optimize(array)
     assert not simulated_inputs
     # what explain shows is complete
     assert dasktile.explain(array).peak_before is not None and simulated_inputs
-    monkeypatch.setattr(choice, "_takes_less_time", lambda *_: False)
+    monkeypatch.setattr(cheapest, "_takes_less_time", lambda *_: False)
     assert dasktile.optimize(array).dask.layers.keys() == quick.dask.layers.keys()
     # few of the tasks are needed: they do not take far more time than the plan
     simulated_inputs.clear()
     monkeypatch.undo()
     plan_for_workers(monkeypatch)
-    monkeypatch.setattr(choice, "_predict_input", counted)
+    monkeypatch.setattr(cheapest, "predicted_input", counted)
     dasktile.optimize(noise((1000, 1000), (100, 100)).sum(axis=0)[:100])
     assert simulated_inputs
 
@@ -688,8 +688,8 @@ def test_chains_that_dask_fuses_are_few_tasks(monkeypatch: pytest.MonkeyPatch) -
 
 def test_plans_that_may_take_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[Any] = []
-    takes_less_time = choice._takes_less_time
-    monkeypatch.setattr(choice, "_takes_less_time", lambda *each: compared.append(each))
+    takes_less_time = cheapest._takes_less_time
+    monkeypatch.setattr(cheapest, "_takes_less_time", lambda *each: compared.append(each))
     array = noise((2000, 2000), (50, 50)).sum(axis=0)
     dasktile.optimize(array)
     [(request, plan)] = compared
@@ -724,12 +724,12 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
         return plans if small is None else [*plans, replace(usual, after=replace(run, peak=small))]
 
     run = Prediction(0.01, 0, peak, None, 4, peak)
-    monkeypatch.setattr(choice, "_takes_less_time", lambda *_: True)
+    monkeypatch.setattr(cheapest, "_takes_less_time", lambda *_: True)
     monkeypatch.setattr(
-        choice, "_with_own_prediction", lambda _, plan, __: replace(plan, after=run)
+        cheapest, "with_own_prediction", lambda _, plan, __: replace(plan, after=run)
     )
-    monkeypatch.setattr(choice, "_with_smaller_tiles", smaller)
-    monkeypatch.setattr(choice, "_predict_input", lambda *each: inputs.append(each))
+    monkeypatch.setattr(cheapest, "_with_smaller_tiles", smaller)
+    monkeypatch.setattr(cheapest, "predicted_input", lambda *each: inputs.append(each))
     plans: list[Candidate] = []
 
     def chosen(request: Any) -> Candidate:

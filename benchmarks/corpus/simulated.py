@@ -31,7 +31,7 @@ from benchmarks.placement import FLOOR, mean_ratio
 from dasktile import api
 from dasktile._compat.dask import fused_tasks, run_fused
 from dasktile.cluster.target import Machine
-from dasktile.lower.bundle import is_pick, run_bundle
+from dasktile.lower.bundle_tasks import is_pick, run_bundle
 from dasktile.lower.placed import TaskMemory, placed
 from dasktile.report.formatting import format_bytes
 from dasktile.schedule.homes import Homes

@@ -180,11 +180,22 @@ def _current_machine() -> Machine | None:
         # This is a scheduler, which optimises graphs in a thread of its own.  A request of a
         # client would wait for the event loop, which waits for this thread.
         return _own_scheduler()
+    client = _configured_client(dask.config.get("scheduler", None), distributed)
+    return _client_machine(client) if client is not None and client.status == "running" else None
+
+
+def _configured_client(scheduler: Any, distributed: Any) -> Any:
+    """The client that computes with Dask's setting `scheduler`; None if no client does."""
+    for client in (scheduler, getattr(scheduler, "__self__", None)):
+        if _is_client(client):
+            return client
+    names = (None, "dask.distributed", "distributed")
+    if (scheduler.lower() if isinstance(scheduler, str) else scheduler) not in names:
+        return None
     try:
-        client = distributed.default_client()
+        return distributed.default_client()
     except ValueError:
         return None
-    return _client_machine(client) if client.status == "running" else None
 
 
 def _client_machine(client: Any) -> Machine | None:

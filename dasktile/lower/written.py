@@ -11,6 +11,7 @@ from typing import Any
 from dask.highlevelgraph import Layer
 
 from dasktile.capture.base import Captured
+from dasktile.capture.culling import Needed
 from dasktile.capture.rules.blockwise import Map
 from dasktile.capture.rules.sources import Read
 from dasktile.ir import Chunks, Follow, Node, Role, Sharding, TiledProgram, Tiling, bounds
@@ -221,3 +222,17 @@ def _groups_of_worker(node: Node, tiling: Tiling) -> float:
     ends = [edges[at] for at in bounds(runs)]
     found = [node.groups.within(lo, hi) for lo, hi in pairwise(ends) if hi > lo]
     return sum(found) / max(1, len(found) * node.groups.count)
+
+
+def wanted_keys(name: str, chunks: Chunks, wanted: Mapping[str, Needed]) -> list[Any]:
+    """The keys of the blocks of an output that are wanted.
+
+    Parameters
+    ----------
+    name, chunks
+        The output's name and chunks.
+    wanted
+        By the name of an output, which of its blocks are wanted; of others all are.
+    """
+    blocks = product(*(range(len(sizes)) for sizes in chunks))
+    return [(name, *block) for block in blocks if name not in wanted or wanted[name][block]]

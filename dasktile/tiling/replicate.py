@@ -8,7 +8,8 @@ import numpy as np
 
 from dasktile.tiling.boxes import take
 from dasktile.tiling.candidates import Space
-from dasktile.tiling.cost import Costs, transfer
+from dasktile.tiling.cost import Costs
+from dasktile.tiling.received import transfer
 from dasktile.tiling.rewrite import Replica
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import dasktile
 from dasktile.lower.block_groups import block_groups
-from dasktile.lower.bundle import run_bundle
+from dasktile.lower.bundle_tasks import run_bundle
 from dasktile.lower.reshard import block_windows
 from tests.support import plan_for_workers
 

@@ -34,7 +34,8 @@ from benchmarks.corpus.simulated import simulated
 from dasktile import planning, prediction
 from dasktile.lower import bundle as bundles
 from dasktile.lower.anchored import Anchored
-from dasktile.lower.bundle import BundleLimits, bundle, pick, run_bundle
+from dasktile.lower.bundle import BundleLimits, bundle
+from dasktile.lower.bundle_tasks import pick, run_bundle
 from dasktile.lower.settings import LowerSettings
 from dasktile.lower.writer import Lowered, lower
 from dasktile.schedule.placement import decode

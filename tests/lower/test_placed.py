@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph
 import dasktile
 from benchmarks.bundles import WORKLOADS
 from benchmarks.corpus.simulated import simulated
-from dasktile.lower.bundle import keys_in
+from dasktile.lower.bundle_tasks import keys_in
 from dasktile.lower.placed import TaskMemory, placed
 from dasktile.lower.tasks import fuses
 from dasktile.schedule.ranks import rank_of

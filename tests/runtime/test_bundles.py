@@ -20,7 +20,7 @@ from distributed.scheduler import TaskState
 import dasktile
 from benchmarks.bundles import WORKLOADS
 from dasktile import prediction
-from dasktile.lower.bundle import run_bundle
+from dasktile.lower.bundle_tasks import run_bundle
 from dasktile.schedule.placement import decode
 from dasktile.schedule.ranks import rank_of
 

@@ -105,6 +105,34 @@ def test_containers_and_other_objects(client: Client) -> None:
     assert dasktile.compute() == ()
 
 
+@pytest.mark.parametrize("scheduler", ["threads", "sync", dask.get])
+def test_another_scheduler_computes_with_a_plan_for_this_process(
+    client: Client, scheduler: Any
+) -> None:
+    before = dasktile.metrics(client).tasks
+    (result,) = dasktile.compute(noise() + 1, scheduler=scheduler)
+    np.testing.assert_allclose(result, (noise() + 1).compute(scheduler="sync"))
+    with dask.config.set(scheduler=scheduler):
+        assert dasktile.explain(noise() + 1).workers == 1
+    assert dasktile.metrics(client).tasks == before
+
+
+@pytest.mark.parametrize("name", ["a client", "distributed"])
+def test_a_client_may_be_the_scheduler(client: Client, name: str) -> None:
+    scheduler = client if name == "a client" else name
+    before = dasktile.metrics(client).tasks
+    (result,) = dasktile.compute(noise() + 1, scheduler=scheduler)
+    np.testing.assert_allclose(result, (noise() + 1).compute(scheduler="sync"))
+    with dask.config.set(scheduler=scheduler):
+        assert dasktile.explain(noise() + 1).workers == 2
+    assert dasktile.metrics(client).tasks > before
+
+
+def test_an_unknown_scheduler_is_refused_as_dask_does(client: Client) -> None:
+    with pytest.raises(ValueError, match="Expected one of"):
+        dasktile.compute(noise(), scheduler="quick")
+
+
 def test_no_task_joins_blocks_on_a_worker(cluster: LocalCluster, client: Client) -> None:
     seen: list[str] = []
 

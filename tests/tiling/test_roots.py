@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from dasktile.capture.highlevel import capture
-from dasktile.tiling import cost
+from dasktile.tiling import received
 from dasktile.tiling.boxes import Boxes
-from dasktile.tiling.cost import made_where_read
+from dasktile.tiling.received import made_where_read
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.strided import Strided
 
@@ -61,8 +61,8 @@ def test_received_elements(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = _received(chunks, reads)
     assert made_where_read(chunks, needs, [], CostModel()) == [expected]
     # pairs of workers and blocks that share elements only, as for many workers
-    monkeypatch.setattr(cost, "BLOCK", 1)
-    monkeypatch.setattr(cost, "FEW", 10.0)
+    monkeypatch.setattr(received, "BLOCK", 1)
+    monkeypatch.setattr(received, "FEW", 10.0)
     assert made_where_read(chunks, needs, [], CostModel()) == [expected]
 
 

@@ -21,7 +21,7 @@ from distributed import Scheduler, SchedulerPlugin, Status
 from dasktile._compat.dask import fused_keys
 from dasktile._compat.distributed import checks, metadata, plugins, scheduling, states
 from dasktile._compat.distributed.features import Feature
-from dasktile.lower.bundle import has_bundle, is_pick, keys_in
+from dasktile.lower.bundle_tasks import has_bundle, is_pick, keys_in
 from dasktile.runtime.nextuse import HintSender
 from dasktile.runtime.scheduler.dashboard import add_page, remove_page
 from dasktile.runtime.scheduler.priorities import position, set_priorities

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dasktile._compat.dask import fused_tasks
-from dasktile.lower.bundle import reader_in, tasks_in
+from dasktile.lower.bundle_tasks import reader_in, tasks_in
 from dasktile.lower.names import JOIN, KEPT, RETILE
 from dasktile.runtime.scheduler.roots import is_data
 from dasktile.schedule.homes import LayerTable

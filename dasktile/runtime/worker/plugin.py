@@ -11,7 +11,7 @@ from distributed import Worker, WorkerPlugin
 
 from dasktile._compat.distributed import checks, execution, plugins, states, storage
 from dasktile._compat.distributed.features import Feature
-from dasktile.lower.bundle import reader_in
+from dasktile.lower.bundle_tasks import reader_in
 from dasktile.runtime.failures import Guarded
 from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.worker.data import SpillOptions, store_for

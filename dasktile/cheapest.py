@@ -1,0 +1,391 @@
+"""Of several plans, the one whose run is predicted to cost least.
+
+Small tiles need less memory and more tasks than large ones.  Plans with smaller and smaller tiles,
+one with the input's own chunks, and other orders and sizes of bundles are written, their runs
+simulated, and the costs compared, as long as a plan may pay for the time that this takes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any
+
+from dask.blockwise import optimize_blockwise
+
+from dasktile.capture.base import Captured
+from dasktile.capture.culling import least_run
+from dasktile.lower.count import least_tasks
+from dasktile.planning import Candidate, PlannedRequest, candidate, unchanged
+from dasktile.predicted import (
+    LARGE_PEAK,
+    bytes_made,
+    is_predictable,
+    predicted_input,
+    wanted_of,
+    with_own_prediction,
+    with_prediction,
+    work_of,
+)
+from dasktile.prediction import (
+    CLEARLY_LESS,
+    MORE_MOVED,
+    MOST_UNEVEN,
+    SAME_SECONDS,
+    SMALL_PEAK,
+    Prediction,
+    rough_cost,
+)
+from dasktile.request import Request
+from dasktile.schedule.peaks import Speeds
+from dasktile.tiling.planner import SearchTables
+from dasktile.tiling.settings import Settings
+
+#: Why the input is unchanged where Dask's own graph is predicted to be better.
+NO_GAIN = "Dask's own graph is predicted to cost less"
+
+#: Why arrays keep their chunks where these are predicted to cost less.
+OWN_CHUNKS = "the input's own chunks are predicted to cost less"
+
+#: Tasks of a graph, before Dask fuses them, for each block of a result that keeps its chunks, up to
+#: which it is found out first whether any plan may cost less (chosen: some elementwise functions).
+MOST_KEPT = 10
+
+#: Tasks of the input over these blocks up to which no plan has clearly fewer (chosen).
+SAME_TASKS = 1.05
+
+#: Cost of a plan over that of the input below which smaller bundles are not tried (chosen).
+FAR_LESS = 0.3
+
+#: Seconds to write the graph of a plan and to predict its run, per task of the plan (measured: the
+#: median of the corpus in ``benchmarks/corpus``).
+PLANNING_SECONDS = 5e-5
+
+#: How much better the tasks of a plan may be bundled than those of plans that were tried, and how
+#: much less memory they may need (chosen: small tiles are joined less often).
+BETTER_BUNDLED = 2
+
+#: Bytes on a worker up to which a plan that surely takes less time than Dask's own graph is carried
+#: out without a simulation of that graph (chosen).
+SURE_PEAK = 2**23
+
+#: Tasks of a plan, before they are fused and bundled, up to which smaller tiles are tried where the
+#: input has too many tasks to be simulated (chosen: each plan that is tried takes time to write).
+MOST_COMPARED = 2_000
+
+#: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
+#: the first one where a plan needs no more memory than the input (chosen).
+SMALL_BUNDLES = (1 / 4, 1 / 16)
+
+
+def cheapest(
+    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+) -> Candidate:
+    """The usual plan, or another one whose run is predicted to cost clearly less.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    captured
+        The program of the graph.
+    tables
+        What searches for tiles have found so far.
+    usual
+        The plan that the prices of the model make the best.
+
+    Returns
+    -------
+    A plan; the input as it is where that is predicted to cost clearly less than any plan.
+    """
+    if not _may_spill(request, usual.planned) and usual.planned.plan.tiled is None:
+        return usual
+    is_simulated = is_predictable(request)
+    if not is_simulated and _model_tasks(usual) > MOST_COMPARED:
+        return usual
+    work = work_of(request, usual.planned)
+    simulated = cache(partial(predicted_input, request, wanted_of(request, usual), work))
+    own = _unless_cheaper(request, usual, simulated) if is_simulated else None
+    if own is not None:
+        return own
+    plans = [usual]
+    if usual.planned.plan.tiled is not None:
+        usual = with_own_prediction(request, usual, work)
+        plans = [usual]
+        if usual.after is None:
+            return usual
+        if _takes_less_time(request, usual):
+            plans = _with_smaller_tiles(request, captured, tables, usual)
+            best = _best(plans)
+            assert best.after is not None
+            # Dask's own graph, which may be large, need not be simulated
+            is_sure = best.after.peak <= SURE_PEAK or not is_simulated
+            if is_sure and (best is usual or _takes_less_time(request, best)):
+                return best
+    if not is_simulated:
+        return usual
+    before = simulated()
+    if before is None:
+        return usual
+    plans = [replace(plan, before=before, after=plan.after or before) for plan in plans]
+    best = _with_smaller_bundles(request, _with_less_memory(request, captured, tables, plans))
+    if best.planned.plan.tiled is None or best.after is None:
+        return best
+    if not (before.is_sound and best.after.is_sound):
+        return best
+    own = unchanged(best, NO_GAIN)
+    workers = request.machine.workers
+    better = before.dominates(best.after) or before.is_clearly_cheaper(best.after, workers)
+    return own if better and _may_replace(request, own, best) else best
+
+
+def _unless_cheaper(
+    request: Request, usual: Candidate, simulated: Callable[[], Prediction | None]
+) -> Candidate | None:
+    """The input as it is, if no plan can cost clearly less; None if one may.
+
+    A plan has a task for each block of a result that keeps its chunks, and holds the results.
+    `simulated` predicts the run of the input.
+    """
+    wanted = wanted_of(request, usual)
+    blocks = sum(
+        int(wanted[array.name].sum()) for array in request.arrays if array.name in request.kept
+    )
+    if blocks * MOST_KEPT < least_tasks(request.graph, request.names):
+        return None
+    before = simulated()
+    if before is None or not before.is_sound or before.moved or before.spilled:
+        return None
+    if before.tasks > SAME_TASKS * blocks:
+        return None
+    held = max(SMALL_PEAK, _kept_bytes(request, usual))
+    least = rough_cost(blocks, held, before.work, request.machine.calibration)
+    if least < CLEARLY_LESS * before.cost:
+        return None
+    return unchanged(replace(usual, before=before), NO_GAIN)
+
+
+def _takes_less_time(request: Request, plan: Candidate) -> bool:
+    """Whether a plan surely takes less time than Dask's own graph, and fits in memory."""
+    run = plan.after
+    assert run is not None
+    if not run.is_sound or run.spilled:
+        return False
+    # the scheduler handles tasks one by one
+    enough = math.ceil(SAME_SECONDS * run.seconds / Speeds().scheduler)
+    merged = optimize_blockwise(request.graph, keys=[(name,) for name in request.names])
+    return least_run(merged, request.keys, enough) > enough
+
+
+def _may_spill(request: Request, planned: PlannedRequest) -> bool:
+    """Whether a worker that makes all arrays, and drops none, spills some of them."""
+    return request.machine.room is not None and bytes_made(planned) > request.machine.room
+
+
+def _with_smaller_tiles(
+    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+) -> list[Candidate]:
+    """The usual plan, and plans with smaller and smaller tiles, as long as these cost less."""
+    plans, run = [usual], usual.after
+    assert run is not None
+    for settings in request.machine.settings().for_less_memory():
+        if run.peak <= SMALL_PEAK:
+            break
+        other = _other_plan(request, captured, tables, usual, plans, settings, force=True)
+        if other is None or other.after is None:
+            continue
+        plans.append(other)
+        if other.after.cost >= run.cost:
+            break
+        run = other.after
+    return plans
+
+
+def _best(plans: Sequence[Candidate]) -> Candidate:
+    """The plan that is predicted to cost clearly less than the others; the first one if none is."""
+    best = plans[0]
+    for plan in plans[1:]:
+        if _is_better(plan, best) and _moves_no_more(plan, plans[0]):
+            best = plan
+    return best
+
+
+def _other_plan(
+    request: Request,
+    captured: Captured,
+    tables: SearchTables,
+    usual: Candidate,
+    tried: Sequence[Candidate],
+    settings: Settings,
+    **options: Any,
+) -> Candidate | None:
+    """A plan that may take the place of the usual one, with a prediction of its run.
+
+    None if it is one of those that were tried, or could not cost clearly less than all of them.
+    """
+
+    def is_worth_writing(plan: Candidate) -> bool:
+        is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
+        return is_new and _may_pay(request, plan, tried) and _may_replace(request, plan, usual)
+
+    same = None if usual.planned.pinned else usual.planned
+    other = candidate(request, captured, settings, is_worth_writing, same, tables=tables, **options)
+    # it may have become that of the input's own graph
+    if other is None or not _may_replace(request, other, usual):
+        return None
+    assert usual.after is not None
+    return with_prediction(request, replace(other, before=usual.before), usual.after.work)
+
+
+def _with_less_memory(
+    request: Request, captured: Captured, tables: SearchTables, plans: Sequence[Candidate]
+) -> Candidate:
+    """The best of some plans, the usual one first, or of more if all need too much memory.
+
+    These are plans with smaller tiles, if none was tried, and one with the input's own chunks.
+    """
+    usual, before = plans[0], plans[0].before
+    best = _best(plans)
+    assert before is not None and best.after is not None
+    if _needs_little_memory(best.after, before):
+        return best
+    if len(plans) == 1:
+        plans = _with_smaller_tiles(request, captured, tables, usual)
+        best = _best(plans)
+        assert best.after is not None
+        if _needs_little_memory(best.after, before):
+            return best
+    settings = request.machine.settings()
+    own = _other_plan(request, captured, tables, usual, plans, settings, keep=OWN_CHUNKS)
+    return best if own is None else _best([*plans, own])
+
+
+def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
+    """Whether a plan fits, and needs no more memory than the input, or hardly any."""
+    return not after.spilled and after.peak <= max(before.peak, SMALL_PEAK)
+
+
+def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> bool:
+    """Whether a plan could cost clearly less than those that were tried, with the time to write it.
+
+    It is estimated as if its tasks were bundled far better than those of the others, and as if it
+    needed as much memory as the input, or little if that is unknown; but at least half of what the
+    others need for each byte that their largest tasks read and write.
+    """
+    if plan.planned.plan.tiled is None:
+        return True
+    runs = [(other.after, other) for other in tried if other.after is not None]
+    before, tasks = tried[0].before, _model_tasks(plan)
+    simulated = 0 if before is None else before.tasks
+    fewest = min(run.tasks / _model_tasks(other) for run, other in runs) / BETTER_BUNDLED
+    least = min(run.peak / _largest_task(other) for run, other in runs) / BETTER_BUNDLED
+    peak = SMALL_PEAK if before is None else before.peak
+    peak = max(peak, _kept_bytes(request, tried[0]), int(least * _largest_task(plan)))
+    for run, other in runs:
+        spent = PLANNING_SECONDS * (simulated + _model_tasks(other))
+        work = run.work + spent + PLANNING_SECONDS * tasks
+        rough = rough_cost(fewest * tasks, peak, work, request.machine.calibration)
+        if rough >= CLEARLY_LESS * replace(run, work=run.work + spent).cost:
+            return False
+    return True
+
+
+def _model_tasks(plan: Candidate) -> int:
+    """Tasks of a plan before they are fused and bundled."""
+    return max(1, sum(plan.planned.plan.after.tasks))
+
+
+def _largest_task(plan: Candidate) -> int:
+    """Bytes that the largest task of a plan reads and writes."""
+    return max((1, *plan.planned.plan.after.peak))
+
+
+def _kept_bytes(request: Request, plan: Candidate) -> int:
+    """Bytes of results that each worker has at the end, if all have equally many."""
+    wanted = wanted_of(request, plan)
+    kept = sum(
+        math.prod(array.shape) * array.dtype.itemsize * float(wanted[array.name].mean())
+        for array in request.arrays
+    )
+    return int(kept / request.machine.workers)
+
+
+def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
+    """A plan in bundles of fewer bytes, if that is predicted to be better.
+
+    Results of a small bundle are sent, and inputs of it released, earlier than those of a large
+    one.  It is tried where the plan costs not far less than the input, or needs more memory.
+    """
+    before, after = best.before, best.after
+    if best.lowered is None or before is None or after is None:
+        return best
+    needs_more = after.excess(before) > 1
+    if not needs_more and (after.peak <= LARGE_PEAK or after.cost <= FAR_LESS * before.cost):
+        return best
+    usual, lowered, kept = best, best.lowered, _kept_bytes(request, best)
+    least = CLEARLY_LESS * after.cost * after.excess(before)
+
+    def may_pay(tasks: int) -> bool:
+        return rough_cost(tasks, kept, before.work, request.machine.calibration) < least
+
+    for share in SMALL_BUNDLES if needs_more else SMALL_BUNDLES[:1]:
+        smaller = lowered.resized(share, may_pay)
+        if smaller is lowered:
+            continue
+        lowered = smaller
+        other = with_prediction(request, replace(usual, lowered=lowered), before.work)
+        if _is_better(other, best) and _moves_no_more(other, usual):
+            best = other
+            assert best.after is not None
+            if best.after.excess(before) == 1:
+                break
+    return best
+
+
+def _is_better(plan: Candidate, other: Candidate) -> bool:
+    """Whether `plan` is predicted to cost clearly less than `other`.
+
+    If `plan` is known to be clearly faster than the input, the costs are multiplied by
+    `Prediction.excess`.
+    """
+    run, least, before = plan.after, other.after, plan.before
+    if run is None or least is None:
+        return False
+    cost, least_cost = run.cost, least.cost
+    if before is not None and run.run_seconds < CLEARLY_LESS * before.run_seconds:
+        cost *= run.excess(before)
+        least_cost *= least.excess(before)
+    return cost < CLEARLY_LESS * least_cost
+
+
+def _moves_no_more(plan: Candidate, usual: Candidate) -> bool:
+    """Whether a plan is predicted to move hardly more bytes than the usual one."""
+    run, least = plan.after, usual.after
+    if run is None or least is None:
+        return False
+    before = least if usual.before is None else usual.before
+    return run.moved <= least.moved + MORE_MOVED * before.moved
+
+
+def _may_replace(request: Request, other: Candidate, best: Candidate) -> bool:
+    """Whether a plan is another one than the usual plan, and no worse in the model's prices.
+
+    The simulation leaves out reads from storage, arrays that are held from one pass to the next,
+    and the time that functions take.
+    """
+    plan, usual = other.planned.plan, best.planned.plan
+    if plan.tiled == usual.tiled:
+        return False
+    price, least = (plan.before if plan.tiled is None else plan.after), usual.after
+    limit = request.machine.memory_limit if request.machine.limit_given else None
+    # those of another plan are counted in its graph as well, see `_moves_no_more`
+    most = least.bytes if plan.tiled is None else max(least.bytes, usual.before.bytes)
+    return (
+        sum(price.read) <= sum(least.read)
+        and price.spilled <= least.spilled
+        and price.bytes <= most + MORE_MOVED * usual.before.bytes
+        and price.balance <= max(least.balance, MOST_UNEVEN)
+        and (limit is None or max(price.peak, default=0) <= limit)
+    )

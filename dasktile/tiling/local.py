@@ -394,8 +394,9 @@ class Splitter:
             return None
 
         def weight(label: int) -> float:
-            is_whole = self._is_whole(choice.classes[label])
-            return weights[label] * (self.settings.local.whole_share if is_whole else 1.0)
+            if not self.settings.scarce or not self._is_whole(choice.classes[label]):
+                return weights[label]
+            return weights[label] * self.settings.local.whole_share
 
         return max(able, key=lambda label: (weight(label), parts[label], -label))
 

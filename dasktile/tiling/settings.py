@@ -130,7 +130,7 @@ class LocalLimits:
         Factor over the target number of tiles beyond which no more are made for overlap.
     whole_share
         Weight of axes along which blocks of an input cannot be cut further, beside those of other
-        axes, when an axis is chosen to be cut (chosen).
+        axes, when an axis is chosen to be cut where memory is scarce (chosen).
     small_tiles
         ``min_tile`` and ``tiles_per_worker`` of plans for less memory, whose tasks are bundled, in
         the order in which they are tried (chosen).

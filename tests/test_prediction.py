@@ -233,6 +233,7 @@ def test_tiles_are_small_where_the_graph_of_the_input_is_too_large_to_be_simulat
     x = da.from_array(np.ones((4000, 2000)), chunks=(8, 2000))
     y = (da.sqrt(x + 1) * 2).sum()
     monkeypatch.setattr(predicted, "MAX_TASKS", 300)
+    monkeypatch.setattr(choice, "MAX_TASKS", 300)
     result, plan = dasktile.optimize(y), dasktile.explain(y)
     assert plan.peak_before is None
     assert "more than 300 tasks" in plan.unpredicted
@@ -659,7 +660,8 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
         simulated_inputs.append(arguments)
         return predict(*arguments)
 
-    monkeypatch.setattr(cheapest, "predicted_input", counted)
+    for module in (cheapest, choice):
+        monkeypatch.setattr(module, "predicted_input", counted)
     array = noise((1000, 1000), (20, 20)).sum(axis=0)
     quick = dasktile.optimize(array)
     assert not simulated_inputs
@@ -671,7 +673,8 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     simulated_inputs.clear()
     monkeypatch.undo()
     plan_for_workers(monkeypatch)
-    monkeypatch.setattr(cheapest, "predicted_input", counted)
+    for module in (cheapest, choice):
+        monkeypatch.setattr(module, "predicted_input", counted)
     dasktile.optimize(noise((1000, 1000), (100, 100)).sum(axis=0)[:100])
     assert simulated_inputs
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from numbers import Integral, Real
+from types import MethodType
 from typing import Any
 
 import dask.config
@@ -186,9 +187,10 @@ def _current_machine() -> Machine | None:
 
 def _configured_client(scheduler: Any, distributed: Any) -> Any:
     """The client that computes with Dask's setting `scheduler`; None if no client does."""
-    for client in (scheduler, getattr(scheduler, "__self__", None)):
-        if _is_client(client):
-            return client
+    if isinstance(scheduler, MethodType):  # as client.get
+        scheduler = scheduler.__self__
+    if _is_client(scheduler):
+        return scheduler
     names = (None, "dask.distributed", "distributed")
     if (scheduler.lower() if isinstance(scheduler, str) else scheduler) not in names:
         return None

@@ -117,9 +117,9 @@ def test_another_scheduler_computes_with_a_plan_for_this_process(
     assert dasktile.metrics(client).tasks == before
 
 
-@pytest.mark.parametrize("name", ["a client", "distributed"])
+@pytest.mark.parametrize("name", ["a client", "its method", "distributed"])
 def test_a_client_may_be_the_scheduler(client: Client, name: str) -> None:
-    scheduler = client if name == "a client" else name
+    scheduler = {"a client": client, "its method": client.get}.get(name, name)
     before = dasktile.metrics(client).tasks
     (result,) = dasktile.compute(noise() + 1, scheduler=scheduler)
     np.testing.assert_allclose(result, (noise() + 1).compute(scheduler="sync"))

@@ -26,7 +26,7 @@ from dasktile.tiling.follow import (
     leaders,
     resident,
 )
-from dasktile.tiling.grid import Axes, Grid
+from dasktile.tiling.grid import Axes, Grid, Steps
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.objective import effort
 from dasktile.tiling.options import (
@@ -448,6 +448,8 @@ def array_labels(
         grid = None if axis.label is None else grids[axis.label]
         if isinstance(grid, int):
             grid *= axis.width
+        elif isinstance(grid, Steps):
+            grid = grid if axis.width == 1 else None
         elif grid is not None:
             grid = type(grid)(position * axis.width for position in grid)
         labels.append(Label(size, Role.FREE, (size,)))

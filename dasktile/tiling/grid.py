@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,9 +19,33 @@ class Soft(tuple[int, ...]):
     __slots__ = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Cuts of an axis that is read with a step, at the iterations of the label that reads it.
+
+    Parameters
+    ----------
+    size, grid
+        The length of the axis that is read, and its positions.
+    start, step
+        The first element that is read, and the distance of two.
+    """
+
+    size: int
+    grid: Grid
+    start: int
+    step: int
+
+    def split(self, size: int, parts: int) -> tuple[int, ...]:
+        """The first iterations that read behind each boundary of `parts` parts of the axis."""
+        inner = split(self.size, parts, self.grid)[1:-1]
+        return (0, *(min(max(-((self.start - at) // self.step), 0), size) for at in inner), size)
+
+
 #: Positions at which a label may be cut, 0 and its size included.  A tuple allows only these
-#: positions, :class:`Soft` these first, a number its multiples, and None any position.
-Grid = tuple[int, ...] | int | None
+#: positions, :class:`Soft` these first, a number its multiples, :class:`Steps` those where another
+#: axis is cut, and None any position.
+Grid = tuple[int, ...] | int | Steps | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +91,8 @@ def split(size: int, parts: int, grid: Grid) -> tuple[int, ...]:
     ideal = tuple(part * size // parts for part in range(parts + 1))
     if grid is None:
         return ideal
+    if isinstance(grid, Steps):
+        return grid.split(size, parts)
     if isinstance(grid, int):
         units = -(-size // grid)
         if units % parts == 0:
@@ -172,18 +198,54 @@ def free_axes(
         choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers, limits)]
         if choices:
             shared[klass] = Soft(choices[0])
-    kept = tuple(
+
+    def kept_at(index: int, position: int) -> Grid:
+        klass, label = members[index][position], program.nodes[index].labels[position]
+        return shared[klass] if klass in shared else unit(label.size, workers, limits)
+
+    def made_at(index: int, position: int) -> Grid:
+        return fixed.get((index, position), kept_at(index, position))
+
+    for klass, size, steps in _read_with_steps(program, members, made_at):
+        if klass not in shared and _are_even(steps.split(size, workers), limits):
+            shared[klass] = steps
+    kept, grids = (
         tuple(
-            shared[klass] if klass in shared else unit(label.size, workers, limits)
-            for klass, label in zip(classes, node.labels, strict=True)
+            tuple(grid_at(index, position) for position in range(len(node.labels)))
+            for index, node in enumerate(program.nodes)
         )
-        for node, classes in zip(program.nodes, members, strict=True)
-    )
-    grids = tuple(
-        tuple(fixed.get((index, position), grid) for position, grid in enumerate(row))
-        for index, row in enumerate(kept)
+        for grid_at in (kept_at, made_at)
     )
     return Axes(members, grids, kept)
+
+
+def _read_with_steps(
+    program: Program,
+    members: Sequence[Sequence[int]],
+    grid_at: Callable[[int, int], Grid],
+) -> Iterator[tuple[int, int, Steps]]:
+    """Labels that read every s-th element of an axis from end to end: class, size, where to cut.
+
+    Those of outputs are left out: their tiles would have several lengths, which Zarr cannot store.
+    """
+    outputs = {
+        members[index][axis.label]
+        for index in program.outputs
+        for axis in program.nodes[index].out
+        if axis.label is not None
+    }
+    for node, classes in zip(program.nodes, members, strict=True):
+        for edge in node.edges:
+            producer = program.nodes[edge.producer]
+            for made, read, length in zip(producer.out, edge.axes, producer.shape, strict=True):
+                if made.label is None or not made.identity or read.label is None:
+                    continue
+                if read.step < 2 or read.width > 1 or not 0 <= read.start < read.step:
+                    continue
+                klass, size = classes[read.label], node.labels[read.label].size
+                if klass not in outputs and read.start + read.step * size >= length:
+                    grid = grid_at(edge.producer, made.label)
+                    yield klass, size, Steps(length, grid, read.start, read.step)
 
 
 def _prefer_merged(
@@ -228,10 +290,12 @@ def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:
 
 def _even_enough(grid: Sequence[int], workers: int, limits: CandidateLimits) -> bool:
     """Whether parts for all workers, cut at these positions, are near enough to the mean."""
-    size = grid[-1]
-    edges = split(size, workers, tuple(grid))
-    largest = max(hi - lo for lo, hi in zip(edges[:-1], edges[1:], strict=True))
-    return largest * workers <= limits.even_enough * size
+    return _are_even(split(grid[-1], workers, tuple(grid)), limits)
+
+
+def _are_even(edges: Sequence[int], limits: CandidateLimits) -> bool:
+    largest = max(hi - lo for lo, hi in itertools.pairwise(edges))
+    return largest * (len(edges) - 1) <= limits.even_enough * edges[-1]
 
 
 def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:

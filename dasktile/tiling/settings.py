@@ -140,7 +140,7 @@ class LocalLimits:
 
     max_cuts: int = 32
     many_tiles: int = 4
-    whole_share: float = 1 / 16
+    whole_share: float = 2**-12
     small_tiles: tuple[tuple[int, int], ...] = ((2**20, 8), (2**18, 128))
     small_task: int = 8 * 2**20
 

@@ -12,7 +12,7 @@ from dasktile.ir import AxisMap, Role, bounds
 from dasktile.tiling import Settings, tile
 from dasktile.tiling.candidates import Space
 from dasktile.tiling.cost import TIE, Costs
-from dasktile.tiling.grid import Soft, free_axes, own_axes, sizes, split, unit
+from dasktile.tiling.grid import Soft, Steps, free_axes, own_axes, sizes, split, unit
 from dasktile.tiling.mesh import Mesh, mesh_shape
 from dasktile.tiling.methods import get
 from dasktile.tiling.solve.eliminate import Problem, solve
@@ -93,6 +93,32 @@ def test_plans_for_less_memory_cut_the_axes_along_which_blocks_are_cut(made):
         steps, *sides = small.tiled.tilings[1].chunks
         assert len(steps) > 1
         assert sides == [(160, 160), (160, 160)]
+
+
+@pytest.mark.parametrize("workers", [3, 4])
+def test_slices_with_a_step_are_cut_where_their_array_is_cut(workers):
+    build = Builder()
+    x = build.source((400, 2000), (1, 2000), stored=(1, 2000))
+    for start in range(8):
+        part = build.view(x, (AxisMap(0, start, 8), AxisMap(1)), (50, 2000))
+        build.fold(part, [0])
+        build.fold(part, [0])
+    plan = tile(build.program(), workers=workers)
+    # partial sums move, and no element of x
+    assert plan.after.bytes == 16 * (workers - 1) * 2000 * 8
+
+
+def test_boundaries_of_steps_nest():
+    for start, step in ((0, 2), (3, 8), (6, 7)):
+        size = len(range(start, 400, step))
+        for grid in (None, 25, tuple(range(0, 401, 16)), Soft(range(0, 401, 100))):
+            steps = Steps(400, grid, start, step)
+            for parts in (1, 2, 4):
+                edges = split(size, parts, steps)
+                assert set(edges) <= set(split(size, 4 * parts, steps))
+                for at, edge in zip(split(400, parts, grid)[1:-1], edges[1:-1], strict=True):
+                    # the first element that is read behind the boundary
+                    assert start + step * (edge - 1) < at <= start + step * edge
 
 
 def test_solver_agrees_with_trying_everything():

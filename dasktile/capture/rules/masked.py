@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from dask.blockwise import Blockwise, rewrite_blockwise
+from dask.utils import typename
 
 from dasktile._compat.dask import Task, chunk_astype, masked_block
 from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser, added_axes
@@ -37,7 +38,7 @@ def is_masked(view: GraphView, name: str) -> bool:
     """Whether the blocks of a layer are noted as masked arrays."""
     layer = view.layers.get(name)
     notes = (layer.collection_annotations or {}) if layer is not None else {}
-    return str(notes.get("chunk_type")) == "numpy.ma.MaskedArray"
+    return notes.get("chunk_type") == typename(np.ma.MaskedArray)
 
 
 def plain_of_masked(view: GraphView, name: str) -> Operation | None:

@@ -76,26 +76,17 @@ def compute(
     found, repack = unpack_collections(*collections, traverse=traverse)
     if not found:
         return collections
-    if scheduler is not None:
-        # plans are made for the workers of the scheduler that is configured
-        with dask.config.set(scheduler=scheduler):
-            return compute(
-                *collections,
-                method=method,
-                workers=workers,
-                memory_limit=memory_limit,
-                traverse=traverse,
-                progress=progress,
-            )
-    client = _client(workers, found)
-    optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
+    # only while the plan is made: other threads have the same configuration
+    with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
+        client = _client(workers, found)
+        optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
     if len(found) == 1:
         optimized = (optimized,)
     if client is not None:
         with _progress_bar(progress) as received:
             return _repacked(repack, gather(client, optimized, received))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
-        return _repacked(repack, dask_compute(*optimized, traverse=False))
+        return _repacked(repack, dask_compute(*optimized, traverse=False, scheduler=scheduler))
 
 
 def _repacked(repack: Callable[[Any], Any], results: Any) -> tuple[Any, ...]:

@@ -195,7 +195,9 @@ def free_axes(
     for klass, weights in weights_by_class.items():
         common = tuple(sorted(set.intersection(*(set(grid) for grid in weights))))
         heaviest = max(weights, key=lambda grid: (weights[grid], grid))
-        choices = [grid for grid in (common, heaviest) if _even_enough(grid, workers, limits)]
+        choices = [
+            grid for grid in (common, heaviest) if _even_enough(grid[-1], grid, workers, limits)
+        ]
         if choices:
             shared[klass] = Soft(choices[0])
 
@@ -207,7 +209,8 @@ def free_axes(
         return fixed.get((index, position), kept_at(index, position))
 
     for klass, size, steps in _read_with_steps(program, members, made_at):
-        if klass not in shared and _are_even(steps.split(size, workers), limits):
+        # before the next label is looked at, which may read this one with a step
+        if klass not in shared and _even_enough(size, steps, workers, limits):
             shared[klass] = steps
     kept, grids = (
         tuple(
@@ -288,14 +291,10 @@ def _fixed_grids(node: Node) -> list[tuple[int, tuple[int, ...]]]:
     return grids
 
 
-def _even_enough(grid: Sequence[int], workers: int, limits: CandidateLimits) -> bool:
-    """Whether parts for all workers, cut at these positions, are near enough to the mean."""
-    return _are_even(split(grid[-1], workers, tuple(grid)), limits)
-
-
-def _are_even(edges: Sequence[int], limits: CandidateLimits) -> bool:
-    largest = max(hi - lo for lo, hi in itertools.pairwise(edges))
-    return largest * (len(edges) - 1) <= limits.even_enough * edges[-1]
+def _even_enough(size: int, grid: Grid, workers: int, limits: CandidateLimits) -> bool:
+    """Whether parts of a label for all workers, cut at these positions, are near to the mean."""
+    largest = max(hi - lo for lo, hi in itertools.pairwise(split(size, workers, grid)))
+    return largest * workers <= limits.even_enough * size
 
 
 def axis_classes(program: Program) -> tuple[tuple[int, ...], ...]:

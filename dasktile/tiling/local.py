@@ -401,9 +401,9 @@ class Splitter:
         return max(able, key=lambda label: (weight(label), parts[label], -label))
 
     def _is_whole(self, klass: int) -> bool:
-        """Whether blocks of some input would not be cut with the other arrays along an axis.
+        """Whether blocks of some input stay whole if other arrays are cut further along an axis.
 
-        All tiles of one block are made from the whole block, which stays in memory until then.
+        A block stays in memory until all tiles that are cut from it have been made.
         """
         for choice, label in self._made.get(klass, ()):
             parts = min(2 * self.fine.get(klass, 1), choice.label_sizes[label])

@@ -135,12 +135,6 @@ def _block(value: Any) -> TracedBlock:
 def _getitem(block: Any, index: Any) -> Any:
     if not isinstance(block, TracedBlock):
         raise UnknownFunction("an index into a value that is not an array")
-    if type(index) is tuple and len(index) == len(block.axes) and _are_slices(index):
-        picked = (
-            _picked(axis, axis.positions[entry])
-            for axis, entry in zip(block.axes, index, strict=True)
-        )
-        return TracedBlock(block.name, tuple(picked), block.fixed)
     entries = list(index) if isinstance(index, tuple) else [index]
     used = sum(1 for entry in entries if entry is not None and entry is not Ellipsis)
     ellipses = [place for place, entry in enumerate(entries) if entry is Ellipsis]
@@ -172,10 +166,6 @@ def _getitem(block: Any, index: Any) -> Any:
         else:
             axes.append(_taken(axis, entry))
     return TracedBlock(block.name, tuple(axes), tuple(sorted(fixed)))
-
-
-def _are_slices(index: tuple[Any, ...]) -> bool:
-    return all(type(entry) is slice for entry in index)
 
 
 def _mixed(entries: Sequence[Any]) -> bool:

@@ -224,7 +224,7 @@ def _datasets(collections: Collections) -> list[Any]:
     """Collections as datasets of one variable each."""
     return [
         each if isinstance(each, xr.Dataset)
-        else xr.Dataset({"x": each if isinstance(each, xr.DataArray)
+        else xr.Dataset({"values": each if isinstance(each, xr.DataArray)
                          else ([f"d{axis}" for axis in range(each.ndim)], each)})
         for each in collections
     ]  # fmt: skip

@@ -328,11 +328,21 @@ def _moves_more(before: Price, after: Price) -> str:
     cheaper = "tiles that cost less otherwise"
     if new < old:
         cheaper = f"tiles with {new:,} tasks instead of {old:,}"
-    moved = f"{after.bytes:,} instead of {before.bytes:,}"
+    moved = "bytes between workers, where the input's own chunks move none"
+    if before.bytes:
+        moved = f"{_growth(after.bytes / before.bytes)} between workers"
     return (
-        f"{cheaper} would move more bytes between workers, {moved}, which optimize does not accept;"
-        " for fewer tasks, make the inputs in larger chunks"
+        f"{cheaper} would move {moved}, which optimize does not accept; for fewer tasks, make the"
+        " inputs in larger chunks"
     )
+
+
+def _growth(ratio: float) -> str:
+    """A growth of bytes in words: ``2.8 % more bytes``, ``13 times the bytes``."""
+    if ratio >= 2:
+        return f"{ratio:,.{0 if ratio >= 10 else 1}f} times the bytes"
+    percent = 100 * (ratio - 1)
+    return f"{percent:.{0 if percent >= 10 else 1}f} % more bytes"
 
 
 def _needs_less(before: Price, after: Price, limit: int | None) -> bool:

@@ -172,8 +172,10 @@ def _figure(timeline: Timeline) -> Any:
     upper.set_ylim(-0.5, len(timeline.lanes) - 0.5)
     upper.set_title(timeline.title, loc="left", fontsize=10)
     size_unit, size_bytes = byte_unit(max(timeline.limit, _peak(timeline)))
-    seconds = [at / second for at, _ in timeline.memory]
-    taken = [size / size_bytes for _, size in timeline.memory]
+    # the last size holds to the end of the last bar
+    steps = [*timeline.memory, *((_end(timeline), size) for _, size in timeline.memory[-1:])]
+    seconds = [at / second for at, _ in steps]
+    taken = [size / size_bytes for _, size in steps]
     lower.fill_between(seconds, taken, step="post", color=_COLOURS["compute"], alpha=0.4)
     lower.axhline(timeline.limit / size_bytes, color="black", linewidth=0.8, linestyle="--")
     lower.set_xlabel(f"time in {unit}")

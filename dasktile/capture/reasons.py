@@ -25,6 +25,9 @@ from dasktile.schedule.placement import is_written
 #: The reason of results whose chunk sizes depend on values.
 UNKNOWN_SIZES = "its chunk sizes are unknown until it is computed"
 
+#: Factorisations of matrices, whose tasks read each other's results.
+_FACTORISATIONS = frozenset(("cholesky", "lu", "qr", "sfqr", "solve_triangular", "svd"))
+
 #: Packages whose functions are steps of one call of the user, and that call.
 _GROUPING = {"flox": "flox's group-by"}
 
@@ -48,6 +51,9 @@ def reason_for(view: GraphView, name: str, declined: str = "") -> str:
     grouping = _GROUPING.get((getattr(function, "__module__", "") or "").partition(".")[0])
     if grouping:
         return f"a step of {grouping}, whose result depends on the chunks"
+    factorisation = _factorisation(view, name)
+    if factorisation:
+        return f"a step of {factorisation}, whose tasks read each other's results"
     for other in view.dependencies(name):
         if view.array(other) is None and _is_array(view.layers[other]):
             return "reads an array of unknown chunk sizes"
@@ -101,6 +107,21 @@ def _function_reason(layer: Blockwise, function: Any) -> str:
         f"the result of user function {_name(function)} may depend on the chunks; if not, declare"
         " it with dasktile.register_kernel"
     )
+
+
+def _factorisation(view: GraphView, name: str) -> str:
+    """The factorisation that a layer is a step of; empty if there is none."""
+    steps, seen = [name], {name}
+    while steps:
+        step = steps.pop()
+        call = call_of_layer(step)
+        if call in _FACTORISATIONS:
+            return call
+        # the steps between a factorisation and its results are no arrays
+        others = [other for other in view.dependencies(step) if view.array(other) is None]
+        steps += [other for other in others if other not in seen]
+        seen.update(others)
+    return ""
 
 
 def _no_arrays(view: GraphView, name: str) -> str:

@@ -57,6 +57,14 @@ def test_one_array_returns_one_array() -> None:
     np.testing.assert_allclose(compute(y), A @ B)
 
 
+def test_arrays_of_many_axes() -> None:
+    # more splits of the axes in two than can be compared
+    x = da.from_array(np.ones((2,) * 14 + (1,) * 13), chunks=-1)
+    with dask.config.set({"dasktile.tiling.min-tile": 1}):
+        y = dasktile.optimize(da.tensordot(x, x, 27), workers=4)
+    assert compute(y) == 2**14
+
+
 def test_the_input_is_not_changed() -> None:
     x = product()
     layers, keys = dict(x.dask.layers), x.__dask_keys__()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,10 @@ ONE_THREAD = 2**18
 
 #: Time of a step of a product of matrices over that of an elementwise one (measured: one core).
 MULTIPLIED = 0.06
+
+#: Axes up to which every split in two groups is compared; of more, those between neighbours
+#: (chosen: the number of splits doubles with each axis).
+MOST_SPLIT = 12
 
 
 def received_elements(
@@ -474,7 +478,12 @@ def _split(
 
     splits = []
     rest = factors[1:]
-    for chosen in itertools.product((False, True), repeat=len(rest)):
+    choices: Iterable[tuple[bool, ...]] = itertools.product((False, True), repeat=len(rest))
+    if len(factors) > MOST_SPLIT:
+        choices = (
+            tuple(axis >= first for axis in range(len(rest))) for first in range(len(factors))
+        )
+    for chosen in choices:
         right = [factor for factor, is_right in zip(rest, chosen, strict=True) if is_right]
         left = [
             *factors[:1],

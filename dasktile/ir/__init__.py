@@ -25,7 +25,15 @@ from dasktile.ir.program import (
     validate,
     windows,
 )
-from dasktile.ir.sharding import Follow, Sharding, Share, Where, by_position, near_even
+from dasktile.ir.sharding import (
+    Follow,
+    Sharding,
+    Share,
+    Where,
+    by_position,
+    laid_over,
+    near_even,
+)
 from dasktile.ir.tiled import TiledProgram, Tiling
 
 __all__ = [
@@ -54,6 +62,7 @@ __all__ = [
     "by_position",
     "hand_over",
     "hand_over_evenly",
+    "laid_over",
     "near_even",
     "output_chunks",
     "validate",

@@ -17,6 +17,17 @@ from dataclasses import dataclass
 from dasktile.ir.program import bounds
 
 
+def laid_over(positions: int, workers: int) -> list[int]:
+    """The number of the worker at every position of a mesh, which are as even as they can be.
+
+    Examples
+    --------
+    >>> laid_over(8, 6), laid_over(2, 4)
+    ([0, 0, 1, 2, 3, 3, 4, 5], [0, 2])
+    """
+    return [position * workers // positions for position in range(positions)]
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """How mesh axes divide one dimension.

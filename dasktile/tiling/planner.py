@@ -10,7 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from dasktile.ir import Chunks, Kind, Node, Program, Role, TiledProgram, Tiling, bounds
+from dasktile.ir import (
+    Chunks,
+    Kind,
+    Node,
+    Program,
+    Role,
+    TiledProgram,
+    Tiling,
+    bounds,
+    laid_over,
+)
 from dasktile.tiling.candidates import Space, choices, reads_unknown_blocks
 from dasktile.tiling.cost import TIE, Costs
 from dasktile.tiling.grid import free_axes, own_axes
@@ -571,12 +581,19 @@ class _Planner:
                 self._read(index, tiling.chunks) for index, tiling in enumerate(local.tilings)
             ),
             tasks=local.tasks,
-            loads=tuple(float(load) for load in self.costs.loads(states)),
+            loads=self._loads(states),
             peak=local.peak,
             spilled=self._spilled,
             joined=local.joined,
             handed=self.costs.handed(states),
         )
+
+    def _loads(self, states: Sequence[int]) -> tuple[float, ...]:
+        """Operations of every worker; of a mesh with more positions, some workers have several."""
+        loads, positions = self.costs.loads(states), self.mesh.workers
+        if positions > self.workers:
+            loads = np.bincount(laid_over(positions, self.workers), weights=loads)
+        return tuple(loads.tolist())
 
     @cached_property
     def _spilled(self) -> int:

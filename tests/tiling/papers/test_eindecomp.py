@@ -212,6 +212,14 @@ def test_plans_are_whole_and_alike_every_time(name, method):
             assert plan.after.bytes >= best.after.bytes
 
 
+def test_loads_are_those_of_workers_where_some_have_two_positions_of_the_mesh():
+    for workers in (3, 5, 6, 7):
+        plan = tile(chain(False, 400, 100), workers=workers, method="eindecomp", force=True)
+        positions = math.prod(plan.tiled.mesh)
+        assert len(plan.after.loads) == workers < positions
+        assert plan.after.balance == pytest.approx(2 * workers / positions, rel=0.01)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_memory_limit_holds(method):
     limited = 0

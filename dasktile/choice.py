@@ -43,6 +43,7 @@ from dasktile.predicted import (
 from dasktile.prediction import (
     LITTLE_MEMORY,
     MAX_TASKS,
+    sound,
     unknown_sizes,
 )
 from dasktile.refusal import advise, refuse_many_tasks
@@ -112,13 +113,19 @@ def needs_no_plan(request: Request) -> bool:
     request
         The arrays and their graph.
     """
-    if not _is_planned(request):
+    if not is_planned(request):
         return False
     return not most_bundled(request.machine) or any(map(is_of_bundles, request.graph.layers))
 
 
-def _is_planned(request: Request) -> bool:
-    """Whether all arrays are those of a plan for as many workers."""
+def is_planned(request: Request) -> bool:
+    """Whether all arrays are those of a plan for as many workers.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    """
     if request.method != "auto" or request.machine.limit_given:
         return False
     if not all(map(is_written, request.names)):
@@ -207,7 +214,7 @@ def _chosen(request: Request, captured: Captured) -> Candidate:
         usual = _unless_error(partial(cheapest, request, captured, tables), usual)
     else:
         usual = _unless_error(partial(_unless_more_tasks, request), usual)
-    if _is_planned(request) and not _is_bundled(usual):
+    if is_planned(request) and not _is_bundled(usual):
         return unchanged(usual, AGAIN)
     return usual
 
@@ -288,10 +295,7 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
 
 def _with_sound_predictions(chosen: Candidate) -> Candidate:
     """The same plan without predictions that rest on guesses."""
-    before, after = (
-        None if run is None or not run.is_sound else run for run in (chosen.before, chosen.after)
-    )
-    return replace(chosen, before=before, after=after)
+    return replace(chosen, before=sound(chosen.before), after=sound(chosen.after))
 
 
 def _predicted_plan(request: Request) -> Candidate:
@@ -329,11 +333,11 @@ def _unless_error(change: Callable[[Candidate], Candidate], plan: Candidate) -> 
     return _or_none(partial(change, plan)) or plan
 
 
-def room(request: Request, chosen: Candidate) -> int | None:
+def room(request: Request, plan: TilingPlan) -> int | None:
     """Bytes of results that a worker holds before it spills; None if that is unknown."""
     if request.machine.room is None:
         return None
-    there = sum(node.nbytes for node in chosen.planned.plan.program.nodes if node.homes)
+    there = sum(node.nbytes for node in plan.program.nodes if node.homes)
     return max(0, request.machine.room - there // request.machine.workers)
 
 

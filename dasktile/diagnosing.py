@@ -326,7 +326,7 @@ def _missed(graph: HighLevelGraph, keys: Any, target: Machine) -> Missed:
 
 def _results(names: Sequence[str], explanation: Explanation) -> str:
     """The operations that make the arrays of these names."""
-    operations = {node.name: node.op for node in explanation.nodes}
+    operations = {name: node.op for node in explanation.nodes for name in (node.name, *node.layers)}
     return _counted([operations.get(name, name.rpartition("-")[0] or name) for name in names])
 
 

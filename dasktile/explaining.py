@@ -16,11 +16,19 @@ from dasktile._compat.dask import joins_blocks
 from dasktile.cluster.target import Machine
 from dasktile.collections.boundary import boundary, reachable
 from dasktile.ir import Chunks
-from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
-from dasktile.report.describing import describe_plan
+from dasktile.planning import wanted_blocks
+from dasktile.predicted import wanted_keys_of
+from dasktile.prediction import Prediction, sound
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
+from dasktile.returned import ReturnedPlan, description, returned_plan
+from dasktile.schedule.placement import decode
 from dasktile.tiling.plan import TilingPlan
+
+#: Why nothing is known of a run where an array that `optimize` returned is explained: its plan is
+#: known, or it is not.
+NOT_SIMULATED = "it was not simulated when the plan was made"
+PLAN_UNKNOWN = "its plan was made in another process, for more arrays than these, or long ago"
 
 
 def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
@@ -38,48 +46,61 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
     UndeclaredReadError
         If tasks of the graph read keys of an array that are not its blocks.
     """
+    returned = returned_plan(request)
+    if returned is not None:
+        return _explained_again(request, returned, unknown)
     with disable_gc():
         chosen = choice.predicted_plan(request)
-    plan = with_premise(request, chosen.planned)
-    explanation = describe_plan(
-        plan,
-        request.final_chunks(plan),
-        unknown,
-        seconds=_seconds(request, chosen, plan),
+    is_planned = chosen.planned.plan.verdict == choice.AGAIN
+    if is_planned:
+        # the simulation would place tasks as those of Dask's own graphs
+        chosen = replace(chosen, before=None, after=None)
+    describe = description(request, chosen)
+    explanation = describe(
+        unknown=unknown,
+        seconds=_seconds(request.machine, chosen.planned.plan, chosen.before, chosen.after),
         runs=(chosen.before, chosen.after),
-        room=choice.room(request, chosen),
-        assumed_room=request.machine.assumed_room,
-        joined=choice.joined(request, plan),
-        placed=request.machine.placed,
-        handed=handed_over(request, chosen.planned),
-        unpredicted=choice.unpredicted(request, chosen),
-        layers=_layers(chosen),
-        bundle=most_bundled(request.machine),
-        unplanned=0 if chosen.lowered is None else chosen.lowered.bundled.unplanned,
+        room=choice.room(request, chosen.planned.plan),
+        unpredicted=PLAN_UNKNOWN if is_planned else choice.unpredicted(request, chosen),
     )
+    if is_planned and request.machine.placed:
+        explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation
 
 
-def _seconds(request: Request, chosen: Candidate, plan: TilingPlan) -> tuple[float, float] | None:
+def _received(graph: HighLevelGraph) -> int:
+    """Bytes that the plans of a graph predict, by the names of its layers."""
+    placements = map(decode, graph.layers)
+    return sum(placement.predicted for placement in placements if placement is not None)
+
+
+def _explained_again(
+    request: Request, returned: ReturnedPlan, unknown: Sequence[Array]
+) -> Explanation:
+    """The explanation of arrays that `optimize` returned: that of their plan."""
+    wanted = wanted_keys_of(request, wanted_blocks(request))
+    before = sound(returned.runs[0])
+    after = sound(returned.predicted_run(request, wanted))
+    explanation = returned.describe(
+        unknown=unknown,
+        seconds=_seconds(request.machine, returned.plan, before, after),
+        runs=(before, after),
+        room=choice.room(request, returned.plan),
+        unpredicted="" if before is not None and after is not None else NOT_SIMULATED,
+    )
+    return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
+
+
+def _seconds(
+    machine: Machine, plan: TilingPlan, before: Prediction | None, after: Prediction | None
+) -> tuple[float, float] | None:
     """Seconds of the input and of the plan: of simulated runs, as far as there are any.
 
     None without a calibration.
     """
-    machine, before, after = request.machine, chosen.before, chosen.after
     if machine.calibration is None or before is None or after is None:
         return machine.seconds(plan)
     return before.run_seconds, after.run_seconds
-
-
-def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:
-    """By the index of a node, names of the layers that make its array and its final chunks."""
-    lowered = chosen.lowered
-    if lowered is None:
-        return {}
-    layers = {index: {name: None} for index, name in lowered.made.items()}
-    for index, name in zip(chosen.planned.plan.program.outputs, lowered.names, strict=True):
-        layers.setdefault(index, {})[name] = None
-    return {index: tuple(names) for index, names in layers.items()}
 
 
 def explained_graph(

@@ -5,6 +5,7 @@ Everything here takes a :class:`~dasktile.request.Request`, whichever public fun
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dask.core import flatten
@@ -18,6 +19,7 @@ from dasktile.collections.unpack import Rewritten
 from dasktile.lower.culled import culled
 from dasktile.planning import lower_plan
 from dasktile.request import Request
+from dasktile.returned import remember, returned_plan
 
 
 def rewrite(request: Request) -> Rewritten | None:
@@ -30,12 +32,13 @@ def rewrite(request: Request) -> Rewritten | None:
     """
     if is_quick(request):
         return _needed_part(request)
-    if needs_no_plan(request):
+    if needs_no_plan(request) or returned_plan(request) is not None:
         return None
     chosen = chosen_plan(request)
     if chosen is None or chosen.planned.plan.tiled is None:
         return None
     lowered = chosen.lowered or lower_plan(request, chosen.planned)
+    remember(request, replace(chosen, lowered=lowered))
     return Rewritten(
         lowered.graph,
         dict(zip(request.names, lowered.names, strict=True)),

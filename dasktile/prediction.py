@@ -180,6 +180,11 @@ class Prediction:
         return no_slower and slow.cost < CLEARLY_LESS * other.cost
 
 
+def sound(run: Prediction | None) -> Prediction | None:
+    """A prediction; None if it rests on guesses."""
+    return run if run is not None and run.is_sound else None
+
+
 def work_seconds(nbytes: int, machine: Machine) -> float:
     """Seconds that functions take which make some bytes, roughly.
 
@@ -231,7 +236,7 @@ def predict_input(
     work
         Seconds that functions take.
     """
-    return _predict(machine, work, *placed_tasks(graph, wanted, _UNBUNDLED))
+    return predict_tasks(machine, work, *placed_tasks(graph, wanted, _UNBUNDLED))
 
 
 def unknown_sizes(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> tuple[str, ...]:
@@ -257,12 +262,23 @@ def predict_plan(lowered: Lowered, machine: Machine, work: float = 0.0) -> Predi
     work
         Seconds that functions take.
     """
-    return _predict(machine, work, *lowered.tasks(machine.placed))
+    return predict_tasks(machine, work, *lowered.tasks(machine.placed))
 
 
-def _predict(
+def predict_tasks(
     machine: Machine, work: float, tasks: PlacedTasks, guessed: float
 ) -> Prediction | None:
+    """What the tasks of a graph take; None if the sizes of results are unknown.
+
+    Parameters
+    ----------
+    machine
+        The workers.
+    work
+        Seconds that functions take.
+    tasks, guessed
+        The tasks, and how much of their sizes is a guess, see `placed_tasks`.
+    """
     if math.isinf(guessed):
         return None
     run = simulate(tasks, machine.workers, machine.threads, _speeds(machine.calibration))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -371,6 +371,7 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
     plan = each.explanation
     if plan is None:
         return each.name, each.reason, "", ""
+    plan = _as_computed(plan)
     return (
         each.name,
         _tasks(plan),
@@ -378,6 +379,20 @@ def _computation_row(each: Missed) -> tuple[str, str, str, str]:
         "unknown"
         if plan.results_before is None or plan.results_after is None
         else _arrow(plan.results_before, plan.results_after, format_bytes),
+    )
+
+
+def _as_computed(plan: Explanation) -> Explanation:
+    """An explanation in which *before* is what was computed, that of a plan maybe."""
+    if not plan.planned:
+        return plan
+    return replace(
+        plan,
+        bytes_before=plan.bytes_after,
+        tasks_before=plan.tasks_after,
+        run_tasks_before=plan.run_tasks_after,
+        received_before=plan.received_after,
+        results_before=plan.results_after,
     )
 
 

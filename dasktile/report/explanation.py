@@ -221,6 +221,9 @@ class Explanation:
     bytes_unplanned
         Bytes that tasks of one operation receive from each other, which the model does not count;
         0 if they are few or unknown.
+    planned
+        True if the input is what ``optimize`` returned.  *before* and *after* then are the numbers
+        of what it was given, and of the input; `changed` is False.
 
     Examples
     --------
@@ -271,6 +274,12 @@ class Explanation:
     assumed_room: int | None = None
     bundle: int = 0
     bytes_unplanned: int = 0
+    planned: bool = False
+
+    @property
+    def _has_plan(self) -> bool:
+        """Whether the numbers after are those of a plan."""
+        return self.changed or self.planned
 
     @property
     def bytes_predicted(self) -> int:
@@ -280,7 +289,7 @@ class Explanation:
         tasks run where Dask's scheduler places them; without a simulation of that, it is
         `bytes_before`.
         """
-        if self.changed:
+        if self._has_plan:
             return self.bytes_after + self.bytes_unplanned
         return self.bytes_before if self.received_before is None else self.received_before
 
@@ -393,7 +402,7 @@ class Explanation:
 
     def _key_numbers(self) -> str:
         """A small table of what a plan changes."""
-        if not self.changed:
+        if not self._has_plan:
             return ""
         rows: list[tuple[str, Any, Any, Callable[[Any], str]]] = [
             ("bytes moved between workers", self.bytes_before, self.bytes_after, format_bytes),
@@ -486,8 +495,8 @@ class Explanation:
     def _summary(self) -> str:
         if not self.nodes:
             return self.verdict
-        lines = self._changed() if self.changed else self._unchanged()
-        if self.changed and self.bytes_unplanned:
+        lines = self._changed() if self._has_plan else self._unchanged()
+        if self._has_plan and self.bytes_unplanned:
             received = format_bytes(self.bytes_predicted)
             lines.append(
                 f"workers receive {received} in all, with what tasks of one operation receive from"
@@ -512,14 +521,14 @@ class Explanation:
                 f"dask.compute joins a result of {format_bytes(self.joined)} on one worker,"
                 " dasktile.compute in the client"
             )
-        if self.changed and self.balance_before > max(_UNEVEN, self.balance_after):
+        if self._has_plan and self.balance_before > max(_UNEVEN, self.balance_after):
             lines.append(
                 f"the busiest worker does {self.balance_after:.1f} times the mean work"
                 f" instead of {self.balance_before:.1f}"
             )
         if self.seconds_before is not None and self.seconds_after is not None:
             after, before = format_seconds(self.seconds_after), format_seconds(self.seconds_before)
-            instead = f" instead of {before}" if self.changed and after != before else ""
+            instead = f" instead of {before}" if self._has_plan and after != before else ""
             lines.append(f"predicted run time: about {after}{instead}")
         return "\n".join(lines)
 
@@ -533,9 +542,12 @@ class Explanation:
     def _changed(self) -> list[str]:
         moved = _instead("moves", self.bytes_before, self.bytes_after, _ON_BEST)
         line = f"{format_count(self.workers, 'worker')}, {moved} ({self._certificate()})"
+        if self.planned:
+            line = f"optimize returns the input itself: {self.verdict}; its plan: {line}"
         if self.run_tasks_before is None or self.run_tasks_after is None:
-            # those that run are unknown
-            line += f"; {_tasks(self.tasks_before, self.tasks_after)}"
+            # those that run are unknown, of one graph at least
+            model = "by the model, " if self.unpredicted else ""
+            line += f"; {model}{_tasks(self.tasks_before, self.tasks_after)}"
             if self.bundle:
                 line += f", which run in bundles of up to {self.bundle:,}"
         return [line]
@@ -558,7 +570,7 @@ class Explanation:
         unknown = f"not predicted, as {self.unpredicted}"
         if before is None and not self.unpredicted:
             return []
-        if not self.changed:
+        if not self._has_plan:
             if before is None:
                 return [f"as it runs: {unknown}"]
             if first is None or self.workers == 1:
@@ -588,9 +600,9 @@ class Explanation:
             excess, room = max(0, results - self.room), format_bytes(self.room)
             fits = f": about {format_bytes(excess)} spill, as {room} fit" if excess else ": fits"
             verdict += fits
-        if self.changed and self.results_before is not None:
+        if self._has_plan and self.results_before is not None:
             return _instead(_HOLDS, self.results_before, results, " on one worker") + verdict
-        unknown = ", unknown before" if self.changed else ""
+        unknown = ", unknown before" if self._has_plan else ""
         return f"{_HOLDS} {format_bytes(results)} on one worker{unknown}{verdict}"
 
     def _certificate(self) -> str:

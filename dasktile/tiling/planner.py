@@ -591,9 +591,9 @@ class _Planner:
     def _loads(self, states: Sequence[int]) -> tuple[float, ...]:
         """Operations of every worker; of a mesh with more positions, some workers have several."""
         loads, positions = self.costs.loads(states), self.mesh.workers
-        if positions > self.workers:
-            loads = np.bincount(laid_over(positions, self.workers), weights=loads)
-        return tuple(loads.tolist())
+        if positions <= self.workers:
+            return tuple(loads.tolist())
+        return tuple(np.bincount(laid_over(positions, self.workers), loads).tolist())
 
     @cached_property
     def _spilled(self) -> int:

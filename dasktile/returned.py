@@ -1,0 +1,173 @@
+"""The plans of the arrays that ``optimize`` returned, for ``explain`` of these arrays.
+
+Their graph says where its tasks run, but neither what was decided nor what the input would have
+moved.  Sizes and names are kept, but no graph and no array.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dasktile import choice
+from dasktile.lower.count import count_tasks
+from dasktile.lower.placed import GraphMemory, placed_tasks
+from dasktile.lower.tasks import BundleLimits
+from dasktile.planning import Candidate, handed_over, most_bundled, with_premise
+from dasktile.prediction import Prediction, predict_tasks
+from dasktile.report.describing import describe_plan
+from dasktile.report.explanation import Explanation
+from dasktile.request import Request
+from dasktile.schedule.placement import is_written
+from dasktile.tiling.plan import TilingPlan
+
+#: Plans that are kept at most (chosen: one of some hundred arrays takes some 100 kB).
+MOST_KEPT = 64
+
+#: Tasks of a graph up to which their sizes are kept, to simulate it later (chosen).
+MOST_TASKS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedPlan:
+    """A plan that was carried out.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    describe
+        Makes its explanation; takes the arguments of `describe_plan` that are about runs.
+    layers
+        Names of the layers of its graph.
+    bundle
+        Tasks that were bundled at the most.
+    runs
+        What the input and the plan were predicted to take; None for each without a prediction.
+    sizes
+        What is known of the tasks of its graph, see `placed_tasks`; None if they are many.
+    """
+
+    plan: TilingPlan
+    describe: Callable[..., Explanation]
+    layers: frozenset[str]
+    bundle: int
+    runs: tuple[Prediction | None, Prediction | None]
+    sizes: tuple[BundleLimits, GraphMemory | None] | None
+
+    def predicted_run(
+        self, request: Request, wanted: Mapping[str, Collection[Any]]
+    ) -> Prediction | None:
+        """What its graph takes; None if that is unknown.
+
+        Parameters
+        ----------
+        request
+            The arrays that were returned.
+        wanted
+            By the name of an array, the keys of it that are wanted.
+        """
+        after = self.runs[1]
+        if after is not None or self.sizes is None:
+            return after
+        tasks = placed_tasks(request.graph, wanted, *self.sizes, by_place=request.machine.placed)
+        return predict_tasks(request.machine, 0.0, *tasks)
+
+
+class _Store:
+    """Plans by the names of the arrays that were returned, the newest at the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._plans: dict[frozenset[str], ReturnedPlan] = {}
+
+    def get(self, names: frozenset[str]) -> ReturnedPlan | None:
+        with self._lock:
+            return self._plans.get(names)
+
+    def put(self, names: frozenset[str], plan: ReturnedPlan) -> None:
+        with self._lock:
+            self._plans.pop(names, None)
+            self._plans[names] = plan
+            while len(self._plans) > MOST_KEPT:
+                self._plans.pop(next(iter(self._plans)))
+
+
+_store = _Store()
+
+
+def description(request: Request, chosen: Candidate) -> Callable[..., Explanation]:
+    """What makes the explanation of a plan: `describe_plan` with all but what is known of runs.
+
+    Parameters
+    ----------
+    request, chosen
+        The arrays, and the plan of them.
+    """
+    plan = with_premise(request, chosen.planned)
+    return partial(
+        describe_plan,
+        plan,
+        request.final_chunks(plan),
+        assumed_room=request.machine.assumed_room,
+        joined=choice.joined(request, plan),
+        placed=request.machine.placed,
+        handed=handed_over(request, chosen.planned),
+        layers=_layers(chosen),
+        bundle=most_bundled(request.machine),
+        unplanned=0 if chosen.lowered is None else chosen.lowered.bundled.unplanned,
+    )
+
+
+def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:
+    """By the index of a node, names of the layers that make its array and its final chunks."""
+    lowered = chosen.lowered
+    if lowered is None:
+        return {}
+    layers = {index: {name: None} for index, name in lowered.made.items()}
+    for index, name in zip(chosen.planned.plan.program.outputs, lowered.names, strict=True):
+        layers.setdefault(index, {})[name] = None
+    return {index: tuple(names) for index, names in layers.items()}
+
+
+def remember(request: Request, chosen: Candidate) -> None:
+    """Keep a plan that was carried out, if its arrays have names of their own.
+
+    Parameters
+    ----------
+    request, chosen
+        The arrays that were given, and the plan of them with its graph.
+    """
+    lowered = chosen.lowered
+    if lowered is None or not all(map(is_written, lowered.names)):
+        return
+    sizes = None
+    if count_tasks(lowered.graph, lowered.names) <= MOST_TASKS:
+        sizes = lowered.written.limits, lowered.bundled.memory
+    plan = ReturnedPlan(
+        chosen.planned.plan,
+        description(request, chosen),
+        frozenset(lowered.graph.layers),
+        most_bundled(request.machine),
+        (chosen.before, chosen.after),
+        sizes,
+    )
+    _store.put(frozenset(lowered.names), plan)
+
+
+def returned_plan(request: Request) -> ReturnedPlan | None:
+    """The plan of the arrays of a request; None unless `optimize` returned just these.
+
+    Parameters
+    ----------
+    request
+        The arrays.
+    """
+    plan = _store.get(frozenset(request.names))
+    if plan is None or plan.layers != frozenset(request.graph.layers):
+        return None
+    is_same = choice.is_planned(request) and plan.bundle == most_bundled(request.machine)
+    return plan if is_same else None

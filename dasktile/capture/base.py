@@ -9,6 +9,7 @@ as an input are not visited.  A layer without an operation is unchanged, with a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,6 +187,10 @@ class GraphView:
             self._arrays[name] = found
         return self._arrays[name]
 
+    def add(self, arrays: Mapping[str, ArrayInfo]) -> None:
+        """Make the arrays of some layers known."""
+        self._arrays.update(arrays)
+
     def result(self, name: str) -> ArrayInfo | None:
         """As :meth:`array`, also of a result of unknown chunk sizes."""
         return self.roots.get(name) or self.array(name)
@@ -306,6 +311,14 @@ def has_blocks(layer: Layer, array: ArrayInfo) -> bool:
         return layer.output == array.name and dims == array.numblocks
     last = (count - 1 for count in array.numblocks)
     return (array.name, *last) in layer
+
+
+def has_all_blocks(layer: Layer, array: ArrayInfo) -> bool:
+    """As :func:`has_blocks`; of a materialised layer, every block is looked up."""
+    if isinstance(layer, Blockwise) or not layer.is_materialized():
+        return has_blocks(layer, array)
+    grid = itertools.product(*map(range, array.numblocks))
+    return all((array.name, *block) in layer for block in grid)
 
 
 def _annotated(name: str, layer: Layer | None) -> ArrayInfo | None:

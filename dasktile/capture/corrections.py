@@ -60,7 +60,7 @@ def correct_arrays(view: GraphView) -> None:
             view._arrays[name] = None
             continue
         if isinstance(layer, Blockwise):
-            if any(layer.task.func is each for each in _UNKNOWN_PARTS):
+            if is_unknown_part(layer):
                 view._arrays[name] = None
             elif called_function(layer)[0] in _PAIRS:
                 tuples.append(name)
@@ -77,6 +77,11 @@ def correct_arrays(view: GraphView) -> None:
     # of which the arrays of positions are derived before
     for name in tuples:
         view._arrays[name] = None
+
+
+def is_unknown_part(layer: Layer) -> bool:
+    """True if the blocks of a layer are parts of blocks whose sizes depend on values."""
+    return isinstance(layer, Blockwise) and any(layer.task.func is each for each in _UNKNOWN_PARTS)
 
 
 def _sized_by_user(function: Any, keywords: dict[str, Any]) -> bool:

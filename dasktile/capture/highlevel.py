@@ -30,6 +30,7 @@ from dasktile.capture.base import (
 )
 from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
 from dasktile.capture.joined import join_sources
+from dasktile.capture.measured import measured_arrays
 from dasktile.capture.reasons import UNKNOWN_SIZES, reason_for
 from dasktile.capture.rules import (
     assignments,
@@ -127,6 +128,7 @@ def capture_graph(
     """
     view = GraphView(graph, {root.name: root for root in roots})
     correct_arrays(view)
+    view.add(measured_arrays(view))
     view = declare_reads(view)
     errors: list[Exception] = []
     names = [root.name for root in roots]

@@ -8,7 +8,6 @@ chunk sizes are arrays, too, if they are made of known ones.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ import numpy as np
 from dask.base import get_name_from_key
 from dask.blockwise import Blockwise
 from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph
 
 from dasktile._compat.dask import GraphNode, getitem_variadic
-from dasktile.capture.base import ArrayInfo, GraphView
+from dasktile.capture.base import ArrayInfo, GraphView, has_all_blocks
 from dasktile.capture.corrections import correct_arrays
+from dasktile.capture.measured import measured_arrays
 from dasktile.capture.references import is_block
 from dasktile.ir import Chunks
 
@@ -62,6 +62,7 @@ def boundary(graph: HighLevelGraph, keys: Any) -> Boundary | None:
     """
     view = GraphView(graph)
     correct_arrays(view)
+    view.add(measured_arrays(view))
     ends = _boundary(view, keys, lambda name: None)
     if ends is None or not any(_bounded(view, name) for name in ends.above):
         return ends
@@ -96,7 +97,7 @@ def _boundary(
         elif not is_block(key, name, info.numblocks):
             return None
         elif name not in arrays:
-            if not _complete(graph.layers[name], info):
+            if not has_all_blocks(graph.layers[name], info):
                 return None
             arrays[name] = info
     if not arrays:
@@ -198,11 +199,3 @@ def _read_by(graph: HighLevelGraph, view: GraphView, name: str) -> Sequence[Any]
         info = view.array(read)
         keys.append((read, *(0 for _ in info.chunks)) if info is not None else read)
     return keys
-
-
-def _complete(layer: Layer, info: ArrayInfo) -> bool:
-    """True if all blocks of an array are in its layer."""
-    if not layer.is_materialized():
-        return True
-    grid = itertools.product(*(range(len(sizes)) for sizes in info.chunks))
-    return all((info.name, *block) in layer for block in grid)

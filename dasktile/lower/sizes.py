@@ -42,7 +42,9 @@ from dasktile._compat.dask import (
     wrapped_qr,
 )
 from dasktile._compat.flox import flox_names
+from dasktile.capture.base import GraphView
 from dasktile.capture.corrections import called_function
+from dasktile.capture.measured import measured_arrays
 from dasktile.capture.rules.sources import is_uniform
 from dasktile.capture.rules.trees import unwrap
 from dasktile.lower.grouped import Unique, grouped_result
@@ -110,10 +112,11 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         those of its input.
     """
     noted: dict[str, NotedBlocks] = {}
+    measured = measured_arrays(GraphView(graph))
     flox = flox_names()
     for name, layer in graph.layers.items():
         notes = layer.collection_annotations or {}
-        chunks: Any = notes.get("chunks")
+        chunks: Any = measured[name].chunks if name in measured else notes.get("chunks")
         dtype: Any = notes.get("dtype")
         if notes.get("chunk_type") in _NO_ARRAYS:
             continue  # noted are the elements of what the tuples are made of

@@ -40,6 +40,9 @@ _OPTIONAL = {
     "dask-cuda": "LocalCUDACluster and its workers",
 }
 
+#: After which no scheduler is assumed to be at an address.
+CONNECT_TIMEOUT = "10s"
+
 #: Processes named in a problem at the most, and what stands for the others.
 _NAMED = (4, " and {} more")
 
@@ -306,7 +309,7 @@ def connect(address: str) -> Client:
     # a client that cannot connect for another reason than time takes long to close
     try:
         _check_address(address)
-        return Client(address, set_as_default=False, timeout="10s")
+        return Client(address, set_as_default=False, timeout=CONNECT_TIMEOUT)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"cannot connect to the scheduler {address!r}: {error}") from error
 

@@ -226,7 +226,10 @@ def test_explains_for_a_cluster(
     assert capsys.readouterr().out.startswith("2 workers")
 
 
-def test_no_scheduler_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_scheduler_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "CONNECT_TIMEOUT", "1s")
     assert main(["doctor", "--scheduler", "tcp://127.0.0.1:9"]) == 2
     assert "doctor: error: " in capsys.readouterr().err
 

@@ -376,7 +376,9 @@ class Explanation:
         return "\n\n".join(part for part in parts if part)
 
     def __str__(self) -> str:
-        return self.text()
+        if len(self.nodes) <= _OPEN_ROWS:
+            return self.text()
+        return f"{self.text()}\n\n.text(largest=20) shows only the 20 arrays that move most"
 
     def __repr__(self) -> str:
         arrays, workers = len(self.nodes), self.workers
@@ -540,7 +542,9 @@ class Explanation:
         return f"{size} on each worker (assumed: memory_limit times threads)"
 
     def _changed(self) -> list[str]:
-        moved = _instead("moves", self.bytes_before, self.bytes_after, _ON_BEST)
+        before, after = self.bytes_before, self.bytes_after
+        same = ", as the chunks of the input would"
+        moved = _instead("moves", before, after, _ON_BEST, same)
         line = f"{format_count(self.workers, 'worker')}, {moved} ({self._certificate()})"
         if self.planned:
             line = f"optimize returns the input itself: {self.verdict}; its plan: {line}"
@@ -725,9 +729,9 @@ def _kept_lines(nodes: Sequence[NodeReport], verdict: str) -> list[str]:
     return lines
 
 
-def _instead(verb: str, before: int, after: int, what: str) -> str:
+def _instead(verb: str, before: int, after: int, what: str, same: str = ", as before") -> str:
     if format_bytes(before) == format_bytes(after):
-        return f"{verb} {format_bytes(after)}{what}, as before"
+        return f"{verb} {format_bytes(after)}{what}{same}"
     return f"{verb} {format_bytes(after)} instead of {format_bytes(before)}{what}"
 
 

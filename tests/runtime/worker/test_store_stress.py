@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Disk, Held, Tier
 from dasktile.runtime.worker import store as store_module
 from dasktile.runtime.worker.store import LostTileError, TileStore
@@ -275,7 +276,9 @@ class World:
             tiers.insert(0, Shaky(self.device.host(1 << 30), self.chaos, meanwhile))
             self.capacity.insert(1, int(2.5 * SIZE))
         settings = ResidencySettings(tuple(self.capacity), keep_clean=not kind.in_place)
-        self.store = TileStore(tiers, settings, kind.threads, device=self.device)
+        # one thread that plays all has nobody to wait for
+        runtime = RuntimeSettings() if play is None else RuntimeSettings(room_pause=0)
+        self.store = TileStore(tiers, settings, kind.threads, device=self.device, runtime=runtime)
         self.closed = False
         self._count_failed()
         if play is None:

@@ -62,6 +62,9 @@ def correct_arrays(view: GraphView) -> None:
         if isinstance(layer, Blockwise):
             if is_unknown_part(layer):
                 view._arrays[name] = None
+            elif called_function(layer)[0] is np.bincount:
+                # noted are the numbers that are counted
+                view._arrays[name] = None
             elif called_function(layer)[0] in _PAIRS:
                 tuples.append(name)
             continue

@@ -125,6 +125,12 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
             continue  # noted are the elements of a block times the positions
         if flox is not None and flox.is_step(function):
             continue  # noted is the array that is reduced by groups
+        if function is np.bincount:
+            # noted are the numbers that are counted
+            bins = options.get("minlength", 0)
+            if not bins:
+                continue
+            chunks = tuple((bins,) * len(sizes) for sizes in chunks)
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
         count = abs(options["k"]) if function in _LARGEST else 1
         try:

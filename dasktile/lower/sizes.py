@@ -26,6 +26,7 @@ from dasktile._compat.dask import (
     arg_combine,
     argtopk_aggregate,
     argtopk_preprocess,
+    bincount_agg,
     chunk_argtopk,
     chunk_topk,
     fused_tasks,
@@ -125,12 +126,11 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
             continue  # noted are the elements of a block times the positions
         if flox is not None and flox.is_step(function):
             continue  # noted is the array that is reduced by groups
-        if function is np.bincount:
-            # noted are the numbers that are counted
-            bins = options.get("minlength", 0)
-            if not bins:
+        if function in (np.bincount, bincount_agg):
+            # noted are the numbers that are counted, and one for each sum of counts
+            if not (bins := _bins(graph, name)):
                 continue
-            chunks = tuple((bins,) * len(sizes) for sizes in chunks)
+            chunks, options = tuple((bins,) * len(sizes) for sizes in chunks), {}
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
         count = abs(options["k"]) if function in _LARGEST else 1
         try:
@@ -145,6 +145,17 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         except (TypeError, ValueError, AttributeError):
             continue  # unknown chunks
     return noted
+
+
+def _bins(graph: HighLevelGraph, name: str) -> int:
+    """The bins of a step of `bincount`; 0 where they are unknown."""
+    function, options = called_function(graph.layers[name])
+    while function is bincount_agg and len(graph.dependencies[name]) == 1:
+        [name] = graph.dependencies[name]
+        if name not in graph.layers:
+            return 0
+        function, options = called_function(graph.layers[name])
+    return int(options.get("minlength", 0)) if function is np.bincount else 0
 
 
 def _arrays_of(function: Any, options: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def source(values: np.ndarray = VALUES) -> da.Array:
 def product() -> da.Array:
     x = source() + 1
     return x @ x.T
+
+
+@cache
+def plan_of_product() -> dasktile.SchedulePlan:
+    """A plan in less memory than the product needs."""
+    return dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
 
 
 EXPECTED = (VALUES + 1) @ (VALUES + 1).T
@@ -230,7 +237,7 @@ def test_a_plan_can_be_saved(tmp_path: Path) -> None:
 def test_files_that_contain_no_plan_are_refused(content: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     if isinstance(content, dict):
-        plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+        plan = plan_of_product()
         fields = {**plan.to_dict(), **content}
         content = json.dumps({name: value for name, value in fields.items() if value is not None})
     path.write_text(content)
@@ -250,7 +257,7 @@ def test_a_plan_is_loaded_from_a_path(filename: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["svg", "png", "html"])
 def test_a_plan_can_be_drawn(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
-    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    plan = plan_of_product()
     path = plan.visualize(tmp_path / f"plan.{suffix}")
     assert path.stat().st_size > 1000
     text = path.read_bytes()
@@ -263,7 +270,7 @@ def test_a_plan_can_be_drawn(tmp_path: Path, suffix: str) -> None:
 
 
 def test_memory_over_time_agrees_with_the_simulated_peak() -> None:
-    plan = dasktile.plan(product(), memory_limit=20 * TILE, workers=1)
+    plan = plan_of_product()
     taken = [size for _, size in plan._draw().memory]
     assert min(taken) >= 0
     assert max(taken) == plan.peak

@@ -278,19 +278,26 @@ def unpredicted(request: Request, chosen: Candidate) -> str:
     """Why runs are not predicted, of the input or of the plan; empty if both are."""
     if chosen.before is not None and chosen.after is not None:
         return ""
-    lowered = chosen.lowered
-    planned = 0 if lowered is None else count_tasks(lowered.graph, lowered.names)
-    if planned > MAX_TASKS or not is_predictable(request):
-        counts = f"{count_tasks(request.graph, request.names):,} as it is"
-        if planned:
-            counts += f", {planned:,} as planned"
-        return f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them ({counts})"
+    if large := too_large(request, chosen):
+        return large
     names = unknown_sizes(request.graph, wanted_keys_of(request, wanted_of(request, chosen)))
-    if chosen.after is None and lowered is not None:
-        names = tuple(dict.fromkeys((*names, *lowered.guessed())))
+    if chosen.after is None and chosen.lowered is not None:
+        names = tuple(dict.fromkeys((*names, *chosen.lowered.guessed())))
     of = f", of {format_names(names, 3)}" if names else ""
     moved = "; bytes received for these are not counted" if chosen.after is None else ""
     return f"the sizes of many results are unknown{of}{moved}"
+
+
+def too_large(request: Request, chosen: Candidate) -> str:
+    """How many tasks a graph has that is too large to be simulated; empty if none is."""
+    lowered = chosen.lowered
+    planned = 0 if lowered is None else count_tasks(lowered.graph, lowered.names)
+    if planned <= MAX_TASKS and is_predictable(request):
+        return ""
+    counts = f"{count_tasks(request.graph, request.names):,} as it is"
+    if planned:
+        counts += f", {planned:,} as planned"
+    return f"the graph has more than {MAX_TASKS:,} tasks before Dask fuses them ({counts})"
 
 
 def _with_sound_predictions(chosen: Candidate) -> Candidate:

@@ -21,12 +21,12 @@ from dasktile.predicted import wanted_keys_of
 from dasktile.prediction import Prediction, sound
 from dasktile.report.explanation import Explanation
 from dasktile.request import Request
-from dasktile.returned import ReturnedPlan, description, returned_plan
+from dasktile.returned import ReturnedPlan, describer, returned_plan
 from dasktile.schedule.placement import decode
 from dasktile.tiling.plan import TilingPlan
 
-#: Why nothing is known of a run where an array that `optimize` returned is explained: its plan is
-#: known, or it is not.
+#: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
+#: and because it is not.
 NOT_SIMULATED = "it was not simulated when the plan was made"
 PLAN_UNKNOWN = "its plan was made in another process, for more arrays than these, or long ago"
 
@@ -51,19 +51,19 @@ def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:
         return _explained_again(request, returned, unknown)
     with disable_gc():
         chosen = choice.predicted_plan(request)
-    is_planned = chosen.planned.plan.verdict == choice.AGAIN
-    if is_planned:
+    is_again = chosen.planned.plan.verdict == choice.AGAIN
+    if is_again:
         # the simulation would place tasks as those of Dask's own graphs
         chosen = replace(chosen, before=None, after=None)
-    describe = description(request, chosen)
+    describe = describer(request, chosen)
     explanation = describe(
         unknown=unknown,
         seconds=_seconds(request.machine, chosen.planned.plan, chosen.before, chosen.after),
         runs=(chosen.before, chosen.after),
         room=choice.room(request, chosen.planned.plan),
-        unpredicted=PLAN_UNKNOWN if is_planned else choice.unpredicted(request, chosen),
+        unpredicted=PLAN_UNKNOWN if is_again else choice.unpredicted(request, chosen),
     )
-    if is_planned and request.machine.placed:
+    if is_again and request.machine.placed:
         explanation = replace(explanation, received_before=_received(request.graph))
     return replace(explanation, refused=True) if chosen.refused else explanation
 
@@ -79,14 +79,15 @@ def _explained_again(
 ) -> Explanation:
     """The explanation of arrays that `optimize` returned: that of their plan."""
     wanted = wanted_keys_of(request, wanted_blocks(request))
-    before = sound(returned.runs[0])
+    before = sound(returned.input_run(request))
     after = sound(returned.predicted_run(request, wanted))
+    is_predicted = before is not None and after is not None
     explanation = returned.describe(
         unknown=unknown,
         seconds=_seconds(request.machine, returned.plan, before, after),
         runs=(before, after),
         room=choice.room(request, returned.plan),
-        unpredicted="" if before is not None and after is not None else NOT_SIMULATED,
+        unpredicted="" if is_predicted else returned.too_large or NOT_SIMULATED,
     )
     return replace(explanation, changed=False, verdict=choice.AGAIN, planned=True)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from dasktile import choice
+from dasktile.cluster.target import Machine
 from dasktile.lower.count import count_tasks
 from dasktile.lower.placed import GraphMemory, placed_tasks
 from dasktile.lower.tasks import BundleLimits
@@ -24,8 +25,9 @@ from dasktile.request import Request
 from dasktile.schedule.placement import is_written
 from dasktile.tiling.plan import TilingPlan
 
-#: Plans that are kept at most (chosen: one of some hundred arrays takes some 100 kB).
+#: Plans that are kept at most, and chunk sizes of all their arrays together (chosen: some 16 MB).
 MOST_KEPT = 64
+MOST_SIZES = 1_000_000
 
 #: Tasks of a graph up to which their sizes are kept, to simulate it later (chosen).
 MOST_TASKS = 1000
@@ -40,23 +42,34 @@ class ReturnedPlan:
     plan
         The plan.
     describe
-        Makes its explanation; takes the arguments of `describe_plan` that are about runs.
+        Makes its explanation, see :func:`describer`.
     layers
         Names of the layers of its graph.
-    bundle
-        Tasks that were bundled at the most.
+    machine, bundle
+        The workers that it was made for, and tasks that were bundled at the most.
     runs
         What the input and the plan were predicted to take; None for each without a prediction.
+    too_large
+        How many tasks a graph has that was too large to be simulated; empty if none was.
     sizes
         What is known of the tasks of its graph, see `placed_tasks`; None if they are many.
+    weight
+        Chunk sizes and tiles' sizes of all its arrays.
     """
 
     plan: TilingPlan
     describe: Callable[..., Explanation]
     layers: frozenset[str]
+    machine: Machine
     bundle: int
     runs: tuple[Prediction | None, Prediction | None]
+    too_large: str
     sizes: tuple[BundleLimits, GraphMemory | None] | None
+    weight: int
+
+    def input_run(self, request: Request) -> Prediction | None:
+        """What the input took by prediction on workers as those of a request; None if unknown."""
+        return self.runs[0] if self._is_for(request.machine) else None
 
     def predicted_run(
         self, request: Request, wanted: Mapping[str, Collection[Any]]
@@ -70,11 +83,17 @@ class ReturnedPlan:
         wanted
             By the name of an array, the keys of it that are wanted.
         """
-        after = self.runs[1]
+        after = self.runs[1] if self._is_for(request.machine) else None
         if after is not None or self.sizes is None:
             return after
         tasks = placed_tasks(request.graph, wanted, *self.sizes, by_place=request.machine.placed)
         return predict_tasks(request.machine, 0.0, *tasks)
+
+    def _is_for(self, machine: Machine) -> bool:
+        """Whether runs of the plan on other workers take the same."""
+        same = machine.threads, machine.memory_limit, machine.room, machine.calibration
+        own = self.machine
+        return same == (own.threads, own.memory_limit, own.room, own.calibration)
 
 
 class _Store:
@@ -86,21 +105,27 @@ class _Store:
 
     def get(self, names: frozenset[str]) -> ReturnedPlan | None:
         with self._lock:
-            return self._plans.get(names)
+            plan = self._plans.pop(names, None)
+            if plan is not None:
+                self._plans[names] = plan
+            return plan
 
     def put(self, names: frozenset[str], plan: ReturnedPlan) -> None:
         with self._lock:
             self._plans.pop(names, None)
             self._plans[names] = plan
-            while len(self._plans) > MOST_KEPT:
+            while len(self._plans) > MOST_KEPT or self._is_heavy():
                 self._plans.pop(next(iter(self._plans)))
+
+    def _is_heavy(self) -> bool:
+        return sum(plan.weight for plan in self._plans.values()) > MOST_SIZES
 
 
 _store = _Store()
 
 
-def description(request: Request, chosen: Candidate) -> Callable[..., Explanation]:
-    """What makes the explanation of a plan: `describe_plan` with all but what is known of runs.
+def describer(request: Request, chosen: Candidate) -> Callable[..., Explanation]:
+    """`describe_plan` of a plan, which takes the arguments that differ from call to call.
 
     Parameters
     ----------
@@ -149,13 +174,24 @@ def remember(request: Request, chosen: Candidate) -> None:
         sizes = lowered.written.limits, lowered.bundled.memory
     plan = ReturnedPlan(
         chosen.planned.plan,
-        description(request, chosen),
+        describer(request, chosen),
         frozenset(lowered.graph.layers),
+        # without what asks a client
+        replace(request.machine, who_has=None, durations=None),
         most_bundled(request.machine),
         (chosen.before, chosen.after),
+        "" if chosen.before and chosen.after else choice.too_large(request, chosen),
         sizes,
+        _weight(chosen.planned.plan),
     )
     _store.put(frozenset(lowered.names), plan)
+
+
+def _weight(plan: TilingPlan) -> int:
+    chunks = [node.chunks for node in plan.program.nodes]
+    if plan.tiled is not None:
+        chunks += (tiling.chunks for tiling in plan.tiled.tilings)
+    return sum(len(sizes) for each in chunks for sizes in each)
 
 
 def returned_plan(request: Request) -> ReturnedPlan | None:
@@ -169,5 +205,6 @@ def returned_plan(request: Request) -> ReturnedPlan | None:
     plan = _store.get(frozenset(request.names))
     if plan is None or plan.layers != frozenset(request.graph.layers):
         return None
-    is_same = choice.is_planned(request) and plan.bundle == most_bundled(request.machine)
-    return plan if is_same else None
+    machine = request.machine
+    is_same = plan.machine.placed == machine.placed and plan.bundle == most_bundled(machine)
+    return plan if is_same and choice.is_planned(request) else None

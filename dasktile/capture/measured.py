@@ -9,50 +9,93 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 
 import numpy as np
 from dask.blockwise import Blockwise
+from dask.highlevelgraph import Layer
 
+from dasktile._compat.dask import getitem_variadic
 from dasktile.capture.base import ArrayInfo, GraphView, added_axes, has_all_blocks
 from dasktile.capture.corrections import is_unknown_part
-from dasktile.capture.rules.blockwise import has_aligned_axes
+from dasktile.capture.rules.blockwise import has_aligned_axes, is_transpose
 from dasktile.capture.rules.pointwise import is_pointwise_task
 
 #: Chunk sizes along each axis; None where they are unknown.
 _Known = Sequence[tuple[int, ...] | None]
 
+#: The length of an axis in no block: two readers show other chunks.
+_CONTRADICTION: tuple[int, ...] = ()
+
 
 def measured_arrays(view: GraphView) -> dict[str, ArrayInfo]:
-    """By layer, the arrays of unknown chunk sizes of which all readers show the same."""
-    found: dict[str, _Known] = {}
-    for name, layer in view.layers.items():
+    """By layer, the arrays of unknown chunk sizes that their readers show.
+
+    An axis is known if one reader shows its chunks at least, and no two show different ones.
+    """
+    # many layers have the same chunks, of which there may be thousands
+    are_unknown: dict[int, bool] = {}
+    annotated = {name: _annotated(layer, are_unknown) for name, layer in view.layers.items()}
+    unknown = {
+        name: known
+        for name, known in annotated.items()
+        if known is not None and None in known and name not in view.roots
+    }
+    if not unknown:
+        return {}
+    arrays: dict[str, ArrayInfo] = {}
+    # readers first: one that was unknown itself shows the chunks of what it reads
+    for name in reversed(list(TopologicalSorter(view.graph.dependencies).static_order())):
+        layer = view.layers.get(name)
+        if name in unknown and (array := _array(view, name, unknown[name])) is not None:
+            arrays[name] = array
         if not isinstance(layer, Blockwise):
             continue
-        unknown = [
+        reads = [
             (read, symbols)
             for read, symbols in layer.indices
-            if isinstance(read, str)
-            and symbols is not None
-            and read in view.layers
-            and view.result(read) is None
+            if isinstance(read, str) and symbols is not None and read in unknown
         ]
-        info = view.array(name) if unknown else None
+        info = (arrays.get(name) or view.array(name)) if reads else None
         if info is None or not _keeps_chunks(layer):
             continue
-        for read, symbols in unknown:
-            shown = _shown(layer, info, read, symbols)
-            found[read] = _both(found[read], shown) if read in found else shown
-    arrays = {name: _array(view, name, known) for name, known in found.items()}
-    return {name: array for name, array in arrays.items() if array is not None}
+        for read, symbols in reads:
+            unknown[read] = _both(unknown[read], _shown(layer, info, read, symbols))
+    return arrays
+
+
+def _annotated(layer: Layer, are_unknown: dict[int, bool]) -> _Known | None:
+    """The chunks in the annotations of a layer, those that are right; None if it has none.
+
+    By the identity of chunk sizes, `are_unknown` tells which are.
+    """
+    notes = layer.collection_annotations or {}
+    chunks = notes.get("chunks")
+    if chunks is None or notes.get("dtype") is None:
+        return None
+    if is_unknown_part(layer):
+        # noted are the chunks of what the parts are selected from
+        return [sizes if _is_whole(layer, axis) else None for axis, sizes in enumerate(chunks)]
+    for sizes in chunks:
+        if id(sizes) not in are_unknown:
+            are_unknown[id(sizes)] = math.isnan(sum(sizes))
+    return [None if are_unknown[id(sizes)] else sizes for sizes in chunks]
+
+
+def _is_whole(layer: Layer, axis: int) -> bool:
+    """Whether blocks of a selection by masks are whole along an axis."""
+    if not isinstance(layer, Blockwise) or layer.task.func is not getitem_variadic:
+        return False
+    # after what is selected from come the masks or slices of its axes
+    index, symbols = layer.indices[axis + 1]
+    return symbols is None and isinstance(index, slice) and index == slice(None)
 
 
 def _keeps_chunks(layer: Blockwise) -> bool:
     """Whether blocks of the result have the sizes of the blocks that are read."""
     if added_axes(layer):
         return False
-    if layer.task.func is np.transpose:
-        return len(layer.indices) == 1
-    return has_aligned_axes(layer) and is_pointwise_task(layer.task)
+    return is_transpose(layer) or (has_aligned_axes(layer) and is_pointwise_task(layer.task))
 
 
 def _shown(layer: Blockwise, info: ArrayInfo, read: str, symbols: Sequence[str]) -> _Known:
@@ -65,19 +108,18 @@ def _shown(layer: Blockwise, info: ArrayInfo, read: str, symbols: Sequence[str])
         for symbol in names
     }
     return [
-        # a single block may be broadcast along the blocks of another array
-        chunks[symbol] if len(chunks[symbol]) == count and (count > 1 or symbol not in others)
-        else None
+        # blocks may be broadcast along those of another array
+        chunks[symbol] if len(chunks[symbol]) == count and symbol not in others else None
         for symbol, count in zip(symbols, layer.numblocks[read], strict=True)
     ]  # fmt: skip
 
 
 def _both(one: _Known, other: _Known) -> _Known:
-    """What two readers show; of what they disagree on, chunk sizes that no array has."""
+    """What is known from two sources."""
     if len(one) != len(other):
-        return ()
+        return [_CONTRADICTION for _ in one]
     return [
-        second if first is None else first if second in (None, first) else ()
+        second if first is None else first if second in (None, first) else _CONTRADICTION
         for first, second in zip(one, other, strict=True)
     ]
 
@@ -86,22 +128,11 @@ def _array(view: GraphView, name: str, known: _Known) -> ArrayInfo | None:
     """The array of a layer with these chunks; None if some are missing or contradict it."""
     layer = view.layers[name]
     notes = layer.collection_annotations or {}
-    declared, dtype = notes.get("chunks"), notes.get("dtype")
-    if declared is None or dtype is None or len(declared) != len(known):
-        return None
-    is_part = is_unknown_part(layer)
-    if not is_part and not any(map(_is_unknown, declared)):
-        return None
     chunks: list[tuple[int, ...]] = []
-    for own, sizes in zip(declared, known, strict=True):
-        if sizes is None and not is_part and not _is_unknown(own):
-            sizes = tuple(map(int, own))
+    for own, sizes in zip(notes["chunks"], known, strict=True):
         if sizes is None or len(sizes) != len(own):
             return None
-        chunks.append(sizes)
-    array = ArrayInfo(name, tuple(map(sum, chunks)), np.dtype(dtype), tuple(chunks))
+        chunks.append(tuple(map(int, sizes)))
+    dtype = np.dtype(notes["dtype"])
+    array = ArrayInfo(name, tuple(map(sum, chunks)), dtype, tuple(chunks))
     return array if has_all_blocks(layer, array) else None
-
-
-def _is_unknown(sizes: Sequence[float]) -> bool:
-    return any(math.isnan(size) for size in sizes)

@@ -31,8 +31,8 @@ from dasktile.ir.sharding import (
     Share,
     Where,
     by_position,
-    laid_over,
     near_even,
+    workers_of_positions,
 )
 from dasktile.ir.tiled import TiledProgram, Tiling
 
@@ -62,9 +62,9 @@ __all__ = [
     "by_position",
     "hand_over",
     "hand_over_evenly",
-    "laid_over",
     "near_even",
     "output_chunks",
     "validate",
     "windows",
+    "workers_of_positions",
 ]

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from dasktile.ir.program import bounds
 
 
-def laid_over(positions: int, workers: int) -> list[int]:
-    """The number of the worker at every position of a mesh, which are as even as they can be.
+def workers_of_positions(positions: int, workers: int) -> list[int]:
+    """The number of the worker at every position of a mesh.
+
+    No worker has more than one position more than another one.
 
     Examples
     --------
-    >>> laid_over(8, 6), laid_over(2, 4)
+    >>> workers_of_positions(8, 6), workers_of_positions(2, 4)
     ([0, 0, 1, 2, 3, 3, 4, 5], [0, 2])
     """
     return [position * workers // positions for position in range(positions)]

@@ -122,20 +122,18 @@ def noted_blocks(graph: HighLevelGraph) -> dict[str, NotedBlocks]:
         if notes.get("chunk_type") in _NO_ARRAYS:
             continue  # noted are the elements of what the tuples are made of
         function, options = called_function(layer)
-        if function is slice_with_int_dask_array:
+        bins = _bins(graph, name) if function in (np.bincount, bincount_agg) else None
+        if bins == 0:
+            continue
+        if function is slice_with_int_dask_array and name not in measured:
             continue  # noted are the elements of a block times the positions
         if flox is not None and flox.is_step(function):
             continue  # noted is the array that is reduced by groups
-        if function in (np.bincount, bincount_agg):
-            # noted are the numbers that are counted, and one for each sum of counts
-            if not (bins := _bins(graph, name)):
-                continue
-            chunks, options = tuple((bins,) * len(sizes) for sizes in chunks), {}
         reduced = options.get("axis", ()) if options.get("keepdims") is True else ()
         count = abs(options["k"]) if function in _LARGEST else 1
         try:
             cut = tuple(
-                (count,) * len(sizes) if axis in reduced else tuple(map(int, sizes))
+                (bins or count,) * len(sizes) if bins or axis in reduced else tuple(map(int, sizes))
                 for axis, sizes in enumerate(chunks)
             )
             if not dtype.hasobject:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dasktile.ir import MAX_WORKERS, laid_over
+from dasktile.ir import MAX_WORKERS, workers_of_positions
 from dasktile.schedule.placement import MARK, SLICE_PREFIX, Placement, decode
 
 #: Largest number of vacant mesh positions that are kept, so that memory stays bounded on a cluster
@@ -191,7 +191,8 @@ class Homes:
         if positions not in self._tables:
             count = len(self.workers)
             initial = self._initial.setdefault(
-                positions, tuple(self.workers[number] for number in laid_over(positions, count))
+                positions,
+                tuple(self.workers[number] for number in workers_of_positions(positions, count)),
             )
             substitutes: dict[str, str] = {}
             for address in dict.fromkeys(initial):

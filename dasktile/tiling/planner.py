@@ -19,7 +19,7 @@ from dasktile.ir import (
     TiledProgram,
     Tiling,
     bounds,
-    laid_over,
+    workers_of_positions,
 )
 from dasktile.tiling.candidates import Space, choices, reads_unknown_blocks
 from dasktile.tiling.cost import TIE, Costs
@@ -593,7 +593,7 @@ class _Planner:
         loads, positions = self.costs.loads(states), self.mesh.workers
         if positions <= self.workers:
             return tuple(loads.tolist())
-        return tuple(np.bincount(laid_over(positions, self.workers), loads).tolist())
+        return tuple(np.bincount(workers_of_positions(positions, self.workers), loads).tolist())
 
     @cached_property
     def _spilled(self) -> int:

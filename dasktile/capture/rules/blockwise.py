@@ -234,20 +234,26 @@ def registered(view: GraphView, name: str) -> Operation | None:
     return mapped(view, layer, info, {axis % count for axis in use.whole_axes})
 
 
+def is_transpose(layer: Blockwise) -> bool:
+    """True if a layer arranges the axes of blocks as its index symbols say."""
+    if layer.task.func is not np.transpose or set(layer.task.kwargs) - {"axes"}:
+        return False
+    axes = layer.task.kwargs.get("axes")
+    if len(layer.indices) != 1 or not isinstance(axes, (tuple, list, type(None))):
+        return False
+    [(_, symbols)] = layer.indices
+    if symbols is None:
+        return False
+    order = range(len(symbols))[::-1] if axes is None else axes
+    return tuple(symbols[axis] for axis in order) == layer.output_indices
+
+
 def transpose(view: GraphView, name: str) -> Operation | Rechunked | None:
     """A transpose: only the order in which the edge names the labels differs."""
     layer, info = view.layers[name], view.array(name)
-    if not isinstance(layer, Blockwise) or info is None or layer.task.func is not np.transpose:
-        return None
-    if len(layer.indices) != 1 or set(layer.task.kwargs) - {"axes"}:
+    if not isinstance(layer, Blockwise) or info is None or not is_transpose(layer):
         return None
     symbols = layer.indices[0][1]
-    axes = layer.task.kwargs.get("axes")
-    if symbols is None or not isinstance(axes, (tuple, list, type(None))):
-        return None
-    order = range(len(symbols))[::-1] if axes is None else axes
-    if tuple(symbols[axis] for axis in order) != layer.output_indices:
-        return None
     operation = mapped(view, layer, info)
     in_order = operation is not None and symbols == layer.output_indices
     return Rechunked(operation.inputs[0].layer) if operation is not None and in_order else operation

@@ -29,6 +29,7 @@ from dasktile.capture.base import (
     Recogniser,
 )
 from dasktile.capture.corrections import correct_arrays, has_wrong_chunk_type
+from dasktile.capture.empty import with_all_blocks
 from dasktile.capture.joined import join_sources
 from dasktile.capture.measured import measured_arrays
 from dasktile.capture.reasons import UNKNOWN_SIZES, reason_for
@@ -126,7 +127,7 @@ def capture_graph(
     UndeclaredReadError
         If tasks read keys of an array that are not its blocks.
     """
-    view = GraphView(graph, {root.name: root for root in roots})
+    view = GraphView(with_all_blocks(graph), {root.name: root for root in roots})
     correct_arrays(view)
     view.add(measured_arrays(view))
     view = declare_reads(view)

@@ -151,9 +151,9 @@ def _known_maps(layer: Layer, info: ArrayInfo, array: ArrayInfo) -> tuple[AxisMa
 
 def _block_map(label: int, own: tuple[int, ...], read: tuple[int, ...]) -> AxisMap:
     """The map by which every block of a label reads the block of an axis with its number."""
-    if len(own) != len(read) or not own[0]:
+    if len(own) != len(read) or not any(own):
         return AxisMap(None)
-    ratio = max(1, read[0] // own[0])
+    ratio = max(1, max(read) // max(own))
     candidate = AxisMap(label, 0, ratio, ratio)
     inner, outer, size = bounds(own), bounds(read), sum(read)
     fits = all(
@@ -162,4 +162,7 @@ def _block_map(label: int, own: tuple[int, ...], read: tuple[int, ...]) -> AxisM
             inner[:-1], inner[1:], zip(outer[:-1], outer[1:], strict=True), strict=True
         )
     )
-    return candidate if fits else AxisMap(None)
+    if fits:
+        return candidate
+    ratio = max(1, -(-max(read) // max(own)))
+    return AxisMap(label, 0, ratio, ratio, parts=tuple(zip(inner[1:], outer[1:], strict=True)))

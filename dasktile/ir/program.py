@@ -105,6 +105,10 @@ class AxisMap:
 
     Windows of several sizes, one after the other, as the days of months, have `breaks`: iteration
     ``t`` reads ``[breaks[t], breaks[t + 1])``, and `step` and `width` are the largest size.
+
+    Blocks that are read whole and have other sizes than those of the label, as those of which a
+    mask selects parts, have `parts`: for each, the iteration after its last and the element after
+    its last; `step` and `width` are then a rough ratio of sizes.
     """
 
     label: int | None
@@ -112,10 +116,11 @@ class AxisMap:
     step: int = 1
     width: int = 1
     breaks: tuple[int, ...] = ()
+    parts: tuple[tuple[int, int], ...] = ()
 
     @property
     def identity(self) -> bool:
-        plain = (self.start, self.step, self.width, self.breaks) == (0, 1, 1, ())
+        plain = (self.start, self.step, self.width, self.breaks, self.parts) == (0, 1, 1, (), ())
         return self.label is not None and plain
 
     def interval(self, lo: int, hi: int, size: int) -> tuple[int, int]:
@@ -124,6 +129,10 @@ class AxisMap:
             return 0, size
         if self.breaks:
             return self.breaks[lo], self.breaks[hi]
+        if self.parts:
+            begin = bisect_right(self.parts, lo, key=itemgetter(0))
+            end = bisect_left(self.parts, hi, key=itemgetter(0))
+            return (self.parts[begin - 1][1] if begin else 0), self.parts[end][1]
         first = self.start + self.step * lo
         last = self.start + self.step * (hi - 1)
         begin, end = min(first, last), max(first, last) + self.width

@@ -109,6 +109,12 @@ def _windows(program: Program, index: int) -> Fault:
                 if fault := _breaks(axis, label.size, size):
                     return f"{what} is read in windows {fault}"
                 continue
+            if axis.parts:
+                if fault := _axis_parts(
+                    axis, label.cuts, None if edge.chunks is None else edge.chunks[place]
+                ):
+                    return f"{what} is read in blocks {fault}"
+                continue
             if edge.chunks is not None:
                 windows = _block_windows(axis, label.cuts, size)
                 if windows != _parts(edge.chunks[place]):
@@ -149,6 +155,14 @@ def _breaks(axis: AxisMap, count: int, size: int) -> Fault:
         return f"of {len(sizes)} sizes up to {axis.breaks[-1]}; expected {count} up to {size}"
     if not min(sizes) or not axis.step == axis.width == max(sizes):
         return f"of {min(sizes)} to {max(sizes)}; expected 1 to {axis.width} elements"
+    return None
+
+
+def _axis_parts(axis: AxisMap, cuts: Sequence[int], read: Sequence[int] | None) -> Fault:
+    """Every block of a label reads the block of an axis with its number."""
+    expected = list(zip(accumulate(cuts), accumulate(read or ()), strict=False))
+    if read is None or len(read) != len(cuts) or list(axis.parts) != expected:
+        return f"{list(axis.parts)}; expected {expected}"
     return None
 
 

@@ -357,7 +357,7 @@ class Explanation:
     def text(
         self, *, largest: int | None = None, min_bytes: float = 0, full_names: bool = False
     ) -> str:
-        """What ``print`` shows, with some rows of the table only for large graphs.
+        """What ``print`` shows, where the table may have some rows only.
 
         Parameters
         ----------
@@ -473,7 +473,7 @@ class Explanation:
         ----------
         filename
             Ends in ``.html``, in ``.json`` for the values of :meth:`to_dict`, or in ``.txt`` for
-            what ``print`` shows; letters may be capital.
+            :meth:`text`; letters may be capital.
 
         Returns
         -------
@@ -491,7 +491,7 @@ class Explanation:
             "dasktile: the plan of an expression",
             self._repr_html_(),
             self.to_dict(),
-            str(self),
+            self.text(),
         )
 
     def _summary(self) -> str:

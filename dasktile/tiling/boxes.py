@@ -12,7 +12,7 @@ from dasktile.ir import AxisMap, Label, Picks, Sharding
 from dasktile.tiling.grid import Grid, split
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.options import Option, Options, reduced_labels
-from dasktile.tiling.strided import ALL, Strided, steps_of
+from dasktile.tiling.strided import ALL, Strided, part_intervals, steps_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -208,6 +208,9 @@ def _interval(axis: AxisMap, lo: Ints, hi: Ints, size: int) -> tuple[Ints, Ints]
     if axis.breaks:
         breaks = np.asarray(axis.breaks, dtype=np.int64)
         return breaks[lo], breaks[hi]
+    if axis.parts:
+        begin, end = part_intervals(axis, lo, hi)
+        return begin, np.where(hi > lo, end, begin)
     first = axis.start + axis.step * lo
     last = axis.start + axis.step * (hi - 1)
     begin = np.clip(np.minimum(first, last), 0, size)

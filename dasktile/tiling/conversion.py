@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import AxisMap, Chunks, Edge, bounds
+from dasktile.tiling.strided import part_intervals
 
 Table = npt.NDArray[np.float64]
 
@@ -134,6 +135,8 @@ def _ranges(
     if axis.breaks:
         lo = np.asarray(axis.breaks, dtype=np.int64)[edges]
         lo, hi = lo[:-1], lo[1:]
+    elif axis.parts:
+        lo, hi = part_intervals(axis, edges[:-1], edges[1:])
     else:
         first, last = axis.start + axis.step * edges[:-1], axis.start + axis.step * (edges[1:] - 1)
         lo, hi = np.minimum(first, last), np.maximum(first, last) + axis.width

@@ -83,3 +83,14 @@ def _step_of(axis: AxisMap, size: int) -> Strided:
         return Strided(axis.start, axis.step)
     # read backwards
     return Strided(axis.start + axis.step * (size - 1), -axis.step)
+
+
+def part_intervals(
+    axis: AxisMap, lo: npt.NDArray[np.int64], hi: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """:meth:`AxisMap.interval` of a map with parts, for many ranges, none of them empty."""
+    iterations, elements = np.array([(0, 0), *axis.parts], dtype=np.int64).T
+    # blocks without iterations are read by none
+    begin = elements[np.searchsorted(iterations, lo, side="right") - 1]
+    end = elements[np.maximum(np.searchsorted(iterations, hi, side="left"), 1)]
+    return begin, end

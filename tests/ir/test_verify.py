@@ -154,6 +154,8 @@ PROGRAM_CASES = [
     case("roles", PRODUCT, "along an output axis", with_label, 0, role=Role.REDUCE),
     case("roles", SUM, "no scan in a map", with_label, 0, role=Role.SCAN),
     case("roles", PRODUCT, "along no output axis", with_label, 1, role=Role.FREE),
+    case("windows", PINNED, "[(3, 4), (8, 8)]; expected [(4, 4), (8, 8)]", with_edge, 0,
+         axes=(AxisMap(0, parts=((3, 4), (8, 8))), AxisMap(1))),
     case("windows", PRODUCT, "windows of 0", with_edge, 0, axes=(AxisMap(0), AxisMap(1, 0, 1, 0))),
     case("windows", PRODUCT, "label 1 has 12 iterations; expected 8", with_edge, 0,
          axes=(AxisMap(1), AxisMap(0))),

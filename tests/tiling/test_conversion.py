@@ -16,6 +16,11 @@ def _random_map(rng: random.Random, length: int) -> tuple[AxisMap, int]:
     if rng.random() < 0.2:
         breaks = tuple(accumulate((rng.randint(0, 3) for _ in range(length)), initial=0))
         return AxisMap(0, breaks=breaks), breaks[-1]
+    if rng.random() < 0.2:
+        ends = sorted(rng.randint(0, length) for _ in range(rng.randint(0, 4)))
+        sizes = accumulate(rng.randint(0, 5) for _ in range(len(ends) + 1))
+        parts = tuple(zip((*ends, length), sizes, strict=True))
+        return AxisMap(0, parts=parts), max(1, parts[-1][1])
     step = rng.choice([1, 1, -1, 2, 3, -2])
     width = rng.choice([1, 1, 2, 3]) if step > 0 else 1
     strided = abs(step) > 1 and width == 1

@@ -28,7 +28,10 @@ from dasktile.tiling.plan import TilingPlan
 #: Why the run of an array that `optimize` returned is not predicted: although its plan is known,
 #: and because it is not.
 NOT_SIMULATED = "it was not simulated when the plan was made"
-PLAN_UNKNOWN = "its plan was made in another process, for more arrays than these, or long ago"
+PLAN_UNKNOWN = (
+    "it is in memory, or its plan was made in another process, for more arrays than these, or long"
+    " ago"
+)
 
 
 def explained(request: Request, unknown: Sequence[Array] = ()) -> Explanation:

@@ -14,6 +14,7 @@ from dasktile.lower.placed import guessed_operations, placed_tasks
 from dasktile.lower.tasks import BundleLimits
 from dasktile.lower.writer import Lowered
 from dasktile.schedule.peaks import PlacedTasks, Speeds, simulate
+from dasktile.schedule.placement import is_written
 from dasktile.tiling.calibration import Calibration
 
 #: Tasks of a graph above which it is not simulated (chosen: a task takes about 200 microseconds).
@@ -236,7 +237,12 @@ def predict_input(
     work
         Seconds that functions take.
     """
-    return predict_tasks(machine, work, *placed_tasks(graph, wanted, _UNBUNDLED))
+    limits, by_place = _UNBUNDLED, machine.placed and any(map(is_written, graph.layers))
+    if by_place:
+        # tasks of an array that was optimised before run where its plan says
+        limits = replace(limits, mesh=(machine.workers,))
+    tasks = placed_tasks(graph, wanted, limits, by_place=by_place)
+    return predict_tasks(machine, work, *tasks)
 
 
 def unknown_sizes(graph: HighLevelGraph, wanted: Mapping[str, Collection[Any]]) -> tuple[str, ...]:

@@ -183,7 +183,16 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "collections.rechunked": ({"collections.unpack"}, {"dask"}),
     "collections.building": (set(), set()),
     "collections.output_chunks": (set(), set()),
-    "prediction": ({"cluster.target", "lower", "schedule.peaks", "tiling.calibration"}, {"dask"}),
+    "prediction": (
+        {
+            "cluster.target",
+            "lower",
+            "schedule.peaks",
+            "schedule.placement",
+            "tiling.calibration",
+        },
+        {"dask"},
+    ),
     "request": (
         {
             "capture.base",
@@ -272,6 +281,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "returned": (
         {
             "choice",
+            "cluster.target",
             "lower",
             "planning",
             "prediction",

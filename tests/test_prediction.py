@@ -97,6 +97,20 @@ def test_explain_shows_the_plan_that_optimize_carries_out(make: Any) -> None:
     assert told.results_after == pytest.approx(max(run.results), rel=0.05, abs=100)
 
 
+def test_what_is_computed_with_an_optimised_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tasks run where its plan says, also before a new plan."""
+    plan_for_workers(monkeypatch, 3)
+    rng = np.random.default_rng(0)
+    f, b = (da.from_array(rng.random((4000, 120)), chunks=(rows, 120)) for rows in (200, 100))
+    optimized = dasktile.optimize((f - f.mean(axis=0)) @ b.T[:, :1000])
+    for make in (lambda: optimized + 1, lambda: optimized[:10], lambda: optimized.T):
+        lazy = make()
+        told = dasktile.explain(lazy)
+        before, after = (simulated([each], 3)[1] for each in (lazy, dasktile.optimize(lazy)))
+        assert told.received_before == pytest.approx(before.moved, rel=0.01)
+        assert after.moved <= before.moved
+
+
 def test_sums_of_products_get_one_term_each_in_turn() -> None:
     """The factors of a product of many small blocks need not be in memory together."""
     x, y = (da.random.default_rng(seed).random((2400, 2400), chunks=300) for seed in range(2))

@@ -54,7 +54,7 @@ from dasktile.lower.kernels.einsums import aggregate
 from dasktile.lower.kernels.views import take
 from dasktile.lower.known import KnownResult
 from dasktile.lower.names import whole_layer_name
-from dasktile.lower.reshard import getitem_any
+from dasktile.lower.reshard import getitem_any, join
 from dasktile.lower.working import called, data_of, read_block
 from dasktile.schedule.placement import SLICE_PREFIX
 
@@ -447,7 +447,9 @@ def _value(task: Any, graph: _Graph) -> KnownResult | None:
     if function is apply and task.args[0] is np.full_like:
         return _filled(*task.args[1:])
     rule, call = _RULES.get(_name(function)), unwrap(function)
-    if call.function in (chunk_argtopk, argtopk_aggregate):
+    if function is join:
+        rule = _joined
+    elif call.function in (chunk_argtopk, argtopk_aggregate):
         positions = call.function is argtopk_aggregate
         rule = partial(_largest_pairs, positions, **{**call.keywords, **task.kwargs})
     elif rule is None and any(_name(part).startswith("flox.") for part in called(function)):
@@ -556,6 +558,22 @@ def _stacked(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownRe
         return None
     rows = sum(each.shapes[0][0] for each in sources)
     return KnownResult(((rows, sources[0].shapes[0][1]),), sources[0].itemsize)
+
+
+def _joined(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """A grid of blocks in one, see `join`."""
+    [grid] = literals
+    if not sources or not all(each.is_array for each in sources):
+        return None
+    numbers = np.arange(len(sources)).reshape(grid)
+    shape = tuple(
+        sum(
+            sources[number].shapes[0][axis]
+            for number in np.moveaxis(numbers, axis, -1).reshape(-1, count)[0]
+        )
+        for axis, count in enumerate(grid)
+    )
+    return KnownResult((shape,), sources[0].itemsize)
 
 
 def _product(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:

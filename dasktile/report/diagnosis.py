@@ -459,7 +459,9 @@ def _gain_lines(computations: Sequence[Missed]) -> Iterator[str]:
             f"not predicted for {len(unknown):,} of {count}: what dasktile.optimize would save,"
             f" besides moved bytes, as {'; '.join(because)}; {_shows(unknown[0])}"
         )
-    if not changed and not unknown:
+    if all(plan.planned for plan in plans.values()):
+        yield "dasktile.optimize would change nothing: these are its results already"
+    elif not changed and not unknown:
         yield "dasktile.optimize would change nothing: no plan is predicted to be cheaper"
 
 

@@ -18,6 +18,7 @@ _CALLS: Mapping[str, str] = {
     **dict.fromkeys(("moment_chunk", "moment_combine", "moment_agg"), "var"),
     **dict.fromkeys(("getitem_variadic", "slice_with_int_dask_array"), "getitem"),
     "bincount_agg": "bincount",
+    **dict.fromkeys(("chunk_sum", "sum_wo_cat"), "matmul"),
     "cholesky-upper": "cholesky",
     "chunk_max": "max",
     "chunk_min": "min",

@@ -142,6 +142,15 @@ def test_readers_that_disagree():
     assert measured(one, two, array + 3) == {}
 
 
+def test_a_product_of_unknown_chunks_has_that_reason():
+    array = da.from_array(NUMBERS, chunks=(50, 6))
+    rows = array[array[:, 0] > 0.5]
+    product, *_ = (
+        node for node in dasktile.explain(rows.T @ rows + 1).nodes if node.op == "matmul"
+    )
+    assert product.reason == "reads an array of unknown chunk sizes"
+
+
 def test_annotations_that_are_missing():
     numbers = da.from_array(np.arange(700) % 9, chunks=10)
     counts = clone(da.bincount(numbers, minlength=9))

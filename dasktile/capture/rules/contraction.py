@@ -50,13 +50,18 @@ def contraction(view: GraphView, name: str) -> Operation | NotRecognised | None:
         return None
     if isinstance(layer, Blockwise):
         if layer.task.func is einsum_block:
-            return _operation(view, layer, info) or _declined(layer)
-        return _declined(layer) if _product(layer) else None
+            return _operation(view, layer, info) or _declined(view, layer)
+        return _declined(view, layer) if _product(layer) else None
     product = _squeezed(view, name) or _summed(view, name)
-    return _operation(view, product, info) or _declined(product) if product is not None else None
+    return (
+        _operation(view, product, info) or _declined(view, product) if product is not None else None
+    )
 
 
-def _declined(layer: Blockwise) -> NotRecognised:
+def _declined(view: GraphView, layer: Blockwise) -> NotRecognised | None:
+    """Why a product is unchanged; None if that is because of what it reads."""
+    if any(view.array(read) is None for read in layer.numblocks if read not in layer.io_deps):
+        return None
     return NotRecognised(
         f"{_product(layer)} of these dtypes or arguments may have other values in other chunks"
     )

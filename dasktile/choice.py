@@ -126,9 +126,18 @@ def is_planned(request: Request) -> bool:
     request
         The arrays and their graph.
     """
+    return all(map(is_written, request.names)) and has_plan(request)
+
+
+def has_plan(request: Request) -> bool:
+    """Whether all layers of plans in the graph are of one for as many workers, and there are some.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    """
     if request.method != "auto" or request.machine.limit_given:
-        return False
-    if not all(map(is_written, request.names)):
         return False
     placements = map(decode, request.graph.layers)
     meshes = {placement.workers for placement in placements if placement is not None}

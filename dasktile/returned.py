@@ -159,7 +159,7 @@ def _layers(chosen: Candidate) -> dict[int, tuple[str, ...]]:
 
 
 def remember(request: Request, chosen: Candidate) -> None:
-    """Keep a plan that was carried out, if its arrays have names of their own.
+    """Keep a plan that was carried out, if one of its arrays at least has a name of its own.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ def remember(request: Request, chosen: Candidate) -> None:
         The arrays that were given, and the plan of them with its graph.
     """
     lowered = chosen.lowered
-    if lowered is None or not all(map(is_written, lowered.names)):
+    if lowered is None or not any(map(is_written, lowered.names)):
         return
     sizes = None
     if count_tasks(lowered.graph, lowered.names) <= MOST_TASKS:
@@ -207,4 +207,4 @@ def returned_plan(request: Request) -> ReturnedPlan | None:
         return None
     machine = request.machine
     is_same = plan.machine.placed == machine.placed and plan.bundle == most_bundled(machine)
-    return plan if is_same and choice.is_planned(request) else None
+    return plan if is_same and choice.has_plan(request) else None

@@ -102,6 +102,18 @@ def test_a_plan_that_was_not_simulated_is_simulated_by_explain(
     assert "not simulated when the plan was made" in " ".join(str(later).split())
 
 
+def test_one_of_several_arrays_is_returned_as_it_is() -> None:
+    random = da.random.default_rng(1).random((40, 4), chunks=(20, 4))
+    given = centred(), random
+    before = dasktile.explain(*given, workers=4)
+    first, second = dasktile.optimize(*given, workers=4)
+    assert second.name == random.name
+    after = dasktile.explain(first, second, workers=4)
+    assert after.planned and after.bytes_after == before.bytes_after
+    again = dasktile.optimize(first, second, workers=4)
+    assert [array.name for array in again] == [first.name, second.name]
+
+
 def test_few_plans_are_kept_and_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_for_workers(monkeypatch)
     data = np.ones((3200, 400))

@@ -32,10 +32,11 @@ from dasktile.capture.references import head_of, is_block
 from dasktile.ir import Chunks
 from dasktile.lower.anchored import Anchored
 from dasktile.lower.names import whole_layer_name
+from dasktile.lower.noted import NotedBlocks, noted_blocks
 from dasktile.lower.places import places_of
 from dasktile.lower.runs import TaskTable
 from dasktile.lower.settings import DEFAULTS, LowerSettings
-from dasktile.lower.sizes import NotedBlocks, estimated_sizes, is_basic, noted_blocks
+from dasktile.lower.sizes import estimated_sizes, is_basic
 from dasktile.lower.working import working_bytes
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.placement import SLICE_PREFIX, Placement, decode, token

@@ -16,6 +16,7 @@ import pytest
 from dask._task_spec import Alias, DataNode, Task, TaskRef
 from dask.base import collections_to_expr
 from dask.highlevelgraph import HighLevelGraph
+from dask.optimization import cull
 
 import dasktile
 from benchmarks.bundles import WORKLOADS
@@ -301,8 +302,11 @@ def test_no_task_is_fused_with_a_reader_at_another_home(four_workers: None) -> N
 def test_tasks_of_decompositions_have_known_sizes(name: str, four_workers: None) -> None:
     result = DECOMPOSED[name]()
     explanation = dasktile.explain(result, workers=4)
-    graph = collections_to_expr([result]).optimize().__dask_graph__()
-    assert explanation.run_tasks_before == len(graph)
+    graph = dict(collections_to_expr([result]).optimize().__dask_graph__())
+    # Dask leaves tasks that nothing reads where the order of its sets is such: lu has layers that
+    # contain each other's tasks
+    needed, _ = cull(graph, list(dask.core.flatten(result.__dask_keys__())))
+    assert explanation.run_tasks_before == len(needed)
 
 
 @pytest.mark.parametrize("centred", [False, True])

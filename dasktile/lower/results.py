@@ -1,0 +1,340 @@
+"""What is known of the results of tasks from what is known of their inputs.
+
+Slices, stacks, products and factorisations of known blocks are known, and what flox's functions
+make of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from operator import getitem as operator_getitem
+from typing import Any
+
+import numpy as np
+from dask.core import flatten
+from dask.utils import apply
+
+from dasktile._compat.dask import (
+    Alias,
+    GraphNode,
+    TaskRef,
+    argtopk_aggregate,
+    argtopk_preprocess,
+    chunk_argtopk,
+    fused_tasks,
+    getitem,
+    identity_cast,
+    list_to_container,
+    wrapped_qr,
+)
+from dasktile.capture.rules.trees import unwrap
+from dasktile.lower.grouped import Unique, grouped_result
+from dasktile.lower.known import KnownResult
+from dasktile.lower.reshard import getitem_any, join
+from dasktile.lower.working import called, data_of, read_block
+
+Key = Any
+
+#: Functions that slice.
+SLICING = (operator_getitem, getitem, getitem_any)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultGraph:
+    """What a task may read.
+
+    Parameters
+    ----------
+    read
+        What a key stands for that the task reads; None if its size is unknown.
+    data
+        The value of a key that is data of the graph, or a slice of it; None for other keys.
+    inner
+        What a step of a task makes, by its key; None if that is unknown.
+    unique
+        Finds the labels that occur in an array.
+    """
+
+    read: Callable[[Key], KnownResult | None]
+    data: Callable[[Key], Any]
+    inner: Callable[[Key], KnownResult | None]
+    unique: Unique
+
+
+def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
+    """The result of a task of a graph, or within another task; None if its size is unknown.
+
+    Parameters
+    ----------
+    task
+        The task, or what stands for one among the arguments of another one.
+    graph
+        What it may read.
+    """
+    if isinstance(task, (Alias, TaskRef)):
+        return graph.read(task.target if isinstance(task, Alias) else task.key)
+    steps = fused_tasks(task)
+    if steps:
+        return _last_result(task, steps, graph)
+    block = read_block(task, graph.data)
+    if block is not None:
+        shape, itemsize = block
+        return KnownResult((shape,), itemsize)
+    function = getattr(task, "func", None)
+    if function is None:
+        return None
+    if function is apply and task.args[0] is np.full_like:
+        return _filled(*task.args[1:])
+    rule, call = _RULES.get(_name(function)), unwrap(function)
+    if function is join:
+        rule = _joined
+    elif call.function in (chunk_argtopk, argtopk_aggregate):
+        positions = call.function is argtopk_aggregate
+        rule = partial(_largest_pairs, positions, **{**call.keywords, **task.kwargs})
+    elif rule is None and any(_name(part).startswith("flox.") for part in called(function)):
+        labels = data_of(task.args[1], graph.data) if len(task.args) > 1 else None
+        rule = partial(_of_groups, function, labels, graph.unique)
+    if rule is None:
+        return None
+    arguments = list(_flat(task.args))
+    inputs = [known_result(each, graph) for each in arguments if _is_task(each)]
+    known = [each for each in inputs if each is not None]
+    literals = [each for each in arguments if not _is_task(each)]
+    return rule(known, literals) if len(known) == len(inputs) else None
+
+
+def _last_result(task: Any, steps: Mapping[Key, Any], graph: ResultGraph) -> KnownResult | None:
+    """The result of a task that runs several, that of the last one of them."""
+    last, names, *arguments = task.args[1:]
+    given = dict(zip(names, arguments, strict=False))
+
+    def known(key: Key) -> Any:
+        return data_of(given.get(key, TaskRef(key)), graph.data)
+
+    @cache
+    def result(key: Key) -> KnownResult | None:
+        if key in steps:
+            return graph.inner(key) or known_result(steps[key], inner)
+        return known_result(given[key], graph) if key in given else graph.read(key)
+
+    inner = replace(graph, read=result, data=known)
+    return result(last)
+
+
+def _is_task(argument: Any) -> bool:
+    return isinstance(argument, (GraphNode, TaskRef))
+
+
+def _flat(arguments: Iterable[Any]) -> Iterator[Any]:
+    """The arguments of a task; those in lists and tuples of tasks one by one."""
+    for argument in arguments:
+        if getattr(argument, "func", None) in (tuple, list_to_container, identity_cast):
+            yield from _flat(argument.args)
+        else:
+            yield argument
+
+
+def _name(function: Any) -> str:
+    """The module and the name of a function; modules of a package below its first one count."""
+    module = str(getattr(function, "__module__", ""))
+    return f"{module.partition('.')[0]}.{getattr(function, '__name__', '')}"
+
+
+def _sliced(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    if len(sources) != 1 or len(literals) != 1:
+        return None
+    [source], [index] = sources, literals
+    if not source.is_array:
+        one = type(index) is int and 0 <= index < len(source.shapes)
+        return KnownResult((source.shapes[index],), source.itemsize) if one else None
+    [shape] = source.shapes
+    index = index if type(index) is tuple else (index,)
+    if len(index) > len(shape) or not all(type(part) in (slice, int) for part in index):
+        return None
+    cut = [
+        len(range(*part.indices(size)))
+        for part, size in zip(index, shape, strict=False)
+        if type(part) is slice
+    ]
+    return KnownResult(((*cut, *shape[len(index) :]),), source.itemsize)
+
+
+def _factors(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """The factors Q and R of a matrix."""
+    if not _are_matrices(sources, 1):
+        return None
+    [source] = sources
+    rows, columns = source.shapes[0]
+    inner = min(rows, columns)
+    return KnownResult(((rows, inner), (inner, columns)), source.itemsize, is_array=False)
+
+
+def _stacked(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    if not sources or not _are_matrices(sources, len(sources)):
+        return None
+    rows = sum(each.shapes[0][0] for each in sources)
+    return KnownResult(((rows, sources[0].shapes[0][1]),), sources[0].itemsize)
+
+
+def _joined(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """A grid of blocks in one, see `join`."""
+    [grid] = literals
+    if not sources or not all(each.is_array for each in sources):
+        return None
+    numbers = np.arange(len(sources)).reshape(grid)
+    shape = tuple(
+        sum(
+            sources[number].shapes[0][axis]
+            for number in np.moveaxis(numbers, axis, -1).reshape(-1, count)[0]
+        )
+        for axis, count in enumerate(grid)
+    )
+    return KnownResult((shape,), sources[0].itemsize)
+
+
+def _product(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    if not _are_matrices(sources[:1], 1) or len(sources) != 2 or not sources[1].is_array:
+        return None
+    first, second = sources
+    return KnownResult(((first.shapes[0][0], *second.shapes[0][1:]),), first.itemsize)
+
+
+def _are_matrices(sources: Sequence[KnownResult], count: int) -> bool:
+    """Whether there are so many results, all of them matrices."""
+    return len(sources) == count and all(
+        each.is_array and len(each.shapes[0]) == 2 for each in sources
+    )
+
+
+def _triangular(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """The factors P, L and U of a square matrix."""
+    if not _are_matrices(sources, 1):
+        return None
+    return replace(sources[0], shapes=sources[0].shapes * 3, is_array=False)
+
+
+def _singular(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """The factors U and V of a matrix, and its singular values between them."""
+    factors = _factors(sources, literals)
+    if factors is None:
+        return None
+    left, right = factors.shapes
+    return replace(factors, shapes=(left, left[1:], right))
+
+
+def _zeros(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    # without another argument, numbers of double precision
+    whole = not sources and all(isinstance(each, (int, np.integer)) for each in literals)
+    return KnownResult((tuple(map(int, literals)),), 8) if whole else None
+
+
+def _percentiles(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """Percentiles of a block, and the number of its elements."""
+    wanted = [each for each in literals if isinstance(each, np.ndarray)]
+    return KnownResult((wanted[0].shape, (1,)), 8, is_array=False) if len(wanted) == 1 else None
+
+
+def _transposed(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    if not _are_matrices(sources, 1) or literals:
+        return None
+    return replace(sources[0], shapes=(sources[0].shapes[0][::-1],))
+
+
+def _broadcast(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """An elementwise function of arrays of one type."""
+    if not sources or not all(each.is_array for each in sources):
+        return None
+    try:
+        shape = np.broadcast_shapes(*(each.shapes[0] for each in sources))
+    except ValueError:
+        return None
+    return KnownResult((shape,), max(each.itemsize for each in sources))
+
+
+def _like_last(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """A result of the shape of the last input: a sum, or a solution."""
+    return sources[-1] if sources and all(each.is_array for each in sources) else None
+
+
+def _only(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    return sources[0] if len(sources) == 1 else None
+
+
+def _filled(like: Any, options: Any) -> KnownResult | None:
+    """Equal elements, before the first block of a running sum: a meta, their value and dtype."""
+    shape = dict(options).get("shape")
+    if type(like) is not tuple or not isinstance(shape, tuple):
+        return None
+    return KnownResult((shape,), like[-1].itemsize)
+
+
+def _held(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """A tuple of anything, as a variable of xarray."""
+    size = sum(each.nbytes for each in sources)
+    size += sum(getattr(each, "nbytes", 0) for each in flatten(literals, (list, tuple)))
+    return KnownResult(((size,),), 1, is_array=False)
+
+
+def _pair(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
+    """A tuple of two arrays; elements of both are counted as those of the first one."""
+    if len(sources) != 2 or not all(each.is_array for each in sources):
+        return None
+    first, second = sources
+    return KnownResult((*first.shapes, *second.shapes), first.itemsize, is_array=False)
+
+
+def _largest_pairs(
+    positions: bool,
+    sources: Sequence[KnownResult],
+    literals: Sequence[Any],
+    k: int,
+    axis: tuple[int, ...],
+    keepdims: bool,
+) -> KnownResult | None:
+    """The largest of several tuples of elements and positions, or the positions alone."""
+    if not sources or any(each.is_array or len(each.shapes) != 2 for each in sources):
+        return None
+    shape, [along] = sources[0].shapes[0], axis
+    count = min(abs(k), sum(each.shapes[0][along] for each in sources))
+    shape = (*shape[:along], count, *shape[along + 1 :])
+    if positions:
+        return KnownResult((shape,), np.dtype(np.intp).itemsize)
+    return KnownResult((shape, shape), sources[0].itemsize, is_array=False)
+
+
+def _of_groups(
+    function: Any,
+    labels: Any,
+    unique: Unique,
+    sources: Sequence[KnownResult],
+    literals: Sequence[Any],
+) -> KnownResult | None:
+    return grouped_result(function, sources, labels, unique)
+
+
+_Rule = Callable[[Sequence[KnownResult], Sequence[Any]], KnownResult | None]
+
+#: By the name of a function, the result that follows from those of its inputs and from literals.
+_RULES: Mapping[str, _Rule] = {
+    **{_name(function): _sliced for function in SLICING},
+    **{_name(function): _factors for function in (np.linalg.qr, wrapped_qr)},
+    "numpy.vstack": _stacked,
+    "numpy.dot": _product,
+    "numpy.transpose": _transposed,
+    "numpy.zeros": _zeros,
+    "numpy.svd": _singular,
+    "scipy.lu": _triangular,
+    "_operator.sub": _broadcast,
+    "dask._cumsum_merge": _broadcast,
+    "dask._cumprod_merge": _broadcast,
+    "builtins.tuple": _held,
+    "builtins.sum": _like_last,
+    "dask.percentile": _percentiles,
+    _name(argtopk_preprocess): _pair,
+    "flox._zip_index": _pair,
+    "flox.identity": _only,
+    "dask._solve_triangular_lower": _like_last,
+    "dask.solve_triangular_safe": _like_last,
+}

@@ -73,13 +73,14 @@ def _annotated(layer: Layer, are_unknown: dict[int, bool]) -> _Known | None:
     chunks = notes.get("chunks")
     if chunks is None or notes.get("dtype") is None:
         return None
-    if is_unknown_part(layer):
-        # noted are the chunks of what the parts are selected from
-        return [sizes if _is_whole(layer, axis) else None for axis, sizes in enumerate(chunks)]
     for sizes in chunks:
         if id(sizes) not in are_unknown:
             are_unknown[id(sizes)] = math.isnan(sum(sizes))
-    return [None if are_unknown[id(sizes)] else sizes for sizes in chunks]
+    known = [None if are_unknown[id(sizes)] else sizes for sizes in chunks]
+    if not is_unknown_part(layer):
+        return known
+    # noted are the chunks of what the parts are selected from
+    return [sizes if _is_whole(layer, axis) else None for axis, sizes in enumerate(known)]
 
 
 def _is_whole(layer: Layer, axis: int) -> bool:

@@ -102,6 +102,20 @@ def test_a_step_before_is_known_too():
     assert len(found) == 3 and all(info.chunks == rows.chunks for info in found.values())
 
 
+def test_one_mask_after_another():
+    numbers = np.linspace(-1, 2, 512).reshape(8, 8, 8)
+    array, expected = da.from_array(numbers, chunks=4), numbers
+    for axis in range(3):
+        whole = (slice(None),) * axis
+        mask = np.arange(8) % (axis + 2) > 0
+        array, expected = array[(*whole, da.from_array(mask, chunks=4))], expected[(*whole, mask)]
+    array.compute_chunk_sizes()
+    for lazy, values in ((array, expected), (array + 1, expected + 1), (array.T, expected.T)):
+        with dask.config.set(ALWAYS):
+            result = dasktile.optimize(lazy)
+        np.testing.assert_allclose(result.compute(scheduler="sync"), values)
+
+
 def one_row_of_each(array, length):
     """The first row of each block of 50 rows."""
     first = np.arange(length) % 50 == 0

@@ -6,6 +6,10 @@ import os
 import warnings
 from importlib.metadata import version as version_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jupyter_client
+from traitlets import default
 
 project = "dasktile"
 author = "the dasktile developers"
@@ -48,6 +52,28 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")])
 )
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class _LocalKernels(jupyter_client.AsyncKernelManager):
+    """Kernels that are reached through files.
+
+    The ports of a kernel are chosen before it starts, and may belong to a cluster of another page
+    when it does.
+    """
+
+    @default("transport")
+    def _files(self) -> str:
+        return "ipc"
+
+    @default("ip")
+    def _folder(self) -> str:
+        # kernels run in the folders of their pages
+        self.folder = TemporaryDirectory(prefix="dasktile-docs-")
+        return str(Path(self.folder.name) / "kernel")
+
+
+# where nbclient looks for it
+jupyter_client.AsyncKernelManager = _LocalKernels
 # one HTML repr for each result, not its text beside it
 nb_mime_priority_overrides = [("html", "text/html", 0), ("html", "image/svg+xml", 5)]
 

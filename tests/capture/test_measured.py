@@ -25,12 +25,16 @@ def masked(chunks=(50, 3)):
     return rows.compute_chunk_sizes(), NUMBERS[NUMBERS[:, 0] > 0.3]
 
 
+def same(block):
+    """A function of a user."""
+    return block
+
+
 def frame(blocks=5):
-    """A dataframe's values, and the same with NumPy."""
-    pandas = pytest.importorskip("pandas")
-    dataframe = pytest.importorskip("dask.dataframe")
-    table = dataframe.from_pandas(pandas.DataFrame(NUMBERS), npartitions=blocks)
-    return table.to_dask_array(lengths=True), NUMBERS
+    """Values of unknown sizes that were computed, as those of a dataframe, and with NumPy."""
+    array = da.from_array(NUMBERS, chunks=(400 // blocks, 6))
+    values = array.map_blocks(same, chunks=((float("nan"),) * blocks, (6,)))
+    return values.compute_chunk_sizes(), NUMBERS
 
 
 def measured(*arrays):
@@ -148,6 +152,19 @@ def test_a_transpose_of_blocks_alone():
     assert measured(turned + 1) == {}
 
 
+def test_a_dataframe():
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow", exc_type=ImportError)
+    dataframe = pytest.importorskip("dask.dataframe")
+    table = dataframe.from_pandas(pandas.DataFrame(NUMBERS), npartitions=5)
+    array = table.to_dask_array(lengths=True)
+    assert measured(array - 1)[array.name].chunks == ((80,) * 5, (6,))
+    lazy = (array - array.mean(axis=0)).T @ array
+    with dask.config.set(ALWAYS):
+        result = dasktile.optimize(lazy)
+    np.testing.assert_allclose(*dask.compute(result, lazy, scheduler="sync"))
+
+
 def test_readers_that_disagree():
     array = frame()[0]
     one, two = array + 1, array * 2
@@ -176,10 +193,7 @@ def test_annotations_that_are_missing():
 
 
 def test_a_block_that_may_be_broadcast():
-    pandas = pytest.importorskip("pandas")
-    dataframe = pytest.importorskip("dask.dataframe")
-    table = dataframe.from_pandas(pandas.DataFrame(NUMBERS), npartitions=1)
-    array = table.to_dask_array(lengths=True)
+    array, _ = frame(1)
     other = da.ones((400, 6), chunks=(400, 6))
     assert measured(array + other) == {}
     assert measured(array + 1)[array.name].chunks == ((400,), (6,))

@@ -54,7 +54,7 @@ class ReturnedPlan:
     sizes
         What is known of the tasks of its graph, see `placed_tasks`; None if they are many.
     weight
-        Chunk sizes and tiles' sizes of all its arrays.
+        Chunk sizes of all its arrays, and sizes of its tiles.
     """
 
     plan: TilingPlan
@@ -90,7 +90,7 @@ class ReturnedPlan:
         return predict_tasks(request.machine, 0.0, *tasks)
 
     def _is_for(self, machine: Machine) -> bool:
-        """Whether runs of the plan on other workers take the same."""
+        """Whether runs of the plan on workers take what they take on those that it was made for."""
         same = machine.threads, machine.memory_limit, machine.room, machine.calibration
         own = self.machine
         return same == (own.threads, own.memory_limit, own.room, own.calibration)
@@ -172,6 +172,7 @@ def remember(request: Request, chosen: Candidate) -> None:
     sizes = None
     if count_tasks(lowered.graph, lowered.names) <= MOST_TASKS:
         sizes = lowered.written.limits, lowered.bundled.memory
+    is_simulated = chosen.before is not None and chosen.after is not None
     plan = ReturnedPlan(
         chosen.planned.plan,
         describer(request, chosen),
@@ -180,7 +181,7 @@ def remember(request: Request, chosen: Candidate) -> None:
         replace(request.machine, who_has=None, durations=None),
         most_bundled(request.machine),
         (chosen.before, chosen.after),
-        "" if chosen.before and chosen.after else choice.too_large(request, chosen),
+        "" if is_simulated else choice.too_large(request, chosen),
         sizes,
         _weight(chosen.planned.plan),
     )
@@ -188,6 +189,7 @@ def remember(request: Request, chosen: Candidate) -> None:
 
 
 def _weight(plan: TilingPlan) -> int:
+    """Chunk sizes of all arrays of a plan, and sizes of its tiles."""
     chunks = [node.chunks for node in plan.program.nodes]
     if plan.tiled is not None:
         chunks += (tiling.chunks for tiling in plan.tiled.tilings)

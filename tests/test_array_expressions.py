@@ -27,10 +27,10 @@ from dasktile.errors import InternalErrorWarning, UnsupportedCollectionWarning
 from dasktile.planning import captured_program
 from dasktile.request import Request
 from tests import expressions
+from tests.agreement import EAGER
 from tests.expressions import Expression, grown, outputs
 from tests.operations import axes, elementwise, handwritten, moves, products, reductions
 from tests.support import plan_for_workers
-from tests.test_same_answers import EAGER
 from tests.traffic import traffic
 
 da_expr = pytest.importorskip("dask_array")

@@ -19,8 +19,8 @@ import dasktile
 from dasktile import api, choice, decisions
 from dasktile.cluster.target import Machine
 from dasktile.planning import Candidate
+from tests.agreement import EAGER
 from tests.expressions import grown, outputs
-from tests.test_same_answers import EAGER
 
 #: Workers on which tasks run where a plan places them.
 WORKERS = 4

@@ -22,16 +22,9 @@ from dasktile import tiling
 from dasktile.capture.highlevel import capture
 from dasktile.ir import validate
 from dasktile.lower.writer import Lowered, lower
+from tests.agreement import EAGER
 from tests.expressions import Expression, Value, expressions, grown, outputs
 from tests.support import as_array, check_graph, is_exact, output_graphs, random_tiling
-
-#: Settings with which a rewrite is cheaper even for the smallest arrays.
-EAGER = {
-    "dasktile.cost.task-bytes": 1,
-    "dasktile.tiling.min-tile": 1,
-    "dasktile.workers": 4,
-    "dasktile.raise-errors": True,
-}
 
 #: All methods but the exhaustive one, which is for very small expressions.
 METHODS = tuple(name for name in tiling.methods() if name != "exhaustive")

@@ -110,9 +110,8 @@ def _windows(program: Program, index: int) -> Fault:
                     return f"{what} is read in windows {fault}"
                 continue
             if axis.parts:
-                if fault := _axis_parts(
-                    axis, label.cuts, None if edge.chunks is None else edge.chunks[place]
-                ):
+                sizes = () if edge.chunks is None else edge.chunks[place]
+                if fault := _axis_parts(axis, label.cuts, sizes):
                     return f"{what} is read in blocks {fault}"
                 continue
             if edge.chunks is not None:
@@ -158,10 +157,10 @@ def _breaks(axis: AxisMap, count: int, size: int) -> Fault:
     return None
 
 
-def _axis_parts(axis: AxisMap, cuts: Sequence[int], read: Sequence[int] | None) -> Fault:
+def _axis_parts(axis: AxisMap, cuts: Sequence[int], sizes: Sequence[int]) -> Fault:
     """Every block of a label reads the block of an axis with its number."""
-    expected = list(zip(accumulate(cuts), accumulate(read or ()), strict=False))
-    if read is None or len(read) != len(cuts) or list(axis.parts) != expected:
+    expected = list(zip(accumulate(cuts), accumulate(sizes), strict=False))
+    if len(sizes) != len(cuts) or list(axis.parts) != expected:
         return f"{list(axis.parts)}; expected {expected}"
     return None
 

@@ -12,10 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dasktile._compat.dask import (
-    Alias,
-    DataNode,
-)
+from dasktile._compat.dask import Alias, DataNode
 from dasktile.capture.rules.sources import is_uniform
 from dasktile.lower.kernels.blas import total
 from dasktile.lower.kernels.einsums import aggregate

@@ -11,15 +11,8 @@ import pytest
 
 import dasktile
 from dasktile.capture.empty import with_all_blocks
+from tests.agreement import EAGER
 from tests.support import plan_for_workers
-
-#: Rewrites wherever other tiles move fewer bytes.
-EAGER = {
-    "dasktile.cost.task-bytes": 1,
-    "dasktile.tiling.min-tile": 1,
-    "dasktile.workers": 4,
-    "dasktile.raise-errors": True,
-}
 
 
 def nothing() -> da.Array:

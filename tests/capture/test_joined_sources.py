@@ -221,7 +221,7 @@ def test_annotations_of_delayed_functions_are_kept() -> None:
     assert annotations == [{"priority": 5}] * 10
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, 3, 4])
 @pytest.mark.parametrize(
     "reduce",
     [

@@ -54,6 +54,9 @@ class MemoryPointer:
     def copy_to_host_async(self, mem: int, size: int, stream: Any = None) -> None:
         ctypes.memmove(mem, self.ptr, size)
 
+    def copy_from_host(self, mem: int, size: int) -> None:
+        ctypes.memmove(self.ptr, mem, size)
+
     def copy_from_host_async(self, mem: int, size: int, stream: Any = None) -> None:
         ctypes.memmove(self.ptr, mem, size)
 

@@ -427,7 +427,12 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask", "numpy"},
     ),
     "runtime.tiers.cuda": (
-        {"runtime.tiers.base", "runtime.tiers.host", "runtime.tiers.rmm"},
+        {
+            "_compat.distributed",
+            "runtime.tiers.base",
+            "runtime.tiers.host",
+            "runtime.tiers.rmm",
+        },
         {"cupy", "numpy"},
     ),
     "testing.emulated": (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed.protocol import dask_serialize
+from distributed.protocol import dask_serialize, deserialize, serialize
 
 from dasktile.runtime.tiers import Disk
 from dasktile.runtime.worker.store import TileStore
@@ -124,6 +124,35 @@ def test_an_array_with_gaps_is_stored_from_a_full_device(pool: fake_cupy.Pool) -
     loaded = host.load(held)
     np.testing.assert_array_equal(loaded.get(), values[::-2, 3:, ::2])
     assert loaded.nbytes == held.size
+    host.close()
+
+
+@pytest.mark.parametrize("limit", [0, 1 << 25])
+def test_a_spilled_array_is_sent_from_the_memory_of_the_host(
+    pool: fake_cupy.Pool, limit: int
+) -> None:
+    import dasktile.runtime.tiers.cuda as tier
+
+    pool.capacity = 1 << 28
+    host = tier.CupyHost(limit)
+    values = np.arange(3_000_000.0).reshape(1000, -1)
+    held = host.store(fake_cupy.array(values).transpose())
+    used = host._pool.allocated - host._pool.free
+    lent, again = host.lend(held), host.lend(held)
+    header, frames = serialize(lent, serializers=["cuda", "dask", "pickle", "error"])
+    # removed while it is sent twice
+    host.free(held)
+    host.take_back(held)
+    assert lent.packed is again.packed
+    assert host._pool.allocated - host._pool.free == used
+    received = deserialize(header, [bytes(frame) for frame in frames])
+    assert type(received) is fake_cupy.ndarray
+    np.testing.assert_array_equal(received.get(), values.T)
+    assert received.strides == values.T.strides
+    host.take_back(held)
+    assert host._pool.allocated == host._pool.free
+    with pytest.raises(ValueError, match="freed"):
+        held.content.parts()
     host.close()
 
 

@@ -252,6 +252,41 @@ def test_other_values_are_loaded_unchanged(subject: Subject, name: str) -> None:
     subject.tier.free(held)
 
 
+def received(lent: Any) -> Any:
+    """What another worker makes of a message with it."""
+    header, frames = serialize(lent, serializers=["cuda", "dask", "pickle", "error"])
+    return deserialize(header, [bytearray(frame) for frame in frames])
+
+
+@pytest.mark.parametrize("name", [*ARRAYS, *VIEWS, *OTHERS])
+def test_values_are_sent_as_they_are_on_the_host(subject: Subject, name: str) -> None:
+    if subject.is_cupy and name == "other byte order":
+        pytest.skip("CuPy has no other byte order")
+    if name in OTHERS:
+        value: Any = [subject.up(BASE), OTHERS[name]]
+    else:
+        value = VIEWS[name](subject.up(BASE)) if name in VIEWS else subject.up(ARRAYS[name])
+    held = subject.tier.store(value)
+    lent = subject.tier.lend(held)
+    # a disk has no value of the memory above it
+    assert (lent is None) == (subject.disk is not None)
+    subject.tier.free(held)
+    if lent is not None:
+        result = received(lent)
+        assert subject.kept() == 0
+        if name in OTHERS:
+            check(result[0], BASE)
+            assert str(result[1]) == str(OTHERS[name])
+        else:
+            expected = VIEWS[name](BASE) if name in VIEWS else ARRAYS[name]
+            check(result, expected)
+            result[...] = 1
+        subject.tier.take_back(held)
+        # distributed makes a TypeError of the tile's error
+        with pytest.raises(TypeError, match="the tile was freed"):
+            received(lent)
+
+
 def test_stored_values_share_no_memory_with_others(subject: Subject) -> None:
     mine = np.arange(1000.0)
     held = subject.tier.store([subject.up(mine), mine])

@@ -17,6 +17,7 @@ from dasktile._compat.distributed.overrides import Override, install
 
 if TYPE_CHECKING:
     from distributed import Worker
+    from distributed.comm.core import Comm
 
 #: Ready tasks that are sorted at most each time a task starts, which takes 0.7 ms (measured).
 _MOST_SORTED = 10_000
@@ -58,6 +59,11 @@ def outgoing(worker: Worker) -> tuple[int, int | None]:
     """Number of requests of peers that a worker answers, and its limit; None for no limit."""
     most = worker.transfer_outgoing_count_limit
     return worker.transfer_outgoing_count, None if most is False else most
+
+
+def copies_messages(comm: Comm) -> bool:
+    """Whether messages are serialised on their way, which they are not within a process."""
+    return not comm.peer_address.startswith("inproc://")
 
 
 def layer_name(key: Any) -> str:

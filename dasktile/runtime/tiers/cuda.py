@@ -16,7 +16,6 @@ recorded after the allocation, so that the copy waits for these kernels, too.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from importlib import import_module
@@ -25,8 +24,9 @@ from typing import Any
 import cupy
 import numpy as np
 
+from dasktile._compat.distributed import serialization
 from dasktile.runtime.tiers.base import Device, Tier
-from dasktile.runtime.tiers.host import Block, Host, Packed, Piece, PiecePool
+from dasktile.runtime.tiers.host import Block, Host, Outgoing, Packed, Piece, PiecePool
 from dasktile.runtime.tiers.rmm import RmmHook
 
 #: Page-locked memory of a worker, as a share of its memory at the most.
@@ -185,7 +185,6 @@ class CupyHost(Host):
         self._pool = PiecePool(_page_locked, limit)
         self._pieces: dict[Packed, list[Piece]] = {}
         self._streams: dict[tuple[int, str], Any] = {}
-        self._lock = threading.Lock()
 
     def pack(self, value: Any) -> tuple[Packed, int]:
         # dtypes without a NumPy type string are left to distributed's serialisation
@@ -211,6 +210,9 @@ class CupyHost(Host):
             return super().unpack(packed)
         with cupy.cuda.Device(header["device"]):
             return self._copy_up(header, frames)
+
+    def outgoing(self, packed: Packed) -> Outgoing:
+        return OutgoingArray(packed) if "array" in packed.header else super().outgoing(packed)
 
     def is_copied(self, kind: type) -> bool:
         return kind.__module__.startswith("cudf.")
@@ -250,11 +252,8 @@ class CupyHost(Host):
         return whole
 
     def _copy_up(self, header: dict[str, Any], frames: list[Any]) -> Any:
-        shape, dtype = header["shape"], np.dtype(header["dtype"])
-        with cupy.cuda.Stream.null:
-            memory = cupy.cuda.alloc(math.prod(shape) * dtype.itemsize)
-        value = cupy.ndarray(shape, dtype, memory, header["array"])
-        self._copy(memory, [np.frombuffer(frame, np.uint8) for frame in frames], "up")
+        value = _empty(header)
+        self._copy(value.data, [np.frombuffer(frame, np.uint8) for frame in frames], "up")
         return value
 
     def _copy(self, memory: Any, blocks: Iterable[Block], direction: str) -> None:
@@ -282,6 +281,39 @@ class CupyHost(Host):
             if key not in self._streams:
                 self._streams[key] = cupy.cuda.Stream(non_blocking=True)
             return self._streams[key]
+
+
+class OutgoingArray(Outgoing):
+    """An array on its way to a peer, from the memory of the host."""
+
+    __slots__ = ()
+
+
+def _send_array(outgoing: OutgoingArray) -> tuple[dict[str, Any], list[Any]]:
+    header, frames = outgoing.packed.parts()
+    return header, list(frames)
+
+
+def _receive_array(header: dict[str, Any], frames: Iterable[Any]) -> Any:
+    """An array on the current device, which may have another number than that of the sender."""
+    value = _empty(header)
+    memory = value.data
+    for frame in frames:
+        block = np.frombuffer(frame, np.uint8)
+        memory.copy_from_host(block.ctypes.data, block.nbytes)
+        memory = memory + block.nbytes
+    return value
+
+
+serialization.register_serialization(OutgoingArray, _send_array, _receive_array)
+
+
+def _empty(header: dict[str, Any]) -> Any:
+    """An array on the current device of unknown elements."""
+    shape, dtype = tuple(header["shape"]), np.dtype(header["dtype"])
+    with cupy.cuda.Stream.null:
+        memory = cupy.cuda.alloc(math.prod(shape) * dtype.itemsize)
+    return cupy.ndarray(shape, dtype, memory, tuple(header["array"]))
 
 
 def _axes(value: Any) -> list[int]:

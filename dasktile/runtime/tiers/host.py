@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,29 @@ sizeof.register(Packed, _sizeof)
 serialization.register_serialization(Packed, _serialize, _deserialize)
 
 
+class Outgoing:
+    """A packed value on its way to a peer, where it becomes a value of the device again.
+
+    Parameters
+    ----------
+    packed
+        The value.
+    """
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: Packed) -> None:
+        self.packed = packed
+
+
+def _send(outgoing: Outgoing) -> tuple[dict[str, Any], list[Any]]:
+    header, frames = outgoing.packed.parts()
+    return header["value"], list(frames)
+
+
+serialization.register_serialization(Outgoing, _send, serialization.from_host)
+
+
 class Host(Tier):
     """Memory of the host, in distributed's own serialisation.
 
@@ -103,6 +127,9 @@ class Host(Tier):
     def __init__(self, copied: tuple[type, ...] = ()) -> None:
         self._copied = copied
         self._kept: set[Packed] = set()
+        #: How often each value is lent now.
+        self._lent: Counter[Packed] = Counter()
+        self._lock = threading.Lock()
 
     def store(self, value: Any) -> Held:
         try:
@@ -118,15 +145,43 @@ class Host(Tier):
     def load(self, held: Held) -> Any:
         return self.unpack(held.content)
 
+    def lend(self, held: Held) -> Outgoing:
+        packed: Packed = held.content
+        with self._lock:
+            self._lent[packed] += 1
+        return self.outgoing(packed)
+
+    def take_back(self, held: Held) -> None:
+        packed: Packed = held.content
+        with self._lock:
+            self._lent[packed] -= 1
+            if self._lent[packed]:
+                return
+            del self._lent[packed]
+            is_freed = packed not in self._kept
+        if is_freed:
+            self.release(packed)
+
     def free(self, held: Held) -> None:
         packed: Packed = held.content
-        if packed in self._kept:
+        with self._lock:
+            if packed not in self._kept:
+                return
             self._kept.discard(packed)
+            is_lent = packed in self._lent
+        if not is_lent:
             self.release(packed)
 
     def close(self) -> None:
-        while self._kept:
-            self.release(self._kept.pop())
+        with self._lock:
+            unused = [packed for packed in self._kept if packed not in self._lent]
+            self._kept.clear()
+        for packed in unused:
+            self.release(packed)
+
+    def outgoing(self, packed: Packed) -> Outgoing:
+        """What a peer is sent in place of a packed value."""
+        return Outgoing(packed)
 
     def pack(self, value: Any) -> tuple[Packed, int]:
         """Copy a value to the host; return the copy and its bytes."""

@@ -392,24 +392,28 @@ class Spilling(Guarded):
         if limit is not None and transfers + self._reads_for_peers >= 2 * limit:
             # nothing is swapped in for a peer that has to repeat its request
             return {"status": "busy"}
-        self._reads_for_peers += 1
-        try:
-            # urgent: the peer does not wait for memory that tasks on this worker use
-            request = await self._request(keys, urgent=True)
-        finally:
-            self._reads_for_peers -= 1
-        try:
-            data = self.store
-            missing = [key for key in keys if key not in data.fast and key in data]
-            if any(data.may_become_readable(key) for key in missing):
-                return {"status": "busy"}
-            self._report_lost(missing)
-            keys = [key for key in keys if key not in missing]
-            return await self._original_methods.get_data(
-                comm, keys, who=who, serializers=serializers
-            )
-        finally:
-            self._release(request)
+        # the client and the scheduler may lack what is needed to receive a value that is lent
+        receives = who is not None and execution.copies_messages(comm)
+        with self.store.lending(keys if receives else ()) as lent:
+            self._reads_for_peers += 1
+            try:
+                read = [key for key in keys if key not in lent]
+                # urgent: the peer does not wait for memory that tasks on this worker use
+                request = await self._request(read, urgent=True)
+            finally:
+                self._reads_for_peers -= 1
+            try:
+                data = self.store
+                missing = [key for key in read if key not in data.fast and key in data]
+                if any(data.may_become_readable(key) for key in missing):
+                    return {"status": "busy"}
+                self._report_lost(missing)
+                keys = [key for key in keys if key not in missing]
+                return await self._original_methods.get_data(
+                    comm, keys, who=who, serializers=serializers
+                )
+            finally:
+                self._release(request)
 
     def _report_lost(self, keys: Iterable[Any], readers: Collection[str] = _NOT_READING) -> None:
         """Remove unreadable results, so that the scheduler has them recomputed.

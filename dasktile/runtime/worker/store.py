@@ -34,7 +34,7 @@ from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.copies import Spilled, logger
 from dasktile.runtime.worker.units import Entry, Part, Unit
-from dasktile.runtime.worker.values import TileValues
+from dasktile.runtime.worker.values import TileValues, lent_value
 from dasktile.schedule.instructions import (
     ResidencySettings,
 )
@@ -584,6 +584,10 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
                 self._residency.touch(unit)
 
     def _fetch(self, key: Any) -> Any:
+        """A value that is not in memory."""
+        lent = lent_value(key)
+        if lent is not None:
+            return lent
         ready = threading.Event()
         with self._lock:
             requested = self._entries.get(key)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 from dasktile._compat.distributed import storage
@@ -12,6 +15,9 @@ from dasktile.runtime.worker.buffers import View, is_all_of, memory_of, overlapp
 from dasktile.runtime.worker.copies import TileCopies
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import ResidencySettings
+
+#: What is sent to a peer by the present asyncio task in place of values, by key.
+_LENT: ContextVar[Mapping[Any, Any]] = ContextVar("lent", default=MappingProxyType({}))
 
 
 class TileValues(TileCopies):
@@ -40,6 +46,46 @@ class TileValues(TileCopies):
         super().__init__(tiers, settings, threads, clock, device, runtime)
         self._entries: dict[Hashable, Entry] = {}
         self.next_use: Callable[[Any], float | None] = no_next_use
+
+    @contextmanager
+    def lending(self, keys: Iterable[Any]) -> Iterator[Collection[Any]]:
+        """Let spilled values of the device be sent to a peer as they are in the host's memory.
+
+        In this context, reads give what is to be sent in place of such a value.  Other threads and
+        asyncio tasks still get the value.
+
+        Parameters
+        ----------
+        keys
+            Keys that the peer has asked for.
+
+        Yields
+        ------
+        The keys of such values among them, which need not be swapped in.
+        """
+        loans: dict[Any, tuple[Held, Any]] = {}
+        with self._lock:
+            for key in keys:
+                held = self._in_host_memory(key)
+                lent = None if held is None else self._tiers[0].lend(held)
+                if held is not None and lent is not None:
+                    loans[key] = held, lent
+        token = _LENT.set({key: lent for key, (_, lent) in loans.items()})
+        try:
+            yield loans.keys()
+        finally:
+            _LENT.reset(token)
+            for held, _ in loans.values():
+                self._tiers[0].take_back(held)
+
+    def _in_host_memory(self, key: Any) -> Held | None:
+        """What the host's memory has of a value of the device that is spilled there as a whole."""
+        entry = self._entries.get(key)
+        if self._device is None or entry is None or type(entry.layout) is not Part:
+            return None
+        unit = entry.layout.unit
+        is_spilled = unit.home == 0 and 0 not in unit.held and entry.layout.view is None
+        return unit.held.get(self.host) if is_spilled else None
 
     def _add(self, key: Hashable, value: Any, size: int) -> None:
         """Add a value of `size` bytes."""
@@ -137,6 +183,11 @@ class TileValues(TileCopies):
         """The units of values, each once."""
         entries = (self._entries[key] for key in keys if key in self._entries)
         return list(dict.fromkeys(unit for entry in entries for unit in entry.units()))
+
+
+def lent_value(key: Any) -> Any:
+    """What is sent in place of a value, see `TileValues.lending`; None for the value itself."""
+    return _LENT.get().get(key)
 
 
 def no_next_use(key: Any) -> None:

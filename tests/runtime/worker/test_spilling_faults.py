@@ -534,6 +534,28 @@ def test_bytes_on_the_device_are_no_memory_of_the_host(
         assert store.spilled_total == (0, 0)
 
 
+def test_a_peer_gets_a_spilled_result_from_the_memory_of_the_host(
+    device: Callable[[float], EmulatedDevice],
+) -> None:
+    gpu = device(20)
+    with spilling(20, workers=2, device=3, protocol="tcp") as (cluster, client):
+        one, other = cluster.workers.values()
+        tiles = made(client, on_device, workers=[one.address], allow_other_workers=False)
+        store = one.data
+        until(lambda: store.used(0) <= 3 * SIZE and not store.evicting(0))
+        spilled = [each for each in tiles if each.key not in store.fast]
+        assert len(spilled) >= TILES - 3
+        up, down = gpu.copied_up, gpu.copied_down
+        total = client.submit(on_device_total, *spilled[:2], workers=[other.address], pure=False)
+        assert total.result() == sum(sums(range(TILES))[tiles.index(each)] for each in spilled[:2])
+        # each was copied once, to the memory of the other worker
+        assert gpu.copied_up - up == 2 * SIZE
+        assert gpu.copied_down - down <= 2 * 8
+        assert all(each.key not in store.fast for each in spilled)
+        # the client, which may lack what is needed to receive such values, gets arrays
+        assert float(spilled[2].result().sum()) == sums(range(TILES))[tiles.index(spilled[2])]
+
+
 def doubled_and_held(value: Any) -> float:
     """Holds what it has allocated for a while after its end."""
     held = [value, value * 2]

@@ -22,6 +22,7 @@ NUMERIC = {"numpy", "scipy"}
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "_compat": (set(), set()),
     "_compat.dask": ({"errors"}, {"dask", "numpy"}),
+    "_compat.dask_cuda": (set(), set()),
     "_compat.expressions": (set(), set()),
     "_compat.flox": (set(), set()),
     "_compat.xarray": (set(), set()),
@@ -505,7 +506,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.failures": (set(), set()),
     "runtime.worker.takeover": (
-        {"_compat.distributed", "runtime.tiers", "runtime.worker.store"},
+        {"_compat.dask_cuda", "_compat.distributed", "runtime.tiers", "runtime.worker.store"},
         set(),
     ),
     "runtime.worker.buffers": (set(), {"numpy"}),

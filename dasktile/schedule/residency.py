@@ -133,18 +133,26 @@ class Residency(TierMemory):
         return self._next_instructions()
 
     def adopt(
-        self, key: Hashable, size: int, stored: int, next_use: float | None = None, home: int = 0
+        self,
+        key: Hashable,
+        size: int,
+        stored: int,
+        next_use: float | None = None,
+        home: int = 0,
+        tier: int | None = None,
     ) -> list[Instruction]:
-        """A tile that is on the last tier alone is taken over.
+        """A tile that is on one lower tier alone is taken over.
 
         Parameters
         ----------
         key, size, next_use
             As for :meth:`add`.
         stored
-            Bytes on the last tier.
+            Bytes on that tier.
         home
             The tier on which tasks will read it.
+        tier
+            The lower tier; by default the last one.
 
         Raises
         ------
@@ -157,7 +165,7 @@ class Residency(TierMemory):
         tile = Tile(key, self._count, size, home, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
-        self._place(tile, self._last, stored)
+        self._place(tile, self._last if tier is None else tier, stored)
         return self._next_instructions()
 
     def remove(self, key: Hashable) -> list[Instruction]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +14,12 @@ import pytest
 from distributed import Client, Worker, wait
 
 import dasktile
+from dasktile.runtime.tiers import Disk, Packed
 from dasktile.runtime.worker.store import TileStore
-from dasktile.testing.emulated import register_with_dask_cuda, to_device
+from dasktile.runtime.worker.takeover import Handover, take_over
+from dasktile.schedule.instructions import ResidencySettings
+from dasktile.testing import emulated
+from dasktile.testing.emulated import EmulatedDevice, register_with_dask_cuda, to_device
 
 dask_cuda = pytest.importorskip("dask_cuda")
 
@@ -52,6 +58,10 @@ def held(dask_worker: Worker) -> Any:
     return store.report()
 
 
+def copied_up() -> int:
+    return emulated.current().copied_up
+
+
 def kind(dask_worker: Worker) -> str:
     return type(dask_worker.data).__name__
 
@@ -84,6 +94,107 @@ def test_from_the_start() -> None:
         assert metrics.spilled["host"] > 0
 
 
+ON_DEVICE, ON_HOST = 3, 4
+
+
+@pytest.fixture
+def buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A mapping of dask-cuda with tiles on the device, on the host and on disk."""
+    monkeypatch.setattr(emulated, "_current", [])
+    emulated.use(EmulatedDevice(100 * SIZE))
+    register_with_dask_cuda()
+    data = dask_cuda.device_host_file.DeviceHostFile(
+        str(tmp_path),
+        device_memory_limit=ON_DEVICE * SIZE,
+        memory_limit=int((ON_HOST + 0.5) * SIZE),
+    )
+    for number in range(TILES):
+        data[number] = tile(number)
+    data["host"] = np.full(SIZE // 8, 7.0)
+    assert (len(data.device), len(data.host)) == (ON_DEVICE, ON_HOST)
+    return data
+
+
+@pytest.fixture
+def store(buffer: Any, tmp_path: Path) -> Iterator[TileStore]:
+    # its device has room for as many tiles, its host for more
+    host = emulated.current().host(10**9)
+    settings = ResidencySettings((ON_DEVICE * SIZE, 2 * ON_HOST * SIZE, None))
+    with closing(
+        TileStore([host, Disk(str(tmp_path / "ours"))], settings, device=emulated.current())
+    ) as made:
+        yield made
+
+
+def sizes(key: Any) -> int:
+    return SIZE
+
+
+def is_right(values: Any) -> None:
+    assert len(values) == TILES + 1
+    for number in range(TILES):
+        assert total(values[number]) == number * SIZE / 8
+    assert values["host"].sum() == 7 * SIZE / 8
+
+
+def test_what_was_spilled_stays_where_it_is(buffer: Any, store: TileStore) -> None:
+    gpu = emulated.current()
+    up, down = gpu.copied_up, gpu.copied_down
+    frames = [buffer.host[key].frames[0] for key in buffer.device_keys if key in buffer.host]
+    take_over(buffer, store, sizes)
+    store.wait_all()
+    # nothing was read, neither from files nor to the device
+    assert (gpu.copied_up, gpu.copied_down) == (up, down)
+    assert not buffer.device and not buffer.host
+    assert len(buffer.disk) == TILES + 1 - ON_DEVICE - ON_HOST
+    assert store.used(0) == ON_DEVICE * SIZE
+    assert store.used(1) == ON_HOST * SIZE
+    lent = [held.content.frames[0] for held in store.slow.values() if type(held.content) is Packed]
+    assert {id(frame) for frame in lent} == {id(frame) for frame in frames}
+    is_right(store)
+    for key in list(store):
+        del store[key]
+    store.wait_all()
+    assert not buffer and gpu.used == 0
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_move_that_fails_changes_nothing(
+    buffer: Any, store: TileStore, known: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = set(buffer)
+
+    def refuse(self: Any, key: Any, value: Any) -> None:
+        raise RuntimeError("refused")
+
+    monkeypatch.setattr(TileStore, "__setitem__", refuse)
+    with pytest.raises(RuntimeError, match="refused"):
+        take_over(buffer, store, *([sizes] if known else []))
+    assert not len(store)
+    assert set(buffer) == keys
+    is_right(buffer)
+
+
+def test_files_whose_values_have_an_unknown_size_are_read(buffer: Any, store: TileStore) -> None:
+    take_over(buffer, store)
+    assert not buffer
+    is_right(store)
+
+
+def test_all_moves_back(buffer: Any, store: TileStore) -> None:
+    take_over(buffer, store, sizes)
+    asyncio.run(Handover(store, buffer).move())
+    assert not len(store)
+    is_right(buffer)
+
+
+def test_another_release_of_dask_cuda(buffer: Any, store: TileStore) -> None:
+    del buffer.host
+    take_over(buffer, store, sizes)
+    assert not buffer
+    is_right(store)
+
+
 def test_in_place_of_a_device_host_file(monkeypatch: pytest.MonkeyPatch) -> None:
     # asked of the driver before workers start
     monkeypatch.setattr(
@@ -94,7 +205,10 @@ def test_in_place_of_a_device_host_file(monkeypatch: pytest.MonkeyPatch) -> None
         assert set(client.run(kind).values()) == {"DeviceHostFile"}
         before = client.map(tile, range(TILES), pure=False)
         wait(before, timeout=LIMIT)
+        [copied] = client.run(copied_up).values()
         dasktile.enable(client, device="emulated")
+        # what was spilled stayed there
+        assert set(client.run(copied_up).values()) == {copied}
         assert set(client.run(kind).values()) == {TileStore.__name__}
         use_it(client)
         sums = client.map(total, before)

@@ -30,6 +30,12 @@ def worker_tasks(worker: Worker) -> Mapping[Any, Any]:
     return worker.state.tasks
 
 
+def result_bytes(worker: Worker, key: Any) -> int | None:
+    """Bytes of a result that a worker holds; None if they are unknown."""
+    task = worker.state.tasks.get(key)
+    return None if task is None else task.nbytes
+
+
 def actors(worker: Worker) -> Mapping[Any, Any]:
     """Actors of a worker, by key, which are stored apart from results."""
     return worker.state.actors

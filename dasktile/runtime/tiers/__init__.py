@@ -21,7 +21,7 @@ from dasktile.runtime.tiers.base import (
     register_device,
 )
 from dasktile.runtime.tiers.disk import Disk, Foreign
-from dasktile.runtime.tiers.host import Host, Packed
+from dasktile.runtime.tiers.host import Host, Packed, packed_by_distributed
 
 __all__ = [
     "DEVICES",
@@ -33,6 +33,7 @@ __all__ = [
     "Packed",
     "Tier",
     "device",
+    "packed_by_distributed",
     "register_device",
 ]
 

@@ -64,6 +64,20 @@ class Tier(ABC):
             If the tile cannot be loaded.
         """
 
+    def adopt(self, header: dict[str, Any], frames: list[Any]) -> Held | None:
+        """Keep a value of the tier above that distributed has serialised, without a copy.
+
+        Parameters
+        ----------
+        header, frames
+            As of distributed's serialisation; the frames are used as they are.
+
+        Returns
+        -------
+        The tile; None if this tier cannot keep it so.
+        """
+        return None
+
     def lend(self, held: Held) -> Any:
         """What a peer is sent in place of a tile, without loading it; None if that is impossible.
 

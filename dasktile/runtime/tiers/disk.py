@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -22,12 +22,12 @@ class Foreign:
 
     Parameters
     ----------
-    values
-        The mapping from which the value is read, in any thread.
+    load
+        Reads the value, in any thread.
     owner
         The mapping from which it is deleted.
     key
-        Its key in both.
+        Its key there.
 
     Attributes
     ----------
@@ -35,17 +35,17 @@ class Foreign:
         Whether the value stays in the mapping when the store does not need it any more.
     """
 
-    __slots__ = ("_owner", "_values", "kept", "key")
+    __slots__ = ("_load", "_owner", "kept", "key")
 
-    def __init__(self, values: Mapping[Any, Any], owner: MutableMapping[Any, Any], key: Any):
-        self._values = values
+    def __init__(self, load: Callable[[], Any], owner: MutableMapping[Any, Any], key: Any) -> None:
+        self._load = load
         self._owner = owner
         self.key = key
         self.kept = False
 
     def load(self) -> Any:
         """The value."""
-        return self._values[self.key]
+        return self._load()
 
     def free(self) -> None:
         """Delete the value, unless it is kept."""

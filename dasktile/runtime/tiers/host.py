@@ -145,15 +145,24 @@ class Host(Tier):
     def load(self, held: Held) -> Any:
         return self.unpack(held.content)
 
+    def adopt(self, header: dict[str, Any], frames: list[Any]) -> Held:
+        packed = packed_by_distributed(header, frames)
+        self._kept.add(packed)
+        return Held(packed, packed.nbytes)
+
     def lend(self, held: Held) -> Outgoing:
         packed: Packed = held.content
         with self._lock:
-            self._lent[packed] += 1
+            # the frames of others, which were read from disk, belong to them alone
+            if packed in self._kept:
+                self._lent[packed] += 1
         return self.outgoing(packed)
 
     def take_back(self, held: Held) -> None:
         packed: Packed = held.content
         with self._lock:
+            if packed not in self._lent:
+                return
             self._lent[packed] -= 1
             if self._lent[packed]:
                 return
@@ -207,6 +216,12 @@ class Host(Tier):
     def release(self, packed: Packed) -> None:
         """Free the memory of a packed value; called once for each."""
         packed.clear()
+
+
+def packed_by_distributed(header: dict[str, Any], frames: list[Any]) -> Packed:
+    """A value of the device that distributed has serialised, without a copy of its frames."""
+    # the value may have parts on the host, which would be parts of the frames after it was read
+    return Packed({"value": header, "copied": False}, frames)
 
 
 class PiecePool:

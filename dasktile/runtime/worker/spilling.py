@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, MutableMapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes, key_split
@@ -123,7 +124,7 @@ class Spilling(Guarded):
             worker.data.undo()
             self._original_data = worker.data.target
         elif worker.data is not self.store:
-            take_over(worker.data, self.store)
+            take_over(worker.data, self.store, partial(execution.result_bytes, worker))
             self._original_data = worker.data
         storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use

@@ -181,31 +181,66 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             # the values are in memory, and the request was told so
             self._execute(self._residency.request(name, units, urgent=True))
 
-    def adopt(self, key: Hashable, foreign: Foreign, size: int, stored: int) -> None:
-        """Take over a value that is in a file of another mapping, without reading it.
+    def adopt(
+        self,
+        key: Hashable,
+        held: Held,
+        size: int,
+        *,
+        tier: int | None = None,
+        home: int | None = None,
+    ) -> None:
+        """Take over a value that is on a lower tier, without reading it.
 
         Parameters
         ----------
         key
             Key of the value; it must be new.
-        foreign
-            The value.
+        held
+            What the tier has of it: in a file of another mapping a `Foreign`.
         size
             Bytes of the value, as the scheduler counts them.
-        stored
-            Bytes of the file.
+        tier
+            Number of the tier; by default the last one.
+        home
+            Number of the tier on which tasks read it; by default that of the host's memory.
         """
         with self._lock:
             self._track_all()
-            unit = Unit(key, size, self.host)
+            tier = self._last if tier is None else tier
+            unit = Unit(key, size, self.host if home is None else home)
             part = Part(unit, size)
             entry = Entry(part, (part,), self.next_use(key))
             unit.keys[key] = entry
-            unit.variables[self._last] = self._engine.new_variable(key)
+            unit.variables[tier] = self._engine.new_variable(key)
             self._entries[key] = entry
-            self._hold(unit, self._last, Held(foreign, stored))
+            self._hold(unit, tier, held)
             use = entry.next_use
-            self._execute(self._residency.adopt(unit, size, stored, use, unit.home))
+            self._execute(self._residency.adopt(unit, size, held.size, use, unit.home, tier))
+
+    def adopt_serialised(
+        self, key: Hashable, header: dict[str, Any], frames: list[Any], size: int | None = None
+    ) -> bool:
+        """Take over a value of the device that distributed has serialised into the host's memory.
+
+        Parameters
+        ----------
+        key
+            Key of the value; it must be new.
+        header, frames
+            As of distributed's serialisation; the frames are used as they are.
+        size
+            Bytes of the value, as the scheduler counts them; by default those of the frames.
+
+        Returns
+        -------
+        Whether the tier of the host's memory keeps such values.
+        """
+        held = None if self._device is None else self._tiers[0].adopt(header, frames)
+        if held is None:
+            return False
+        self.adopt(key, held, held.size if size is None else size, tier=self.host, home=0)
+        return True
 
     def give_back(self) -> list[Any]:
         """Forget the values that are in files of another mapping; return their keys."""

@@ -1,7 +1,7 @@
 """Moves the results of a worker from one mapping to another.
 
-Except for files that cannot be taken over where they are, nothing here reads or writes many results
-at once on the event loop: a worker that handles no message for long is taken for dead.
+Except for spilled values that cannot be taken over where they are, nothing here reads or writes
+many results at once on the event loop: a worker that handles no message for long is taken for dead.
 """
 
 from __future__ import annotations
@@ -9,21 +9,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from dasktile._compat import dask_cuda
 from dasktile._compat.distributed import storage
-from dasktile.runtime.tiers import Foreign
+from dasktile.runtime.tiers import Foreign, Held, Packed, packed_by_distributed
 from dasktile.runtime.worker.store import LostTileError, TileStore
 
 Data = MutableMapping[Any, Any]
 
 
-def take_over(source: Data, store: TileStore) -> None:
+def _unknown(key: Any) -> int | None:
+    """The bytes of a value: unknown."""
+    return None
+
+
+def take_over(
+    source: Data, store: TileStore, size_of: Callable[[Any], int | None] = _unknown
+) -> None:
     """Take over all values of a mapping.
 
-    Values in files of distributed's mapping stay there, and are read when they are needed.  Where
-    that is not possible, with a device or another mapping that spills, they are read one by one:
-    together they may be more than fits in memory.
+    Values that distributed or dask-cuda have spilled stay where they are, and are read when they
+    are needed.  Where that is not possible, they are read one by one: together they may be more
+    than fits in memory.
 
     Parameters
     ----------
@@ -31,24 +40,78 @@ def take_over(source: Data, store: TileStore) -> None:
         The mapping.
     store
         A store without any of its keys.
+    size_of
+        Returns the bytes of a value, as the scheduler counts them, if they are known.
 
     Raises
     ------
     Exception
         An exception of one of the mappings, after all values were moved back.
     """
-    sizes = storage.spilled_sizes(source) if store.host == 0 else {}
-    disk = getattr(source, "disk", None)
-    in_memory = type(source) is dict or (isinstance(disk, Mapping) and len(disk) == len(sizes))
+    on_host: list[Any] = []
     try:
-        for key, (size, stored) in sizes.items():
-            foreign = Foreign(storage.spilled_values(source), source, key)
-            store.adopt(key, foreign, size, stored)
-        keys = [key for key in source if key not in sizes]
+        if store.host == 0:
+            are_adopted = _adopt_files(source, store)
+        else:
+            are_adopted = _adopt_spilled(source, store, size_of, on_host)
+        in_memory = type(source) is dict or are_adopted
+        keys = [key for key in source if key not in store]
         move_all(source, store, keys, _nothing if in_memory else store.wait_for_writes)
     except BaseException:
         store.give_back()
+        for key in on_host:
+            del store[key]
         raise
+    for key in on_host:
+        # the store has the same buffers
+        del source[key]
+
+
+def _adopt_files(source: Data, store: TileStore) -> bool:
+    """Take over the files of distributed's mapping; whether these are all spilled values."""
+    files = storage.spilled_sizes(source)
+    for key, (size, stored) in files.items():
+        load = partial(storage.spilled_values(source).__getitem__, key)
+        store.adopt(key, Held(Foreign(load, source, key), stored), size)
+    disk = getattr(source, "disk", None)
+    return isinstance(disk, Mapping) and len(disk) == len(files)
+
+
+def _adopt_spilled(
+    source: Data,
+    store: TileStore,
+    size_of: Callable[[Any], int | None],
+    on_host: list[Any],
+) -> bool:
+    """Take over what dask-cuda's mapping has spilled; whether these are all spilled values.
+
+    The keys of values in the memory of the host, which are in both mappings then, are added to
+    `on_host`.
+    """
+    spilled = dask_cuda.spilled(source)
+    if spilled is None:
+        return False
+    are_adopted = True
+    for key, read in spilled.on_disk.items():
+        size = size_of(key)
+        if size is None:
+            are_adopted = False
+            continue
+        is_of_device = key in spilled.device_keys
+        load = partial(_packed, read) if is_of_device else read
+        home = 0 if is_of_device else store.host
+        store.adopt(key, Held(Foreign(load, source, key), size), size, home=home)
+    for key, (header, frames) in spilled.on_host.items():
+        if store.adopt_serialised(key, header, frames, size_of(key)):
+            on_host.append(key)
+        else:
+            are_adopted = False
+    return are_adopted
+
+
+def _packed(read: Callable[[], Any]) -> Packed:
+    """A value of the device in a file of dask-cuda, as the tier of the host's memory has it."""
+    return packed_by_distributed(*dask_cuda.serialised(read()))
 
 
 def move_all(

@@ -52,13 +52,18 @@ class MemoryPointer:
         return self + -offset
 
     def copy_to_host_async(self, mem: int, size: int, stream: Any = None) -> None:
+        self._check(size)
         ctypes.memmove(mem, self.ptr, size)
 
     def copy_from_host(self, mem: int, size: int) -> None:
+        self._check(size)
         ctypes.memmove(self.ptr, mem, size)
 
     def copy_from_host_async(self, mem: int, size: int, stream: Any = None) -> None:
-        ctypes.memmove(self.ptr, mem, size)
+        self.copy_from_host(mem, size)
+
+    def _check(self, size: int) -> None:
+        assert self.mem.ptr <= self.ptr and self.ptr + size <= self.mem.ptr + self.mem.size
 
 
 class Pool:

@@ -121,12 +121,7 @@ class Residency(TierMemory):
         ValueError
             If there is a tile of this key.
         """
-        if key in self._tiles:
-            raise ValueError(f"there is a tile {key!r} already")
-        self._count += 1
-        tile = Tile(key, self._count, size, tier, None, self._count)
-        tile.expect(next_use)
-        self._tiles[key] = tile
+        tile = self._new_tile(key, size, tier, next_use)
         before = self.used[tier]
         self._place(tile, tier, size if memory is None else memory, shared)
         self._grow(tier, self.used[tier] - before)
@@ -159,14 +154,19 @@ class Residency(TierMemory):
         ValueError
             If there is a tile of this key.
         """
+        tile = self._new_tile(key, size, home, next_use)
+        # its memory was allocated before
+        self._place(tile, self._last if tier is None else tier, stored)
+        return self._next_instructions()
+
+    def _new_tile(self, key: Hashable, size: int, home: int, next_use: float | None) -> Tile:
         if key in self._tiles:
             raise ValueError(f"there is a tile {key!r} already")
         self._count += 1
         tile = Tile(key, self._count, size, home, None, self._count)
         tile.expect(next_use)
         self._tiles[key] = tile
-        self._place(tile, self._last if tier is None else tier, stored)
-        return self._next_instructions()
+        return tile
 
     def remove(self, key: Hashable) -> list[Instruction]:
         """A tile is deleted."""

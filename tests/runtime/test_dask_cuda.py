@@ -130,6 +130,10 @@ def sizes(key: Any) -> int:
     return SIZE
 
 
+def refuse(self: Any, key: Any, value: Any) -> None:
+    raise RuntimeError("refused")
+
+
 def is_right(values: Any) -> None:
     assert len(values) == TILES + 1
     for number in range(TILES):
@@ -163,10 +167,6 @@ def test_a_move_that_fails_changes_nothing(
     buffer: Any, store: TileStore, known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = set(buffer)
-
-    def refuse(self: Any, key: Any, value: Any) -> None:
-        raise RuntimeError("refused")
-
     monkeypatch.setattr(TileStore, "__setitem__", refuse)
     with pytest.raises(RuntimeError, match="refused"):
         take_over(buffer, store, *([sizes] if known else []))
@@ -186,6 +186,35 @@ def test_all_moves_back(buffer: Any, store: TileStore) -> None:
     asyncio.run(Handover(store, buffer).move())
     assert not len(store)
     is_right(buffer)
+
+
+def test_files_stay_where_a_move_back_fails(
+    buffer: Any, store: TileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = emulated.current()
+    take_over(buffer, store, sizes)
+    keys, up = set(store), gpu.copied_up
+    monkeypatch.setattr(type(buffer), "__setitem__", refuse)
+    with pytest.raises(RuntimeError, match="refused"):
+        asyncio.run(Handover(store, buffer, sizes).move())
+    assert len(buffer.disk) == TILES + 1 - ON_DEVICE - ON_HOST
+    assert gpu.copied_up == up
+    assert set(store) == keys
+    is_right(store)
+
+
+def test_a_buffer_without_a_limit_of_the_device(store: TileStore, tmp_path: Path) -> None:
+    data = dask_cuda.device_host_file.DeviceHostFile(
+        str(tmp_path / "other"), device_memory_limit=None, memory_limit=2 * SIZE
+    )
+    values = {"device": tile(1), "host": np.full(SIZE // 8, 7.0), "number": 5}
+    data.update(values | {number: np.full(SIZE // 8, float(number)) for number in range(5)})
+    assert list(data) == ["device"]
+    take_over(data, store, sizes)
+    assert set(store) == {*values, *range(5)}
+    assert len(Handover(store, data)) == 8
+    assert (total(store["device"]), store["number"]) == (SIZE / 8, 5)
+    assert [store[number].max() for number in range(5)] == list(range(5))
 
 
 def test_another_release_of_dask_cuda(buffer: Any, store: TileStore) -> None:

@@ -281,9 +281,9 @@ def test_values_are_sent_as_they_are_on_the_host(subject: Subject, name: str) ->
             expected = VIEWS[name](BASE) if name in VIEWS else ARRAYS[name]
             check(result, expected)
             result[...] = 1
-        subject.tier.take_back(held)
+        subject.tier.take_back(lent)
         # distributed makes a TypeError of the tile's error
-        with pytest.raises(TypeError, match="the tile was freed"):
+        with pytest.raises(TypeError, match="the tile has been sent"):
             received(lent)
 
 
@@ -469,6 +469,7 @@ def test_pieces_have_the_size_asked_for_and_never_overlap(seed: int) -> None:
             assert pool.free < 1.125 * size + UNIT
             continue
         assert size <= total(pieces) < 1.125 * size + UNIT
+        assert total(pieces[:-1]) < size
         # a piece that belonged to two tiles would have the number of the later one
         for piece in pieces:
             piece.memory[:: UNIT // 2] = number % 256
@@ -480,6 +481,18 @@ def test_pieces_have_the_size_asked_for_and_never_overlap(seed: int) -> None:
     # halves were put together again
     slabs = pool.allocated // SLAB
     assert [piece.memory.nbytes for piece in pool.take(pool.free)] == [SLAB] * slabs
+
+
+def test_no_more_pieces_are_taken_than_are_needed() -> None:
+    pool = pool_of(1)
+    mebi = 1 << 20
+    pieces = [pool.take(mebi)[0] for _ in range(32)]
+    pool.give(pieces[:16])
+    pool.give(pieces[16::2])
+    # the last one of 2 MiB is not left in one piece, and one of 1 MiB is enough
+    taken = pool.take(16 * mebi + 1)
+    assert [piece.memory.nbytes for piece in taken] == [16 * mebi, mebi]
+    assert pool.free == 7 * mebi
 
 
 def test_few_pieces_are_taken_while_there_are_large_ones() -> None:

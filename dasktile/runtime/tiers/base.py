@@ -81,13 +81,13 @@ class Tier(ABC):
     def lend(self, held: Held) -> Any:
         """What a peer is sent in place of a tile, without loading it; None if that is impossible.
 
-        The peer receives the tile as a value of the tier above.  Its memory is not reused before
-        :meth:`take_back`, even if the tile is removed.
+        The peer receives the tile as a value of the tier above.  The memory of the tile is not
+        reused before :meth:`take_back`, even if the tile is removed.
         """
         return None
 
-    def take_back(self, held: Held) -> None:
-        """End a loan: the tile has been sent.  To be called once for each object that was lent."""
+    def take_back(self, lent: Any) -> None:
+        """End a loan: what :meth:`lend` returned has been sent, or will not be."""
         raise NotImplementedError("a tier that lends tiles has to take them back")
 
     @abstractmethod

@@ -288,10 +288,12 @@ class OutgoingArray(Outgoing):
 
     __slots__ = ()
 
+    def parts(self) -> tuple[dict[str, Any], list[Any]]:
+        return self._packed_parts()
 
-def _send_array(outgoing: OutgoingArray) -> tuple[dict[str, Any], list[Any]]:
-    header, frames = outgoing.packed.parts()
-    return header, list(frames)
+    def __reduce__(self) -> Any:
+        header, frames = self.parts()
+        return _receive_array, (header, [bytes(frame) for frame in frames])
 
 
 def _receive_array(header: dict[str, Any], frames: Iterable[Any]) -> Any:
@@ -305,7 +307,7 @@ def _receive_array(header: dict[str, Any], frames: Iterable[Any]) -> Any:
     return value
 
 
-serialization.register_serialization(OutgoingArray, _send_array, _receive_array)
+serialization.register_serialization(OutgoingArray, OutgoingArray.parts, _receive_array)
 
 
 def _empty(header: dict[str, Any]) -> Any:

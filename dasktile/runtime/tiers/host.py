@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -94,21 +93,42 @@ class Outgoing:
     Parameters
     ----------
     packed
-        The value.
+        The value, whose frames must not be reused before they have been sent.
+
+    Attributes
+    ----------
+    packed
+        The argument; None once the value has been sent.
     """
 
     __slots__ = ("packed",)
 
     def __init__(self, packed: Packed) -> None:
-        self.packed = packed
+        self.packed: Packed | None = packed
+
+    def parts(self) -> tuple[dict[str, Any], list[Any]]:
+        """Header and frames for the peer, to which the frames belong that it receives.
+
+        Raises
+        ------
+        ValueError
+            If the value has been sent.
+        """
+        header, frames = self._packed_parts()
+        return header["value"], frames
+
+    def _packed_parts(self) -> tuple[dict[str, Any], list[Any]]:
+        if self.packed is None:
+            raise ValueError("the tile has been sent")
+        header, frames = self.packed.parts()
+        return header, list(frames)
+
+    def __reduce__(self) -> Any:
+        header, frames = self.parts()
+        return serialization.from_host, (header, [bytearray(frame) for frame in frames])
 
 
-def _send(outgoing: Outgoing) -> tuple[dict[str, Any], list[Any]]:
-    header, frames = outgoing.packed.parts()
-    return header["value"], list(frames)
-
-
-serialization.register_serialization(Outgoing, _send, serialization.from_host)
+serialization.register_serialization(Outgoing, Outgoing.parts, serialization.from_host)
 
 
 class Host(Tier):
@@ -127,8 +147,8 @@ class Host(Tier):
     def __init__(self, copied: tuple[type, ...] = ()) -> None:
         self._copied = copied
         self._kept: set[Packed] = set()
-        #: How often each value is lent now.
-        self._lent: Counter[Packed] = Counter()
+        #: What is on its way to peers, by value.
+        self._lent: dict[Packed, set[Outgoing]] = {}
         self._lock = threading.Lock()
 
     def store(self, value: Any) -> Held:
@@ -139,7 +159,11 @@ class Host(Tier):
             raise TypeError(f"cannot serialize an object of type {type(value)}") from error
         except MemoryError as error:
             raise OSError(errno.ENOMEM, "no memory left on the host") from error
-        self._kept.add(packed)
+        return self._keep(packed, size)
+
+    def _keep(self, packed: Packed, size: int) -> Held:
+        with self._lock:
+            self._kept.add(packed)
         return Held(packed, size)
 
     def load(self, held: Held) -> Any:
@@ -147,24 +171,27 @@ class Host(Tier):
 
     def adopt(self, header: dict[str, Any], frames: list[Any]) -> Held:
         packed = packed_by_distributed(header, frames)
-        self._kept.add(packed)
-        return Held(packed, packed.nbytes)
+        return self._keep(packed, packed.nbytes)
 
     def lend(self, held: Held) -> Outgoing:
         packed: Packed = held.content
+        outgoing = self.outgoing(packed)
         with self._lock:
-            # the frames of others, which were read from disk, belong to them alone
-            if packed in self._kept:
-                self._lent[packed] += 1
-        return self.outgoing(packed)
+            # the frames of others, which were read from disk, are not reused
+            if packed in self._kept or packed in self._lent:
+                self._lent.setdefault(packed, set()).add(outgoing)
+        return outgoing
 
-    def take_back(self, held: Held) -> None:
-        packed: Packed = held.content
+    def take_back(self, lent: Outgoing) -> None:
+        packed, lent.packed = lent.packed, None
+        if packed is None:
+            return
         with self._lock:
-            if packed not in self._lent:
+            loans = self._lent.get(packed)
+            if loans is None:
                 return
-            self._lent[packed] -= 1
-            if self._lent[packed]:
+            loans.discard(lent)
+            if loans:
                 return
             del self._lent[packed]
             is_freed = packed not in self._kept
@@ -262,6 +289,8 @@ class PiecePool:
     def take(self, size: int) -> list[Piece]:
         """Pieces with at least `size` bytes together, and an eighth more at the most.
 
+        All of them are needed: without the last one they are too small.
+
         Raises
         ------
         MemoryError
@@ -275,6 +304,11 @@ class PiecePool:
             except MemoryError:
                 self._give(taken)
                 raise
+            # a part that was not left in one piece may have more of them than needed
+            surplus = sum(piece.memory.nbytes for piece in taken) - size
+            while surplus >= taken[-1].memory.nbytes:
+                surplus -= taken[-1].memory.nbytes
+                self._give([taken.pop()])
         return taken
 
     def give(self, pieces: Iterable[Piece]) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, MutableMapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dask.utils import format_bytes, key_split
@@ -124,7 +123,7 @@ class Spilling(Guarded):
             worker.data.undo()
             self._original_data = worker.data.target
         elif worker.data is not self.store:
-            take_over(worker.data, self.store, partial(execution.result_bytes, worker))
+            take_over(worker.data, self.store, self._size_of)
             self._original_data = worker.data
         storage.replace_data(worker, self.store)
         self.store.next_use = self._next_use
@@ -165,7 +164,7 @@ class Spilling(Guarded):
             self.store.close()
             return
         if self._original_data is not None and worker.data is self.store:
-            handover = Handover(self.store, self._original_data)
+            handover = Handover(self.store, self._original_data, self._size_of)
             storage.replace_data(worker, handover)
             self.store.forget_uses()
             try:
@@ -182,6 +181,10 @@ class Spilling(Guarded):
                 handover.ended.set()
             return
         self.store.forget_uses()
+
+    def _size_of(self, key: Any) -> int | None:
+        """Bytes of a result, if they are known."""
+        return execution.result_bytes(self.worker, key)
 
     # Budget
 
@@ -394,18 +397,18 @@ class Spilling(Guarded):
             # nothing is swapped in for a peer that has to repeat its request
             return {"status": "busy"}
         # the client and the scheduler may lack what is needed to receive a value that is lent
-        receives = who is not None and execution.copies_messages(comm)
-        with self.store.lending(keys if receives else ()) as lent:
+        may_lend = who is not None and execution.copies_messages(comm)
+        with self.store.lending(keys if may_lend else ()) as lent:
             self._reads_for_peers += 1
             try:
-                read = [key for key in keys if key not in lent]
+                to_swap_in = [key for key in keys if key not in lent]
                 # urgent: the peer does not wait for memory that tasks on this worker use
-                request = await self._request(read, urgent=True)
+                request = await self._request(to_swap_in, urgent=True)
             finally:
                 self._reads_for_peers -= 1
             try:
                 data = self.store
-                missing = [key for key in read if key not in data.fast and key in data]
+                missing = [key for key in to_swap_in if key not in data.fast and key in data]
                 if any(data.may_become_readable(key) for key in missing):
                     return {"status": "busy"}
                 self._report_lost(missing)

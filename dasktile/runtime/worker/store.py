@@ -34,7 +34,7 @@ from dasktile.runtime.settings import RuntimeSettings
 from dasktile.runtime.tiers import Device, Foreign, Held, Tier
 from dasktile.runtime.worker.copies import Spilled, logger
 from dasktile.runtime.worker.units import Entry, Part, Unit
-from dasktile.runtime.worker.values import TileValues, lent_value
+from dasktile.runtime.worker.values import TileValues
 from dasktile.schedule.instructions import (
     ResidencySettings,
 )
@@ -44,10 +44,6 @@ storage.limit_rate(logger, "Spill to %s reached its limit")
 
 #: Types whose measured size is all the memory that a value takes.
 _EXACT_SIZE_TYPES = (bool, int, float, complex, str, bytes, type(None), np.generic, np.ndarray)
-
-#: Priorities in a lane: copies ahead, those that something waits for, and removals, which are quick
-#: and make room.
-_AHEAD, _NEEDED, _REMOVAL = range(3)
 
 
 def _no_clock() -> float:
@@ -218,17 +214,17 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
             use = entry.next_use
             self._execute(self._residency.adopt(unit, size, held.size, use, unit.home, tier))
 
-    def adopt_serialised(
+    def adopt_serialized(
         self, key: Hashable, header: dict[str, Any], frames: list[Any], size: int | None = None
     ) -> bool:
-        """Take over a value of the device that distributed has serialised into the host's memory.
+        """Take over a value of the device that distributed has serialized into the host's memory.
 
         Parameters
         ----------
         key
             Key of the value; it must be new.
         header, frames
-            As of distributed's serialisation; the frames are used as they are.
+            As of distributed's serialization; the frames are used as they are.
         size
             Bytes of the value, as the scheduler counts them; by default those of the frames.
 
@@ -620,7 +616,7 @@ class TileStore(TileValues, MutableMapping[Any, Any]):
 
     def _fetch(self, key: Any) -> Any:
         """A value that is not in memory."""
-        lent = lent_value(key)
+        lent = self._lent(key)
         if lent is not None:
             return lent
         ready = threading.Event()

@@ -20,13 +20,8 @@ from dasktile.runtime.worker.store import LostTileError, TileStore
 Data = MutableMapping[Any, Any]
 
 
-def _unknown(key: Any) -> int | None:
-    """The bytes of a value: unknown."""
-    return None
-
-
 def take_over(
-    source: Data, store: TileStore, size_of: Callable[[Any], int | None] = _unknown
+    source: Data, store: TileStore, size_of: Callable[[Any], int | None] | None = None
 ) -> None:
     """Take over all values of a mapping.
 
@@ -41,7 +36,7 @@ def take_over(
     store
         A store without any of its keys.
     size_of
-        Returns the bytes of a value, as the scheduler counts them, if they are known.
+        Returns the bytes of a value, as the scheduler counts them; None if they are unknown.
 
     Raises
     ------
@@ -51,16 +46,18 @@ def take_over(
     on_host: list[Any] = []
     try:
         if store.host == 0:
-            are_adopted = _adopt_files(source, store)
+            is_all = _adopt_files(source, store)
         else:
-            are_adopted = _adopt_spilled(source, store, size_of, on_host)
-        in_memory = type(source) is dict or are_adopted
-        keys = [key for key in source if key not in store]
+            is_all = _adopt_files_of_dask_cuda(source, store, size_of)
+            is_all &= _adopt_frames(source, store, size_of, on_host)
+        in_memory = type(source) is dict or is_all
+        keys = [key for key in dask_cuda.keys(source) if key not in store]
         move_all(source, store, keys, _nothing if in_memory else store.wait_for_writes)
     except BaseException:
         store.give_back()
         for key in on_host:
-            del store[key]
+            with suppress(KeyError):
+                del store[key]
         raise
     for key in on_host:
         # the store has the same buffers
@@ -68,7 +65,7 @@ def take_over(
 
 
 def _adopt_files(source: Data, store: TileStore) -> bool:
-    """Take over the files of distributed's mapping; whether these are all spilled values."""
+    """Take over the files of distributed's mapping; whether nothing else is spilled."""
     files = storage.spilled_sizes(source)
     for key, (size, stored) in files.items():
         load = partial(storage.spilled_values(source).__getitem__, key)
@@ -77,41 +74,51 @@ def _adopt_files(source: Data, store: TileStore) -> bool:
     return isinstance(disk, Mapping) and len(disk) == len(files)
 
 
-def _adopt_spilled(
-    source: Data,
-    store: TileStore,
-    size_of: Callable[[Any], int | None],
-    on_host: list[Any],
+def _adopt_files_of_dask_cuda(
+    source: Data, store: TileStore, size_of: Callable[[Any], int | None] | None
 ) -> bool:
-    """Take over what dask-cuda's mapping has spilled; whether these are all spilled values.
-
-    The keys of values in the memory of the host, which are in both mappings then, are added to
-    `on_host`.
-    """
-    spilled = dask_cuda.spilled(source)
-    if spilled is None:
+    """Take over the files of dask-cuda's mapping; whether nothing else is on disk."""
+    buffers = dask_cuda.buffers(source)
+    if buffers is None:
         return False
-    are_adopted = True
-    for key, read in spilled.on_disk.items():
-        size = size_of(key)
+    is_all = True
+    for key, read in buffers.on_disk.items():
+        size = None if size_of is None else size_of(key)
         if size is None:
-            are_adopted = False
+            is_all = False
             continue
-        is_of_device = key in spilled.device_keys
+        is_of_device = key in buffers.device_keys
         load = partial(_packed, read) if is_of_device else read
         home = 0 if is_of_device else store.host
         store.adopt(key, Held(Foreign(load, source, key), size), size, home=home)
-    for key, (header, frames) in spilled.on_host.items():
-        if store.adopt_serialised(key, header, frames, size_of(key)):
-            on_host.append(key)
-        else:
-            are_adopted = False
-    return are_adopted
+    return is_all
+
+
+def _adopt_frames(
+    source: Data,
+    store: TileStore,
+    size_of: Callable[[Any], int | None] | None,
+    adopted: list[Any],
+) -> bool:
+    """Take over values of the device that dask-cuda's mapping has in the memory of the host.
+
+    Both mappings have them afterwards, with the same buffers; their keys are added to `adopted`.
+    Whether these are all such values.
+    """
+    buffers = dask_cuda.buffers(source)
+    if buffers is None:
+        return False
+    for key, (header, frames) in buffers.on_host.items():
+        adopted.append(key)
+        if not store.adopt_serialized(key, header, frames, size_of and size_of(key)):
+            adopted.pop()
+            return False
+    return True
 
 
 def _packed(read: Callable[[], Any]) -> Packed:
     """A value of the device in a file of dask-cuda, as the tier of the host's memory has it."""
-    return packed_by_distributed(*dask_cuda.serialised(read()))
+    return packed_by_distributed(*dask_cuda.parts(read()))
 
 
 def move_all(
@@ -169,6 +176,8 @@ class Handover(MutableMapping[Any, Any]):
         The store.
     target
         The other mapping.
+    size_of
+        As for :func:`take_over`.
 
     Attributes
     ----------
@@ -179,9 +188,15 @@ class Handover(MutableMapping[Any, Any]):
         could be moved neither to the target nor back.
     """
 
-    def __init__(self, store: TileStore, target: Data) -> None:
+    def __init__(
+        self,
+        store: TileStore,
+        target: Data,
+        size_of: Callable[[Any], int | None] | None = None,
+    ) -> None:
         self.store = store
         self.target = target
+        self._size_of = size_of
         #: False while values of the target may still be deleted for the store.
         self._settled = False
         self.ended = asyncio.Event()
@@ -206,10 +221,11 @@ class Handover(MutableMapping[Any, Any]):
         return key in self.store or key in self.target
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([*self.store, *self.target])
+        # files that the store has taken over are in both
+        return iter(dict.fromkeys([*self.store, *dask_cuda.keys(self.target)]))
 
     def __len__(self) -> int:
-        return len(self.store) + len(self.target)
+        return sum(1 for _ in self)
 
     @property
     def spilled_total(self) -> tuple[int, int]:
@@ -252,10 +268,10 @@ class Handover(MutableMapping[Any, Any]):
         Exception
             An exception of one of the mappings; all values are in the store or in the target then.
         """
-        for key in [key for key in self.target if key in self.store]:
+        for key in [key for key in dask_cuda.keys(self.target) if key in self.store]:
             # the value in the store is the latest one
             del self.target[key]
-        take_over(self.target, self.store)
+        take_over(self.target, self.store, self._size_of)
 
     async def _move_one(self, key: Any) -> None:
         store = self.store

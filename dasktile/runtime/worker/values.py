@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from types import MappingProxyType
+from dataclasses import dataclass
 from typing import Any
 
 from dasktile._compat.distributed import storage
@@ -16,8 +16,21 @@ from dasktile.runtime.worker.copies import TileCopies
 from dasktile.runtime.worker.units import Entry, Part, Unit, laid_out, leaves
 from dasktile.schedule.instructions import ResidencySettings
 
-#: What is sent to a peer by the present asyncio task in place of values, by key.
-_LENT: ContextVar[Mapping[Any, Any]] = ContextVar("lent", default=MappingProxyType({}))
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loan:
+    """What is sent to a peer in place of a value.
+
+    Parameters
+    ----------
+    entry
+        The value.
+    content
+        What is sent, see :meth:`~dasktile.runtime.tiers.Tier.lend`.
+    """
+
+    entry: Entry
+    content: Any
 
 
 class TileValues(TileCopies):
@@ -45,14 +58,16 @@ class TileValues(TileCopies):
     ) -> None:
         super().__init__(tiers, settings, threads, clock, device, runtime)
         self._entries: dict[Hashable, Entry] = {}
+        # By asyncio task that sends values to a peer, and by key.
+        self._loans: dict[Any, dict[Any, Loan]] = {}
         self.next_use: Callable[[Any], float | None] = no_next_use
 
     @contextmanager
     def lending(self, keys: Iterable[Any]) -> Iterator[Collection[Any]]:
         """Let spilled values of the device be sent to a peer as they are in the host's memory.
 
-        In this context, reads give what is to be sent in place of such a value.  Other threads and
-        asyncio tasks still get the value.
+        In this context, the present asyncio task reads what is to be sent in place of such a value.
+        All others, also those that it starts, read the value itself.
 
         Parameters
         ----------
@@ -63,29 +78,52 @@ class TileValues(TileCopies):
         ------
         The keys of such values among them, which need not be swapped in.
         """
-        loans: dict[Any, tuple[Held, Any]] = {}
-        with self._lock:
-            for key in keys:
-                held = self._in_host_memory(key)
-                lent = None if held is None else self._tiers[0].lend(held)
-                if held is not None and lent is not None:
-                    loans[key] = held, lent
-        token = _LENT.set({key: lent for key, (_, lent) in loans.items()})
+        task = None if self._device is None else asyncio.current_task()
+        if task is None:
+            yield ()
+            return
+        loans: dict[Any, Loan] = {}
         try:
+            with self._lock:
+                for key in keys:
+                    loan = self._lend(key)
+                    if loan is not None:
+                        loans[key] = loan
+            self._loans[task] = loans
             yield loans.keys()
         finally:
-            _LENT.reset(token)
-            for held, _ in loans.values():
-                self._tiers[0].take_back(held)
+            self._loans.pop(task, None)
+            for loan in loans.values():
+                self._tiers[0].take_back(loan.content)
 
-    def _in_host_memory(self, key: Any) -> Held | None:
-        """What the host's memory has of a value of the device that is spilled there as a whole."""
+    def _lend(self, key: Any) -> Loan | None:
+        """A loan of a value of the device that is on the host as a whole, and not on the device."""
         entry = self._entries.get(key)
-        if self._device is None or entry is None or type(entry.layout) is not Part:
+        part = None if entry is None else entry.layout
+        if entry is None or type(part) is not Part or part.view is not None:
             return None
-        unit = entry.layout.unit
-        is_spilled = unit.home == 0 and 0 not in unit.held and entry.layout.view is None
-        return unit.held.get(self.host) if is_spilled else None
+        held = part.unit.held
+        if part.unit.home != 0 or 0 in held or self.host not in held:
+            return None
+        content = self._tiers[0].lend(held[self.host])
+        if content is None:
+            return None
+        self._residency.touch(part.unit)
+        return Loan(entry, content)
+
+    def _lent(self, key: Any) -> Any:
+        """What the present asyncio task sends in place of a value; None for the value itself."""
+        if not self._loans:
+            return None
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:
+            # a thread without an event loop
+            return None
+        loan = None if task is None else self._loans.get(task, {}).get(key)
+        # the value may have been replaced
+        is_lent = loan is not None and self._entries.get(key) is loan.entry
+        return loan.content if loan is not None and is_lent else None
 
     def _add(self, key: Hashable, value: Any, size: int) -> None:
         """Add a value of `size` bytes."""
@@ -183,11 +221,6 @@ class TileValues(TileCopies):
         """The units of values, each once."""
         entries = (self._entries[key] for key in keys if key in self._entries)
         return list(dict.fromkeys(unit for entry in entries for unit in entry.units()))
-
-
-def lent_value(key: Any) -> Any:
-    """What is sent in place of a value, see `TileValues.lending`; None for the value itself."""
-    return _LENT.get().get(key)
 
 
 def no_next_use(key: Any) -> None:

@@ -60,6 +60,9 @@ class PlannedRequest:
         Empty if all blocks are needed of every array whose tasks have effects.
     pinned
         By the name of an array, why it keeps its chunks although it could have others.
+    is_whole
+        Whether all blocks are needed of every array that is computed; None if that was not found
+        out.
     """
 
     captured: Captured
@@ -67,6 +70,7 @@ class PlannedRequest:
     wanted: Mapping[str, Needed]
     needed: Mapping[str, Needed]
     pinned: Mapping[str, str] = field(default_factory=dict)
+    is_whole: bool | None = None
 
     def watched(self) -> list[int]:
         """Indices of nodes whose unneeded tiles must not be computed."""
@@ -390,11 +394,12 @@ def plan_request(
     _verify(request, plan, limit)
     wanted: dict[str, Needed] = {}
     needed: dict[str, Needed] = {}
+    is_whole = None
     if plan.tiled is not None and other is not None and other.wanted:
-        wanted, needed = dict(other.wanted), dict(other.needed)
+        wanted, needed, is_whole = dict(other.wanted), dict(other.needed), other.is_whole
     elif plan.tiled is not None:
         wanted = wanted_blocks(request)
-        needed = _needed(request, captured, wanted)
+        needed, is_whole = _needed(request, captured, wanted)
     if plan.origin is not None:
         captured = extend(captured, plan.program, plan.origin)
     if needed and plan.tiled is not None:
@@ -407,7 +412,7 @@ def plan_request(
         }
         plan = replace(plan, tiled=tiling.cut_where_needed(plan.tiled, blocks))
         _verify(request, plan, limit)
-    return PlannedRequest(captured, plan, wanted, needed)
+    return PlannedRequest(captured, plan, wanted, needed, is_whole=is_whole)
 
 
 def _verify(request: Request, plan: TilingPlan, limit: int | None) -> None:
@@ -426,20 +431,22 @@ def wanted_blocks(request: Request) -> dict[str, Needed]:
 
 def _needed(
     request: Request, captured: Captured, wanted: Mapping[str, Needed]
-) -> dict[str, Needed]:
+) -> tuple[dict[str, Needed], bool | None]:
     """The needed blocks of every array of which not all blocks are needed.
 
-    Empty if no task with effects (a user's function, a read), and few others, are unneeded.
+    None if no task with effects (a user's function, a read), and few others, are unneeded.  And
+    whether all blocks of the computed arrays are needed, as `PlannedRequest.is_whole`.
     """
     program = captured.program
     outputs = {array.name: array.numblocks for array in request.arrays}
     culled = tiling.may_be_culled(program, [bool(wanted[name].all()) for name in outputs])
     if not any(cull and takes_time(node) for node, cull in zip(program.nodes, culled, strict=True)):
-        return {}
+        return {}, None
     numblocks = {node.name: tuple(map(len, node.chunks)) for node in program.nodes}
     needed = needed_blocks(request.graph, request.keys, {**numblocks, **outputs})
     partial = {name: blocks for name, blocks in needed.items() if not blocks.all()}
-    return partial if any(_checked(captured, partial)) else {}
+    is_whole = not any(node.edges and node.name in partial for node in program.nodes)
+    return (partial if any(_checked(captured, partial)) else {}), is_whole
 
 
 def _checked(captured: Captured, needed: Mapping[str, Needed]) -> list[bool]:
@@ -480,8 +487,10 @@ def with_premise(request: Request, planned: PlannedRequest) -> TilingPlan:
         The arrays, and their plan.
     """
     plan, program = planned.plan, planned.captured.program
-    if not plan.lower_bound:
+    if not plan.lower_bound or planned.is_whole:
         return plan
+    if planned.is_whole is False:
+        return replace(plan, grids=plan.grids + WHOLE)
     wanted = planned.wanted or wanted_blocks(request)
     all_of = [bool(wanted[array.name].all()) for array in request.arrays]
     if not any(tiling.may_be_culled(program, all_of)):

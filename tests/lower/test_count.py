@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import dasktile
-from dasktile import api
+from dasktile import api, choice, planning
+from dasktile.capture import culling
 from dasktile.cluster.target import Machine
+from dasktile.decisions import forget
 from dasktile.lower.count import count_tasks
 
 #: Four workers, where plans are compared by predicted runs.
@@ -73,3 +75,38 @@ def test_a_plan_that_saves_no_bytes_has_no_more_tasks_than_dask_runs(
     (theirs,) = dask.optimize(selected)
     assert len(dict(ours.dask)) <= len(dict(theirs.dask))
     np.testing.assert_array_equal(ours.compute(), theirs.compute())
+
+
+def test_dask_does_not_fuse_a_large_graph_to_count_its_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = (stored(name, tmp_path) for name in "xy")
+    selected = x[y > 3]
+    expected = selected.compute()
+    fused: list[int] = []
+
+    def optimize(graph: Any, keys: Any) -> Any:
+        fused.append(len(graph))
+        return graph
+
+    monkeypatch.setattr(choice, "optimize", optimize)
+    dasktile.optimize(selected)
+    assert len(fused) == 2
+    forget()
+    monkeypatch.setattr(choice, "MOST_FUSED", 100)
+    np.testing.assert_array_equal(dasktile.optimize(selected).compute(), expected)
+    assert len(fused) == 2
+
+
+def test_it_is_found_out_once_which_blocks_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def needed_blocks(*arguments: Any) -> Any:
+        calls.append(1)
+        return culling.needed_blocks(*arguments)
+
+    monkeypatch.setattr(planning, "needed_blocks", needed_blocks)
+    x = da.from_array(np.ones((400, 400)), chunks=40).map_blocks(np.cos)
+    dasktile.optimize((x[:200] + x[:, :200].T).sum(axis=0), workers=4)
+    # for the results, and for all arrays
+    assert len(calls) == 2

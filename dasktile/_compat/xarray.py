@@ -1,4 +1,4 @@
-"""The private names of xarray that dasktile uses: the functions of its forward and backward fill.
+"""The private names of xarray that dasktile uses: functions of its fills and interpolations.
 
 Like those of flox, they are looked up among the modules that are loaded: a graph that has them
 comes from a process that has imported xarray.  Where one is missing, fills are unchanged.
@@ -9,11 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 Function = Callable[..., Any]
 
 _SCAN, _LAST = "xarray.compat.dask_array_ops", "xarray.core.nputils"
+
+_INTERPOLATION: Final = "xarray.core.missing"
+
+#: Methods of ``interp`` by which a missing element makes others of its row missing only.
+_BY_ROW: Final = ("linear", "nearest", "nearest-up", "zero", "slinear", "previous", "next")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +52,17 @@ def fill_names() -> FillNames | None:
         )
     except AttributeError:
         return None
+
+
+def is_spline(function: Function) -> bool:
+    """Whether a function is xarray's interpolation by splines.
+
+    Where one element is missing, SciPy makes all of a block missing, so that results depend on the
+    blocks.
+    """
+    if not isinstance(function, partial):
+        return False
+    if getattr(function.func, "__module__", None) != _INTERPOLATION:
+        return False
+    arguments = function.keywords.get("interp_kwargs") or {}
+    return arguments.get("method", _BY_ROW[0]) not in _BY_ROW

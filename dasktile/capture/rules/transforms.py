@@ -18,6 +18,7 @@ from dasktile._compat.dask import (
     custom_nanquantile,
     isin_block,
 )
+from dasktile._compat.xarray import is_spline
 from dasktile.capture.base import ArrayInfo, GraphView, Operation, Recogniser, added_axes
 from dasktile.capture.rules.blockwise import Map, operands
 from dasktile.capture.rules.pointwise import is_pointwise_task
@@ -222,6 +223,8 @@ def gufunc(view: GraphView, name: str) -> Operation | None:
         concatenate=inner.concatenate,
         new_axes=dict.fromkeys(added, 1),
     )
+    if is_spline(inner.task.func):
+        return None
     outer = set(inner.output_indices)
     read = {symbol for _, symbols in inner.indices for symbol in symbols or ()}
     whole = read - outer

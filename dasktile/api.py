@@ -57,8 +57,8 @@ def optimize(
     Parameters
     ----------
     *collections
-        Dask arrays, xarray objects, other dask collections made of arrays, and lists,
-        tuples and dicts of them.  Anything else passes through.
+        Dask arrays, xarray objects and trees of them, other dask collections made of arrays, and
+        lists, tuples and dicts of them.  Anything else passes through.
     method
         The tiling method: one of the names that ``dasktile.tiling.methods()`` lists.
     workers

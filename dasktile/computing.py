@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dasktile.api import optimize
+from dasktile.collections.unpack import datasets_of, is_tree, tree_of
 from dasktile.runtime.results import gather
 
 
@@ -73,9 +74,17 @@ def compute(
     >>> x = da.ones((1000, 1000), chunks=(100, 1000))
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
-    found, repack = unpack_collections(*collections, traverse=traverse)
+    given = tuple(datasets_of(each) if is_tree(each) else each for each in collections)
+    found, unpacked = unpack_collections(*given, traverse=traverse)
     if not found:
         return collections
+
+    def repack(results: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(
+            tree_of(before, after) if is_tree(before) else after
+            for before, after in zip(collections, unpacked(results), strict=True)
+        )
+
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
         client = _client(workers, found)
@@ -84,13 +93,9 @@ def compute(
         optimized = (optimized,)
     if client is not None:
         with _progress_bar(progress) as received:
-            return _repacked(repack, gather(client, optimized, received))
+            return repack(tuple(gather(client, optimized, received)))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
-        return _repacked(repack, dask_compute(*optimized, traverse=False, scheduler=scheduler))
-
-
-def _repacked(repack: Callable[[Any], Any], results: Any) -> tuple[Any, ...]:
-    return tuple(repack(tuple(results)))
+        return repack(tuple(dask_compute(*optimized, traverse=False, scheduler=scheduler)))
 
 
 def _client(workers: Any, collections: Any) -> Client | None:

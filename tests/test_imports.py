@@ -383,7 +383,13 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     ),
     "runtime.meter": ({"_compat.distributed"}, {"dask", "distributed", "psutil"}),
     "computing": (
-        {"api", "cluster.target", "runtime.results", "schedule.placement"},
+        {
+            "api",
+            "cluster.target",
+            "collections.unpack",
+            "runtime.results",
+            "schedule.placement",
+        },
         {"dask", "distributed", "rich"},
     ),
     "algebra": (set(), set()),

@@ -152,6 +152,20 @@ def test_a_limit_in_the_configuration_is_refused_alike() -> None:
             dasktile.compute(gram(), workers=4)
 
 
+@pytest.mark.parametrize("task_bytes", [1, 1000, 800_000])
+def test_a_limit_holds_whatever_a_task_costs(task_bytes: int) -> None:
+    x = da.from_array(np.ones((400, 600)), chunks=(90, 77))
+    config = {"dasktile.cost.task-bytes": task_bytes, "dasktile.raise-errors": True}
+    with dask.config.set(config):
+        told = dasktile.explain(x @ x.T, memory_limit=250_000, workers=4)
+    steps = max(told.nodes[0].chunks_after[1])
+    assert told.changed
+    for node in told.nodes:
+        assert 8 * np.prod([max(sizes) for sizes in node.chunks_after]) <= 250_000
+    product = [max(sizes) for sizes in told.nodes[-1].chunks_after]
+    assert 8 * (product[0] * product[1] + steps * sum(product)) <= 250_000
+
+
 def test_a_limit_of_the_workers_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_for_workers(monkeypatch, memory_limit=10_000)
     assert not dasktile.explain(gram()).refused

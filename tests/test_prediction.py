@@ -339,6 +339,17 @@ def test_sizes_of_decompositions_are_known(function: Any) -> None:
     assert told.received_before == pytest.approx(run.moved, rel=0.2)
 
 
+@pytest.mark.parametrize("lower", [False, True])
+def test_sizes_within_a_cholesky_decomposition_are_known(lower: bool) -> None:
+    x = noise((800, 800), (200, 200))
+    factor = da.linalg.cholesky(x @ x.T + 800 * da.eye(800, chunks=200), lower=lower)
+    told = dasktile.explain(factor)
+    assert not told.unpredicted
+    _, run = simulated([factor], 4)
+    assert told.results_before == pytest.approx(max(run.results), rel=0.2)
+    assert told.received_before == pytest.approx(run.moved, rel=0.2)
+
+
 def test_a_limit_of_the_user_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 20_000_000
     plan_for_workers(monkeypatch, memory_limit=limit, limit_given=True)

@@ -13,7 +13,13 @@ from typing import Any
 from dask.array.core import Array
 from dask.base import is_dask_collection
 
-from dasktile.collections.unpack import is_expression, is_xarray
+from dasktile.collections.unpack import (
+    datasets_of,
+    is_expression,
+    is_tree,
+    is_xarray,
+    tree_of,
+)
 
 
 def rechunked(collections: Sequence[Any], chunks: Any) -> tuple[Any, ...]:
@@ -59,6 +65,9 @@ def _rechunked(value: Any, chunks: Any) -> Any:
             return value
         with _named(f"dimensions {dict(value.sizes)}", chunks):
             return _in_memory_as_before(value, value.chunk(_by_dimension(value, chunks)))
+    if is_tree(value):
+        datasets = datasets_of(value)
+        return tree_of(value, {path: _rechunked(each, chunks) for path, each in datasets.items()})
     if type(value) in (list, tuple):
         return type(value)(_rechunked(item, chunks) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,8 +1,8 @@
 """The arrays in a user's collections, and the same collections with other arrays.
 
 Lists, tuples and dicts are searched recursively; xarray objects contain the arrays of their
-variables.  Of any other dask collection only the keys are public, so the arrays under these keys
-must keep their names and chunks.
+variables, and trees those of the datasets of all nodes.  Of any other dask collection only the keys
+are public, so the arrays under these keys must keep their names and chunks.
 """
 
 from __future__ import annotations
@@ -139,6 +139,13 @@ class Holders:
             self.unsupported = True
         elif is_xarray(value):
             return self._xarray(value)
+        elif is_tree(value):
+            datasets = datasets_of(value)
+            return self._sequence(
+                list(datasets.values()),
+                lambda items: tree_of(value, dict(zip(datasets, items, strict=True))),
+                value,
+            )
         elif is_dask_collection(value):
             return self._collection(value)
         return lambda new: value
@@ -306,3 +313,31 @@ def is_xarray(value: Any) -> bool:
     return xarray is not None and isinstance(
         value, (xarray.Dataset, xarray.DataArray, xarray.Variable)
     )
+
+
+def is_tree(value: Any) -> bool:
+    """Whether this is a tree of datasets of xarray, which is no dask collection."""
+    tree = getattr(sys.modules.get("xarray"), "DataTree", None)
+    return tree is not None and isinstance(value, tree)
+
+
+def datasets_of(tree: Any) -> dict[str, Any]:
+    """The datasets of all nodes of a tree, by their paths in it.
+
+    Coordinates are those of a node itself, and for the first node also those that it inherits.
+    """
+    return {path: node.to_dataset(inherit=node is tree) for path, node in tree.subtree_with_keys}
+
+
+def tree_of(like: Any, datasets: Mapping[str, Any]) -> Any:
+    """A tree with other datasets.
+
+    Parameters
+    ----------
+    like
+        The tree.
+    datasets
+        As :func:`datasets_of` returns them.
+    """
+    paths = {"/" if path == "." else path: dataset for path, dataset in datasets.items()}
+    return type(like).from_dict(paths, name=like.name)

@@ -90,6 +90,8 @@ def known_result(task: Any, graph: ResultGraph) -> KnownResult | None:
     rule, call = _RULES.get(_name(function)), unwrap(function)
     if function is join:
         rule = _joined
+    elif call.function is np.zeros_like:
+        rule = partial(_zeros_like, **{**call.keywords, **task.kwargs})
     elif call.function in (chunk_argtopk, argtopk_aggregate):
         positions = call.function is argtopk_aggregate
         rule = partial(_largest_pairs, positions, **{**call.keywords, **task.kwargs})
@@ -230,6 +232,20 @@ def _zeros(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResu
     return KnownResult((tuple(map(int, literals)),), 8) if whole else None
 
 
+def _zeros_like(
+    sources: Sequence[KnownResult],
+    literals: Sequence[Any],
+    shape: tuple[int, ...] | None = None,
+    dtype: Any = None,
+    **options: Any,
+) -> KnownResult | None:
+    """Zeros of a given shape, of the type of an array among the literals: a meta."""
+    like = dtype if dtype is not None else getattr(literals[0] if literals else None, "dtype", None)
+    if shape is None or like is None or sources:
+        return None
+    return KnownResult((tuple(shape),), np.dtype(like).itemsize)
+
+
 def _percentiles(sources: Sequence[KnownResult], literals: Sequence[Any]) -> KnownResult | None:
     """Percentiles of a block, and the number of its elements."""
     wanted = [each for each in literals if isinstance(each, np.ndarray)]
@@ -335,6 +351,8 @@ _RULES: Mapping[str, _Rule] = {
     _name(argtopk_preprocess): _pair,
     "flox._zip_index": _pair,
     "flox.identity": _only,
+    "dask._cholesky_lower": _like_last,
+    "dask._conj_transpose": _transposed,
     "dask._solve_triangular_lower": _like_last,
     "dask.solve_triangular_safe": _like_last,
 }

@@ -295,7 +295,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, strings and numbers, ready for ``json.dumps``."""
-        values = _plain(asdict(self))
+        values = _plain(asdict(self) | {"bytes_predicted": self.bytes_predicted})
         assert isinstance(values, dict)
         return values
 

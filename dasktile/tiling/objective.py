@@ -17,6 +17,10 @@ from dasktile.ir import Kind, Node, Program
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.settings import CostModel, Settings
 
+#: Least price of a task in that of tasks that exceed a limit: where tasks cost nearly nothing, a
+#: limit still decides (chosen: with `CostModel.over_limit`, above the bytes of any array).
+_LEAST_TASK = 1e4
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -65,7 +69,8 @@ class Objective:
             Bytes that a task should not exceed.
         """
         share = np.asarray(need) / limit
-        return np.where(share > 1, self.settings.model.over_limit * self.task * share, 0.0)
+        price = self.settings.model.over_limit * max(self.task, _LEAST_TASK)
+        return np.where(share > 1, price * share, 0.0)
 
     def cost(self, price: Price, slowdown: float = 1.0) -> float:
         """The whole cost of a tiling: bytes moved, spilled and read, tasks, and lost time.

@@ -1,0 +1,82 @@
+"""Trees of xarray datasets are optimised and computed as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+import dasktile
+from tests.agreement import EAGER
+
+xr = pytest.importorskip("xarray")
+if not hasattr(xr, "DataTree"):
+    pytest.skip("this release of xarray has no trees", allow_module_level=True)
+
+
+def tree() -> Any:
+    """Anomalies of two models, one of them below the other, with a shared coordinate."""
+    values = np.random.default_rng(0).random((24, 16))
+
+    def dataset(name: str, chunks: tuple[int, int], factor: float) -> Any:
+        data = xr.DataArray(da.from_array(factor * values, chunks=chunks), dims=("time", "x"))
+        return xr.Dataset({name: data - data.mean("time"), "number": 5})
+
+    coarse = dataset("coarse", (3, 16), 1.0).assign_coords(x=np.arange(16.0))
+    return xr.DataTree.from_dict(
+        {
+            "/": coarse,
+            "/fine": dataset("fine", (24, 4), 2.0),
+            "/empty/deep": dataset("c", (4, 4), 3),
+        },
+        name="models",
+    )
+
+
+def test_all_nodes_are_tiled_together() -> None:
+    given = tree()
+    with dask.config.set(EAGER):
+        planned = dasktile.optimize(given)
+        told = dasktile.explain(given)
+    assert sum(node.op == "sub" for node in told.nodes) == 3
+    assert planned is not given
+    assert planned.name == "models"
+    assert [node.path for node in planned.subtree] == [node.path for node in given.subtree]
+    assert planned["fine"].coords["x"].equals(given["fine"].coords["x"])
+    assert planned.chunksizes != given.chunksizes
+    xr.testing.assert_allclose(planned.compute(), given.compute())
+
+
+def test_a_part_of_a_tree() -> None:
+    part = tree()["empty"]
+    with dask.config.set(EAGER):
+        planned = dasktile.optimize(part)
+    xr.testing.assert_allclose(planned.compute().dataset, part.compute().dataset)
+    np.testing.assert_allclose(planned["deep"]["c"].values, part["deep"]["c"].values)
+
+
+def test_chunks_are_kept_or_chosen() -> None:
+    given = tree()
+    with dask.config.set(EAGER):
+        kept = dasktile.optimize(given, keep_chunks=True)
+        chosen = dasktile.optimize(given, chunks={"time": 8})
+    assert kept.chunksizes == given.chunksizes
+    assert all(sizes["time"] == (8, 8, 8) for sizes in chosen.chunksizes.values() if sizes)
+    xr.testing.assert_allclose(chosen.compute(), given.compute())
+
+
+def test_trees_are_computed() -> None:
+    given = tree()
+    computed, total = dasktile.compute(given, da.ones(10, chunks=5).sum())
+    assert not computed.chunksizes["/fine"] and float(total) == 10
+    xr.testing.assert_allclose(computed, given.compute())
+
+
+def test_a_tree_in_memory_is_returned() -> None:
+    given = tree().compute()
+    assert dasktile.optimize(given) is given
+    (computed,) = dasktile.compute(given)
+    assert computed is given

@@ -95,6 +95,8 @@ def describe_plan(
     before, after = seconds or (None, None)
     stock, planned = runs
     old, new = handed
+    # the simulation does not know which workers have the blocks that are in memory already
+    is_counted = placed and not any(node.homes for node in plan.program.nodes)
     final = {
         index: chunks
         for index, chunks in zip(plan.program.outputs, outputs, strict=False)
@@ -152,8 +154,8 @@ def describe_plan(
         joined=joined,
         run_tasks_before=None if stock is None else stock.tasks,
         run_tasks_after=None if planned is None else planned.tasks,
-        received_before=stock.moved if placed and stock is not None else None,
-        received_after=planned.moved if placed and planned is not None else None,
+        received_before=stock.moved if is_counted and stock is not None else None,
+        received_after=planned.moved if is_counted and planned is not None else None,
         unpredicted=unpredicted,
         uncounted=plan.uncounted,
         bundle=0 if plan.tiled is None else bundle,

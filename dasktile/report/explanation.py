@@ -198,7 +198,8 @@ class Explanation:
     run_tasks_before, run_tasks_after, received_before, received_after
         Tasks that run, blocks in memory and aliases included, and bytes that workers receive from
         each other, in the same simulation: of Dask's own graph, whose tasks Dask places, and of
-        the plan's, bundles counting as one.  No bytes without the scheduler plugin.
+        the plan's, bundles counting as one.  No bytes without the scheduler plugin, nor where
+        blocks of inputs are on workers already, as these are not simulated.
     joined
         Bytes of the largest result of several blocks, on a cluster: ``dask.compute`` joins it on
         one worker, which `peak_after` does not contain; ``dasktile.compute`` in the client.

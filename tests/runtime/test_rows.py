@@ -212,3 +212,19 @@ def test_rows_do_not_depend_on_the_order_of_layers() -> None:
     assert rows(forwards)["cut"] == "a"
     # a cycle, which the tasks of two graphs may make
     assert rows(graph_of({"a": "b", "b": "a"}, {"a": 1}))["b"] == "a"
+
+
+def test_no_bytes_are_simulated_where_blocks_are_on_workers_already(four_workers: Client) -> None:
+    rng = np.random.default_rng(0)
+    made = (da.from_array(rng.random((800, 800)), chunks=100) for _ in range(2))
+    x, y = (array.persist() for array in made)
+    wait([x, y])
+    metrics(four_workers, reset=True)
+    explanation = dasktile.explain(x @ y, workers=four_workers)
+    result = dasktile.optimize(x @ y, workers=four_workers).persist()
+    wait(result, timeout=LIMIT)
+    received = metrics(four_workers).bytes_received
+    assert explanation.bytes_predicted == pytest.approx(received, rel=0.05)
+    assert explanation.received_before is explanation.received_after is None
+    assert explanation.run_tasks_after is not None
+    assert "receive about" not in " ".join(str(explanation).split())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import dask
@@ -74,16 +75,22 @@ def compute(
     >>> x = da.ones((1000, 1000), chunks=(100, 1000))
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
-    given = tuple(datasets_of(each) if is_tree(each) else each for each in collections)
-    found, unpacked = unpack_collections(*given, traverse=traverse)
+    trees: list[Any] = []
+    given = [_without_trees(each, trees, traverse) for each in collections]
+    datasets = [datasets_of(tree) for tree in trees]
+    nodes = [dataset for each in datasets for dataset in each.values()]
+    found, unpacked = unpack_collections(*given, *nodes, traverse=traverse)
     if not found:
         return collections
 
     def repack(results: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(
-            tree_of(before, after) if is_tree(before) else after
-            for before, after in zip(collections, unpacked(results), strict=True)
-        )
+        values = unpacked(results)
+        computed = iter(values[len(given) :])
+        new = [
+            tree_of(tree, {path: next(computed) for path in each})
+            for tree, each in zip(trees, datasets, strict=True)
+        ]
+        return tuple(_with_trees(value, new) for value in values[: len(given)])
 
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
@@ -96,6 +103,42 @@ def compute(
             return repack(tuple(gather(client, optimized, received)))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
         return repack(tuple(dask_compute(*optimized, traverse=False, scheduler=scheduler)))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tree of xarray was, which is no collection of Dask.
+
+    Parameters
+    ----------
+    number
+        Number of the tree.
+    """
+
+    number: int
+
+
+def _without_trees(value: Any, trees: list[Any], traverse: bool) -> Any:
+    """The same value with places instead of trees, which are added to `trees`."""
+    if is_tree(value):
+        trees.append(value)
+        return _Place(len(trees) - 1)
+    if traverse and type(value) in (list, tuple):
+        return type(value)(_without_trees(each, trees, traverse) for each in value)
+    if traverse and type(value) is dict:
+        return {key: _without_trees(each, trees, traverse) for key, each in value.items()}
+    return value
+
+
+def _with_trees(value: Any, trees: Sequence[Any]) -> Any:
+    """Undo `_without_trees`, with other trees."""
+    if type(value) is _Place:
+        return trees[value.number]
+    if trees and type(value) in (list, tuple):
+        return type(value)(_with_trees(each, trees) for each in value)
+    if trees and type(value) is dict:
+        return {key: _with_trees(each, trees) for key, each in value.items()}
+    return value
 
 
 def _client(workers: Any, collections: Any) -> Client | None:

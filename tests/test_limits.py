@@ -166,6 +166,18 @@ def test_a_limit_holds_whatever_a_task_costs(task_bytes: int) -> None:
     assert 8 * (product[0] * product[1] + steps * sum(product)) <= 250_000
 
 
+def test_a_limit_holds_for_very_large_arrays() -> None:
+    x, y = (da.random.random((100_000, 100_000), chunks=5000) for _ in range(2))
+    for task_bytes in (1, 800_000):
+        config = {"dasktile.cost.task-bytes": task_bytes, "dasktile.raise-errors": True}
+        with dask.config.set(config):
+            told = dasktile.explain(x @ y, memory_limit=300_000_000, workers=16)
+        assert told.nodes[-1].chunks_after[0][0] < 5000
+    x, y = (da.random.random((400_000, 400_000), chunks=20_000) for _ in range(2))
+    with dask.config.set({"dasktile.raise-errors": True}):
+        assert dasktile.explain(x @ y, memory_limit=4_800_000_000, workers=16).refused
+
+
 def test_a_limit_of_the_workers_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan_for_workers(monkeypatch, memory_limit=10_000)
     assert not dasktile.explain(gram()).refused

@@ -75,8 +75,38 @@ def test_trees_are_computed() -> None:
     xr.testing.assert_allclose(computed, given.compute())
 
 
+def test_trees_in_containers_are_computed() -> None:
+    given, x = tree(), da.ones(10, chunks=5)
+    [nested], by_name, alone = dasktile.compute(
+        [(given,)], {"a": given, "x": x.sum()}, given["fine"]
+    )
+    for computed in (nested[0], by_name["a"]):
+        xr.testing.assert_allclose(computed, given.compute())
+    assert float(by_name["x"]) == 10
+    xr.testing.assert_allclose(alone.dataset, given["fine"].compute().dataset)
+    (computed,) = dasktile.compute(given, traverse=False)
+    assert not any(computed.chunksizes.values())
+    ((kept,),) = dasktile.compute([given], traverse=False)
+    assert kept is given
+
+
+def test_chunks_by_dimension_apply_to_the_nodes_that_have_it() -> None:
+    data = {
+        "/a": xr.Dataset({"v": (("t", "u"), da.ones((12, 20), chunks=4))}),
+        "/b": xr.Dataset({"w": ("t", da.ones(12, chunks=4))}),
+    }
+    given = xr.DataTree.from_dict(data)
+    chosen = dasktile.optimize(given, chunks={"u": 10, "t": 6})
+    assert chosen.chunksizes["/a"] == {"t": (6, 6), "u": (10, 10)}
+    assert chosen.chunksizes["/b"] == {"t": (6, 6)}
+    with pytest.raises(ValueError, match="z"):
+        dasktile.optimize(given, chunks={"z": 10})
+
+
 def test_a_tree_in_memory_is_returned() -> None:
     given = tree().compute()
     assert dasktile.optimize(given) is given
-    (computed,) = dasktile.compute(given)
+    assert dasktile.optimize(given, chunks={"time": 4}) is given
+    assert dasktile.compute(given) == (given,)
+    computed, _ = dasktile.compute(given, da.ones(10, chunks=5))
     assert computed is given

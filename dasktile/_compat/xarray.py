@@ -55,10 +55,10 @@ def fill_names() -> FillNames | None:
 
 
 def is_spline(function: Function) -> bool:
-    """Whether a function is xarray's interpolation by splines.
+    """Whether a function is xarray's interpolation by splines, or by a method not in `_BY_ROW`.
 
     Where one element is missing, SciPy makes all of a block missing, so that results depend on the
-    blocks.
+    blocks.  Methods that xarray passes no name of, as of Krogh, interpolate row by row.
     """
     if not isinstance(function, partial):
         return False

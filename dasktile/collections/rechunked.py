@@ -6,7 +6,7 @@ plan makes and prices its chunks as it does those of ``keep_chunks=True``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,6 +56,24 @@ def _named(extent: str, chunks: Any) -> Iterator[None]:
         raise
 
 
+def _rechunked_tree(tree: Any, chunks: Any) -> Any:
+    """As `_rechunked`; sizes by dimension apply to the nodes that have the dimension."""
+    datasets = datasets_of(tree)
+    known = {name for dataset in datasets.values() for name in dataset.dims}
+    new = {}
+    for path, dataset in datasets.items():
+        part = chunks
+        if isinstance(chunks, Mapping):
+            # an unknown dimension is an error of xarray
+            part = {
+                name: size
+                for name, size in chunks.items()
+                if name in dataset.dims or name not in known
+            }
+        new[path] = _rechunked(dataset, part)
+    return tree_of(tree, new)
+
+
 def _rechunked(value: Any, chunks: Any) -> Any:
     if isinstance(value, Array) or is_expression(value):
         with _named(f"shape {value.shape}", chunks):
@@ -66,8 +84,7 @@ def _rechunked(value: Any, chunks: Any) -> Any:
         with _named(f"dimensions {dict(value.sizes)}", chunks):
             return _in_memory_as_before(value, value.chunk(_by_dimension(value, chunks)))
     if is_tree(value):
-        datasets = datasets_of(value)
-        return tree_of(value, {path: _rechunked(each, chunks) for path, each in datasets.items()})
+        return _rechunked_tree(value, chunks)
     if type(value) in (list, tuple):
         return type(value)(_rechunked(item, chunks) for item in value)
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -330,7 +330,7 @@ def datasets_of(tree: Any) -> dict[str, Any]:
 
 
 def tree_of(like: Any, datasets: Mapping[str, Any]) -> Any:
-    """A tree with other datasets.
+    """A tree with other datasets; the same one if none of them was in Dask's chunks.
 
     Parameters
     ----------
@@ -339,5 +339,7 @@ def tree_of(like: Any, datasets: Mapping[str, Any]) -> Any:
     datasets
         As :func:`datasets_of` returns them.
     """
+    if not any(map(is_dask_collection, datasets_of(like).values())):
+        return like
     paths = {"/" if path == "." else path: dataset for path, dataset in datasets.items()}
     return type(like).from_dict(paths, name=like.name)

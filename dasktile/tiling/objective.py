@@ -17,9 +17,9 @@ from dasktile.ir import Kind, Node, Program
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.settings import CostModel, Settings
 
-#: Least price of a task in that of tasks that exceed a limit: where tasks cost nearly nothing, a
-#: limit still decides (chosen: with `CostModel.over_limit`, above the bytes of any array).
-_LEAST_TASK = 1e4
+#: Least price in bytes of tasks that exceed a limit, so that it decides for large arrays, and where
+#: tasks cost nearly nothing, too (chosen: above the bytes that any plan moves).
+_LEAST_EXCESS = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Objective:
             Bytes that a task should not exceed.
         """
         share = np.asarray(need) / limit
-        price = self.settings.model.over_limit * max(self.task, _LEAST_TASK)
+        price = max(self.settings.model.over_limit * self.task, _LEAST_EXCESS)
         return np.where(share > 1, price * share, 0.0)
 
     def cost(self, price: Price, slowdown: float = 1.0) -> float:

@@ -492,6 +492,7 @@ def test_no_more_pieces_are_taken_than_are_needed() -> None:
     # the last one of 2 MiB is not left in one piece, and one of 1 MiB is enough
     taken = pool.take(16 * mebi + 1)
     assert [piece.memory.nbytes for piece in taken] == [16 * mebi, mebi]
+    assert pool.take(0) == []
     assert pool.free == 7 * mebi
 
 

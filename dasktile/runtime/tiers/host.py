@@ -128,6 +128,12 @@ class Outgoing:
         return serialization.from_host, (header, [bytearray(frame) for frame in frames])
 
 
+def _sizeof_outgoing(outgoing: Outgoing) -> int:
+    return 0 if outgoing.packed is None else outgoing.packed.nbytes
+
+
+# by which distributed decides to serialize it in a thread
+sizeof.register(Outgoing, _sizeof_outgoing)
 serialization.register_serialization(Outgoing, Outgoing.parts, serialization.from_host)
 
 
@@ -306,7 +312,7 @@ class PiecePool:
                 raise
             # a part that was not left in one piece may have more of them than needed
             surplus = sum(piece.memory.nbytes for piece in taken) - size
-            while surplus >= taken[-1].memory.nbytes:
+            while taken and surplus >= taken[-1].memory.nbytes:
                 surplus -= taken[-1].memory.nbytes
                 self._give([taken.pop()])
         return taken

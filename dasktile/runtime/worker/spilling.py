@@ -408,7 +408,11 @@ class Spilling(Guarded):
                 self._reads_for_peers -= 1
             try:
                 data = self.store
-                missing = [key for key in to_swap_in if key not in data.fast and key in data]
+                missing = [
+                    key
+                    for key in keys
+                    if key not in data.fast and key in data and not data.is_lent(key)
+                ]
                 if any(data.may_become_readable(key) for key in missing):
                     return {"status": "busy"}
                 self._report_lost(missing)

@@ -48,8 +48,11 @@ def take_over(
         if store.host == 0:
             is_all = _adopt_files(source, store)
         else:
-            is_all = _adopt_files_of_dask_cuda(source, store, size_of)
-            is_all &= _adopt_frames(source, store, size_of, on_host)
+            buffers = dask_cuda.buffers(source)
+            is_all = buffers is not None
+            if buffers is not None:
+                is_all = _adopt_files_of_dask_cuda(source, buffers, store, size_of)
+                is_all &= _adopt_frames(buffers, store, size_of, on_host)
         in_memory = type(source) is dict or is_all
         keys = [key for key in dask_cuda.keys(source) if key not in store]
         move_all(source, store, keys, _nothing if in_memory else store.wait_for_writes)
@@ -75,12 +78,12 @@ def _adopt_files(source: Data, store: TileStore) -> bool:
 
 
 def _adopt_files_of_dask_cuda(
-    source: Data, store: TileStore, size_of: Callable[[Any], int | None] | None
+    source: Data,
+    buffers: dask_cuda.Buffers,
+    store: TileStore,
+    size_of: Callable[[Any], int | None] | None,
 ) -> bool:
     """Take over the files of dask-cuda's mapping; whether nothing else is on disk."""
-    buffers = dask_cuda.buffers(source)
-    if buffers is None:
-        return False
     is_all = True
     for key, read in buffers.on_disk.items():
         size = None if size_of is None else size_of(key)
@@ -95,7 +98,7 @@ def _adopt_files_of_dask_cuda(
 
 
 def _adopt_frames(
-    source: Data,
+    buffers: dask_cuda.Buffers,
     store: TileStore,
     size_of: Callable[[Any], int | None] | None,
     adopted: list[Any],
@@ -105,14 +108,10 @@ def _adopt_frames(
     Both mappings have them afterwards, with the same buffers; their keys are added to `adopted`.
     Whether these are all such values.
     """
-    buffers = dask_cuda.buffers(source)
-    if buffers is None:
-        return False
     for key, (header, frames) in buffers.on_host.items():
-        adopted.append(key)
         if not store.adopt_serialized(key, header, frames, size_of and size_of(key)):
-            adopted.pop()
             return False
+        adopted.append(key)
     return True
 
 

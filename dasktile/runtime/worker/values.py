@@ -111,6 +111,10 @@ class TileValues(TileCopies):
         self._residency.touch(part.unit)
         return Loan(entry, content)
 
+    def is_lent(self, key: Any) -> bool:
+        """Whether the present asyncio task sends something in place of a value."""
+        return self._lent(key) is not None
+
     def _lent(self, key: Any) -> Any:
         """What the present asyncio task sends in place of a value; None for the value itself."""
         if not self._loans:

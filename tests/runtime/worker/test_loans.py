@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dask.sizeof import sizeof
 from distributed.protocol import deserialize, serialize
 
 from dasktile.runtime.tiers import Disk, Host, Packed
@@ -73,6 +74,7 @@ def test_only_the_task_that_sends_a_value_reads_what_is_sent(store: TileStore) -
             value = store[0]
             assert value.parts()[1][0] is frames[0]
             assert number_in(value) == 0
+            assert sizeof(value) == SIZE
             assert number_in(store[1]) == 1
             other = asyncio.create_task(read())
             started = asyncio.create_task(read())

@@ -277,7 +277,7 @@ def test_spilling_is_active_on_clusters_with_meters() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_moving_windows() -> None:
     names = ["std", "construct"]
-    found = windows.run(names, rows=1000, workers=2, rounds=1)
+    found = windows.run(names, rows=500, workers=2, rounds=1)
     assert [(row["workload"], row["engine"]) for row in found] == [
         (name, engine) for name in names for engine in windows.ENGINES
     ]

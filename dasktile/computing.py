@@ -85,6 +85,8 @@ def compute(
 
     def repack(results: tuple[Any, ...]) -> tuple[Any, ...]:
         values = unpacked(results)
+        if not trees:
+            return tuple(values)
         computed = iter(values[len(given) :])
         new = [
             tree_of(tree, {path: next(computed) for path in each})
@@ -134,9 +136,9 @@ def _with_trees(value: Any, trees: Sequence[Any]) -> Any:
     """Undo `_without_trees`, with other trees."""
     if type(value) is _Place:
         return trees[value.number]
-    if trees and type(value) in (list, tuple):
+    if type(value) in (list, tuple):
         return type(value)(_with_trees(each, trees) for each in value)
-    if trees and type(value) is dict:
+    if type(value) is dict:
         return {key: _with_trees(each, trees) for key, each in value.items()}
     return value
 

@@ -13,6 +13,7 @@ import dasktile
 from tests.agreement import EAGER
 
 xr = pytest.importorskip("xarray")
+# trees are in xarray since 2024.10, and 2024.7 is supported
 if not hasattr(xr, "DataTree"):
     pytest.skip("this release of xarray has no trees", allow_module_level=True)
 

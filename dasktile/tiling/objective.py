@@ -17,10 +17,6 @@ from dasktile.ir import Kind, Node, Program
 from dasktile.tiling.plan import Price, TilingPlan
 from dasktile.tiling.settings import CostModel, Settings
 
-#: Least price in bytes of tasks that exceed a limit, so that it decides for large arrays, and where
-#: tasks cost nearly nothing, too (chosen: above the bytes that any plan moves).
-_LEAST_EXCESS = 1e15
-
 
 @dataclass(frozen=True, slots=True)
 class Objective:
@@ -69,8 +65,7 @@ class Objective:
             Bytes that a task should not exceed.
         """
         share = np.asarray(need) / limit
-        price = max(self.settings.model.over_limit * self.task, _LEAST_EXCESS)
-        return np.where(share > 1, price * share, 0.0)
+        return np.where(share > 1, self.settings.model.over_limit * share, 0.0)
 
     def cost(self, price: Price, slowdown: float = 1.0) -> float:
         """The whole cost of a tiling: bytes moved, spilled and read, tasks, and lost time.

@@ -44,8 +44,8 @@ class CostModel:
         Cost of a task that a bundle runs, as a share of the cost of a task (measured: a tenth to
         an eighth of the processor time for bundles of 16).
     over_limit
-        Tasks that a working set of the memory limit costs where it is exceeded.  It is above any
-        other cost, so that the limit decides (chosen).
+        What a working set of the memory limit costs, in bytes, where it is exceeded.  It is above
+        any other cost, those of large arrays too, so that the limit decides (chosen).
     fan_in
         Partial results that one task of a reduction combines (chosen).
     stock_fan_in
@@ -64,7 +64,7 @@ class CostModel:
     scarce_join_byte: float = 3.0
     kept_to_be_read: float = 0.1
     bundled_task: float = 0.125
-    over_limit: float = 1e6
+    over_limit: float = 1e15
     fan_in: int = 8
     stock_fan_in: int = 4
     exact_union: int = 3

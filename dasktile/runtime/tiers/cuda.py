@@ -283,19 +283,6 @@ class CupyHost(Host):
             return self._streams[key]
 
 
-class OutgoingArray(Outgoing):
-    """An array on its way to a peer, from the memory of the host."""
-
-    __slots__ = ()
-
-    def parts(self) -> tuple[dict[str, Any], list[Any]]:
-        return self._packed_parts()
-
-    def __reduce__(self) -> Any:
-        header, frames = self.parts()
-        return _receive_array, (header, [bytes(frame) for frame in frames])
-
-
 def _receive_array(header: dict[str, Any], frames: Iterable[Any]) -> Any:
     """An array on the current device, which may have another number than that of the sender."""
     value = _empty(header)
@@ -307,7 +294,18 @@ def _receive_array(header: dict[str, Any], frames: Iterable[Any]) -> Any:
     return value
 
 
-serialization.register_serialization(OutgoingArray, OutgoingArray.parts, _receive_array)
+class OutgoingArray(Outgoing):
+    """An array on its way to a peer, from the memory of the host."""
+
+    __slots__ = ()
+
+    receive = staticmethod(_receive_array)
+
+    def parts(self) -> tuple[dict[str, Any], list[Any]]:
+        return self._packed_parts()
+
+
+serialization.register_serialization(OutgoingArray, OutgoingArray.parts, OutgoingArray.receive)
 
 
 def _empty(header: dict[str, Any]) -> Any:

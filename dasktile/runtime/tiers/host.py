@@ -99,9 +99,13 @@ class Outgoing:
     ----------
     packed
         The argument; None once the value has been sent.
+    receive
+        Makes the value on the peer of what :meth:`parts` returns.
     """
 
     __slots__ = ("packed",)
+
+    receive = staticmethod(serialization.from_host)
 
     def __init__(self, packed: Packed) -> None:
         self.packed: Packed | None = packed
@@ -125,7 +129,7 @@ class Outgoing:
 
     def __reduce__(self) -> Any:
         header, frames = self.parts()
-        return serialization.from_host, (header, [bytearray(frame) for frame in frames])
+        return self.receive, (header, [bytearray(frame) for frame in frames])
 
 
 def _sizeof_outgoing(outgoing: Outgoing) -> int:
@@ -134,7 +138,7 @@ def _sizeof_outgoing(outgoing: Outgoing) -> int:
 
 # by which distributed decides to serialize it in a thread
 sizeof.register(Outgoing, _sizeof_outgoing)
-serialization.register_serialization(Outgoing, Outgoing.parts, serialization.from_host)
+serialization.register_serialization(Outgoing, Outgoing.parts, Outgoing.receive)
 
 
 class Host(Tier):

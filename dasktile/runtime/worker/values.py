@@ -124,10 +124,11 @@ class TileValues(TileCopies):
         except RuntimeError:
             # a thread without an event loop
             return None
-        loan = None if task is None else self._loans.get(task, {}).get(key)
+        loan = self._loans.get(task, {}).get(key)
         # the value may have been replaced
-        is_lent = loan is not None and self._entries.get(key) is loan.entry
-        return loan.content if loan is not None and is_lent else None
+        if loan is None or self._entries.get(key) is not loan.entry:
+            return None
+        return loan.content
 
     def _add(self, key: Hashable, value: Any, size: int) -> None:
         """Add a value of `size` bytes."""

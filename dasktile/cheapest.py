@@ -7,39 +7,33 @@ simulated, and the costs compared, as long as a plan may pay for the time that t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
-from dask.blockwise import optimize_blockwise
-
 from dasktile.capture.base import Captured
-from dasktile.capture.culling import least_run
 from dasktile.lower.count import least_tasks
 from dasktile.planning import Candidate, PlannedRequest, candidate, unchanged
 from dasktile.predicted import (
     LARGE_PEAK,
+    InputRun,
     bytes_made,
     is_predictable,
-    predicted_input,
     wanted_of,
     with_own_prediction,
     with_prediction,
-    work_of,
 )
 from dasktile.prediction import (
     CLEARLY_LESS,
+    LITTLE_MEMORY,
+    MORE_MEMORY,
     MORE_MOVED,
     MOST_UNEVEN,
-    SAME_SECONDS,
     SMALL_PEAK,
     Prediction,
     rough_cost,
 )
 from dasktile.request import Request
-from dasktile.schedule.peaks import Speeds
 from dasktile.tiling.planner import SearchTables
 from dasktile.tiling.settings import Settings
 
@@ -64,16 +58,22 @@ FAR_LESS = 0.3
 PLANNING_SECONDS = 5e-5
 
 #: How much better the tasks of a plan may be bundled than those of plans that were tried, and how
-#: much less memory they may need (chosen: small tiles are joined less often).
-BETTER_BUNDLED = 2
+#: much less memory they may need (chosen: with 2, planning the corpus takes a tenth longer, for
+#: plans that cost the same).
+BETTER_BUNDLED = 1.3
 
 #: Bytes on a worker up to which a plan that surely takes less time than Dask's own graph is carried
-#: out without a simulation of that graph (chosen).
-SURE_PEAK = 2**23
+#: out without a simulation of that graph, and up to which no smaller tiles are tried (chosen).
+SURE_PEAK, ENOUGH_PEAK = 2**23, 2**22
 
 #: Tasks of a plan, before they are fused and bundled, up to which smaller tiles are tried where the
 #: input has too many tasks to be simulated (chosen: each plan that is tried takes time to write).
 MOST_COMPARED = 2_000
+
+#: The same up to which the input's own chunks are tried before smaller tiles.  Their blocks are
+#: neither cut nor joined, so that tasks that read each other's blocks need little memory in one
+#: bundle (chosen: half of the corpus; of more tasks, larger tiles take less time to plan).
+MOST_OWN = 2_000
 
 #: Bytes of smaller bundles as shares of the usual ones, in the order in which they are tried; only
 #: the first one where a plan needs no more memory than the input (chosen).
@@ -105,32 +105,30 @@ def cheapest(
     is_simulated = is_predictable(request)
     if not is_simulated and _model_tasks(usual) > MOST_COMPARED:
         return usual
-    work = work_of(request, usual.planned)
-    simulated = cache(partial(predicted_input, request, wanted_of(request, usual), work))
-    own = _unless_cheaper(request, usual, simulated) if is_simulated else None
+    stock = InputRun(request, usual)
+    own = _unless_cheaper(request, usual, stock) if is_simulated else None
     if own is not None:
         return own
     plans = [usual]
     if usual.planned.plan.tiled is not None:
-        usual = with_own_prediction(request, usual, work)
+        usual = with_own_prediction(request, usual, stock.work)
         plans = [usual]
         if usual.after is None:
             return usual
-        if _takes_less_time(request, usual):
-            plans = _with_smaller_tiles(request, captured, tables, usual)
+        if _takes_less_time(usual, stock):
+            plans = _with_smaller_tiles(request, captured, tables, plans, stock)
             best = _best(plans)
-            assert best.after is not None
-            # Dask's own graph, which may be large, need not be simulated
-            is_sure = best.after.peak <= SURE_PEAK or not is_simulated
-            if is_sure and (best is usual or _takes_less_time(request, best)):
+            is_sure = _is_surely_better(best, stock) or not is_simulated
+            if is_sure and (best is usual or _takes_less_time(best, stock)):
                 return best
     if not is_simulated:
         return usual
-    before = simulated()
+    before = stock.prediction
     if before is None:
         return usual
     plans = [replace(plan, before=before, after=plan.after or before) for plan in plans]
-    best = _with_smaller_bundles(request, _with_less_memory(request, captured, tables, plans))
+    less = _with_less_memory(request, captured, tables, plans, stock)
+    best = _with_smaller_bundles(request, less, stock)
     if best.planned.plan.tiled is None or best.after is None:
         return best
     if not (before.is_sound and best.after.is_sound):
@@ -141,13 +139,10 @@ def cheapest(
     return own if better and _may_replace(request, own, best) else best
 
 
-def _unless_cheaper(
-    request: Request, usual: Candidate, simulated: Callable[[], Prediction | None]
-) -> Candidate | None:
+def _unless_cheaper(request: Request, usual: Candidate, stock: InputRun) -> Candidate | None:
     """The input as it is, if no plan can cost clearly less; None if one may.
 
     A plan has a task for each block of a result that keeps its chunks, and holds the results.
-    `simulated` predicts the run of the input.
     """
     wanted = wanted_of(request, usual)
     blocks = sum(
@@ -155,28 +150,37 @@ def _unless_cheaper(
     )
     if blocks * MOST_KEPT < least_tasks(request.graph, request.names):
         return None
-    before = simulated()
+    before = stock.prediction
     if before is None or not before.is_sound or before.moved or before.spilled:
         return None
     if before.tasks > SAME_TASKS * blocks:
         return None
-    held = max(SMALL_PEAK, _kept_bytes(request, usual))
+    held = max(SMALL_PEAK, stock.kept)
     least = rough_cost(blocks, held, before.work, request.machine.calibration)
     if least < CLEARLY_LESS * before.cost:
         return None
     return unchanged(replace(usual, before=before), NO_GAIN)
 
 
-def _takes_less_time(request: Request, plan: Candidate) -> bool:
+def _takes_less_time(plan: Candidate, stock: InputRun) -> bool:
     """Whether a plan surely takes less time than Dask's own graph, and fits in memory."""
     run = plan.after
     assert run is not None
-    if not run.is_sound or run.spilled:
-        return False
-    # the scheduler handles tasks one by one
-    enough = math.ceil(SAME_SECONDS * run.seconds / Speeds().scheduler)
-    merged = optimize_blockwise(request.graph, keys=[(name,) for name in request.names])
-    return least_run(merged, request.keys, enough) > enough
+    return run.is_sound and not run.spilled and stock.takes_more_time(run)
+
+
+def _is_surely_better(plan: Candidate, stock: InputRun) -> bool:
+    """Whether a plan that takes less time needs so little memory that no other may be better."""
+    run = plan.after
+    assert run is not None
+    if run.peak <= max(SURE_PEAK, _least_peak(stock)):
+        return True
+    return run.peak <= LITTLE_MEMORY and stock.costs_more(run.cost / CLEARLY_LESS)
+
+
+def _least_peak(stock: InputRun) -> int:
+    """Bytes on a worker that any plan needs, or hardly more."""
+    return max(SMALL_PEAK, int(MORE_MEMORY * stock.kept))
 
 
 def _may_spill(request: Request, planned: PlannedRequest) -> bool:
@@ -185,21 +189,41 @@ def _may_spill(request: Request, planned: PlannedRequest) -> bool:
 
 
 def _with_smaller_tiles(
-    request: Request, captured: Captured, tables: SearchTables, usual: Candidate
+    request: Request,
+    captured: Captured,
+    tables: SearchTables,
+    plans: Sequence[Candidate],
+    stock: InputRun,
 ) -> list[Candidate]:
-    """The usual plan, and plans with smaller and smaller tiles, as long as these cost less."""
-    plans, run = [usual], usual.after
-    assert run is not None
-    for settings in request.machine.settings().for_less_memory():
-        if run.peak <= SMALL_PEAK:
-            break
-        other = _other_plan(request, captured, tables, usual, plans, settings, force=True)
+    """Some plans, the usual one first, and others that may need less memory.
+
+    These are one with the input's own chunks, if it has few tasks, and plans with smaller and
+    smaller tiles, as long as these cost less.
+    """
+    usual, settings = plans[0], request.machine.settings()
+    plans, enough = list(plans), max(ENOUGH_PEAK, _least_peak(stock))
+
+    def tried(settings: Settings, **options: Any) -> Prediction | None:
+        other = _other_plan(request, captured, tables, plans, stock, settings, **options)
         if other is None or other.after is None:
-            continue
+            return None
         plans.append(other)
-        if other.after.cost >= run.cost:
+        return other.after
+
+    assert usual.after is not None
+    last = usual.after
+    if last.peak > enough and sum(usual.planned.plan.before.tasks) <= MOST_OWN:
+        tried(settings, keep=OWN_CHUNKS)
+    for smaller in settings.for_less_memory():
+        least = _best(plans).after
+        if least is not None and least.peak <= enough:
             break
-        run = other.after
+        run = tried(smaller, force=True)
+        if run is None:
+            continue
+        if run.cost >= last.cost:
+            break
+        last = run
     return plans
 
 
@@ -216,62 +240,70 @@ def _other_plan(
     request: Request,
     captured: Captured,
     tables: SearchTables,
-    usual: Candidate,
     tried: Sequence[Candidate],
+    stock: InputRun,
     settings: Settings,
     **options: Any,
 ) -> Candidate | None:
-    """A plan that may take the place of the usual one, with a prediction of its run.
+    """A plan that may take the place of the usual one, the first, with a prediction of its run.
 
     None if it is one of those that were tried, or could not cost clearly less than all of them.
     """
+    usual = tried[0]
 
     def is_worth_writing(plan: Candidate) -> bool:
         is_new = all(plan.planned.plan.tiled != other.planned.plan.tiled for other in tried)
-        return is_new and _may_pay(request, plan, tried) and _may_replace(request, plan, usual)
+        return (
+            is_new and _may_pay(request, plan, tried, stock) and _may_replace(request, plan, usual)
+        )
 
     same = None if usual.planned.pinned else usual.planned
     other = candidate(request, captured, settings, is_worth_writing, same, tables=tables, **options)
     # it may have become that of the input's own graph
     if other is None or not _may_replace(request, other, usual):
         return None
-    assert usual.after is not None
-    return with_prediction(request, replace(other, before=usual.before), usual.after.work)
+    return with_prediction(request, replace(other, before=usual.before), stock.work)
 
 
 def _with_less_memory(
-    request: Request, captured: Captured, tables: SearchTables, plans: Sequence[Candidate]
+    request: Request,
+    captured: Captured,
+    tables: SearchTables,
+    plans: Sequence[Candidate],
+    stock: InputRun,
 ) -> Candidate:
     """The best of some plans, the usual one first, or of more if all need too much memory.
 
     These are plans with smaller tiles, if none was tried, and one with the input's own chunks.
     """
-    usual, before = plans[0], plans[0].before
+    before = plans[0].before
     best = _best(plans)
     assert before is not None and best.after is not None
     if _needs_little_memory(best.after, before):
         return best
     if len(plans) == 1:
-        plans = _with_smaller_tiles(request, captured, tables, usual)
+        plans = _with_smaller_tiles(request, captured, tables, plans, stock)
         best = _best(plans)
         assert best.after is not None
         if _needs_little_memory(best.after, before):
             return best
     settings = request.machine.settings()
-    own = _other_plan(request, captured, tables, usual, plans, settings, keep=OWN_CHUNKS)
+    own = _other_plan(request, captured, tables, plans, stock, settings, keep=OWN_CHUNKS)
     return best if own is None else _best([*plans, own])
 
 
 def _needs_little_memory(after: Prediction, before: Prediction) -> bool:
     """Whether a plan fits, and needs no more memory than the input, or hardly any."""
-    return not after.spilled and after.peak <= max(before.peak, SMALL_PEAK)
+    return not after.spilled and after.peak <= max(before.peak, ENOUGH_PEAK)
 
 
-def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> bool:
+def _may_pay(
+    request: Request, plan: Candidate, tried: Sequence[Candidate], stock: InputRun
+) -> bool:
     """Whether a plan could cost clearly less than those that were tried, with the time to write it.
 
-    It is estimated as if its tasks were bundled far better than those of the others, and as if it
-    needed as much memory as the input, or little if that is unknown; but at least half of what the
+    It is estimated as if its tasks were bundled better than those of the others, and as if it
+    needed as much memory as the input, or little if that is unknown; but hardly less than what the
     others need for each byte that their largest tasks read and write.
     """
     if plan.planned.plan.tiled is None:
@@ -282,7 +314,7 @@ def _may_pay(request: Request, plan: Candidate, tried: Sequence[Candidate]) -> b
     fewest = min(run.tasks / _model_tasks(other) for run, other in runs) / BETTER_BUNDLED
     least = min(run.peak / _largest_task(other) for run, other in runs) / BETTER_BUNDLED
     peak = SMALL_PEAK if before is None else before.peak
-    peak = max(peak, _kept_bytes(request, tried[0]), int(least * _largest_task(plan)))
+    peak = max(peak, stock.kept, int(least * _largest_task(plan)))
     for run, other in runs:
         spent = PLANNING_SECONDS * (simulated + _model_tasks(other))
         work = run.work + spent + PLANNING_SECONDS * tasks
@@ -302,17 +334,7 @@ def _largest_task(plan: Candidate) -> int:
     return max((1, *plan.planned.plan.after.peak))
 
 
-def _kept_bytes(request: Request, plan: Candidate) -> int:
-    """Bytes of results that each worker has at the end, if all have equally many."""
-    wanted = wanted_of(request, plan)
-    kept = sum(
-        math.prod(array.shape) * array.dtype.itemsize * float(wanted[array.name].mean())
-        for array in request.arrays
-    )
-    return int(kept / request.machine.workers)
-
-
-def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
+def _with_smaller_bundles(request: Request, best: Candidate, stock: InputRun) -> Candidate:
     """A plan in bundles of fewer bytes, if that is predicted to be better.
 
     Results of a small bundle are sent, and inputs of it released, earlier than those of a large
@@ -324,18 +346,18 @@ def _with_smaller_bundles(request: Request, best: Candidate) -> Candidate:
     needs_more = after.excess(before) > 1
     if not needs_more and (after.peak <= LARGE_PEAK or after.cost <= FAR_LESS * before.cost):
         return best
-    usual, lowered, kept = best, best.lowered, _kept_bytes(request, best)
+    usual, lowered = best, best.lowered
     least = CLEARLY_LESS * after.cost * after.excess(before)
 
     def may_pay(tasks: int) -> bool:
-        return rough_cost(tasks, kept, before.work, request.machine.calibration) < least
+        return rough_cost(tasks, stock.kept, stock.work, request.machine.calibration) < least
 
     for share in SMALL_BUNDLES if needs_more else SMALL_BUNDLES[:1]:
         smaller = lowered.resized(share, may_pay)
         if smaller is lowered:
             continue
         lowered = smaller
-        other = with_prediction(request, replace(usual, lowered=lowered), before.work)
+        other = with_prediction(request, replace(usual, lowered=lowered), stock.work)
         if _is_better(other, best) and _moves_no_more(other, usual):
             best = other
             assert best.after is not None

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
-from dasktile.capture.culling import Needed, count_needed
+from dask.blockwise import optimize_blockwise
+from dask.highlevelgraph import HighLevelGraph
+
+from dasktile.capture.culling import Needed, count_needed, least_run
 from dasktile.lower.count import count_tasks
 from dasktile.lower.written import wanted_keys
 from dasktile.planning import Candidate, PlannedRequest, lower_plan, takes_time, wanted_blocks
-from dasktile.prediction import MAX_TASKS, Prediction, predict_input, predict_plan, work_seconds
+from dasktile.prediction import (
+    MAX_TASKS,
+    SAME_SECONDS,
+    Prediction,
+    predict_input,
+    predict_plan,
+    rough_seconds,
+    rough_tasks,
+    work_seconds,
+)
 from dasktile.request import Request
+from dasktile.tiling.calibration import Calibration
 
 #: Bytes on a worker above which another order of the tasks and smaller bundles are tried, too
 #: (chosen: of fewer bytes, smaller tiles save most).
@@ -40,6 +55,74 @@ def predicted_input(
 ) -> Prediction | None:
     """What the input's own graph takes; None if the sizes of results are unknown."""
     return predict_input(request.graph, wanted_keys_of(request, needed), request.machine, work)
+
+
+class InputRun:
+    """The run of the input's own graph: lower bounds, and a simulation when it is asked for.
+
+    Parameters
+    ----------
+    request
+        The arrays and their graph.
+    plan
+        Any plan of them.
+
+    Attributes
+    ----------
+    work
+        Seconds that the functions take, roughly.
+    kept
+        Bytes of results that each worker has at the end, if all have equally many.
+    """
+
+    def __init__(self, request: Request, plan: Candidate) -> None:
+        self._request = request
+        self._wanted = wanted_of(request, plan)
+        self.work = work_of(request, plan.planned)
+        kept = sum(
+            math.prod(array.shape) * array.dtype.itemsize * float(self._wanted[array.name].mean())
+            for array in request.arrays
+        )
+        self.kept = int(kept / request.machine.workers)
+
+    @cached_property
+    def prediction(self) -> Prediction | None:
+        """What the graph takes; None if the sizes of results are unknown."""
+        return predicted_input(self._request, self._wanted, self.work)
+
+    def takes_more_time(self, run: Prediction) -> bool:
+        """Whether the graph surely takes more time than a run.
+
+        Parameters
+        ----------
+        run
+            The run of a plan.
+        """
+        return self._has_more(rough_tasks(SAME_SECONDS * run.seconds, self._calibration))
+
+    def costs_more(self, cost: float) -> bool:
+        """Whether the run of the graph surely costs more than this; see `Prediction.cost`.
+
+        Parameters
+        ----------
+        cost
+            The cost of a run.
+        """
+        seconds = rough_seconds(cost, self.kept, self.work)
+        return self._has_more(rough_tasks(seconds, self._calibration))
+
+    def _has_more(self, tasks: int) -> bool:
+        """Whether Dask surely runs more tasks than this."""
+        return least_run(self._merged, self._request.keys, tasks) > tasks
+
+    @property
+    def _calibration(self) -> Calibration | None:
+        return self._request.machine.calibration
+
+    @cached_property
+    def _merged(self) -> HighLevelGraph:
+        names = [(name,) for name in self._request.names]
+        return optimize_blockwise(self._request.graph, keys=names)
 
 
 def wanted_keys_of(request: Request, needed: Mapping[str, Needed]) -> dict[str, Any]:

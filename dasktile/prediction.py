@@ -137,9 +137,14 @@ class Prediction:
         return LEAST_SECONDS + self.work + self.seconds_with_spill
 
     @property
+    def memory_factor(self) -> float:
+        """A power of the memory; of little memory, less is worth nothing."""
+        return float(max(LEAST_PEAK, self.peak) ** MEMORY_EXPONENT)
+
+    @property
     def cost(self) -> float:
-        """Seconds, times a power of the memory; of little memory, less is worth nothing."""
-        return self.run_seconds * max(LEAST_PEAK, self.peak) ** MEMORY_EXPONENT
+        """Seconds, times a power of the memory."""
+        return self.run_seconds * self.memory_factor
 
     def excess(self, other: Prediction) -> float:
         """Memory of a run over 1.25 times that of another run, or over 24 MiB; at least 1.
@@ -216,6 +221,30 @@ def rough_cost(
         What was measured of the cluster.
     """
     return Prediction(tasks * _speeds(calibration).scheduler, 0, peak, work=work).cost
+
+
+def rough_tasks(seconds: float, calibration: Calibration | None = None) -> int:
+    """Tasks that the scheduler handles in some seconds, rounded up.
+
+    Parameters
+    ----------
+    seconds
+        Seconds of a run, without the time that functions take.
+    calibration
+        What was measured of the cluster.
+    """
+    return math.ceil(max(0.0, seconds) / _speeds(calibration).scheduler)
+
+
+def rough_seconds(cost: float, peak: int, work: float = 0.0) -> float:
+    """Seconds of a run of some cost, without the time that functions take: see `Prediction.cost`.
+
+    Parameters
+    ----------
+    cost, peak, work
+        The cost, bytes of results on the worker that holds most, and seconds that functions take.
+    """
+    return cost / Prediction(0.0, 0, peak).memory_factor - LEAST_SECONDS - work
 
 
 def predict_input(

@@ -226,23 +226,29 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"dask"},
     ),
     "predicted": (
-        {"capture.culling", "lower.count", "lower.written", "planning", "prediction", "request"},
-        set(),
+        {
+            "capture.culling",
+            "lower.count",
+            "lower.written",
+            "planning",
+            "prediction",
+            "request",
+            "tiling.calibration",
+        },
+        {"dask"},
     ),
     "cheapest": (
         {
             "capture.base",
-            "capture.culling",
             "lower.count",
             "planning",
             "predicted",
             "prediction",
             "request",
-            "schedule.peaks",
             "tiling.planner",
             "tiling.settings",
         },
-        {"dask"},
+        set(),
     ),
     "choice": (
         {

@@ -68,6 +68,7 @@ EXPRESSIONS = [rechunked_sum, residuals, neighbours]
 def test_a_plan_needs_no_more_memory_than_dask(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # memory counts although the arrays are small
     monkeypatch.setattr(cheapest, "SMALL_PEAK", 0)
+    monkeypatch.setattr(cheapest, "ENOUGH_PEAK", 0)
     monkeypatch.setattr(prediction, "LEAST_PEAK", 0)
     array = make()
     optimized = dasktile.optimize(array)
@@ -153,7 +154,8 @@ def test_an_error_of_the_prediction_leaves_the_usual_plan(monkeypatch: pytest.Mo
     def fails(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dasktile.predicted.predict_input", fails)
+    for name in ("predict_input", "predict_plan"):
+        monkeypatch.setattr(predicted, name, fails)
     with dask.config.set({"dasktile.raise-errors": False}):
         assert dasktile.optimize(residuals()) is not None
         assert dasktile.explain(residuals()).peak_after is None
@@ -406,6 +408,8 @@ def test_bundles_of_fewer_bytes_where_these_cost_less(monkeypatch: pytest.Monkey
         return sum(map(len, array.dask.layers.values()))
 
     monkeypatch.setattr(predicted, "predict_plan", noted)
+    # any memory beyond that of the result is too much
+    monkeypatch.setattr(cheapest, "MORE_MEMORY", 1)
     x, y = (da.random.default_rng(n).random(25_000_000, chunks=100_000) for n in range(2))
     smaller = dasktile.optimize(x + y)
     first, *_, last = runs
@@ -679,13 +683,13 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     simulated_inputs: list[Any] = []
-    predict = cheapest.predicted_input
+    predict = predicted.predicted_input
 
     def counted(*arguments: Any) -> Any:
         simulated_inputs.append(arguments)
         return predict(*arguments)
 
-    for module in (cheapest, choice):
+    for module in (predicted, choice):
         monkeypatch.setattr(module, "predicted_input", counted)
     array = noise((1000, 1000), (20, 20)).sum(axis=0)
     quick = dasktile.optimize(array)
@@ -698,7 +702,7 @@ def test_dasks_graph_is_not_simulated_where_a_plan_is_far_better(
     simulated_inputs.clear()
     monkeypatch.undo()
     plan_for_workers(monkeypatch)
-    for module in (cheapest, choice):
+    for module in (predicted, choice):
         monkeypatch.setattr(module, "predicted_input", counted)
     dasktile.optimize(noise((1000, 1000), (100, 100)).sum(axis=0)[:100])
     assert simulated_inputs
@@ -720,15 +724,19 @@ def test_plans_that_may_take_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cheapest, "_takes_less_time", lambda *each: compared.append(each))
     array = noise((2000, 2000), (50, 50)).sum(axis=0)
     dasktile.optimize(array)
-    [(request, plan)] = compared
+    [(plan, stock)] = compared
     run = Prediction(0.001, 0, 2**20, None, 4, 2**20)
-    assert takes_less_time(request, replace(plan, after=run))
+    assert takes_less_time(replace(plan, after=run), stock)
     # the scheduler takes a millisecond for each of the 1,600 tasks of Dask
-    assert takes_less_time(request, replace(plan, after=replace(run, seconds=1.5)))
-    assert not takes_less_time(request, replace(plan, after=replace(run, seconds=2.5)))
-    assert not takes_less_time(request, replace(plan, after=replace(run, guessed=0.5)))
-    spilled = replace(run, room=2**19)
-    assert not takes_less_time(request, replace(plan, after=spilled))
+    assert takes_less_time(replace(plan, after=replace(run, seconds=1.5)), stock)
+    assert not takes_less_time(replace(plan, after=replace(run, seconds=2.5)), stock)
+    assert not takes_less_time(replace(plan, after=replace(run, guessed=0.5)), stock)
+    assert not takes_less_time(replace(plan, after=replace(run, room=2**19)), stock)
+    # whatever memory the input needs, its run costs more than a second
+    assert stock.costs_more(replace(run, seconds=1.0).cost)
+    assert not stock.costs_more(replace(run, seconds=3.0).cost)
+    assert stock.prediction is not None
+    assert not stock.costs_more(stock.prediction.cost)
 
 
 @pytest.mark.parametrize(
@@ -736,6 +744,7 @@ def test_plans_that_may_take_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (2**21, None, False, False),  # hardly any memory
         (2**23, None, False, False),  # little memory
+        (2**24, None, False, False),  # Dask's own tasks cost more with however little memory
         (2**25, None, True, False),
         (2**25, 2**22, False, True),  # small tiles need less
         (2**23 + 1, 2**22, False, True),
@@ -747,9 +756,9 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
 ) -> None:
     inputs: list[Any] = []
 
-    def smaller(request: Any, captured: Any, tables: Any, usual: Candidate) -> list[Candidate]:
-        plans = [usual]
-        return plans if small is None else [*plans, replace(usual, after=replace(run, peak=small))]
+    def smaller(request: Any, captured: Any, tables: Any, plans: Any, _: Any) -> list[Candidate]:
+        [usual] = plans
+        return plans if small is None else [usual, replace(usual, after=replace(run, peak=small))]
 
     run = Prediction(0.01, 0, peak, None, 4, peak)
     monkeypatch.setattr(cheapest, "_takes_less_time", lambda *_: True)
@@ -757,7 +766,7 @@ def test_dasks_graph_is_simulated_where_a_plan_needs_memory(
         cheapest, "with_own_prediction", lambda _, plan, __: replace(plan, after=run)
     )
     monkeypatch.setattr(cheapest, "_with_smaller_tiles", smaller)
-    monkeypatch.setattr(cheapest, "predicted_input", lambda *each: inputs.append(each))
+    monkeypatch.setattr(predicted, "predicted_input", lambda *each: inputs.append(each))
     plans: list[Candidate] = []
 
     def chosen(request: Any) -> Candidate:

@@ -12,13 +12,13 @@ import dask
 from dask.base import compute as dask_compute
 from dask.base import get_scheduler, unpack_collections
 from dask.diagnostics.progress import ProgressBar
-from distributed import Client, get_worker
+from distributed import Client, get_client, get_worker
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dasktile.api import optimize
 from dasktile.collections.unpack import datasets_of, is_tree, tree_of
-from dasktile.runtime.results import gather
+from dasktile.runtime.results import gather, gather_asynchronously
 
 
 def compute(
@@ -29,7 +29,7 @@ def compute(
     traverse: bool = True,
     progress: bool = False,
     scheduler: Any = None,
-) -> tuple[Any, ...]:
+) -> Any:
     """Optimise collections and compute them, as ``dask.compute(*optimize(...))`` does.
 
     Results of :func:`optimize` for as many workers are computed as they are, without another plan,
@@ -59,13 +59,11 @@ def compute(
 
     Returns
     -------
-    The results, one for each argument.
+    A tuple of the results, one for each argument; an awaitable of it with an asynchronous client.
 
     Raises
     ------
-    TypeError
-        If the client is asynchronous, and as for :func:`optimize`.
-    ValueError
+    TypeError, ValueError
         As for :func:`optimize`.
 
     Examples
@@ -100,11 +98,24 @@ def compute(
         optimized = optimize(*found, method=method, workers=workers, memory_limit=memory_limit)
     if len(found) == 1:
         optimized = (optimized,)
+    if client is not None and client.asynchronous:
+        return _awaited(client, optimized, progress, repack)
     if client is not None:
         with _progress_bar(progress) as received:
             return repack(tuple(gather(client, optimized, received)))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
         return repack(tuple(dask_compute(*optimized, traverse=False, scheduler=scheduler)))
+
+
+async def _awaited(
+    client: Client,
+    optimized: Sequence[Any],
+    progress: bool,
+    repack: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+) -> tuple[Any, ...]:
+    """The results of collections that an asynchronous client computes."""
+    with _progress_bar(progress) as received:
+        return repack(tuple(await gather_asynchronously(client, optimized, received)))
 
 
 @dataclass(frozen=True)
@@ -145,21 +156,19 @@ def _with_trees(value: Any, trees: Sequence[Any]) -> Any:
 
 def _client(workers: Any, collections: Any) -> Client | None:
     """The client that computes collections; None if no cluster does, or if a task computes them."""
-    asynchronous = (
-        "compute needs a client that is not asynchronous; got one with asynchronous=True. Use"
-        " await client.gather(client.compute(dasktile.optimize(x)))"
-    )
     client = workers
     if not isinstance(client, Client):
         # as dask.compute chooses, by its configuration and the current client
         try:
             client = getattr(get_scheduler(collections=collections), "__self__", None)
-        except RuntimeError as error:
-            raise TypeError(asynchronous) from error
+        except RuntimeError:
+            # that of an asynchronous client
+            chosen = dask.config.get("scheduler", default=None)
+            client = chosen if isinstance(chosen, Client) else get_client()
     if not isinstance(client, Client):
         return None
     if client.asynchronous:
-        raise TypeError(asynchronous)
+        return client
     try:
         # a task that waits must leave its thread to others, which Dask sees to
         get_worker()

@@ -8,9 +8,9 @@ those of an array into the result, so that they need not all be in memory beside
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, product
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from dask.array.core import Array
@@ -46,27 +46,87 @@ def gather(
     -------
     The results, one for each collection.
     """
-    futures: dict[Key, Future[Any]] = {}
-    try:
-        results = _submitted(client, collections, futures)
-        owners: dict[Key, list[_Result]] = {}
-        for result in results:
+    with _Gathering(client, collections, received) as gathering:
+        for batch in _ready(client, gathering.futures):
+            gathering.add(batch, client.gather(batch))
+        return gathering.joined()
+
+
+async def gather_asynchronously(
+    client: Client, collections: Sequence[Any], received: Callable[[int, int], object]
+) -> list[Any]:
+    """As :func:`gather`, with an asynchronous client.
+
+    Parameters
+    ----------
+    client, collections, received
+        As for :func:`gather`.
+
+    Returns
+    -------
+    The results, one for each collection.
+    """
+    with _Gathering(client, collections, received) as gathering:
+        async for batch in _ready_asynchronously(client, gathering.futures):
+            gathering.add(batch, await client.gather(batch))
+        return gathering.joined()
+
+
+class _Gathering:
+    """Collections that are computed, and the values that have arrived of them.
+
+    When it is left, after an error too, no task needs to run for it.
+
+    Parameters
+    ----------
+    client, collections, received
+        As for :func:`gather`.
+    """
+
+    def __init__(
+        self, client: Client, collections: Sequence[Any], received: Callable[[int, int], object]
+    ) -> None:
+        self._futures: dict[Key, Future[Any]] = {}
+        self._owners: dict[Key, list[_Result]] = {}
+        self._received = received
+        self._arrived = 0
+        try:
+            self._results = _submitted(client, collections, self._futures)
+        except BaseException:
+            self._release()
+            raise
+        for result in self._results:
             for key in result.keys:
-                owners.setdefault(key, []).append(result)
-        arrived = 0
-        received(arrived, len(owners))
-        for batch in _ready(client, [futures[key] for key in owners]):
-            for future, value in zip(batch, client.gather(batch), strict=True):
-                for result in owners[future.key]:
-                    result.add(future.key, value)
-                # workers release what has arrived
-                futures.pop(future.key).release()
-            arrived += len(batch)
-            received(arrived, len(owners))
-        return [result.joined() for result in results]
-    finally:
-        # after an error, the other tasks need not run
-        for future in futures.values():
+                self._owners.setdefault(key, []).append(result)
+
+    def __enter__(self) -> Self:
+        self._received(0, len(self._owners))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    @property
+    def futures(self) -> list[Future[Any]]:
+        """The futures of all values."""
+        return [self._futures[key] for key in self._owners]
+
+    def add(self, batch: Sequence[Future[Any]], values: Sequence[Any]) -> None:
+        """Some values have arrived."""
+        for future, value in zip(batch, values, strict=True):
+            for result in self._owners[future.key]:
+                result.add(future.key, value)
+            # workers release what has arrived
+            self._futures.pop(future.key).release()
+        self._arrived += len(batch)
+        self._received(self._arrived, len(self._owners))
+
+    def joined(self) -> list[Any]:
+        """The results, once all values have arrived."""
+        return [result.joined() for result in self._results]
+
+    def _release(self) -> None:
+        for future in self._futures.values():
             future.release()
 
 
@@ -91,9 +151,8 @@ def _submitted(
 
 def _ready(client: Client, futures: list[Future[Any]]) -> Iterator[list[Future[Any]]]:
     """Lists of futures whose results can be gathered, of limited bytes each."""
-    waiting = as_completed(futures, loop=client.loop)
-    left, enough = len(futures), max(1, int(READY_SHARE * len(futures)))
-    futures.clear()
+    waiting, left = as_completed(futures, loop=client.loop), len(futures)
+    enough = _enough(futures)
     ready: list[Future[Any]] = []
     for completed in waiting.batches():
         ready += completed
@@ -103,6 +162,31 @@ def _ready(client: Client, futures: list[Future[Any]]) -> Iterator[list[Future[A
         sizes = client.nbytes([future.key for future in ready], summary=False)
         yield from _divided(ready, sizes)
         ready = []
+
+
+async def _ready_asynchronously(
+    client: Client, futures: list[Future[Any]]
+) -> AsyncIterator[list[Future[Any]]]:
+    """The same with an asynchronous client."""
+    waiting, left = as_completed(futures, loop=client.loop), len(futures)
+    enough = _enough(futures)
+    ready: list[Future[Any]] = []
+    async for completed in waiting:
+        ready += [completed, *waiting.next_batch(block=False)]
+        if len(ready) < min(enough, left):
+            continue
+        left -= len(ready)
+        sizes = await client.nbytes([future.key for future in ready], summary=False)
+        for batch in _divided(ready, sizes):
+            yield batch
+        ready = []
+
+
+def _enough(futures: list[Future[Any]]) -> int:
+    """Number of results that are worth a request; the list is emptied, so that no future stays."""
+    enough = max(1, int(READY_SHARE * len(futures)))
+    futures.clear()
+    return enough
 
 
 def _divided(

@@ -211,14 +211,32 @@ def test_a_task_computes_on_its_own_worker(client: Client) -> None:
         assert value == pytest.approx(noise().sum().compute(scheduler="sync"))
 
 
-def test_an_asynchronous_client(cluster: LocalCluster) -> None:
-    async def refused() -> None:
-        async with Client(cluster.scheduler_address, asynchronous=True) as client:
-            for workers in (None, client):
-                with pytest.raises(TypeError, match="not asynchronous"):
-                    dasktile.compute(noise(), workers=workers)
+def test_an_asynchronous_client(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    x = noise()
+    expected = dask.compute(x + 1, x.sum(), scheduler="sync")
 
-    asyncio.run(refused())
+    async def computed(**options: Any) -> Any:
+        client = Client(cluster.scheduler_address, asynchronous=True, set_as_default=not options)
+        async with client:
+            options = dict.fromkeys(options, client)
+            total = dask.delayed(float)(x.sum())
+            array, again, total, other = await dasktile.compute(
+                x + 1, {"sum": x.sum()}, total, "no collection", progress=True, **options
+            )
+            np.testing.assert_array_equal(array, expected[0])
+            assert again["sum"] == pytest.approx(expected[1]) == total
+            assert other == "no collection"
+            await asyncio.sleep(0)
+            assert not client.futures
+            with pytest.raises(ZeroDivisionError):
+                await dasktile.compute(dask.delayed(divmod)(1, 0), **options)
+            await asyncio.sleep(0)
+            assert not client.futures
+
+    asyncio.run(computed())
+    assert "/" in capsys.readouterr().err
+    for name in ("workers", "scheduler"):
+        asyncio.run(computed(**{name: None}))
 
 
 def test_few_requests_for_many_blocks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

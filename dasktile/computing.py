@@ -5,19 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import dask
 from dask.base import compute as dask_compute
-from dask.base import get_scheduler, unpack_collections
+from dask.base import get_scheduler
 from dask.diagnostics.progress import ProgressBar
 from distributed import Client, get_client, get_worker
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dasktile.api import optimize
-from dasktile.collections.unpack import datasets_of, is_tree, tree_of
+from dasktile.collections.containers import unpack
 from dasktile.runtime.results import gather, gather_asynchronously
 
 
@@ -73,25 +72,9 @@ def compute(
     >>> x = da.ones((1000, 1000), chunks=(100, 1000))
     >>> total, means = dasktile.compute(x.sum(), x.mean(axis=0))
     """
-    trees: list[Any] = []
-    given = [_without_trees(each, trees, traverse) for each in collections]
-    datasets = [datasets_of(tree) for tree in trees]
-    nodes = [dataset for each in datasets for dataset in each.values()]
-    found, unpacked = unpack_collections(*given, *nodes, traverse=traverse)
+    found, repack = unpack(*collections, traverse=traverse)
     if not found:
         return collections
-
-    def repack(results: tuple[Any, ...]) -> tuple[Any, ...]:
-        values = unpacked(results)
-        if not trees:
-            return tuple(values)
-        computed = iter(values[len(given) :])
-        new = [
-            tree_of(tree, {path: next(computed) for path in each})
-            for tree, each in zip(trees, datasets, strict=True)
-        ]
-        return tuple(_with_trees(value, new) for value in values[: len(given)])
-
     # only while the plan is made: other threads have the same configuration
     with nullcontext() if scheduler is None else dask.config.set(scheduler=scheduler):
         client = _client(workers, found)
@@ -102,56 +85,20 @@ def compute(
         return _awaited(client, optimized, progress, repack)
     if client is not None:
         with _progress_bar(progress) as received:
-            return repack(tuple(gather(client, optimized, received)))
+            return repack(gather(client, optimized, received))
     with ProgressBar(out=sys.stderr) if progress else nullcontext():
-        return repack(tuple(dask_compute(*optimized, traverse=False, scheduler=scheduler)))
+        return repack(dask_compute(*optimized, traverse=False, scheduler=scheduler))
 
 
 async def _awaited(
     client: Client,
     optimized: Sequence[Any],
     progress: bool,
-    repack: Callable[[tuple[Any, ...]], tuple[Any, ...]],
+    repack: Callable[[Sequence[Any]], tuple[Any, ...]],
 ) -> tuple[Any, ...]:
     """The results of collections that an asynchronous client computes."""
     with _progress_bar(progress) as received:
-        return repack(tuple(await gather_asynchronously(client, optimized, received)))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a tree of xarray was, which is no collection of Dask.
-
-    Parameters
-    ----------
-    number
-        Number of the tree.
-    """
-
-    number: int
-
-
-def _without_trees(value: Any, trees: list[Any], traverse: bool) -> Any:
-    """The same value with places instead of trees, which are added to `trees`."""
-    if is_tree(value):
-        trees.append(value)
-        return _Place(len(trees) - 1)
-    if traverse and type(value) in (list, tuple):
-        return type(value)(_without_trees(each, trees, traverse) for each in value)
-    if traverse and type(value) is dict:
-        return {key: _without_trees(each, trees, traverse) for key, each in value.items()}
-    return value
-
-
-def _with_trees(value: Any, trees: Sequence[Any]) -> Any:
-    """Undo `_without_trees`, with other trees."""
-    if type(value) is _Place:
-        return trees[value.number]
-    if type(value) in (list, tuple):
-        return type(value)(_with_trees(each, trees) for each in value)
-    if type(value) is dict:
-        return {key: _with_trees(each, trees) for key, each in value.items()}
-    return value
+        return repack(await gather_asynchronously(client, optimized, received))
 
 
 def _client(workers: Any, collections: Any) -> Client | None:

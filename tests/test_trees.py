@@ -111,3 +111,14 @@ def test_a_tree_in_memory_is_returned() -> None:
     assert dasktile.compute(given) == (given,)
     computed, _ = dasktile.compute(given, da.ones(10, chunks=5))
     assert computed is given
+
+
+def test_the_order_of_a_tree() -> None:
+    given = tree()
+    schedule = dasktile.plan({"models": given}, memory_limit="1 MB", workers=1)
+    ordered = schedule.apply()
+    assert list(ordered) == ["models"]
+    assert [node.path for node in ordered["models"].subtree] == [
+        node.path for node in given.subtree
+    ]
+    xr.testing.assert_allclose(ordered["models"].compute(), given.compute())

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dask.base import tokenize, unpack_collections
+from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from dasktile import config
 from dasktile.capture.tasks import Tasks, tasks
 from dasktile.cluster.target import Machine, machine, memory_bytes
+from dasktile.collections.containers import unpack
 from dasktile.collections.expressions import as_dask_arrays, has_expressions
 from dasktile.orders.apply import TaskSet, ordered
 from dasktile.orders.graphs import order_of_dask, task_graph
@@ -271,16 +272,16 @@ def _unpacked(
     given: Sequence[Any], allowed: str
 ) -> tuple[Sequence[Any], Callable[[Sequence[Any]], tuple[Any, ...]]]:
     """The dask collections in arguments, each once, and a function that puts others there."""
-    if not given or not all(unpack_collections(each)[0] for each in given):
+    if not given or not all(unpack(each)[0] for each in given):
         kinds = ", ".join(type(each).__name__ for each in given) or "nothing"
         raise TypeError(f"{allowed}; got {kinds}")
-    found, repack = unpack_collections(*given)
+    found, repack = unpack(*given)
     arrays = as_dask_arrays(found)
     if any(has_expressions(each) for each in arrays):
         raise TypeError(
             f"{allowed}; got an object of xarray made of arrays of dask_array: pass these arrays"
         )
-    return arrays, lambda new: tuple(repack(new))
+    return arrays, repack
 
 
 def _change(old: str, new: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dasktile.capture.base import Captured
 from dasktile.lower.count import least_tasks
-from dasktile.planning import Candidate, PlannedRequest, candidate, unchanged
+from dasktile.planning import Candidate, PlannedRequest, candidate, unchanged, with_bound_of
 from dasktile.predicted import (
     LARGE_PEAK,
     InputRun,
@@ -262,6 +262,8 @@ def _other_plan(
     # it may have become that of the input's own graph
     if other is None or not _may_replace(request, other, usual):
         return None
+    if "keep" in options:
+        other = with_bound_of(other, usual)
     return with_prediction(request, replace(other, before=usual.before), stock.work)
 
 

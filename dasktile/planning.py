@@ -219,6 +219,26 @@ def unchanged(chosen: Candidate, verdict: str) -> Candidate:
     return Candidate(replace(planned, plan=plan), before=chosen.before, after=chosen.before)
 
 
+def with_bound_of(chosen: Candidate, searched: Candidate) -> Candidate:
+    """A plan for which no tiles were searched, with what a search proved of all tiles.
+
+    Parameters
+    ----------
+    chosen, searched
+        The plan, and one of the same arrays for which tiles were searched.
+    """
+    plan, proven = chosen.planned.plan, searched.planned.plan
+    if plan.after.bytes < proven.lower_bound:
+        return chosen  # no bound covers it
+    plan = replace(
+        plan,
+        lower_bound=proven.lower_bound,
+        grids=proven.grids,
+        proven_optimal=proven.proven_optimal and plan.after.bytes <= proven.after.bytes,
+    )
+    return replace(chosen, planned=replace(chosen.planned, plan=plan))
+
+
 def capture(request: Request, pinned: Mapping[str, str]) -> Captured:
     """The captured program with the homes of its blocks."""
     return located(captured_program(request, pinned), request.machine)

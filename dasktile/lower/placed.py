@@ -20,7 +20,7 @@ from dasktile.capture.titles import call_of_layer
 from dasktile.lower.tasks import BundleLimits, GraphTasks, fuses, merged
 from dasktile.schedule.edges import readers_of
 from dasktile.schedule.peaks import PlacedTasks
-from dasktile.schedule.placement import is_written
+from dasktile.schedule.placement import SLICE_PREFIX, is_written
 from dasktile.schedule.ranks import rank_of, ranked_order
 
 Key = Any
@@ -220,7 +220,7 @@ def placed(
     }
     homes = [task.place if by_place else None for task in memory]
     if by_place:
-        between = {at for at, last in enumerate(run) if is_written(head_of(keys[last]))}
+        between = {at for at, last in enumerate(run) if _is_of_plan(head_of(keys[last]))}
         moved = [[read for read in reads if read not in data] for reads in read_by]
         _place_others(homes, moved, between)
     order = ranked_order([rank_of(keys[last]) for last in run], [sorted(each) for each in read_by])
@@ -239,6 +239,11 @@ def placed(
         parts={at for at, task in enumerate(memory) if task.is_part},
         shared=[task.shared for task in memory],
     )
+
+
+def _is_of_plan(head: Any) -> bool:
+    """Whether the scheduler plugin takes a layer for one of a plan; slices have another name."""
+    return is_written(head) or (isinstance(head, str) and head.startswith(SLICE_PREFIX))
 
 
 def _memory_of(chain: Sequence[TaskMemory]) -> TaskMemory:
@@ -292,7 +297,9 @@ def _place_others(
         Tasks of layers of a plan.
     """
     readers = readers_of(reads)
-    between = {number for number in planned if homes[number] is None and reads[number]}
+    # positions of elements, which read nothing, only break ties, too
+    near = {number for number in planned if homes[number] is None}
+    between = {number for number in near if reads[number]}
     for number, inputs in enumerate(reads):
         if homes[number] is not None or inputs:
             continue
@@ -306,9 +313,8 @@ def _place_others(
             touched += readers[reader]
         if all(homes[each] is not None or each in between | slices for each in touched):
             homes[number] = _most_common(homes, touched)
-    placed = set(between)
     for number in sorted(between):
-        homes[number] = _most_common(homes, reads[number], placed)
+        homes[number] = _most_common(homes, reads[number], near)
     for number, inputs in enumerate(reads):
         alone = all(homes[read] is not None and len(readers[read]) == 1 for read in inputs)
         if homes[number] is None and inputs and alone:

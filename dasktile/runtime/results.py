@@ -134,19 +134,30 @@ def _submitted(
     client: Client, collections: Sequence[Any], futures: dict[Key, Future[Any]]
 ) -> list[_Result]:
     """Start to compute collections; their futures are added to those given."""
-    persisted = client.persist(list(collections))
-    futures.update({future.key: future for future in futures_of(persisted)})
+    # the optimised expression of a dataframe may have other partitions than the collection says
+    in_blocks = [collection for collection in collections if not _is_expression(collection)]
+    persisted = iter(client.persist(in_blocks) if in_blocks else ())
     results: list[_Result] = []
-    for collection in persisted:
-        result = _Blocks(collection) if _has_known_blocks(collection) else _Values(collection)
-        if not futures.keys() >= set(result.keys):
-            # the blocks of an expression may have other keys: Dask joins them on a worker
-            whole = client.compute(collection)
-            futures[whole.key] = whole
-            results.append(_Value(whole.key))
-        else:
-            results.append(result)
+    for collection in collections:
+        blocks = None if _is_expression(collection) else next(persisted)
+        if blocks is not None:
+            futures.update({future.key: future for future in futures_of(blocks)})
+            result = _Blocks(blocks) if _has_known_blocks(blocks) else _Values(blocks)
+            # those of an expression within a collection may have other keys, too
+            if futures.keys() >= set(result.keys):
+                results.append(result)
+                continue
+        # Dask joins the blocks on a worker
+        whole = client.compute(collection if blocks is None else blocks)
+        futures[whole.key] = whole
+        results.append(_Value(whole.key))
     return results
+
+
+def _is_expression(collection: Any) -> bool:
+    """Whether a collection has an expression in place of a graph, as dataframes do."""
+    # of the class, because delayed values have any attribute
+    return hasattr(type(collection), "expr")
 
 
 def _ready(client: Client, futures: list[Future[Any]]) -> Iterator[list[Future[Any]]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from dasktile.ir import AxisMap, Label, Picks, Sharding
+from dasktile.ir import AxisMap, Label, Picks, Sharding, bounds
 from dasktile.tiling.grid import Grid, split
 from dasktile.tiling.mesh import Mesh
 from dasktile.tiling.options import Option, Options, reduced_labels
@@ -16,6 +16,44 @@ from dasktile.tiling.strided import ALL, Strided, part_intervals, steps_of
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+#: Sum of the ranges in which the blocks of a take have their elements, over the length of the axis,
+#: above which the elements are sent, and not the ranges (as `dasktile.lower.kernels.views` writes
+#: takes).
+MOST_SPANNED = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """The elements along one axis of which workers need only some, and not the range between them.
+
+    Parameters
+    ----------
+    axis
+        The axis.
+    elements
+        For every kind of candidates along it, and every worker, its elements, ascending.
+    """
+
+    axis: int
+    elements: tuple[tuple[Ints, ...], ...]
+
+    def within(self, lo: Ints, hi: Ints) -> npt.NDArray[np.float64]:
+        """Number of elements in ranges: (ranges, kinds, workers).
+
+        Parameters
+        ----------
+        lo, hi
+            The ranges, (ranges, workers): the same ones for all workers if these are one column.
+        """
+        counts = np.zeros((len(lo), len(self.elements), len(self.elements[0])))
+        for kind, by_worker in enumerate(self.elements):
+            for worker, elements in enumerate(by_worker):
+                ends = (bound[:, min(worker, bound.shape[1] - 1)] for bound in (hi, lo))
+                after, before = (np.searchsorted(elements, end) for end in ends)
+                counts[:, kind, worker] = np.maximum(after - before, 0)
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +71,8 @@ class Boxes:
     kinds
         Numbers by which candidates share ranges, (candidates, axes + 1): candidates of one number
         have the same bounds along the axis; the last column is about `active`.  None if unknown.
+    taken
+        The elements that count along one axis, by its kinds; None if all within the bounds do.
     """
 
     lo: Ints
@@ -40,11 +80,20 @@ class Boxes:
     active: Bools
     steps: tuple[Strided, ...] = ()
     kinds: Ints | None = None
+    taken: Taken | None = None
 
     def volume(self) -> npt.NDArray[np.float64]:
         """Number of elements, (candidates, workers)."""
-        elements: npt.NDArray[np.float64] = np.prod(self.hi - self.lo, axis=2, dtype=np.float64)
+        lengths = self.hi - self.lo
+        if self.taken is not None and self.kinds is not None:
+            counts = [[len(each) for each in by_worker] for by_worker in self.taken.elements]
+            lengths[..., self.taken.axis] = np.array(counts)[self.kinds[:, self.taken.axis]]
+        elements: npt.NDArray[np.float64] = np.prod(lengths, axis=2, dtype=np.float64)
         return elements * self.active
+
+    def ranges(self) -> Boxes:
+        """The same boxes, in which all elements between those that are taken count, too."""
+        return self if self.taken is None else replace(self, taken=None)
 
     def step(self, axis: int) -> Strided:
         """The elements of an axis that count."""
@@ -54,7 +103,8 @@ class Boxes:
 def take(boxes: Boxes, chosen: Ints) -> Boxes:
     """The boxes of some candidates."""
     kinds = None if boxes.kinds is None else boxes.kinds[chosen]
-    return Boxes(boxes.lo[chosen], boxes.hi[chosen], boxes.active[chosen], boxes.steps, kinds)
+    lo, hi, active = boxes.lo[chosen], boxes.hi[chosen], boxes.active[chosen]
+    return Boxes(lo, hi, active, boxes.steps, kinds, boxes.taken)
 
 
 def paired(first: Ints, second: Ints) -> Ints:
@@ -107,8 +157,10 @@ class BoxBuilder:
         """The box of an array that each worker's loop nest reads.
 
         Where `within` is ``(label, lo, hi)``, only these iterations of the label read it.  Along
-        the axis of `picks`, the range of these elements is read.
+        the axis of `picks`, the range of these elements is read, or they alone if they are in
+        ranges that have much in common.
         """
+        taken = None
         lo, hi, kinds = self._empty(len(options.options), len(axes))
         active, kinds[:, -1] = self._running(options)
         steps = steps_of(axes, [label.size for label in self.labels])
@@ -119,11 +171,12 @@ class BoxBuilder:
             active = active & ((begin < last) & (end > first))[of]
             kinds[:, -1] = paired(kinds[:, -1], of)
         for column, (axis, size) in enumerate(zip(axes, shape, strict=True)):
-            if axis.label is None and picks is not None and picks.axis == column:
+            if picks is not None and picks.axis == column and self._is_whole(axis):
                 cuts, of = options.cutting(picks.label)
                 spans = _spans(picks, *self.ranges(picks.label, cuts))
                 lo[:, :, column], hi[:, :, column] = spans[0][of], spans[1][of]
                 kinds[:, column] = of
+                taken = self._taken(picks, cuts, size)
                 continue
             if axis.label is None:
                 lo[:, :, column], hi[:, :, column] = 0, size
@@ -140,7 +193,29 @@ class BoxBuilder:
                 bounds_of = _interval(axis, begin, end, size)
             lo[:, :, column], hi[:, :, column] = bounds_of[0][of], bounds_of[1][of]
             kinds[:, column] = of
-        return Boxes(lo, hi, active, steps, kinds)
+        return Boxes(lo, hi, active, steps, kinds, taken)
+
+    def _is_whole(self, axis: AxisMap) -> bool:
+        """Whether all iterations read the same part of an axis."""
+        return axis.label is None or self.labels[axis.label].size == 1
+
+    def _taken(self, picks: Picks, cuts: Sequence[tuple[int, ...]], size: int) -> Taken | None:
+        """The elements that each worker reads, for several sets of mesh axes; None for ranges."""
+        own = np.asarray(bounds(self.labels[picks.label].cuts), dtype=np.int64)
+        lo, hi = _spans(picks, own[:-1], own[1:])
+        if int((hi - lo).sum()) <= MOST_SPANNED * size:
+            return None
+        values, ends = np.array(picks.runs, dtype=np.int64).T
+        index = np.repeat(values, np.diff(ends, prepend=0))
+        parts: dict[tuple[int, int], Ints] = {}
+        elements = []
+        for begin, end in (self.range(picks.label, cut_by) for cut_by in cuts):
+            pairs = list(zip(begin.tolist(), end.tolist(), strict=True))
+            for first, last in pairs:
+                if (first, last) not in parts:
+                    parts[first, last] = np.unique(index[first:last])
+            elements.append(tuple(parts[pair] for pair in pairs))
+        return Taken(picks.axis, tuple(elements))
 
     def held(self, options: Options, out: Sequence[AxisMap], shape: Sequence[int]) -> Boxes:
         """The box of the finished result that each worker holds."""

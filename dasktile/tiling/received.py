@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dasktile.ir import Chunks, bounds
-from dasktile.tiling.boxes import Boxes, paired, take
+from dasktile.tiling.boxes import Boxes, Taken, paired, take
 from dasktile.tiling.follow import Blocks
 from dasktile.tiling.settings import CostModel
 from dasktile.tiling.strided import Strided
@@ -105,6 +105,8 @@ def made_where_read(
         As for :func:`received_elements`.
     """
     edges = [np.asarray(bounds(sizes), dtype=np.int64) for sizes in chunks]
+    if len(needs) > 1:
+        needs = [need.ranges() for need in needs]
     if len(needs) > model.exact_union:
         needs = [_hull(needs)]
     columns, workers = needs[0].active.shape
@@ -147,6 +149,8 @@ def _received_by_few(reads: Sequence[tuple[int, Boxes]], edges: Sequence[Ints]) 
     edges
         Bounds of the blocks along each axis.
     """
+    if any(boxes.taken is not None for _, boxes in reads):
+        return None
     numblocks = [len(bound) - 1 for bound in edges]
     blocks = math.prod(numblocks)
     spans = [_spans(boxes, edges) for _, boxes in reads]
@@ -195,10 +199,15 @@ def _by_block(boxes: Boxes, edges: Sequence[Ints]) -> Table:
     rows, workers, axes = boxes.lo.shape
     found = boxes.active[..., None].astype(np.float64)
     for axis in range(axes):
-        at = boxes.step(axis).before(edges[axis])
-        lo = np.maximum(boxes.lo[..., axis, None], at[:-1])
-        hi = np.minimum(boxes.hi[..., axis, None], at[1:])
-        shared = np.maximum(hi - lo, 0)
+        if boxes.taken is not None and boxes.kinds is not None and boxes.taken.axis == axis:
+            at = edges[axis]
+            counts = boxes.taken.within(at[:-1, None], at[1:, None])
+            shared = np.moveaxis(counts, 0, -1)[boxes.kinds[:, axis]]
+        else:
+            at = boxes.step(axis).before(edges[axis])
+            lo = np.maximum(boxes.lo[..., axis, None], at[:-1])
+            hi = np.minimum(boxes.hi[..., axis, None], at[1:])
+            shared = np.maximum(hi - lo, 0)
         found = (found[..., None] * shared[..., None, :]).reshape(rows, workers, -1)
     return found
 
@@ -243,6 +252,8 @@ def transfer(
     if second is not None and isinstance(held, Boxes):
         first = transfer(held, needs, model, known=known)
         return np.minimum(first, transfer(second, needs, model, known=known))
+    if len(needs) > 1 or isinstance(held, Blocks):
+        needs = [need.ranges() for need in needs]
     if len(needs) > model.exact_union:
         return transfer(held, [_hull(needs)], model, known=known)
     rows = 1 if isinstance(held, Blocks) else len(held.lo)
@@ -337,8 +348,11 @@ def _overlap_of_boxes(held: Boxes, need: Boxes, known: dict[object, Table]) -> T
     held_lo, held_hi = _numbered(held, need.steps)
     held_kinds, need_kinds = _kinds(held), _kinds(need)
     factors = [
-        _shared(held_lo[..., axis], held_hi[..., axis], held_kinds[:, axis],
-                need.lo[..., axis], need.hi[..., axis], need_kinds[:, axis])
+        _shared_of_taken(held_lo[..., axis], held_hi[..., axis], held_kinds[:, axis],
+                         need.taken, need_kinds[:, axis])
+        if need.taken is not None and need.taken.axis == axis
+        else _shared(held_lo[..., axis], held_hi[..., axis], held_kinds[:, axis],
+                     need.lo[..., axis], need.hi[..., axis], need_kinds[:, axis])
         for axis in range(held.lo.shape[-1])
     ]  # fmt: skip
     nothing = np.zeros((1, 1), dtype=np.int64)
@@ -386,6 +400,12 @@ def _shared(
     lo = np.maximum(held_lo[some, None], need_lo[None, others])
     hi = np.minimum(held_hi[some, None], need_hi[None, others])
     return _Factor(np.maximum(hi - lo, 0).astype(np.float64), held, need)
+
+
+def _shared_of_taken(held_lo: Ints, held_hi: Ints, held: Ints, taken: Taken, need: Ints) -> _Factor:
+    """The factor of the axis along which the reader takes elements; arguments as for `_shared`."""
+    held, some = _first(held)
+    return _Factor(taken.within(held_lo[some], held_hi[some]), held, need)
 
 
 def _first(kinds: Ints) -> tuple[Ints, Ints]:

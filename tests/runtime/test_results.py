@@ -58,6 +58,11 @@ def dataset() -> xr.Dataset:
     return xr.Dataset({"t": (("x", "y"), noise()), "u": (("x",), noise(1).mean(axis=1))})
 
 
+def many_partitions() -> dd.DataFrame:
+    pandas = pd.DataFrame({"a": np.arange(1000) % 11, "b": np.arange(1000.0)})
+    return dd.from_pandas(pandas, npartitions=40)
+
+
 COLLECTIONS = {
     "several blocks": lambda: noise() + 1,
     "one block": lambda: noise().sum(),
@@ -73,6 +78,8 @@ COLLECTIONS = {
     "a delayed object": lambda: dask.delayed(sum)([1, 2, 3]),
     "a dataframe": lambda: frame() + 1,
     "a column's sum": lambda: frame().a.sum(),
+    # Dask makes it in more partitions than the collection has
+    "groups of a dataframe": lambda: many_partitions().groupby("a").mean(),
     "a bag": lambda: db.from_sequence(range(10), npartitions=3).map(str),
 }
 

@@ -31,6 +31,7 @@ from dasktile.runtime.scheduler.roots import (
     HELD,
     Roots,
     combining_tasks,
+    is_cut_data,
     is_data,
     is_placed,
     is_root,
@@ -535,9 +536,9 @@ class TileSchedulerPlugin(SchedulerPlugin):
     ) -> None:
         """Place tasks whose layer names have no placement next to tasks that have one.
 
-        A slice is placed on the worker of its tile, a pick on that of its bundle, a task that reads
-        only data of the graph on that of its readers, and a task that is the only reader of its
-        inputs on that of these inputs.
+        A slice is placed on the worker of its tile, or of the large block of data that it is cut
+        from; a pick on that of its bundle; another task that reads only data of the graph on that
+        of its readers; and a task that is the only reader of its inputs on that of these inputs.
 
         Parameters
         ----------
@@ -552,7 +553,10 @@ class TileSchedulerPlugin(SchedulerPlugin):
         near = {ts.key for ts in between}
         between.sort(key=lambda ts: ts.priority or ())
         after = []
-        for ts in [*between, *filter(_is_new, others)]:
+        new = list(filter(_is_new, others))
+        for ts in [*filter(is_cut_data, new), *between, *new]:
+            if ts.key in homes:
+                continue
             # data with a home is a tile, and only its slices are sent
             if not reads_only_data(ts) or any(read.key in homes for read in ts.dependencies):
                 if ts.key not in near:

@@ -31,6 +31,10 @@ HELD = "dasktile://held"
 
 _STIMULUS = "dasktile-roots"
 
+#: Bytes of a block of data of the graph from which its slices, and not the block, are sent to
+#: several workers (chosen: positions of elements are smaller).
+CUT_DATA = 2**16
+
 
 @functools.lru_cache(maxsize=10_000)
 def restriction_to(address: str) -> Any:
@@ -70,6 +74,16 @@ def reads_only_data(ts: TaskState) -> bool:
 def is_data(ts: TaskState) -> bool:
     """Whether a task is only data that the graph contains."""
     return type(ts.run_spec).__name__ == "DataNode"
+
+
+def is_cut_data(ts: TaskState) -> bool:
+    """Whether a task is a block of data that the graph contains, large, and read by several tasks.
+
+    It is sent to one worker, which sends the others only the slices that they need.
+    """
+    if not is_data(ts) or len(ts.dependents) < 2:
+        return False
+    return getattr(getattr(ts.run_spec, "value", None), "nbytes", 0) >= CUT_DATA
 
 
 def _hold(ts: TaskState) -> None:

@@ -468,11 +468,18 @@ def plan(
     sized = tasks(high, optimized.nodes, optimized.wanted)
     graph = task_graph(sized, target)
     settings = worker_settings(target.workers * target.threads, device == "cuda")
-    plan = _cached(
-        partial(_plan_tasks, sized, graph, limit, link, settings, search_seconds, seed),
-        _parts(graph), sized.sizes, sized.views, sized.memory, sized.names, limit, link.rates,
-        repr(settings), search_seconds, seed,
-    )  # fmt: skip
+    try:
+        plan = _cached(
+            partial(_plan_tasks, sized, graph, limit, link, settings, search_seconds, seed),
+            _parts(graph), sized.sizes, sized.views, sized.memory, sized.names, limit, link.rates,
+            repr(settings), search_seconds, seed,
+        )  # fmt: skip
+    except ValueError as error:
+        if target.workers > 1:
+            error.add_note(
+                f"{target.workers} workers are planned for as one with the sum of their memory"
+            )
+        raise
     return _named(plan, sized.keys, _collections=collections, _tasks=optimized)
 
 

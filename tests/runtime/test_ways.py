@@ -101,6 +101,24 @@ def test_all_tasks_have_home_workers_and_move_the_predicted_bytes(
     run()
 
 
+def test_large_blocks_of_data_are_cut_where_they_are() -> None:
+    @on_four_workers("hook")
+    async def run(c: Client, s: Any, *workers: Any) -> None:
+        await dasktile.enable(c)
+        values = np.random.default_rng(0).random((2000, 300))
+        uneven, even = (da.from_array(values, chunks=(rows, 300)) for rows in ((1900, 100), 500))
+        # on the scheduler, where the hook runs, the blocks are kept
+        result = c.persist((uneven + even).sum(axis=0))
+        await wait(result)
+        measured = await dasktile.metrics(c)
+        # a block of 4.6 MB is read on all workers
+        assert 3e6 < measured.bytes_received <= 1.05 * measured.bytes_predicted + SMALL
+        assert measured.bytes_predicted < 4e6
+        np.testing.assert_allclose(await c.compute(result), 2 * values.sum(axis=0))
+
+    run()
+
+
 @pytest.mark.parametrize("bundle", [0, 32])
 @pytest.mark.parametrize(
     "build",

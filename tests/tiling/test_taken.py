@@ -56,11 +56,17 @@ def test_blocks_are_made_where_most_of_their_rows_are_needed() -> None:
 
 
 def test_ranges_where_they_have_little_in_common() -> None:
-    # each block takes from one stretch: its range is sent as a whole
-    index = np.concatenate([np.arange(start, start + 100, 3)[::-1] for start in (0, 500)])
+    # each of the blocks takes from a stretch of its own, which is sent as a whole
+    index = np.concatenate([np.arange(start, start + 100)[::-3] for start in range(0, ROWS, 100)])
+    runs = tuple((int(element), number + 1) for number, element in enumerate(index))
+    labels = [Label(len(index), Role.FREE, (34,) * 8), Label(6, Role.FREE, (6,))]
+    option = Option(Sharding.divided([(0,), ()]), Sharding.divided([(0,), ()]))
+    boxes = BoxBuilder(Mesh((2,)), labels, [None, None]).need(
+        Options([option]), [AxisMap(None), AxisMap(1)], (ROWS, 6), picks=Picks(0, 0, runs)
+    )
+    assert boxes.taken is None
+    assert boxes.volume().tolist() == [[400 * 6, 400 * 6]]
     x = noise(20)
-    told = dasktile.explain((x + x[::-1])[index], workers=2)
-    assert told.nodes[-1].bytes_after <= 200 * COLUMNS * 8
     with dask.config.set(EAGER):
         np.testing.assert_array_equal(*dask.compute(x[index], dasktile.optimize(x[index])))
 

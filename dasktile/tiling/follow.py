@@ -59,10 +59,13 @@ class Blocks:
         edges = (step.before(edges) for step, edges in zip(steps, self.edges, strict=True))
         return Blocks(tuple(edges), self.owned, tuple(steps))
 
-    def in_boxes(self, lo: Ints, hi: Ints, active: Bools) -> Floats:
+    def in_boxes(
+        self, lo: Ints, hi: Ints, active: Bools, counted: tuple[int, Floats] | None = None
+    ) -> Floats:
         """Elements that workers have of their boxes, (candidates,) for (candidates, workers).
 
-        All elements count in the boxes, or those that count in the blocks.
+        All elements count in the boxes, or those that count in the blocks.  `counted` are an axis
+        along which only some do, and their numbers by block: (blocks, candidates, workers).
         """
         elements = np.zeros(len(lo))
         for worker, owned in enumerate(self.owned):
@@ -70,11 +73,14 @@ class Blocks:
                 continue
             left = np.broadcast_to(owned.astype(np.float64), (len(lo), *owned.shape))
             for axis, edges in enumerate(self.edges):
-                shared = np.maximum(
-                    np.minimum(hi[:, worker, axis, None], edges[None, 1:])
-                    - np.maximum(lo[:, worker, axis, None], edges[None, :-1]),
-                    0,
-                )
+                if counted is not None and counted[0] == axis:
+                    shared = counted[1][..., worker].T
+                else:
+                    shared = np.maximum(
+                        np.minimum(hi[:, worker, axis, None], edges[None, 1:])
+                        - np.maximum(lo[:, worker, axis, None], edges[None, :-1]),
+                        0,
+                    )
                 left = np.einsum("cb,cb...->c...", shared.astype(np.float64), left)
             elements += left * active[:, worker]
         return elements

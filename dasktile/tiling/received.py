@@ -36,6 +36,10 @@ FEW = 0.15
 #: Steps of a product of matrices for which OpenBLAS starts no threads (by its source).
 ONE_THREAD = 2**18
 
+#: Elements that the worker that makes a block takes of it, above the mean of the workers that take
+#: some, over those that the worker that takes most does (measured: permutations and samples).
+TAKEN_WHERE_MOST = 0.1
+
 #: Time of a step of a product of matrices over that of an elementwise one (measured: one core).
 MULTIPLIED = 0.06
 
@@ -97,6 +101,9 @@ def made_where_read(
 ) -> Table:
     """Elements that workers receive if each block is made on the worker that reads most of it.
 
+    A block of which workers take elements is made on nearly any of them: the scheduler knows how
+    many tasks read it, and not how many elements these take.
+
     Parameters
     ----------
     chunks
@@ -127,8 +134,14 @@ def made_where_read(
         ]
         found = _received_by_few(common, edges) if step == 1 else None
         if found is None:
-            read = sum(sign * _by_block(boxes, edges) for sign, boxes in common)
-            found = (np.sum(read, axis=1) - np.max(read, axis=1)).sum(axis=1)
+            read = np.sum([sign * _by_block(boxes, edges) for sign, boxes in common], axis=0)
+            total = read.sum(axis=1)
+            if any(need.taken is not None for need in needs):
+                mean = total / np.maximum((read > 0).sum(axis=1), 1)
+                here = mean + TAKEN_WHERE_MOST * (read.max(axis=1) - mean)
+            else:
+                here = read.max(axis=1)
+            found = (total - here).sum(axis=1)
         elements[part] = found
     whole = Blocks(tuple(edges), np.ones((1, *map(len, chunks)), dtype=bool))
     for column, reads in enumerate(needed_blocks, columns):
@@ -252,7 +265,7 @@ def transfer(
     if second is not None and isinstance(held, Boxes):
         first = transfer(held, needs, model, known=known)
         return np.minimum(first, transfer(second, needs, model, known=known))
-    if len(needs) > 1 or isinstance(held, Blocks):
+    if len(needs) > 1:
         needs = [need.ranges() for need in needs]
     if len(needs) > model.exact_union:
         return transfer(held, [_hull(needs)], model, known=known)
@@ -332,9 +345,15 @@ def _hull(needs: Sequence[Boxes]) -> Boxes:
 
 def _overlap(held: Boxes | Blocks, need: Boxes, known: dict[object, Table]) -> Table:
     """Elements that workers need and hold, (candidates of the holder, of the reader)."""
-    if isinstance(held, Blocks):
-        return held.numbered(need.steps).in_boxes(need.lo, need.hi, need.active)[None, :]
-    return _overlap_of_boxes(held, need, known)
+    if not isinstance(held, Blocks):
+        return _overlap_of_boxes(held, need, known)
+    counted = None
+    if need.taken is not None and need.kinds is not None:
+        axis, edges = need.taken.axis, held.edges[need.taken.axis]
+        found = need.taken.within(edges[:-1, None], edges[1:, None])
+        counted = axis, found[:, need.kinds[:, axis]]
+    blocks = held.numbered(need.steps)
+    return blocks.in_boxes(need.lo, need.hi, need.active, counted)[None, :]
 
 
 def _overlap_of_boxes(held: Boxes, need: Boxes, known: dict[object, Table]) -> Table:

@@ -33,8 +33,7 @@ class Taken:
     axis
         The axis.
     elements
-        For every kind of candidates along it, and every worker, its elements, ascending; one that
-        several of its blocks take, several times.
+        For every kind of candidates along it, and every worker, its elements, ascending.
     """
 
     axis: int
@@ -214,10 +213,7 @@ class BoxBuilder:
             pairs = list(zip(begin.tolist(), end.tolist(), strict=True))
             for first, last in pairs:
                 if (first, last) not in parts:
-                    inner = own[(own > first) & (own < last)] - first
-                    # a block that takes an element several times gets it once
-                    each = map(np.unique, np.split(index[first:last], inner))
-                    parts[first, last] = np.sort(np.concatenate(list(each)))
+                    parts[first, last] = np.unique(index[first:last])
             elements.append(tuple(parts[pair] for pair in pairs))
         return Taken(picks.axis, tuple(elements))
 

@@ -28,11 +28,8 @@ def rows_received(index: np.ndarray, holder: np.ndarray) -> int:
 
     `holder` is the worker that has each row of the array.
     """
-    # each of the 40 blocks gets an element once
-    blocks = [np.unique(block) for block in np.split(index, 40)]
-    return sum(
-        int((holder[rows] != number * WORKERS // 40).sum()) for number, rows in enumerate(blocks)
-    )
+    parts = np.array_split(index, WORKERS)
+    return sum(int((holder[np.unique(part)] != worker).sum()) for worker, part in enumerate(parts))
 
 
 @pytest.mark.parametrize("index", [PERMUTED, np.random.default_rng(2).integers(3, ROWS - 5, ROWS)])
@@ -79,17 +76,15 @@ def test_the_elements_of_every_worker(by: tuple[int, ...]) -> None:
         Options([option]), [AxisMap(None), AxisMap(1)], (50, 6), picks=Picks(0, 0, runs)
     )
     parts = np.split(index, 2) if by else [index, index[:0]]
-    # blocks of ten take each element once
-    blocks = [[np.unique(each) for each in np.split(part, len(part) // 10 or 1)] for part in parts]
-    expected = [sum(map(len, each)) * 6 for each in blocks]
+    taken = [np.unique(part) for part in parts]
+    expected = [len(each) * 6 for each in taken]
     assert boxes.volume().tolist() == [expected]
     assert boxes.taken is not None
     lo, hi = np.array([[0], [17]]), np.array([[17], [50]])
-    for worker, each in enumerate(blocks[: 1 + bool(by)]):
-        taken = np.concatenate(each)
-        below = int((taken < 17).sum())
+    for worker, each in enumerate(taken[: 1 + bool(by)]):
+        below = int((each < 17).sum())
         found = boxes.taken.within(lo, hi)[:, 0, worker].tolist()
-        assert found == [below, len(taken) - below]
+        assert found == [below, len(each) - below]
     # within ranges, all elements between the first and the last count
     [spans] = boxes.ranges().volume().tolist()
     assert spans[0] == (parts[0].max() - parts[0].min() + 1) * 6
